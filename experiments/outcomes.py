@@ -1,0 +1,27 @@
+"""What can become of a request, and what an answer means: two closed sets, kept apart (specs: metrics, "Cases and answers")."""
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """What became of the request."""
+
+    ANSWERED = "answered"
+    EMPTY = "empty"
+    TRUNCATED = "truncated"  # the token budget ended the answer; its text is still read for a verdict
+    PROVIDER_BLOCKED = "provider_blocked"
+    TRANSPORT_FAILED = "transport_failed"
+    BAD_IMAGE = "bad_image"
+
+    @property
+    def excluded(self) -> bool:
+        """True where no answer of the model exists, so the case leaves the rate and bounds it instead."""
+        return self in (Status.TRANSPORT_FAILED, Status.BAD_IMAGE)
+
+
+class Verdict(StrEnum):
+    """What a yes/no answer means. ``NO_VERDICT`` counts as wrong, never as excluded."""
+
+    YES = "yes"
+    NO = "no"
+    NO_VERDICT = "no_verdict"
