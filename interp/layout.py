@@ -1,0 +1,149 @@
+"""What each model family looks like inside, written out: module paths, the image token, the geometry of its image tokens.
+
+One plain dict keyed by ``model_type``; nothing is found by counting layers or matching names (a vision tower deeper than the
+decoder would be picked instead). Paths were read in transformers 5.23 and are relative to the ``*ForConditionalGeneration``
+model; the tests build one model of each family and check them. Knows nothing of torch, tokenizers or processors.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from interp.errors import UserError
+
+Geometry = Literal["patches", "anyres", "thw", "tiles", "queries"]
+"""How one image's tokens lie:
+
+``patches``  one contiguous run, row-major over the picture;
+``anyres``   one run: a base grid of the whole picture, then the unpadded high-resolution grid with a newline column;
+``thw``      one run, row-major, its grid given by ``image_grid_thw`` over the merge size;
+``tiles``    one run a tile (row-major tiles, then the whole picture), with delimiter tokens between the runs;
+``queries``  one run of learned queries that stand for no place in the picture.
+"""
+
+PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "projector")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in one model family. The six paths are dotted names under the top-level model.
+
+    ``attention`` is the self-attention's name inside a decoder layer; ``text_config`` the decoder's entry in the model's
+    config, the only one whose attention implementation may be switched; ``image_token`` the config's attribute that holds
+    the id of the tokens the image features replace; ``position_kind`` is ``"mrope"`` where a token's position is not its
+    column alone; ``note`` says what a reader of the maps must know.
+    """
+
+    model_type: str
+    language_model: str
+    layers: str
+    final_norm: str
+    lm_head: str
+    vision_tower: str
+    projector: str
+    geometry: Geometry
+    position_kind: Literal["1d", "mrope"] = "1d"
+    attention: str = "self_attn"
+    text_config: str = "text_config"
+    image_token: str = "image_token_id"
+    note: str = ""
+
+    def path(self, part: str) -> str:
+        """The dotted path of ``part``; UserError for a part that no layout has."""
+        if part not in PARTS:
+            raise UserError(f"no part '{part}' in a layout; known: {', '.join(PARTS)}")
+        return str(getattr(self, part))
+
+    def module(self, model: Any, part: str) -> Any:
+        """The module at ``part`` of ``model``; UserError if the model does not have it where this layout says."""
+        path = self.path(part)
+        try:
+            return model.get_submodule(path)
+        except AttributeError as error:
+            raise UserError(
+                f"the {self.model_type} model has no '{path}' ({part}); its layout does not fit this checkpoint or version; "
+                f"mend the entry in interp/layout.py"
+            ) from error
+
+    def attentions(self, model: Any) -> dict[int, Any]:
+        """Layer index → self-attention module of the language model."""
+        return {i: layer.get_submodule(self.attention) for i, layer in enumerate(self.module(model, "layers"))}
+
+    def image_token_id(self, config: Any) -> int:
+        """The id that marks image positions in ``input_ids``: always the config's, a processor's may be a begin marker."""
+        return int(getattr(config, self.image_token))
+
+
+_STANDARD = {
+    "language_model": "model.language_model",
+    "layers": "model.language_model.layers",
+    "final_norm": "model.language_model.norm",
+    "lm_head": "lm_head",
+    "vision_tower": "model.vision_tower",
+    "projector": "model.multi_modal_projector",
+}
+_QWEN = _STANDARD | {"vision_tower": "model.visual", "projector": "model.visual.merger"}
+_IDEFICS = {
+    "language_model": "model.text_model",
+    "layers": "model.text_model.layers",
+    "final_norm": "model.text_model.norm",
+    "lm_head": "lm_head",
+    "vision_tower": "model.vision_model",
+    "projector": "model.connector",
+}
+
+_ALL = (
+    Layout("llava", **_STANDARD, geometry="patches"),
+    Layout(
+        "llava_next",
+        **_STANDARD,
+        geometry="anyres",
+        note="newline columns lie inside the image run: they count as image mass and are left out of maps",
+    ),
+    Layout("qwen2_vl", **_QWEN, geometry="thw", position_kind="mrope"),
+    Layout("qwen2_5_vl", **_QWEN, geometry="thw", position_kind="mrope"),
+    Layout(
+        "qwen3_vl",
+        **_QWEN,
+        geometry="thw",
+        position_kind="mrope",
+        note="vision features are added again in early layers (DeepStack): an ablated image position is refilled",
+    ),
+    Layout(
+        "instructblip",
+        language_model="language_model.model",
+        layers="language_model.model.layers",
+        final_norm="language_model.model.norm",
+        lm_head="language_model.lm_head",
+        vision_tower="vision_model",
+        projector="language_projection",
+        geometry="queries",
+        note="image tokens are Q-Former queries before BOS: they stand for no place in the picture",
+    ),
+    Layout("idefics3", **_IDEFICS, geometry="tiles"),
+    Layout("smolvlm", **_IDEFICS, geometry="tiles"),
+    Layout("internvl", **_STANDARD, geometry="tiles"),
+    Layout(
+        "paligemma",
+        **_STANDARD,
+        geometry="patches",
+        note="image first; the prompt attends to itself in both directions",
+    ),
+    Layout("gemma3", **_STANDARD, geometry="patches", note="an image's tokens attend to each other in both directions"),
+)
+
+LAYOUTS: dict[str, Layout] = {layout.model_type: layout for layout in _ALL}
+assert all(part in {f.name for f in fields(Layout)} for part in PARTS)
+
+
+def layout_for(model_or_config: Any) -> Layout:
+    """The layout of a model, or of a config; UserError where the family has none."""
+    config = getattr(model_or_config, "config", model_or_config)
+    model_type = getattr(config, "model_type", None)
+    if model_type not in LAYOUTS:
+        raise UserError(f"no layout for '{model_type}'; known: {', '.join(LAYOUTS)}; add one in interp/layout.py")
+    if getattr(getattr(config, "text_config", None), "is_encoder_decoder", False):
+        raise UserError(
+            f"no layout for '{model_type}' with an encoder-decoder language model; only decoder-only ones are covered; "
+            f"take a decoder-only checkpoint (for instructblip: the Vicuna ones)"
+        )
+    return LAYOUTS[model_type]
