@@ -1,8 +1,9 @@
-"""What each model family looks like inside, written out: module paths, the image token, the geometry of its image tokens.
+"""What each model family looks like inside, written out: module paths, the image token, how image tokens lie.
 
-One plain dict keyed by ``model_type``; nothing is found by counting layers or matching names (a vision tower deeper than the
-decoder would be picked instead). Paths were read in transformers 5.23 and are relative to the ``*ForConditionalGeneration``
-model; the tests build one model of each family and check them. Knows nothing of torch, tokenizers or processors.
+One plain dict keyed by ``model_type``; nothing is found by counting layers or matching names (a vision tower deeper
+than the decoder would be picked instead). Paths were read in transformers 5.23 and are relative to the
+``*ForConditionalGeneration`` model; the tests build one model of each family and check them. Knows nothing of torch,
+tokenizers or processors.
 """
 
 from dataclasses import dataclass, fields
@@ -27,10 +28,10 @@ PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "p
 class Layout:
     """Where things are in one model family. The six paths are dotted names under the top-level model.
 
-    ``attention`` is the self-attention's name inside a decoder layer; ``text_config`` the decoder's entry in the model's
-    config, the only one whose attention implementation may be switched; ``image_token`` the config's attribute that holds
-    the id of the tokens the image features replace; ``position_kind`` is ``"mrope"`` where a token's position is not its
-    column alone; ``note`` says what a reader of the maps must know.
+    ``attention`` is the self-attention's name inside a decoder layer; ``text_config`` the decoder's entry in the
+    model's config, the only one whose attention implementation may be switched; ``image_token`` the config's attribute
+    that holds the id of the tokens the image features replace; ``position_kind`` is ``"mrope"`` where a token's
+    position is not its column alone; ``note`` says what a reader of the maps must know.
     """
 
     model_type: str
@@ -60,8 +61,8 @@ class Layout:
             return model.get_submodule(path)
         except AttributeError as error:
             raise UserError(
-                f"the {self.model_type} model has no '{path}' ({part}); its layout does not fit this checkpoint or version; "
-                f"mend the entry in interp/layout.py"
+                f"the {self.model_type} model has no '{path}' ({part}); "
+                f"its layout does not fit this checkpoint or version; mend the entry in interp/layout.py"
             ) from error
 
     def attentions(self, model: Any) -> dict[int, Any]:
@@ -69,11 +70,11 @@ class Layout:
         return {i: layer.get_submodule(self.attention) for i, layer in enumerate(self.module(model, "layers"))}
 
     def image_token_id(self, config: Any) -> int:
-        """The id that marks image positions in ``input_ids``: always the config's, a processor's may be a begin marker."""
+        """The id at image positions of ``input_ids``; the config's, since a processor's may be a begin marker."""
         return int(getattr(config, self.image_token))
 
 
-_STANDARD = {
+_STANDARD: dict[str, Any] = {
     "language_model": "model.language_model",
     "layers": "model.language_model.layers",
     "final_norm": "model.language_model.norm",
@@ -81,8 +82,8 @@ _STANDARD = {
     "vision_tower": "model.vision_tower",
     "projector": "model.multi_modal_projector",
 }
-_QWEN = _STANDARD | {"vision_tower": "model.visual", "projector": "model.visual.merger"}
-_IDEFICS = {
+_QWEN: dict[str, Any] = _STANDARD | {"vision_tower": "model.visual", "projector": "model.visual.merger"}
+_IDEFICS: dict[str, Any] = {
     "language_model": "model.text_model",
     "layers": "model.text_model.layers",
     "final_norm": "model.text_model.norm",
