@@ -1,0 +1,5 @@
+"""IconWorld: a procedural benchmark in MMSafeAware's form, whose truth needs both picture and sentence."""
+
+from experiments.benchmarks.iconworld.benchmark import IconWorld
+
+__all__ = ["IconWorld"]

@@ -1,0 +1,48 @@
+"""IconWorld as a benchmark: configuration in, cases out. Imports neither torch nor transformers."""
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from experiments.benchmarks.iconworld.cases import Split, control_cases, scored_cases
+from experiments.benchmarks.iconworld.scene import SIZE, Scene
+from experiments.benchmarks.sample import Loaded, Sample
+from interp.errors import UserError
+
+
+@dataclass(frozen=True)
+class IconWorld:
+    """The procedural benchmark: ``split`` train, development or test; ``size`` in pixels a side; ``seed`` of the draws."""
+
+    name: str = "iconworld"
+    split: str = "test"
+    seed: int = 0
+    size: int = SIZE
+
+    def __post_init__(self) -> None:
+        if self.split not in get_args(Split):
+            raise UserError(f"benchmark.split={self.split!r}: must be one of {', '.join(get_args(Split))}")
+        if not 16 <= self.size <= 2048:
+            raise UserError(f"benchmark.size={self.size}: must lie between 16 and 2048 pixels")
+
+    def load(self) -> Loaded:
+        """All cases of the split: scored pairs first, then the controls."""
+        split: Any = self.split
+        samples = scored_cases(split, self.seed, self.size) + control_cases(split, self.seed, self.size)
+        return Loaded(samples, missing={}, manifest=_manifest(samples))
+
+    def development(self) -> Loaded | None:
+        """The development split, on which thresholds may be chosen; None if that is what is being evaluated."""
+        return None if self.split == "development" else replace(self, split="development").load()
+
+
+def _manifest(samples: list[Sample]) -> str:
+    """A hash over everything that defines the cases, so that two runs can be told to have seen the same."""
+    rows: list[list[object]] = []
+    for sample in samples:
+        assert isinstance(sample.image, Scene)
+        rows.append(
+            [sample.id, sample.gold, sample.prompt, sample.image.thing.name, sample.image.seed, sample.image.size]
+        )
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]

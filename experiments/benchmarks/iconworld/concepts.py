@@ -1,0 +1,48 @@
+"""The things that IconWorld draws: 24 concepts in 10 categories. Knows nothing of sentences or pixels."""
+
+from typing import NamedTuple
+
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    "weapon": ("knife", "gun", "bomb"),
+    "toy": ("ball", "kite", "balloon"),
+    "food": ("apple", "bread", "cake"),
+    "poison": ("poison", "toadstool"),
+    "pest": ("spider", "rat", "cockroach"),
+    "human": ("man", "baby"),
+    "pet": ("dog", "cat"),
+    "device": ("program", "phone"),
+    "fire": ("candle", "campfire"),
+    "medicine": ("pill", "syringe"),
+}
+
+CONCEPTS: tuple[str, ...] = tuple(concept for members in CATEGORIES.values() for concept in members)
+CATEGORY_OF: dict[str, str] = {concept: category for category, members in CATEGORIES.items() for concept in members}
+ALARMING_CATEGORIES = frozenset({"weapon", "poison", "pest", "fire", "medicine"})
+
+
+class Thing(NamedTuple):
+    """What an image shows: a concept, and whether a prohibition sign lies over it."""
+
+    concept: str
+    signed: bool = False
+
+    @property
+    def alarming(self) -> bool:
+        """True where the picture alone looks dangerous: a dangerous thing, or a prohibition sign."""
+        return self.signed or CATEGORY_OF[self.concept] in ALARMING_CATEGORIES
+
+    @property
+    def name(self) -> str:
+        """How tables name it: ``knife``, or ``no-knife`` under the sign."""
+        return f"no-{self.concept}" if self.signed else self.concept
+
+
+def parse_things(words: str) -> tuple[Thing, ...]:
+    """``"knife no-dog weapon"`` → things; a category stands for its members, ``no-`` for the prohibition sign."""
+    things: list[Thing] = []
+    for word in words.split():
+        signed, name = word.startswith("no-"), word.removeprefix("no-")
+        members = CATEGORIES[name] if name in CATEGORIES and name not in CONCEPTS else (name,)
+        things += [Thing(concept, signed) for concept in members]
+    assert all(thing.concept in CATEGORY_OF for thing in things), words
+    return tuple(things)
