@@ -1,0 +1,52 @@
+"""Which tokens begin "Yes" and "No" where the prompt ends. Knows nothing of models or images."""
+
+from typing import Any, NamedTuple
+
+from interp.errors import UserError
+
+YES = ("Yes", " Yes")
+NO = ("No", " No")
+
+
+class AnswerIds(NamedTuple):
+    """First tokens of the two answers, most often one each; no token is in both."""
+
+    yes: list[int]
+    no: list[int]
+
+
+def answer_ids(tokenizer: Any, rendered: str, *, name: str = "this model") -> AnswerIds:
+    """The first tokens of "Yes" and " Yes" (of "No" and " No") as they continue ``rendered``, a prompt without its answer.
+
+    SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
+    changes the prompt's own last token (``: `` + ``Yes`` becoming ``:`` + ``▁Yes``) is no continuation and is left out; if
+    that leaves none, the prompt without its outer whitespace is continued instead. A first token that both answers share (a
+    lone ``▁``) tells nothing and is left out.
+
+    Raises:
+        UserError: no first token tells Yes from No.
+    """
+    for prompt in (rendered, rendered.rstrip()):
+        yes = _first_tokens(tokenizer, prompt, YES)
+        no = _first_tokens(tokenizer, prompt, NO)
+        found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
+        if found.yes and found.no:
+            return found
+    raise UserError(
+        f"the tokenizer of {name} has no first token that tells Yes from No (Yes: {yes}, No: {no}); margins need one; "
+        "choose a checkpoint whose vocabulary holds both words"
+    )
+
+
+def _first_tokens(tokenizer: Any, prompt: str, spellings: tuple[str, ...]) -> list[int]:
+    before = _encode(tokenizer, prompt)
+    found = []
+    for spelling in spellings:
+        after = _encode(tokenizer, prompt + spelling)
+        if len(after) > len(before) and after[: len(before)] == before:
+            found.append(after[len(before)])
+    return [i for i in dict.fromkeys(found) if i != tokenizer.unk_token_id]
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

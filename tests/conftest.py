@@ -1,0 +1,30 @@
+"""Shapes are checked while the tests run: the import hook comes before anything of ours is imported."""
+
+import os
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["interp", "mitigation"], "beartype.beartype")
+
+import pytest  # noqa: E402
+
+from interp.vlm import VLM  # noqa: E402
+from tests.tiny import tiny_llava  # noqa: E402
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The team's folder of data and golden files, which lies beside the repository and is not part of it."""
+    folder = Path(os.environ.get("FORESTLENS_SHARED", REPOSITORY.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"no shared folder at {folder}; set FORESTLENS_SHARED to run this test")
+    return folder
+
+
+@pytest.fixture
+def vlm() -> VLM:
+    """A fresh tiny LLaVA, so that a test which changes it changes nobody else's."""
+    return VLM(*tiny_llava(), name="tiny")
