@@ -1,0 +1,143 @@
+"""What the small models of ``tests/families.py`` are made of: tokenizers, chat templates, vision towers, weights.
+
+What is not the real thing, and so is not exercised:
+- torchvision has no CPU build for this torch, so image processors are the PIL ones and no processor has its video part.
+  Those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and InternVL refuse to be built without one: the check is bypassed for that
+  argument alone (``image_part_alone``). Videos are therefore not covered.
+- SmolVLM's processor also wants ``num2words`` (it spells out a video's frame count) and reads two numbers off its video
+  processor when it renders a chat: both are stood in for.
+- Tokenizers are trained on a few words; chat templates keep the shape of the published ones, in fewer lines.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers as hf
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers.processing_utils import ProcessorMixin
+
+from tests.tiny import WORDS, Pieces
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PATCH = 8
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": PATCH,
+}
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+INST = (
+    "<s>{% for m in messages %}{% if m['role'] == 'system' %}<<SYS>>\n{{ m['content'][0]['text'] }}\n<</SYS>>\n\n"
+    "{% elif m['role'] == 'user' %}[INST] {% for part in m['content'] %}{% if part['type'] == 'image' %}<image>\n"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %} [/INST]{% endif %}{% endfor %}"
+)
+USER_COLON = (
+    "<s>{% for m in messages %}{{ m['role'] | capitalize }}:"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>{% else %} {{ part['text'] }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+# Gemma has no system role: the system text is put before the first question.
+TURNS = (
+    "<s>{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'][0]['text'] + '\n\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
+    "{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ system }}"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<start_of_image>"
+    "{% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+# Neither PaliGemma nor InstructBLIP publishes a template: the words alone, for PaliGemma after the image.
+WORDS_ALONE = (
+    "{% for m in messages %}{% for part in m['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
+    "{% if not loop.last %} {% endif %}{% endfor %}"
+)
+IMAGE_THEN_WORDS = (
+    "{% for m in messages %}{% for part in m['content'] if part['type'] == 'image' %}<image>{% endfor %}{% endfor %}"
+    + WORDS_ALONE
+)
+
+
+def bpe(*special: str, byte_level: bool = False, bos: bool = False, **named: str) -> Any:
+    """A BPE over a few words: byte-level (GPT-2's kind) or with ``▁`` for spaces (SentencePiece's kind)."""
+    backend = Tokenizer(models.BPE(byte_fallback=not byte_level, unk_token=None))
+    first = ["<pad>", "<s>", "</s>"]
+    if byte_level:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        backend.normalizer = normalizers.Replace(" ", "▁")
+        backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        first += [f"<0x{byte:02X}>" for byte in range(256)]
+        alphabet = []
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=first, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator([" ".join(WORDS)] * 2, trainer)
+    if bos:
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=list(special),
+        extra_special_tokens=named,
+    )
+
+
+@contextmanager
+def image_part_alone() -> Iterator[None]:
+    """Lets a processor be built with any ``video_processor``; every other argument is still checked."""
+    check = ProcessorMixin.check_argument_for_proper_class
+
+    def lenient(self: Any, name: str, argument: Any) -> Any:
+        return None if name == "video_processor" else check(self, name, argument)
+
+    with (
+        mock.patch.object(ProcessorMixin, "check_argument_for_proper_class", lenient),
+        mock.patch("transformers.models.smolvlm.processing_smolvlm.num2words", str, create=True),
+    ):
+        yield
+
+
+def build(model_class: Any, config: Any, processor: Any, *, seed: int, attention: str = "sdpa") -> Pieces:
+    """The model in float32 and eval mode, its weights drawn from ``seed`` alone."""
+    config._attn_implementation = attention
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config).eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                # The defaults of several vision configs (1e-10, layer scales) would hide the image from a tiny model.
+                if weight.ndim > 1 and weight.std() < 0.1:
+                    weight.normal_(0, 0.2)
+                elif name.endswith(("lambda_1", "lambda_2")):
+                    weight.fill_(1.0)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
+    head = model.get_output_embeddings().weight
+    with torch.no_grad():
+        head[[0, 1, config.image_token_id]] = 0  # a trained model never says <pad>, <s> or a placeholder
+    return Pieces(model, processor)
