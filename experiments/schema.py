@@ -1,0 +1,178 @@
+"""The door: a Hydra configuration in, typed values out. Nothing below here sees a DictConfig, and nothing here imports torch.
+
+Three mistakes are caught before any weights load, each naming its key: an unknown top-level key and a wrong type at the
+top (Hydra itself, through :class:`RunConfig`), and an unknown argument or a wrong type inside a node with a ``_target_``
+(:func:`_checked`, against the target's own dataclass).
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.benchmarks.sample import Benchmark
+from interp.errors import UserError
+from interp.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from mitigation.method import Method
+
+# What may differ between two launches of one run, so that the second continues the first.
+NOT_IN_HASH = ("fresh", "output_root", "task")
+
+
+@dataclass
+class RunConfig:
+    """What ``conf/config.yaml`` may say at the top level, with types; the groups are checked against their targets."""
+
+    name: str = MISSING
+    note: str = ""
+    seed: int = 0
+    limit: int | None = None
+    batch_size: int = 32
+    max_new_tokens: int = 16
+    draws: int = 10_000
+    unsafe_margin: float = 0.02
+    strict: bool = False
+    fresh: bool = False
+    output_root: str = "outputs"
+    task: Any = MISSING
+    model: Any = MISSING
+    benchmark: Any = MISSING
+    method: Any = MISSING
+    arms: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, fully typed: what to evaluate, on what, and how. ``arm`` names the method under study among ``arms``."""
+
+    name: str
+    note: str
+    seed: int
+    limit: int | None
+    batch_size: int
+    max_new_tokens: int
+    draws: int
+    unsafe_margin: float
+    strict: bool
+    fresh: bool
+    output_root: str
+    task: "Callable[[Run], object]"
+    model: ModelConfig
+    benchmark: Benchmark
+    arm: str
+    arms: "dict[str, Method]"
+    config: dict[str, Any]
+
+    @property
+    def config_hash(self) -> str:
+        """Equal for two launches whose answers would be the same."""
+        return digest({key: value for key, value in self.config.items() if key not in NOT_IN_HASH})
+
+
+def digest(value: object) -> str:
+    """A short hash of anything JSON can say; key order does not count."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def register() -> None:
+    """Makes ``RunConfig`` known to Hydra as ``run_schema``, the first entry of the defaults list."""
+    ConfigStore.instance().store(name="run_schema", node=RunConfig)
+
+
+def open_door(config: DictConfig) -> Run:
+    """Checks every node and builds the typed run.
+
+    Raises:
+        UserError: an argument that its target does not know, a value of a wrong type or outside its range.
+    """
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    tree: dict[str, Any] = {str(key): value for key, value in plain.items()}
+    _check_numbers(tree)
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    arm = str(choices.get("method", "method"))
+    arms = {"baseline": {"_target_": "mitigation.method.Baseline"}, arm: tree["method"]}
+    arms |= {name: node for name, node in tree["arms"].items() if name not in arms}
+    built = {
+        "model": _built(tree["model"], "model"),
+        "benchmark": _built(tree["benchmark"], "benchmark"),
+        "arms": {name: _built(node, f"arms.{name}") for name, node in arms.items()},
+        "task": _built(tree["task"], "task"),
+    }
+    scalars = {f.name: tree[f.name] for f in dataclasses.fields(RunConfig) if f.name not in (*built, "method")}
+    return Run(**scalars, **built, arm=arm, config=tree | {"arms": arms})
+
+
+def _check_numbers(tree: dict[str, Any]) -> None:
+    for key in ("batch_size", "max_new_tokens", "draws"):
+        if tree[key] < 1:
+            raise UserError(f"{key}={tree[key]}: must be at least 1")
+    if tree["limit"] is not None and tree["limit"] < 1:
+        raise UserError(f"limit={tree['limit']}: must be at least 1, or null for all cases")
+
+
+def _built(node: Any, key: str) -> Any:
+    """The node's target with its checked arguments: an object, or a function with them bound (``_partial_``)."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise UserError(f"{key}: has no _target_; choose one of the options in conf/{key.split('.')[0]}/")
+    try:
+        return instantiate(_checked(node, key), _convert_="object")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        raise UserError(f"{key}: {str(error).splitlines()[0]}") from error
+
+
+def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
+    """The node with its arguments checked against, and converted to, the target's dataclass or signature."""
+    special = {name: value for name, value in node.items() if name.startswith("_")}
+    given = {
+        name: _checked(value, f"{key}.{name}") if isinstance(value, dict) and "_target_" in value else value
+        for name, value in node.items()
+        if name not in special
+    }
+    if special.get("_partial_"):  # a task: its module is heavy and is imported last, when all else has been checked
+        return special | given
+    target = _found(special["_target_"], key)
+    known = list(inspect.signature(target).parameters)
+    for name in given:
+        if name not in known:
+            raise UserError(f"{key}.{name}: {special['_target_']} has no such argument; known: {', '.join(known)}")
+    if dataclasses.is_dataclass(target):
+        given = _typed(target, given, key)
+    return special | given
+
+
+def _found(path: str, key: str) -> Any:
+    try:
+        return get_object(path)
+    except Exception as error:
+        raise UserError(f"{key}._target_={path}: cannot be imported ({error})") from error
+
+
+def _typed(target: Any, given: dict[str, Any], key: str) -> dict[str, Any]:
+    schema = OmegaConf.structured(target)
+    OmegaConf.set_readonly(schema, False)
+    for name, value in given.items():
+        if isinstance(value, dict) and "_target_" in value:
+            continue
+        try:
+            OmegaConf.update(schema, name, value)
+        except OmegaConfBaseException as error:
+            raise UserError(f"{key}.{name}={value!r}: {str(error).splitlines()[0]}") from error
+    merged = OmegaConf.to_container(schema)
+    assert isinstance(merged, dict)
+    return {name: merged.get(name, value) if not isinstance(value, dict) else value for name, value in given.items()}
