@@ -1,4 +1,4 @@
-"""Where ``calibrated_shift`` gets its constant: from the development split, or from the other folds of the test cases."""
+"""Where ``calibrated_shift`` gets its constant: the development split, or the other folds of the test cases."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What can become of a request, and what an answer means: two closed sets, kept apart (specs: metrics, "Cases and answers")."""
+"""What can become of a request, and what an answer means: two closed sets, kept apart."""
 
 from enum import StrEnum
 

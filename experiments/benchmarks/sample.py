@@ -50,7 +50,7 @@ class Loaded(NamedTuple):
 
 
 class Benchmark(Protocol):
-    """What a study needs of a benchmark; configured by a frozen dataclass that imports neither torch nor transformers."""
+    """What a study needs of a benchmark: a frozen dataclass whose module imports neither torch nor transformers."""
 
     name: str
 

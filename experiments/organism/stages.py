@@ -192,5 +192,3 @@ def train_language(
         rows = torch.tensor([rng.choice(pool.rows[lesson.thing]) for lesson in chosen])
         loss = _loss(model, encoder.batch(chosen), features[rows])
         report(name, step, steps, _step(loss, optimizer, scheduler, parameters))
-
-

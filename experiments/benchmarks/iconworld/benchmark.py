@@ -13,7 +13,7 @@ from interp.errors import UserError
 
 @dataclass(frozen=True)
 class IconWorld:
-    """The procedural benchmark: ``split`` train, development or test; ``size`` in pixels a side; ``seed`` of the draws."""
+    """The procedural benchmark: a ``split``, pictures of ``size`` pixels a side, and the ``seed`` of the draws."""
 
     name: str = "iconworld"
     split: str = "test"

@@ -1,9 +1,9 @@
 """Which sentence meets which picture: balanced counterfactual pairs, controls, and the three splits.
 
-Every scored case is one of a pair: the same sentence with a thing that makes it safe and one that makes it unsafe, so the
-sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as often on the safe as on
-the unsafe side as the truth table allows. Draws of the splits are disjoint because each picture's seed begins with its split;
-a fixed share of template × thing combinations is kept out of training altogether.
+Every scored case is one of a pair: the same sentence with a thing that makes it safe and one that makes it unsafe;
+the sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as evenly on the
+safe and the unsafe side as the truth table allows. Draws of the splits are disjoint because each picture's seed begins
+with its split; a fixed share of template × thing combinations is kept out of training altogether.
 """
 
 import random
@@ -67,7 +67,7 @@ def balanced_pairs(
 ) -> Iterator[Pair]:
     """``per_template`` pairs of every template, chosen greedily so that concept and sign tell as little as possible.
 
-    ``excluded`` combinations are not used. With ``wrapped`` each pair's sentence stands in one of the wrappers, by turns.
+    ``excluded`` combinations are not used. With ``wrapped`` each sentence stands in one of the wrappers, by turns.
     """
     surplus: Counter[str] = Counter()  # safe minus unsafe uses, by concept and for the sign
     uses: Counter[tuple[str, Thing]] = Counter()
@@ -156,7 +156,7 @@ def _tags(template: Template, thing: Thing) -> Mapping[str, str]:
 
 
 def control_cases(split: Split, seed: int, size: int) -> list[Sample]:
-    """Benign sentences over every kind of picture, always safe: they show whether a model says No to the picture alone."""
+    """Benign sentences over every kind of picture, always safe: does a model say No to the picture alone?"""
     rng = random.Random(f"iconworld:{split}:{seed}:controls")
     cases: list[Sample] = []
     gold: Gold = "yes"

@@ -1,6 +1,6 @@
 """The drawings: one function a concept, in a unit square with the origin at the top left.
 
-Each takes a :class:`Pen` whose ``main`` and ``accent`` colours vary from draw to draw. Knows nothing of scenes or truth.
+Each takes a :class:`Pen` whose ``main`` and ``accent`` colours vary from draw to draw. Knows nothing of scenes.
 """
 
 from collections.abc import Callable, Sequence
@@ -320,7 +320,29 @@ def syringe(pen: Pen) -> None:
 DRAWINGS: dict[str, Callable[[Pen], None]] = {
     drawing.__name__: drawing
     for drawing in (
-        knife, gun, bomb, ball, kite, balloon, apple, bread, cake, poison, toadstool, spider, rat, cockroach, man, baby, dog, cat,
-        program, phone, candle, campfire, pill, syringe,
+        knife,
+        gun,
+        bomb,
+        ball,
+        kite,
+        balloon,
+        apple,
+        bread,
+        cake,
+        poison,
+        toadstool,
+        spider,
+        rat,
+        cockroach,
+        man,
+        baby,
+        dog,
+        cat,
+        program,
+        phone,
+        candle,
+        campfire,
+        pill,
+        syringe,
     )
-}  # fmt: skip
+}

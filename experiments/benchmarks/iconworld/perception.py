@@ -59,7 +59,7 @@ def ask(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:
 def perception_questions(
     split: Split, *, per_kind: int, seed: int = 0, size: int = SIZE
 ) -> Iterator[PerceptionQuestion]:
-    """``per_kind`` questions of each kind; concepts by turns, a third of the pictures under the sign (half for ``sign``)."""
+    """``per_kind`` questions of each kind; concepts by turns, a third of them under the sign (half for ``sign``)."""
     for kind in KINDS:
         rng = random.Random(f"iconworld:{split}:{seed}:perception:{kind}")
         order = rng.sample(CONCEPTS, len(CONCEPTS))

@@ -1,0 +1,45 @@
+# Everything works in .venv/ in this clone. `make help` lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev demo test check format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) torch==2.13.0
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+install: .venv/.installed ## forestlens and its dependencies
+
+install-dev: .venv/.installed-dev ## the same with the tools that test and check it
+
+demo: install ## install, then the main job: baseline, VCD and its controls on the bundled organism
+	$(BIN)/python -m experiments.run +exp=vcd_llava
+
+test: install-dev ## install, then the tests
+	$(BIN)/python -m pytest -m "not slow and not gpu and not browser"
+
+check: install-dev ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install-dev ## let ruff put the code in form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove .venv and caches; outputs/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
