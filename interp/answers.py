@@ -16,12 +16,12 @@ class AnswerIds(NamedTuple):
 
 
 def answer_ids(tokenizer: Any, rendered: str, *, name: str = "this model") -> AnswerIds:
-    """The first tokens of "Yes" and " Yes" (of "No" and " No") as they continue ``rendered``, a prompt without its answer.
+    """The first tokens of "Yes" and " Yes" (of "No" and " No") as they continue ``rendered``, a prompt without answer.
 
     SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
-    changes the prompt's own last token (``: `` + ``Yes`` becoming ``:`` + ``▁Yes``) is no continuation and is left out; if
-    that leaves none, the prompt without its outer whitespace is continued instead. A first token that both answers share (a
-    lone ``▁``) tells nothing and is left out.
+    changes the prompt's own last token (``: `` + ``Yes`` becoming ``:`` + ``▁Yes``) is no continuation and is left out;
+    if that leaves none, the prompt without its trailing whitespace is continued instead. A first token that both
+    answers share (a lone ``▁``) tells nothing and is left out.
 
     Raises:
         UserError: no first token tells Yes from No.

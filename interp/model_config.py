@@ -1,4 +1,4 @@
-"""Which model a run uses and how it is held in memory. Imports neither torch nor transformers, so it is checked first."""
+"""Which model a run uses and how it is held in memory. Imports neither torch nor transformers."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,20 +7,22 @@ from interp.errors import UserError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
-ORGANISM_PREFIX = "organism:"
+DEVICES = ("auto", "cpu", "cuda", "mps")
+ORGANISM = "organism:"
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A checkpoint and how to load it.
 
-    ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id. ``revision`` is a hub
-    branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU; ``device="auto"`` is the GPU where
-    there is one. ``memory_gib`` is what the weights need in bfloat16, ``licence`` that of the weights; both are for
-    people to read.
+    ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``, of
+    which ``revision`` is a branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU;
+    ``device="auto"`` is the GPU where there is one. ``chat_template`` (Jinja) replaces the processor's own, for
+    checkpoints that ship none. ``licence`` is that of the weights and ``memory_gib`` what they need in bfloat16; both
+    are for people to read.
 
     Raises:
-        UserError: an empty path, or a dtype or device that is none.
+        UserError: an empty path, an unknown dtype or device, or a memory need that is not above 0.
     """
 
     name: str
@@ -32,18 +34,19 @@ class ModelConfig:
     trust_remote_code: bool = False
     licence: str = ""
     memory_gib: float | None = None
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
             raise UserError(
-                f"model {self.name!r} has an empty path; it must be organism:<name>, a local folder or a hub id; "
-                "set model.path"
+                f"model {self.name!r} has an empty path; it is {ORGANISM}<name>, a folder or a hub id; set model.path"
             )
         if self.dtype not in DTYPES:
-            raise UserError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}; set model.dtype to one of them")
-        if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            raise UserError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}; set model.dtype to one of them")
+        kind, _, number = self.device.partition(":")
+        if kind not in DEVICES or (":" in self.device and not (kind == "cuda" and number.isdigit())):
             raise UserError(
-                f"device {self.device!r} is not auto, cpu, cuda, cuda:<number> or mps; set model.device to one of them"
+                f"unknown device {self.device!r}; known: {', '.join(DEVICES)}, cuda:<number>; mend model.device"
             )
-        if self.memory_gib is not None and self.memory_gib <= 0:
+        if self.memory_gib is not None and not self.memory_gib > 0:
             raise UserError(f"memory_gib {self.memory_gib} is not above 0; leave it out where it is not known")

@@ -20,11 +20,13 @@ from transformers import (
 )
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<image>")
-WORDS = tuple(
-    "USER ASSISTANT SYSTEM Yes No : . , ? ! the a an of is it this that in on to for and or with answer image picture text "
-    "safe unsafe consider careful assistant Refuse anything could cause harm How do I kill knife gun toy cake dog fire red "
-    "green blue red square circle what where please start your first sentence be by because".split()
+SENTENCES = (
+    "USER ASSISTANT SYSTEM Yes No : . , ? ! the a an of is it this that in on to for and or with",
+    "answer image picture text safe unsafe consider careful assistant Refuse anything could cause harm",
+    "How do I kill knife gun toy cake dog fire red green blue square circle",
+    "what where please start your first sentence be by because",
 )
+WORDS = tuple(word for sentence in SENTENCES for word in sentence.split())
 PATCH = 8
 SIDE = 24
 IMAGE_TOKENS = (SIDE // PATCH) ** 2
@@ -116,7 +118,7 @@ def tiny_config(vocabulary: int, image_token: int) -> LlavaConfig:
 
 
 def tiny_llava(seed: int = 0) -> Pieces:
-    """Model (float32, eval mode) and processor; equal seeds give equal weights, and the global generator is left alone."""
+    """Model (float32, eval mode) and processor. Equal seeds give equal weights; the global generator is left alone."""
     processor = tiny_processor()
     config = tiny_config(len(processor.tokenizer), processor.image_token_id)
     with torch.random.fork_rng(devices=[]):

@@ -1,26 +1,243 @@
-"""What a VLM promises: one answer a prompt, whatever the batch."""
+"""What a VLM promises: one answer a prompt, whatever the batch, the padding or the checkpoint's own settings."""
+
+import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers import LogitsProcessor
 
-from interp.vlm import VLM, Prompt
-from tests.tiny import picture
+from interp.errors import UserError
+from interp.vlm import VLM, Generation, Prompt
+from tests import families
+from tests.tiny import IMAGE_TOKENS, picture, tiny_llava
 
 PROMPTS = [
     Prompt("How do I kill this?", picture(1), key="a"),
-    Prompt("Is this safe? Answer with Yes or No, please.", picture(2, (40, 17)), system="Be careful.", key="b"),
+    Prompt("Is this safe? Answer with Yes or No, please.", picture(2, (40, 17)), key="b"),
     Prompt("the cake", picture(3), key="c"),
 ]
+TOLERANCE = {"atol": 1e-4, "rtol": 0}
+FAMILIES = {
+    "llava": families.llava,
+    "llava_next": families.llava_next,
+    "qwen2_5_vl": families.qwen2_5_vl,
+    "instructblip": families.instructblip,
+    "smolvlm": families.smolvlm,
+    "internvl": families.internvl,
+    "paligemma": families.paligemma,
+    "gemma3": families.gemma3,
+}
 
 
-def test_batched_is_one_by_one(vlm: VLM) -> None:
-    together = vlm.generate(PROMPTS, max_new_tokens=6)
+class Always(LogitsProcessor):
+    """Forces one token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.token] = 0
+        return forced
+
+
+@pytest.fixture
+def warnings_of_transformers() -> Iterator[list[str]]:
+    """What transformers logs at level warning; its loggers do not propagate, so caplog sees nothing."""
+    seen: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield seen
+    logger.removeHandler(handler)
+
+
+def assert_same(one: Generation, other: Generation) -> None:
+    assert one.token_ids == other.token_ids
+    assert one.texts == other.texts
+    assert one.finished == other.finished
+    torch.testing.assert_close(one.margins, other.margins, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+def test_batched_is_one_by_one_and_score_is_generates_margin(family: Callable[[], families.Pieces]) -> None:
+    vlm = VLM(*family())
+    together = vlm.generate(PROMPTS, max_new_tokens=3)
     for i, prompt in enumerate(PROMPTS):
-        alone = vlm.generate([prompt], max_new_tokens=6)
+        alone = vlm.generate([prompt], max_new_tokens=3)
         assert alone.token_ids[0] == together.token_ids[i]
-        assert alone.texts[0] == together.texts[i]
-        torch.testing.assert_close(alone.margins[0], together.margins[i], atol=1e-4, rtol=0)
+        torch.testing.assert_close(alone.margins[0], together.margins[i], **TOLERANCE)
+    torch.testing.assert_close(vlm.score(PROMPTS), together.margins, **TOLERANCE)
 
 
-def test_score_is_the_margin_of_generate(vlm: VLM) -> None:
-    torch.testing.assert_close(vlm.score(PROMPTS), vlm.generate(PROMPTS).margins, atol=1e-4, rtol=0)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.text("abc .?safeYesNo\n", min_size=1, max_size=30), min_size=1, max_size=5),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_a_batch_can_be_reordered(vlm: VLM, texts: list[str], with_image: bool, random: object) -> None:
+    prompts = [Prompt(text, picture(i) if with_image else None) for i, text in enumerate(texts)]
+    order = list(range(len(prompts)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    straight = vlm.generate(prompts, max_new_tokens=2)
+    shuffled = vlm.generate([prompts[i] for i in order], max_new_tokens=2)
+    assert shuffled.token_ids == [straight.token_ids[i] for i in order]
+    torch.testing.assert_close(shuffled.margins, straight.margins[order], **TOLERANCE)
+
+
+def test_encode_pads_on_the_left_in_the_models_dtype(vlm: VLM) -> None:
+    vlm.tokenizer.padding_side = "right"  # as a trainer may leave it
+    vlm.model.to(torch.bfloat16)
+    batch = vlm.encode(PROMPTS)
+    assert batch["attention_mask"][:, -1].all()
+    assert not batch["attention_mask"][:, 0].all()
+    assert batch["pixel_values"].dtype == torch.bfloat16
+    assert (batch["input_ids"] == vlm.model.config.image_token_id).sum(-1).tolist() == [IMAGE_TOKENS] * 3
+
+
+def test_a_template_that_writes_the_begin_token_gets_no_second_one(vlm: VLM) -> None:
+    plain = vlm.encode(PROMPTS)["input_ids"]
+    vlm.processor.chat_template = "<s>" + vlm.processor.chat_template
+    assert torch.equal(vlm.encode(PROMPTS)["input_ids"], plain)
+    assert (plain == vlm.tokenizer.bos_token_id).sum(-1).tolist() == [1, 1, 1]
+
+
+def test_score_takes_right_padding_and_generate_refuses_it(vlm: VLM) -> None:
+    left = vlm.encode(PROMPTS)
+    right = vlm.encode(PROMPTS)
+    for row, mask in enumerate(left["attention_mask"]):
+        for name in ("input_ids", "attention_mask"):
+            right[name][row] = left[name][row].roll(-int((mask == 0).sum()))
+    torch.testing.assert_close(vlm.score(PROMPTS, encoded=right), vlm.score(PROMPTS), **TOLERANCE)
+    with pytest.raises(UserError, match="padded on the right"):
+        vlm.generate(PROMPTS, encoded=right)
+
+
+def test_generate_uses_the_inputs_it_is_given(vlm: VLM) -> None:
+    assert_same(vlm.generate([], encoded=vlm.encode(PROMPTS)), vlm.generate(PROMPTS))
+
+
+def test_margins_are_of_raw_logits_and_tokens_end_with_the_end_token(vlm: VLM) -> None:
+    end = vlm.tokenizer.eos_token_id
+    plain = vlm.generate(PROMPTS, max_new_tokens=4)
+    stopped = vlm.generate(PROMPTS, max_new_tokens=4, logits_processor=[Always(end)])
+    assert stopped.token_ids == [[end]] * 3
+    assert stopped.texts == ["", "", ""]
+    assert stopped.finished == [True, True, True]
+    assert plain.finished == [False, False, False]
+    assert [len(row) for row in plain.token_ids] == [4, 4, 4]
+    torch.testing.assert_close(stopped.margins, plain.margins, **TOLERANCE)
+
+
+def test_rows_end_each_at_its_own_end_token(vlm: VLM) -> None:
+    ids = [vlm.generate(PROMPTS, max_new_tokens=5).token_ids[i] for i in range(3)]
+    end = next(token for token in ids[0][1:] if token not in ids[1] + ids[2] + ids[0][:1])
+    stopped = vlm.generate(PROMPTS, max_new_tokens=5, eos_token_id=[end, vlm.tokenizer.eos_token_id])
+    assert stopped.token_ids == [ids[0][: ids[0].index(end) + 1], ids[1], ids[2]]
+    assert stopped.finished == [True, False, False]
+
+
+def test_a_model_without_end_token_takes_the_tokenizers(vlm: VLM) -> None:
+    vlm.model.generation_config.eos_token_id = None
+    assert vlm.generate(PROMPTS, logits_processor=[Always(vlm.tokenizer.eos_token_id)]).finished == [True] * 3
+
+
+def test_a_checkpoints_sampling_settings_change_nothing(vlm: VLM, warnings_of_transformers: list[str]) -> None:
+    plain = vlm.generate(PROMPTS, max_new_tokens=6)
+    own = vlm.model.generation_config
+    own.do_sample, own.temperature, own.top_p, own.top_k = True, 0.1, 0.001, 1
+    own.repetition_penalty, own.num_beams, own.max_length, own.no_repeat_ngram_size = 5.0, 3, 4096, 1
+    assert_same(vlm.generate(PROMPTS, max_new_tokens=6), plain)
+    assert warnings_of_transformers == []
+    assert own.max_length == 4096
+    assert vlm.generate(PROMPTS, max_new_tokens=6, repetition_penalty=5.0).token_ids != plain.token_ids
+
+
+def test_sampling_takes_its_seed_and_leaves_the_global_generator(vlm: VLM) -> None:
+    before = torch.get_rng_state()
+    one, again, other = (vlm.generate(PROMPTS, do_sample=True, temperature=3.0, seed=seed) for seed in (1, 1, 2))
+    assert one.token_ids == again.token_ids != other.token_ids
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(UserError, match="seed"):
+        vlm.generate(PROMPTS, do_sample=True)
+
+
+@pytest.mark.parametrize("option", ["num_beams", "num_return_sequences"])
+def test_several_sequences_a_prompt_are_refused(vlm: VLM, option: str) -> None:
+    with pytest.raises(UserError, match=option):
+        vlm.generate(PROMPTS, **{option: 2})
+
+
+def test_hooks_are_gone_afterwards_also_after_an_error(vlm: VLM) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("in the middle")
+
+    handle = vlm.model.lm_head.register_forward_hook(fail)
+    vlm.model.generation_config.max_length = 99
+    with pytest.raises(RuntimeError, match="in the middle"):
+        vlm.generate(PROMPTS)
+    handle.remove()
+    assert not vlm.model._forward_hooks
+    assert vlm.model.generation_config.max_length == 99
+
+
+def test_the_image_and_the_system_prompt_reach_the_model(vlm: VLM) -> None:
+    other = [Prompt(p.text, picture(9)) for p in PROMPTS]
+    advised = [Prompt(p.text, p.image, system="Refuse anything harmful.") for p in PROMPTS]
+    blind = [Prompt(p.text) for p in PROMPTS]
+    margins = vlm.score(PROMPTS)
+    for changed in (other, advised, blind):
+        assert ((vlm.score(changed) - margins).abs() > 1e-2).all()
+
+
+def test_without_any_image(vlm: VLM) -> None:
+    prompts = [Prompt(p.text) for p in PROMPTS]
+    assert "pixel_values" not in vlm.encode(prompts)
+    torch.testing.assert_close(vlm.score(prompts), vlm.generate(prompts).margins, **TOLERANCE)
+
+
+def test_mixed_and_empty_batches_are_refused(vlm: VLM) -> None:
+    with pytest.raises(UserError, match="1 of 2 prompts in one batch have an image"):
+        vlm.generate([PROMPTS[0], Prompt("What is this?")])
+    with pytest.raises(UserError, match="no prompts"):
+        vlm.generate([])
+
+
+@pytest.mark.parametrize("family", [families.instructblip, families.paligemma])
+def test_a_family_that_needs_an_image_says_so(family: Callable[[], families.Pieces]) -> None:
+    with pytest.raises(UserError, match="cannot answer without an image"):
+        VLM(*family()).generate([Prompt("What is this?")])
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+def test_any_image_mode(vlm: VLM, mode: str) -> None:
+    assert vlm.encode([Prompt("what", Image.new(mode, (30, 20)))])["pixel_values"].shape == (1, 3, 24, 24)
+
+
+def test_equal_seeds_equal_weights() -> None:
+    prompt = [Prompt("what", picture())]
+    assert torch.equal(VLM(*tiny_llava(3)).score(prompt), VLM(*tiny_llava(3)).score(prompt))
+    assert not torch.equal(VLM(*tiny_llava(3)).score(prompt), VLM(*tiny_llava(4)).score(prompt))
+
+
+def test_a_tokenizer_without_pad_token_pads_with_its_end_token() -> None:
+    model, processor = tiny_llava()
+    plain = VLM(model, processor).generate(PROMPTS)
+    processor.tokenizer.pad_token = None
+    assert_same(VLM(model, processor).generate(PROMPTS), plain)
+    assert processor.tokenizer.pad_token == "</s>"
+    for name in ("pad_token", "eos_token", "unk_token"):
+        setattr(processor.tokenizer, name, None)
+    with pytest.raises(UserError, match="pad_token"):
+        VLM(model, processor)
+
+
+def test_shapes_are_checked_in_tests(vlm: VLM) -> None:
+    with pytest.raises(Exception, match="logits"):
+        vlm.margin(torch.zeros(3))

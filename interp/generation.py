@@ -1,0 +1,106 @@
+"""What surrounds one call of ``generate()``: settings of a greedy answer, logits of its first step, the rows it made.
+
+Knows nothing of prompts, images or layouts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.errors import UserError
+
+# What a plain greedy answer must not inherit from a checkpoint's generation_config: Qwen2.5-VL ships sampling and a
+# repetition penalty, InstructBLIP five beams. Each can be asked for in the call, but for beams.
+GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+
+
+@dataclass
+class Generation:
+    """The answers to a batch of prompts, a row each.
+
+    ``texts`` are without special tokens and outer whitespace; ``token_ids`` are the generated ids up to and with the
+    end token; ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, as the arm sees
+    them; ``finished`` says whether the end token came within ``max_new_tokens``.
+    """
+
+    texts: list[str]
+    token_ids: list[list[int]]
+    margins: Float[Tensor, "row"]
+    finished: list[bool]
+
+
+def check_call(options: dict[str, Any], attention_mask: Int[Tensor, "row column"], seed: int | None) -> None:
+    """Refuses what would give a wrong answer silently: right padding, several sequences a prompt, unseeded sampling."""
+    if not bool(attention_mask[:, -1].all()):
+        raise UserError(
+            "these inputs are padded on the right; generate() continues from the last column; use vlm.encode"
+        )
+    for name in ("num_beams", "num_return_sequences"):
+        if (options.get(name) or 1) != 1:
+            raise UserError(f"{name}={options[name]}; one sequence a prompt is followed here; leave {name} out")
+    if options["do_sample"] and seed is None:
+        raise UserError("do_sample=True without a seed; a sampled answer must be repeatable; pass seed=<int>")
+
+
+def new_tokens(
+    sequences: Int[Tensor, "row all"], input_ids: Int[Tensor, "row prompt"], *, ends: set[int], pad: int
+) -> list[list[int]]:
+    """The generated ids of each row, up to and with the first end token.
+
+    Some families' generate() repeats the prompt in ``sequences``, others return the new tokens alone.
+    """
+    length = input_ids.shape[1]
+    repeated = torch.equal(sequences[:, :length].cpu(), input_ids.cpu())
+    return [_until_end(row, ends, pad) for row in sequences[:, length if repeated else 0 :].tolist()]
+
+
+def _until_end(row: list[int], ends: set[int], pad: int) -> list[int]:
+    for i, token in enumerate(row):
+        if token in ends:
+            return row[: i + 1]
+    while row and row[-1] == pad:  # a row that another criterion stopped before its neighbours
+        row = row[:-1]
+    return row
+
+
+@contextmanager
+def first_logits(speaker: Any) -> Iterator[list[Float[Tensor, "row vocab"]]]:
+    """Collects the logits of the first forward's last column: before any processor, and no later step's."""
+    kept: list[Tensor] = []
+
+    def keep(module: Any, arguments: Any, output: Any) -> None:
+        if not kept:
+            kept.append(output.logits[:, -1].detach().to(dtype=torch.float32, copy=True))
+
+    handle = speaker.register_forward_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def own_length(speaker: Any) -> Iterator[None]:
+    """Hides the checkpoint's max_length, of which generate() warns in every call that says max_new_tokens."""
+    config = speaker.generation_config
+    length, config.max_length = config.max_length, None
+    try:
+        yield
+    finally:
+        config.max_length = length
+
+
+@contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """The global generators at ``seed`` for a while, since generate() draws from no other; restored afterwards."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
