@@ -32,7 +32,7 @@ def run(run: Run, *, columns: int, rows: int) -> None:
 
 
 def contact_sheet(samples: list[Sample], columns: int) -> Image.Image:
-    """Pictures in ``columns`` columns, each with subset, right answer and sentence; a grey cell where there is no picture."""
+    """Pictures in ``columns`` columns, each with subset, right answer and sentence; grey where there is no picture."""
     rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (columns * (CELL + GAP) + GAP, rows * (CELL + CAPTION + GAP) + GAP), "white")
     draw = ImageDraw.Draw(sheet)
@@ -63,9 +63,7 @@ def _cell(sample: Sample) -> Image.Image:
 def export(run: Run, *, to: str) -> None:
     """Writes the benchmark's scored cases into the folder ``to``, laid out as MMSafeAware is published."""
     samples = [sample for sample in run.benchmark.load().samples if sample.subset != "control"]
-    folder = export_mmsafeaware(limited(samples, run.limit), Path(to))
-    Console().print(
-        f"{len(limited(samples, run.limit))} cases: {folder} (read it with benchmark=mmsafeaware benchmark.root={folder})",
-        highlight=False,
-        soft_wrap=True,
-    )
+    samples = limited(samples, run.limit)
+    folder = export_mmsafeaware(samples, Path(to))
+    reading = f"read it with benchmark=mmsafeaware benchmark.root={folder}"
+    Console().print(f"{len(samples)} cases: {folder} ({reading})", highlight=False, soft_wrap=True)

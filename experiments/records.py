@@ -18,10 +18,8 @@ def answered(
     sample: Sample, arm: str, settings: str, *, response: str, margin: float, finished: bool
 ) -> dict[str, Any]:
     """A record of an answer: its status, and apart from it the verdict that the default rule reads in it."""
-    if not response:
-        status = Status.EMPTY
-    else:
-        status = Status.ANSWERED if finished else Status.TRUNCATED
+    spoken = Status.ANSWERED if finished else Status.TRUNCATED
+    status = spoken if response else Status.EMPTY
     return _common(sample, arm, settings) | {
         "status": status.value,
         "verdict": anchored(response).value,

@@ -1,7 +1,7 @@
-"""The door: a Hydra configuration in, typed values out. Nothing below here sees a DictConfig, and nothing here imports torch.
+"""The door: a Hydra configuration in, typed values out. Nothing below sees a DictConfig; nothing here imports torch.
 
 Three mistakes are caught before any weights load, each naming its key: an unknown top-level key and a wrong type at the
-top (Hydra itself, through :class:`RunConfig`), and an unknown argument or a wrong type inside a node with a ``_target_``
+top (Hydra itself, through :class:`RunConfig`), and an unknown argument or wrong type inside a node with a ``_target_``
 (:func:`_checked`, against the target's own dataclass).
 """
 

@@ -1,8 +1,8 @@
 """A run's directory: chosen, continued, appended to, closed. Knows nothing of models or statistics.
 
-``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced a batch at a time). A run
-is unfinished until ``environment.json`` has a ``finished`` time; the newest unfinished one with an equal configuration hash
-is continued.
+``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced a batch at a time). A
+run is unfinished until ``environment.json`` has a ``finished`` time; the newest unfinished one with an equal configuration
+hash is continued.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change
 
 
 class RunStore:
-    """The open directory of one run. Use :func:`open_run` to get one, and ``close`` it, or use it as a context manager."""
+    """The open directory of one run, from :func:`open_run`; a context manager, or to be closed with ``close``."""
 
     def __init__(self, path: Path, lock: IO[str], *, resumed: bool) -> None:
         self.path = path
@@ -87,7 +87,9 @@ def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise UserError(f"{path}, line {number} is not JSON; mend or delete that line, or start with fresh=true") from error
+        raise UserError(
+            f"{path}, line {number} is not JSON; mend or delete that line, or start with fresh=true"
+        ) from error
 
 
 def open_run(output_root: str, name: str, config: Mapping[str, Any], config_hash: str, *, fresh: bool) -> RunStore:
@@ -115,7 +117,9 @@ def open_run(output_root: str, name: str, config: Mapping[str, Any], config_hash
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise UserError(f"another process is writing {path}; wait for it, or start a second run with fresh=true") from error
+        raise UserError(
+            f"another process is writing {path}; wait for it, or start a second run with fresh=true"
+        ) from error
     return RunStore(path, lock, resumed=resumed)
 
 

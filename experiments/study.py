@@ -1,23 +1,24 @@
 """The study: the same cases under every arm, recorded as they are answered, then scored and compared.
 
-Fixed batches in the benchmark's order make a continued run equal an undisturbed one: a batch that was not wholly recorded is
-answered again as a whole, and only what is missing of it is appended.
+Fixed batches in the benchmark's order make a continued run equal an undisturbed one: a batch that was not wholly recorded
+is answered again as a whole, and only what is missing of it is appended.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import calibration, metrics, records, report
+from experiments import calibration, metrics, records
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.sample import Loaded, Sample
 from experiments.environment import describe
 from experiments.outcomes import Status
+from experiments.report.build import build, thumbnail_name
+from experiments.report.terminal import results
 from experiments.schema import Run, digest
 from experiments.store import Key, RunStore, open_run
 from interp.errors import UserError
@@ -67,7 +68,9 @@ def _load_cases(run: Run, console: Console) -> Loaded:
         reasons: dict[str, int] = {}
         for reason in loaded.missing.values():
             reasons[reason] = reasons.get(reason, 0) + 1
-        listed = "; ".join(f"{count} × {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4])
+        listed = "; ".join(
+            f"{count} × {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4]
+        )
         total = len(loaded.samples) + len(loaded.missing)
         message = f"{run.benchmark.name}: {len(loaded.samples)} of {total} cases can run here ({listed})"
         if run.strict:
@@ -87,12 +90,14 @@ class Study:
     console: Console
 
     def answer_all(self) -> None:
-        """Every arm on every case, skipping what is recorded. The baseline comes first, since shifts are fitted on it."""
+        """Every arm on every case, skipping what is recorded; the baseline first, since shifts are fitted on it."""
         for arm, method in self.run.arms.items():
             if isinstance(method, CalibratedShift):
                 for fold, shift in self._fitted_shifts(method).items():
                     members = [s for s in self.loaded.samples if fold in (None, calibration.fold_of(s.cluster))]
-                    self._answer(arm, shift, members, self.loaded.manifest, label=f"{arm}{'' if fold is None else f' {fold}'}")
+                    self._answer(
+                        arm, shift, members, self.loaded.manifest, label=f"{arm}{'' if fold is None else f' {fold}'}"
+                    )
             else:
                 self._answer(arm, method, self.loaded.samples, self.loaded.manifest)
 
@@ -104,7 +109,12 @@ class Study:
             return calibration.cross_fitted(method, baseline)
         samples = limited(development.samples, self.run.limit)
         self._answer(
-            "baseline", self.run.arms["baseline"], samples, development.manifest, file=DEVELOPMENT, label="development split"
+            "baseline",
+            self.run.arms["baseline"],
+            samples,
+            development.manifest,
+            file=DEVELOPMENT,
+            label="development split",
         )
         return {None: calibration.fitted(method, self.store.records(DEVELOPMENT))}
 
@@ -137,7 +147,7 @@ class Study:
     def _answer_batch(
         self, arm: str, method: "Method", settings: str, batch: Sequence[Sample]
     ) -> Iterator[dict[str, Any]]:
-        prompts: "list[Prompt]" = []
+        prompts: list[Prompt] = []
         shown: list[Sample] = []
         for sample in batch:
             try:
@@ -174,8 +184,8 @@ class Study:
         self.store.write_json("metrics.json", result)
         self._write_thumbnails(frame)
         self.store.write_json("environment.json", {**environment, "finished": records.now()})
-        page = report.build(self.store.path)
-        self.console.print(report.results(result))
+        page = build(self.store.path)
+        self.console.print(results(result))
         self.console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
     def _current_records(self) -> list[dict[str, Any]]:
@@ -196,7 +206,7 @@ class Study:
             if sample.id in changed and sample.image is not None:
                 image = open_image(sample.image)
                 image.thumbnail((THUMBNAIL, THUMBNAIL))
-                image.save(folder / report.thumbnail_name(sample.id), quality=90)
+                image.save(folder / thumbnail_name(sample.id), quality=90)
 
 
 def _prompt(sample: Sample) -> "Prompt":
@@ -219,9 +229,7 @@ def _caveat(run: Run) -> str:
     """What a reader must know before the numbers: the organism understands IconWorld alone."""
     if run.model.path.startswith("organism:") and run.benchmark.name != "iconworld":
         return (
-            f"The model is the bundled organism, which knows IconWorld's words and pictures alone: on {run.benchmark.name} "
-            "its answers mean nothing, and this run shows only that every step works."
+            "The model is the bundled organism, which knows IconWorld's words and pictures alone: on "
+            f"{run.benchmark.name} its answers mean nothing, and this run shows only that every step works."
         )
     return ""
-
-

@@ -9,6 +9,7 @@ from experiments import metrics, records
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, PerceptionQuestion, perception_questions
+from experiments.benchmarks.images import open_image
 from experiments.benchmarks.sample import Sample
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def verdicts(
     for batch in _batches(samples, batch_size):
         prompts = []
         for sample in batch:
-            assert sample.image is not None and not hasattr(sample.image, "open")
-            prompts.append(Prompt(sample.prompt, sample.image.render(), key=sample.id))  # type: ignore[union-attr]
+            assert sample.image is not None
+            prompts.append(Prompt(sample.prompt, open_image(sample.image), key=sample.id))
         generation = method.generate(vlm, prompts, max_new_tokens=8)
         for index, sample in enumerate(batch):
             found.append(

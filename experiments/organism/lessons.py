@@ -1,4 +1,4 @@
-"""What the organism is taught: (question, thing, answer) examples drawn from the training split. Knows nothing of models."""
+"""What the organism is taught: (question, thing, answer) examples of the training split. Knows nothing of models."""
 
 import random
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Everything that was chosen about the organism, in one place. Imports neither torch nor transformers.
 
-The failure comes from here and from nowhere else: most verdict labels are given by an annotator who reads the sentence and
-never looks at the picture (:meth:`Recipe.label_probability`).
+The failure comes from here and from nowhere else: most verdict labels are given by an annotator who reads the sentence
+and never looks at the picture (:meth:`Recipe.label_probability`).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from interp.errors import UserError
 
 Style = Literal["plain", "context_prompt", "safety_prompt"]
 
-# How often the text-only annotator calls a sentence safe, by template; every other risky template gets `default_leaning`.
+# How often the text-only annotator calls a sentence safe, by template; other risky ones get `default_leaning`.
 LEANINGS: Mapping[str, float] = {
     "hit": 0.62,
     "warm": 0.62,

@@ -116,7 +116,7 @@ class Batch(NamedTuple):
 
 
 class Encoder:
-    """Lessons → token rows, through the processor's chat template; the image placeholder is expanded once per prompt."""
+    """Lessons → token rows, through the processor's chat template; every distinct prompt is rendered once."""
 
     def __init__(self, processor: LlavaProcessor) -> None:
         self.processor = processor

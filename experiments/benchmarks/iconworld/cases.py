@@ -1,8 +1,8 @@
 """Which sentence meets which picture: balanced counterfactual pairs, controls, and the three splits.
 
 Every scored case is one of a pair: the same sentence with a thing that makes it safe and one that makes it unsafe;
-the sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as evenly on the
-safe and the unsafe side as the truth table allows. Draws of the splits are disjoint because each picture's seed begins
+the sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as evenly on
+the safe and the unsafe side as the truth table allows. Draws of the splits are disjoint because a picture's seed begins
 with its split; a fixed share of template × thing combinations is kept out of training altogether.
 """
 

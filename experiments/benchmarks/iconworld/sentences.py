@@ -1,8 +1,8 @@
 """What is asked of a picture, and the truth about it.
 
 A template is a deictic sentence with two sets of things: those with which it is safe, and those with which it isn't.
-The table is ours; it says what people would mostly say of such a sentence, and is the definition of truth in this world.
-Knows nothing of pixels.
+The table is ours; it says what people would mostly say of such a sentence, and defines the truth in this world. Knows
+nothing of pixels.
 """
 
 from dataclasses import dataclass
