@@ -1,0 +1,202 @@
+"""Images of a benchmark, opened as if their files were hostile: confined to a root, bounded in pixels, decoded in full.
+
+Knows nothing of answer keys, models or arms. A file that cannot be used becomes an ``ImageProblem``, not a crash.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from experiments.benchmarks.sample import Drawable, Sample
+from interp.errors import UserError
+
+MAX_PIXELS = 50_000_000
+FORMAT_OF_EXTENSION = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".webp": "WEBP",
+    ".gif": "GIF",
+    ".bmp": "BMP",
+}
+# Decoders that work on the bytes alone: others that Pillow knows start outside programs (EPS) or have no use here.
+FORMATS = tuple(dict.fromkeys(FORMAT_OF_EXTENSION.values()))
+# Above twice its own limit Pillow refuses to open a file at all, whatever bound is asked for here.
+PILLOW_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or MAX_PIXELS)
+
+
+class Fault(StrEnum):
+    """What is wrong with an image file."""
+
+    MISSING = "missing"
+    OUTSIDE_ROOT = "outside_root"
+    EMPTY = "empty"
+    UNREADABLE = "unreadable"
+    TOO_LARGE = "too_large"
+    WRONG_EXTENSION = "wrong_extension"
+
+    @property
+    def blocks(self) -> bool:
+        """True where no picture can be had; a file under the wrong extension is only worth a note."""
+        return self is not Fault.WRONG_EXTENSION
+
+
+@dataclass(frozen=True)
+class ImageProblem:
+    """One finding on one file. ``case`` is the sample's id, "" where a file was opened outside a benchmark."""
+
+    case: str
+    file: str
+    fault: Fault
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{f'case {self.case}: ' if self.case else ''}{self.file}: {self.reason}"
+
+
+class BadImage(UserError):
+    """An image that cannot be used; ``problem`` says which and why."""
+
+    def __init__(self, problem: ImageProblem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class Preflight(NamedTuple):
+    """What decoding every image of a benchmark showed."""
+
+    problems: list[ImageProblem]  # in the order of the samples; notes (``fault.blocks`` False) among them
+    digests: dict[str, str]  # case id → hash of the decoded pixels, for the images that can be used
+    manifest: str  # hash of ids, keys, prompts and pixels; depends on neither the folder's place nor the order
+
+
+class _Decoded(NamedTuple):
+    image: Image.Image
+    note: ImageProblem | None
+
+
+class _Refused(Exception):
+    def __init__(self, fault: Fault, reason: str) -> None:
+        super().__init__(reason)
+        self.fault, self.reason = fault, reason
+
+
+def open_image(source: Path | Drawable, *, root: Path | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The picture in RGB: drawn, or read from disk and decoded in full.
+
+    With ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. Rotation
+    noted in EXIF is applied and transparency dropped, as transformers' own ``load_image`` does; an animation gives its
+    first frame. Raises BadImage.
+    """
+    return _decode(source, "", root, max_pixels).image
+
+
+def preflight(
+    samples: Sequence[Sample], root: Path | None, *, max_pixels: int = MAX_PIXELS, workers: int = 4
+) -> Preflight:
+    """Decodes every image of ``samples`` in full, before a model is loaded, and reports what cannot be used and why.
+
+    Samples without an image are passed over. ``workers`` threads share the work (Pillow decodes without Python's lock).
+    """
+
+    def examine(sample: Sample) -> tuple[ImageProblem | None, str | None]:
+        if sample.image is None:
+            return None, None
+        try:
+            decoded = _decode(sample.image, sample.id, root, max_pixels)
+        except BadImage as error:
+            return error.problem, None
+        return decoded.note, pixel_digest(decoded.image)
+
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        findings = list(pool.map(examine, samples))
+    digests = {s.id: digest for s, (_, digest) in zip(samples, findings, strict=True) if digest}
+    problems = [problem for problem, _ in findings if problem]
+    return Preflight(problems, digests, _manifest(samples, digests))
+
+
+def pixel_digest(image: Image.Image) -> str:
+    """SHA-256 of size, mode and pixels: equal for the same picture in two lossless containers."""
+    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+
+
+def _manifest(samples: Sequence[Sample], digests: dict[str, str]) -> str:
+    rows = sorted([s.id, s.subset, s.gold, s.prompt, digests.get(s.id, "")] for s in samples)
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _decode(source: Path | Drawable, case: str, root: Path | None, max_pixels: int) -> _Decoded:
+    if not isinstance(source, Path):
+        return _Decoded(source.render().convert("RGB"), None)
+    try:
+        image, form = _picture(_read(source, root), max_pixels)
+    except _Refused as refused:
+        raise BadImage(ImageProblem(case, str(source), refused.fault, refused.reason)) from refused
+    if form == FORMAT_OF_EXTENSION.get(source.suffix.lower()):
+        return _Decoded(image, None)
+    reason = f"holds {form} data, which its name does not say; read as {form}"
+    return _Decoded(image, ImageProblem(case, str(source), Fault.WRONG_EXTENSION, reason))
+
+
+def _read(path: Path, root: Path | None) -> bytes:
+    try:
+        target = path.resolve()
+        if root is not None and not target.is_relative_to(root.resolve()):
+            rule = f"leads to {target}, outside {root}; only files under that folder are read"
+            raise _Refused(Fault.OUTSIDE_ROOT, f"{rule}; copy the file into it")
+        if not target.exists():
+            raise _Refused(Fault.MISSING, "no such file")
+        if not target.is_file():  # reading a pipe or a device would wait for ever
+            raise _Refused(Fault.UNREADABLE, "not a regular file")
+        data = target.read_bytes()
+    except (OSError, RuntimeError, ValueError) as error:  # no permission; a loop of links; a NUL character in the name
+        raise _Refused(Fault.UNREADABLE, f"cannot be opened ({error})") from error
+    if not data:
+        raise _Refused(Fault.EMPTY, "has zero bytes; fetch it again")
+    return data
+
+
+def _picture(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
+    """The picture in RGB and the format that its bytes have. The size is judged from the header, before decoding."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > max_pixels:
+                rule = f"{width} x {height} pixels, more than the {max_pixels:,} that are read"
+                raise _Refused(Fault.TOO_LARGE, f"{rule}; scale it down")
+            form = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a JPEG with further views behind it
+            image.load()
+            return _to_rgb(_upright(image)), form
+    except _Refused:
+        raise
+    except Image.DecompressionBombError as error:
+        rule = f"more than {PILLOW_PIXELS:,} pixels, at most {min(max_pixels, PILLOW_PIXELS):,} are read"
+        raise _Refused(Fault.TOO_LARGE, f"{rule}; scale it down") from error
+    except Exception as error:  # the decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error …
+        rule = f"not a complete image in one of {', '.join(FORMATS)}"
+        raise _Refused(Fault.UNREADABLE, f"{rule} ({type(error).__name__}); replace it") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF beside a sound picture
+        return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        # convert() clips 16-bit greys at 255 instead of scaling them, which turns most pictures white.
+        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        return image.convert("RGBA").convert("RGB")  # the same colours, without Pillow's warning
+    return image.convert("RGB")
