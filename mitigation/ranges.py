@@ -1,0 +1,53 @@
+"""The ranges of visual contrastive decoding's settings, checked before any weights load.
+
+Knows nothing of torch, so that a configuration error answers at once.
+"""
+
+import math
+from typing import Any
+
+from interp.errors import UserError
+
+NOISE_STEPS = 1000
+
+
+def check_alpha(alpha: Any) -> None:
+    """UserError unless α, the weight of the contrast, is a finite number of at least 0."""
+    if not _is_number(alpha) or not math.isfinite(alpha) or alpha < 0:
+        raise UserError(f"alpha={alpha!r}; the contrast weight is a finite number, 0 or more; 0 means no contrast")
+
+
+def check_beta(beta: Any) -> None:
+    """UserError unless β, the plausibility cutoff relative to the likeliest token, is in (0, 1] or None."""
+    if beta is not None and not (_is_number(beta) and 0 < beta <= 1):
+        raise UserError(f"beta={beta!r}; the plausibility cutoff lies in (0, 1]; null (None) switches it off")
+
+
+def check_noise_step(step: Any) -> None:
+    """UserError unless ``step`` is one of the diffusion's steps."""
+    if not _is_integer(step) or not 0 <= step < NOISE_STEPS:
+        raise UserError(
+            f"noise_step={step!r}; the noise step is an integer from 0 (least) to {NOISE_STEPS - 1} (most noise)"
+        )
+
+
+def check_seed(seed: Any) -> None:
+    """UserError unless ``seed`` is an integer."""
+    if not _is_integer(seed):
+        raise UserError(f"seed={seed!r}; a seed is an integer, such as 0")
+
+
+def check_shift(shift: Any) -> None:
+    """UserError unless ``shift`` is a finite number of logits."""
+    if not _is_number(shift) or not math.isfinite(shift):
+        raise UserError(
+            f"shift={shift!r}; the shift of the Yes/No margin is a finite number of logits; 0 changes nothing"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
