@@ -1,0 +1,224 @@
+"""Intervals and paired tests over plain arrays (specs: metrics). Knows nothing of arms, subsets, files or models.
+
+Every function is deterministic: what is random takes a seed, and its result does not depend on the chunk size, because
+the sums inside are sums of small integers, which float64 holds exactly.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+from scipy.special import ndtri
+from scipy.stats import binomtest
+from statsmodels.stats.proportion import proportion_confint
+
+DRAWS = 10_000
+CONFIDENCE = 0.95
+_CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
+
+
+class Interval(NamedTuple):
+    """A lower and an upper end, in the unit of the quantity."""
+
+    low: float
+    high: float
+
+
+def wilson(right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval | None:
+    """Wilson's score interval of the rate ``right / n``; None where ``n`` is 0 (Wilson 1927, through statsmodels)."""
+    _check_count("right", right, n)
+    if n == 0:
+        return None
+    low, high = proportion_confint(right, n, alpha=1 - confidence, method="wilson")
+    # At the ends of the scale the formula gives 0 and 1 but for rounding.
+    return Interval(float(low) if right else 0.0, float(high) if right < n else 1.0)
+
+
+class Discrimination(NamedTuple):
+    """Signal detection from verdicts: what is told apart (``d_prime``), and how readily "unsafe" is said."""
+
+    d_prime: float
+    criterion: float  # negative = prone to say "unsafe"
+    hit_rate: float  # unsafe cases called unsafe, uncorrected
+    false_alarm_rate: float  # safe cases called unsafe, uncorrected
+    near_ceiling: bool  # a rate is within 2/n of 0 or 1, where a mere change of threshold moves d′ a lot
+
+
+def discrimination(hits: int, unsafe: int, false_alarms: int, safe: int) -> Discrimination | None:
+    """d′ and criterion with the log-linear correction; None where there is no unsafe or no safe case."""
+    _check_count("hits", hits, unsafe)
+    _check_count("false_alarms", false_alarms, safe)
+    if unsafe == 0 or safe == 0:
+        return None
+    d_prime, criterion = signal_detection(hits, unsafe, false_alarms, safe)
+    # In counts, so that "within 2/n" is decided without rounding.
+    near = min(hits, unsafe - hits) <= 2 or min(false_alarms, safe - false_alarms) <= 2
+    return Discrimination(float(d_prime), float(criterion), hits / unsafe, false_alarms / safe, near)
+
+
+def signal_detection(
+    hits: Float[np.ndarray, "*draw"] | float,
+    unsafe: Float[np.ndarray, "*draw"] | float,
+    false_alarms: Float[np.ndarray, "*draw"] | float,
+    safe: Float[np.ndarray, "*draw"] | float,
+) -> tuple[Float[np.ndarray, "*draw"], Float[np.ndarray, "*draw"]]:
+    """d′ = z(hit) − z(fa) and c = −(z(hit) + z(fa))/2 of counts, with (count + ½)/(n + 1); NaN where an n is 0.
+
+    Source: Hautus 1995 (log-linear correction); Macmillan and Creelman (d′, c).
+    """
+    z_hit = ndtri((np.asarray(hits) + 0.5) / (np.asarray(unsafe) + 1.0))
+    z_false_alarm = ndtri((np.asarray(false_alarms) + 0.5) / (np.asarray(safe) + 1.0))
+    defined = (np.asarray(unsafe) > 0) & (np.asarray(safe) > 0)
+    return (
+        np.where(defined, z_hit - z_false_alarm, np.nan),
+        np.where(defined, -(z_hit + z_false_alarm) / 2, np.nan),
+    )
+
+
+def auroc(score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"]) -> float | None:
+    """Chance that a positive case scores above a negative one, ties counting half; None where a class is empty.
+
+    Raises:
+        ValueError: a score is NaN.
+    """
+    once = np.ones((1, len(score)), dtype=np.uint8)
+    value = float(resampled_auroc(once, np.arange(len(score)), score, positive)[0])
+    return None if math.isnan(value) else value
+
+
+def draw_clusters(clusters: int, *, draws: int = DRAWS, seed: int) -> UInt8[np.ndarray, "draw cluster"]:
+    """How often each of ``clusters`` clusters occurs in each bootstrap sample of as many clusters, with replacement."""
+    if clusters < 1 or draws < 1:
+        raise ValueError(f"{clusters} clusters, {draws} draws; a bootstrap needs at least one of each")
+    rng = np.random.default_rng(seed)
+    rows = []
+    for start in range(0, draws, _CHUNK):
+        size = min(_CHUNK, draws - start)
+        picked = rng.integers(clusters, size=(size, clusters)) + clusters * np.arange(size)[:, None]
+        # A multiplicity is about Poisson(1) and never above the number of clusters: 255 is out of reach.
+        rows.append(np.bincount(picked.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.uint8))
+    return np.concatenate(rows)
+
+
+def resampled_sums(
+    multiplicity: UInt8[np.ndarray, "draw cluster"],
+    cluster: Int[np.ndarray, "case"],
+    columns: Float[np.ndarray, "case column"],
+) -> Float[np.ndarray, "draw column"]:
+    """The sum of each column over each bootstrap sample of clusters."""
+    by_cluster = np.zeros((multiplicity.shape[1], columns.shape[1]))
+    np.add.at(by_cluster, cluster, columns)
+    chunks = range(0, len(multiplicity), _CHUNK)
+    return np.concatenate([multiplicity[i : i + _CHUNK].astype(np.float64) @ by_cluster for i in chunks])
+
+
+def resampled_auroc(
+    multiplicity: UInt8[np.ndarray, "draw cluster"],
+    cluster: Int[np.ndarray, "case"],
+    score: Float[np.ndarray, "case"],
+    positive: Bool[np.ndarray, "case"],
+) -> Float[np.ndarray, "draw"]:
+    """AUROC of each bootstrap sample of clusters, ties counting half; NaN for a sample without one of the classes.
+
+    Sorting is done once: a sample only changes the weights, so that a positive case's wins are the cumulated weight of
+    the negatives below it.
+
+    Raises:
+        ValueError: a score is NaN.
+    """
+    if np.isnan(score).any():
+        raise ValueError("a score is NaN; leave out the cases without a score")
+    below = np.sort(score[~positive])
+    order = cluster[~positive][np.argsort(score[~positive], kind="stable")]
+    first = np.searchsorted(below, score[positive], side="left")
+    last = np.searchsorted(below, score[positive], side="right")
+    result = np.full(len(multiplicity), np.nan)
+    for start in range(0, len(multiplicity), _CHUNK):
+        chunk = multiplicity[start : start + _CHUNK]
+        positives = chunk[:, cluster[positive]].astype(np.float64)
+        cumulated = np.zeros((len(chunk), len(below) + 1))
+        np.cumsum(chunk[:, order], axis=1, dtype=np.float64, out=cumulated[:, 1:])
+        wins = np.einsum("dp,dp->d", positives, cumulated[:, first] + cumulated[:, last]) / 2
+        pairs = positives.sum(axis=1) * cumulated[:, -1]
+        np.divide(wins, pairs, out=result[start : start + _CHUNK], where=pairs > 0)
+    return result
+
+
+def percentile_interval(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> Interval | None:
+    """The central ``confidence`` of the bootstrap draws; None where the quantity exists in fewer than half of them."""
+    defined = draws[~np.isnan(draws)]
+    if len(draws) == 0 or 2 * len(defined) < len(draws):
+        return None
+    low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(low), float(high))
+
+
+def lower_bound(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> float | None:
+    """The one-sided lower ``confidence`` bound of the bootstrap draws; None as in ``percentile_interval``."""
+    interval = percentile_interval(draws, confidence=2 * confidence - 1)
+    return None if interval is None else interval.low
+
+
+class Flips(NamedTuple):
+    """The flip table of two arms on the same cases, with the exact McNemar test of fixed = broken."""
+
+    fixed: int  # wrong before, right after
+    broken: int  # right before, wrong after
+    p: float  # two-sided
+
+
+def mcnemar(before: Bool[np.ndarray, "case"], after: Bool[np.ndarray, "case"]) -> Flips:
+    """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Takes cases as independent."""
+    if before.shape != after.shape:
+        raise ValueError(f"{before.shape} and {after.shape} cases; a paired test needs the same cases twice")
+    fixed, broken = int((~before & after).sum()), int((before & ~after).sum())
+    p = float(binomtest(fixed, fixed + broken, 0.5).pvalue) if fixed + broken else 1.0
+    return Flips(fixed, broken, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p values, in the order given (Holm 1979).
+
+    Not through statsmodels, whose multipletests() runs a full garbage collection at every call: 0.1 s beside a model.
+    """
+    order = np.argsort(p_values, kind="stable")
+    factors = len(p_values) - np.arange(len(p_values))
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(np.maximum.accumulate(np.asarray(p_values, dtype=float)[order] * factors), 1.0)
+    return [float(p) for p in adjusted]
+
+
+def cases_needed(
+    standard_error: float, n: int, *, effect: float = 0.05, power: float = 0.8, confidence: float = CONFIDENCE
+) -> int | None:
+    """How many cases a paired difference of ``effect`` would need to be found, given its standard error on ``n`` cases.
+
+    The standard error shrinks with √n: n · ((z(1 − α/2) + z(power)) · se / effect)², rounded up. It is the same mix of
+    subsets and clusters that is scaled up, and the same rate of disagreement between the arms. None where nothing
+    varies, so that nothing can be foreseen.
+
+    Args:
+        standard_error: of the difference, in fractions of 1; the standard deviation of its bootstrap draws.
+        effect: the difference to be found, in fractions of 1.
+        power: the chance of finding it in a two-sided test at 1 − ``confidence``.
+    """
+    if effect <= 0 or not 0 < power < 1:
+        raise ValueError(f"effect {effect}, power {power}; the effect must be positive and the power inside (0, 1)")
+    if n == 0 or not standard_error > 0:
+        return None
+    quantiles = float(ndtri((1 + confidence) / 2) + ndtri(power))
+    return math.ceil(n * (quantiles * standard_error / effect) ** 2)
+
+
+def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
+    """Lowest and highest rate over all ``n_of`` cases that the ``n_of − n`` missing ones allow; None for no cases."""
+    _check_count("right", right, n)
+    _check_count("n", n, n_of)
+    return None if n_of == 0 else Interval(right / n_of, (right + n_of - n) / n_of)
+
+
+def _check_count(name: str, count: int, n: int) -> None:
+    if not 0 <= count <= n:
+        raise ValueError(f"{name} is {count} of {n}; a count lies between 0 and its total")
