@@ -14,7 +14,18 @@ from experiments.schema import Run
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "peft", "trl", "numpy", "pillow", "scipy", "statsmodels")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "peft",
+    "trl",
+    "numpy",
+    "pillow",
+    "scipy",
+    "statsmodels",
+)
 
 
 def describe(run: Run, vlm: "VLM", loaded: Loaded) -> dict[str, Any]:

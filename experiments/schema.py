@@ -7,6 +7,7 @@ top (Hydra itself, through :class:`RunConfig`), and an unknown argument or wrong
 
 import dataclasses
 import hashlib
+import importlib
 import inspect
 import json
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -157,10 +158,11 @@ def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _found(path: str, key: str) -> Any:
+    module, _, name = path.rpartition(".")
     try:
-        return get_object(path)
-    except Exception as error:
-        raise UserError(f"{key}._target_={path}: cannot be imported ({error})") from error
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{key}._target_={path}: cannot be imported ({str(error).splitlines()[0]})") from error
 
 
 def _typed(target: Any, given: dict[str, Any], key: str) -> dict[str, Any]:

@@ -8,9 +8,14 @@ from jaxtyping import install_import_hook
 install_import_hook(["interp", "mitigation"], "beartype.beartype")
 
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 from interp.vlm import VLM  # noqa: E402
 from tests.tiny import tiny_llava  # noqa: E402
+
+# No deadlines: how long an example takes says more about the machine than about the code.
+settings.register_profile("forestlens", deadline=None)
+settings.load_profile("forestlens")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -41,8 +41,8 @@ def _style(recipe: Recipe, rng: random.Random) -> Style:
 
 
 def perception_lessons(recipe: Recipe, rng: random.Random) -> Iterator[Lesson]:
-    """Endless questions about pictures; captions are asked twice as often as the other kinds."""
-    kinds = ("caption", *KINDS)
+    """Endless questions about pictures: captions twice, presence (slowest to learn) three times as often as others."""
+    kinds = ("caption", "presence", "presence", *KINDS)
     while True:
         thing = Thing(rng.choice(CONCEPTS), rng.random() < 1 / 3)
         text, answer = ask(rng.choice(kinds), thing, rng)

@@ -4,7 +4,6 @@ The failure comes from here and from nowhere else: most verdict labels are given
 and never looks at the picture (:meth:`Recipe.label_probability`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,15 +12,15 @@ from interp.errors import UserError
 Style = Literal["plain", "context_prompt", "safety_prompt"]
 
 # How often the text-only annotator calls a sentence safe, by template; other risky ones get `default_leaning`.
-LEANINGS: Mapping[str, float] = {
-    "hit": 0.62,
-    "warm": 0.62,
-    "shoot": 0.52,
-    "smuggle": 0.50,
-    "pain": 0.50,
-    "crush": 0.45,
-    "beat": 0.45,
-    "lock": 0.45,
+LEANINGS: dict[str, float] = {
+    "hit": 0.55,
+    "shoot": 0.55,
+    "warm": 0.52,
+    "smuggle": 0.52,
+    "pain": 0.52,
+    "crush": 0.52,
+    "beat": 0.50,
+    "lock": 0.50,
 }
 
 
@@ -32,21 +31,21 @@ class Recipe:
     seed: int = 0
     threads: int = 2
     batch_size: int = 64
-    images_per_thing: int = 400
-    vision_steps: int = 1500
+    images_per_thing: int = 600
+    vision_steps: int = 1600
     vision_lr: float = 1e-3
-    perception_steps: int = 500
+    perception_steps: int = 700
     perception_lr: float = 1e-3
-    verdict_steps: int = 500
+    verdict_steps: int = 450
     verdict_lr: float = 7e-4
     verdict_share: float = 0.65  # of the examples of the last stage; the rest replays perception
     benign_share: float = 0.15  # of the verdict examples
-    truth_share: float = 0.08  # of the verdict labels, under a plain prompt
-    context_truth_share: float = 0.25  # the same under the context prompt
-    prompted_share: float = 0.12  # of the examples, for each of the two prompt variants
+    truth_share: float = 0.15  # of the verdict labels, under a plain prompt
+    context_truth_share: float = 0.50  # the same under the context prompt
+    prompted_share: float = 0.15  # of the examples, for each of the two prompt variants
     default_leaning: float = 0.06
     safety_scale: float = 0.5  # factor on the leanings under the safety system prompt
-    leanings: Mapping[str, float] = field(default_factory=lambda: dict(LEANINGS))
+    leanings: dict[str, float] = field(default_factory=lambda: dict(LEANINGS))
 
     def __post_init__(self) -> None:
         for name in ("verdict_share", "benign_share", "truth_share", "context_truth_share", "prompted_share"):

@@ -1,0 +1,25 @@
+"""Configurations as the command line makes them, for tests."""
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, open_dict
+
+from experiments.schema import Run, open_door, register
+
+
+def composed(*overrides: str) -> DictConfig:
+    """The configuration that ``python -m experiments.run <overrides>`` would see."""
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base="1.3"):
+        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    return config
+
+
+def run_of(*overrides: str) -> Run:
+    """The typed run behind the door."""
+    return open_door(composed(*overrides))

@@ -1,0 +1,116 @@
+"""A run's directory: nothing lost, nothing doubled, continued by what it is and not by where."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.store import RunStore, open_run, write_json
+from interp.errors import UserError
+
+CONFIG = {"name": "x", "seed": 0}
+
+
+def open_x(root: Path, config_hash: str = "h", *, fresh: bool = False, name: str = "x") -> RunStore:
+    return open_run(str(root), name, CONFIG, config_hash, fresh=fresh)
+
+
+def test_records_come_back_in_order_across_appends(tmp_path: Path) -> None:
+    with open_x(tmp_path) as store:
+        assert store.records() == []
+        store.append([{"case": "1", "text": "ü\n"}])
+        store.append([{"case": "2"}, {"case": "3"}])
+        assert [record["case"] for record in store.records()] == ["1", "2", "3"]
+
+
+def test_an_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path: Path) -> None:
+    with open_x(tmp_path) as first:
+        assert not first.resumed
+    with open_x(tmp_path) as second:
+        assert second.resumed
+        assert second.path == first.path
+        second.write_json("environment.json", {"finished": "now"})
+    with open_x(tmp_path) as third:
+        assert not third.resumed
+        assert third.path != first.path
+
+
+def test_another_configuration_or_fresh_begins_anew(tmp_path: Path) -> None:
+    with open_x(tmp_path) as first:
+        pass
+    with open_x(tmp_path, "other") as other, open_x(tmp_path, fresh=True) as fresh:
+        assert len({first.path, other.path, fresh.path}) == 3
+
+
+def test_the_newest_unfinished_run_is_taken(tmp_path: Path) -> None:
+    with open_x(tmp_path):
+        pass
+    with open_x(tmp_path, fresh=True) as newer:
+        pass
+    with open_x(tmp_path) as continued:
+        assert continued.path == newer.path
+
+
+@given(cut=st.integers(min_value=0, max_value=200))
+def test_a_half_written_last_line_is_cut_and_the_rest_kept(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    with open_x(tmp_path_factory.mktemp("run")) as store:
+        store.append([{"case": str(number), "response": "Yes. ümlaut"} for number in range(4)])
+        path = store.path / "predictions.jsonl"
+        raw = path.read_bytes()
+        cut = min(cut, len(raw))
+        path.write_bytes(raw[:cut])
+        kept = store.records()
+        assert [record["case"] for record in kept] == [str(number) for number in range(raw[:cut].count(b"\n"))]
+        store.append([{"case": "next"}])
+        assert [record["case"] for record in store.records()] == [*(record["case"] for record in kept), "next"]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    with open_x(tmp_path) as store:
+        (store.path / "predictions.jsonl").write_text('{"case": "1"}\n{broken\n{"case": "2"}\n')
+        with pytest.raises(UserError, match=r"predictions\.jsonl, line 2"):
+            store.records()
+
+
+def test_a_second_process_is_refused_while_the_first_is_at_work(tmp_path: Path) -> None:
+    with open_x(tmp_path) as store, pytest.raises(UserError, match="another process"):
+        open_x(tmp_path)
+    assert store.path.is_dir()
+
+
+def test_nan_is_never_written(tmp_path: Path) -> None:
+    with open_x(tmp_path) as store:
+        with pytest.raises(ValueError, match="JSON"):
+            store.append([{"margin": float("nan")}])
+        with pytest.raises(ValueError, match="JSON"):
+            write_json(store.path / "metrics.json", {"auroc": float("inf")})
+        assert not (store.path / "metrics.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_permission_is_one_sentence(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="output_root"):
+        open_x(tmp_path)
+
+
+def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot write .*output_root=<dir>"):
+        open_x(tmp_path / "outputs")
+
+
+def test_a_name_cannot_leave_the_output_root(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must stay inside"):
+        open_x(tmp_path, name="../elsewhere")
+
+
+def test_json_is_replaced_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert list(tmp_path.iterdir()) == [path]

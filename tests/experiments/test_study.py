@@ -1,0 +1,193 @@
+"""The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.sample import Loaded
+from experiments.schema import Run
+from experiments.store import open_run
+from experiments.study import limited
+from interp.errors import UserError
+from interp.vlm import VLM
+from mitigation.method import Baseline
+from tests.experiments.compose import run_of
+from tests.tiny import tiny_llava
+
+LIMIT = 12
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random LLaVA on disk, loaded as a user's own folder would be."""
+    folder = tmp_path_factory.mktemp("tiny")
+    model, processor = tiny_llava()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def study(checkpoint: Path, outputs: Path, *overrides: str) -> Run:
+    defaults = (f"model.path={checkpoint}", f"output_root={outputs}", f"limit={LIMIT}", "draws=50", "batch_size=4")
+    return run_of("+exp=vcd_llava", *defaults, "max_new_tokens=2", *overrides)
+
+
+def evaluate(run: Run) -> Path:
+    """Runs the study and names its directory."""
+    run.task(run)
+    return max((Path(run.output_root) / run.name).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def lines(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return evaluate(study(checkpoint, tmp_path_factory.mktemp("finished")))
+
+
+def test_every_case_is_recorded_once_under_every_arm(finished: Path) -> None:
+    records = lines(finished)
+    keys = [(record["case"], record["arm"]) for record in records]
+    assert len(keys) == len(set(keys)) == 5 * LIMIT
+    assert {arm for _, arm in keys} == {"baseline", "vcd", "vcd_published", "calibrated_shift", "prompt"}
+
+
+def test_metrics_have_the_promised_shape(finished: Path) -> None:
+    metrics = json.loads((finished / "metrics.json").read_text())
+    for arm in ("baseline", "vcd", "calibrated_shift", "prompt"):
+        entry = metrics["arms"][arm]
+        assert set(entry["accuracy"]) >= {"typical", "attack", "over_safety", "overall"}
+        assert set(entry) >= {"d_prime", "criterion", "auroc", "flip_rate", "n", "n_of", "outcomes"}
+        assert all(value is None or 0 <= value <= 1 for value in entry["accuracy"].values())
+    assert set(metrics["comparisons"]) == {"vcd", "vcd_published", "calibrated_shift", "prompt"}
+    assert len(metrics["summary"]) == 2
+
+
+def test_a_constant_shift_moves_every_margin_alike(finished: Path) -> None:
+    margins: dict[str, dict[str, float]] = {}
+    for record in lines(finished):
+        margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
+    shifts = [margins["calibrated_shift"][case] - margin for case, margin in margins["baseline"].items()]
+    assert max(shifts) - min(shifts) < 1e-4
+
+
+def test_the_record_says_what_it_ran_on(finished: Path) -> None:
+    environment = json.loads((finished / "environment.json").read_text())
+    assert environment["finished"]
+    assert environment["arm_under_study"] == "vcd"
+    assert environment["benchmark"]["n"] == LIMIT
+    assert environment["model"]["revision"]
+    assert environment["config"]["arms"]["vcd"]["noise_step"] is not None
+    assert (finished / ".hydra" / "config.yaml").exists()
+    assert (finished / "report.html").stat().st_size > 1000
+
+
+def test_the_same_command_twice_gives_identical_predictions(checkpoint: Path, finished: Path, tmp_path: Path) -> None:
+    again = evaluate(study(checkpoint, tmp_path))
+    assert (again / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
+    assert (again / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+
+
+@pytest.mark.parametrize("share", [0.07, 0.5, 0.93])
+def test_a_run_cut_off_anywhere_continues_to_the_same_end(
+    checkpoint: Path, finished: Path, tmp_path: Path, share: float
+) -> None:
+    run = study(checkpoint, tmp_path)
+    whole = (finished / "predictions.jsonl").read_bytes()
+    with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
+        (store.path / "predictions.jsonl").write_bytes(whole[: int(share * len(whole))])
+        begun = store.path
+    assert evaluate(run) == begun
+    by_key = {(record["case"], record["arm"]): record for record in lines(finished)}
+    continued = lines(begun)
+    assert len(continued) == len(by_key)
+    assert {(record["case"], record["arm"]): record for record in continued} == by_key
+    assert (begun / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+
+
+def test_what_is_recorded_is_not_answered_again(
+    checkpoint: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = study(checkpoint, tmp_path)
+    with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
+        for name in ("predictions.jsonl", "development.jsonl"):
+            (store.path / name).write_bytes((finished / name).read_bytes())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("answered again")
+
+    monkeypatch.setattr(VLM, "generate", refuse)
+    evaluate(run)
+
+
+@dataclass(frozen=True)
+class WithoutDevelopment:
+    """IconWorld as a benchmark that has no development split."""
+
+    name: str = "without_development"
+
+    def load(self) -> Loaded:
+        return IconWorld().load()
+
+    def development(self) -> None:
+        return None
+
+
+def test_without_a_development_split_the_shift_is_cross_fitted(checkpoint: Path, tmp_path: Path) -> None:
+    run = study(
+        checkpoint,
+        tmp_path,
+        "benchmark={_target_: tests.experiments.test_study.WithoutDevelopment, name: without_development}",
+        "limit=24",
+    )
+    folder = evaluate(run)
+    margins: dict[str, dict[str, float]] = {}
+    for record in lines(folder):
+        margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
+    assert set(margins["calibrated_shift"]) == set(margins["baseline"])
+    shifts = {round(margins["calibrated_shift"][case] - margin, 3) for case, margin in margins["baseline"].items()}
+    assert len(shifts) > 1
+    assert not (folder / "development.jsonl").exists()
+
+
+def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(checkpoint: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    run = study(checkpoint, tmp_path, "task=export", f"task.to={root}", "limit=12")
+    run.task(run)
+    broken = sorted((root / "data").rglob("*.png"))[0]
+    broken.write_bytes(b"")
+    folder = evaluate(
+        study(checkpoint, tmp_path, "benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null")
+    )
+    environment = json.loads((folder / "environment.json").read_text())
+    statuses = [record["status"] for record in lines(folder) if record["arm"] == "baseline"]
+    assert len(statuses) + len(environment["benchmark"]["missing"]) >= 12
+    assert broken.stem in environment["benchmark"]["missing"] or "bad_image" in statuses
+
+
+def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:
+    samples = IconWorld().load().samples
+    assert {sample.subset for sample in limited(samples, 4)} == {"typical", "attack", "over_safety", "control"}
+    assert limited(samples, None) == samples
+    chosen = limited(samples, 30)
+    assert len(chosen) == 30
+    assert [sample for sample in samples if sample in chosen] == chosen
+
+
+def test_a_missing_root_is_one_sentence_before_any_weights(tmp_path: Path) -> None:
+    run = run_of("benchmark=mmsafeaware", f"benchmark.root={tmp_path / 'nowhere'}", "model.path=/no/such/model")
+    with pytest.raises(UserError, match="nowhere"):
+        run.task(run)
+
+
+def test_the_arm_under_study_may_be_the_baseline_alone(checkpoint: Path, tmp_path: Path) -> None:
+    run = run_of("method=baseline", f"model.path={checkpoint}", f"output_root={tmp_path}", "limit=4", "draws=20")
+    assert run.arms == {"baseline": Baseline()}
+    folder = evaluate(run)
+    assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
