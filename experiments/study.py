@@ -38,7 +38,7 @@ def run(run: Run) -> None:
     console = Console()
     loaded = _load_cases(run, console)
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
-        console.print(f"{'continuing' if store.resumed else 'run'} {store.path}", highlight=False, soft_wrap=True)
+        console.print(_plan(run, loaded, store), highlight=False, soft_wrap=True, markup=False)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.model)
@@ -223,6 +223,16 @@ def _batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console)
+
+
+def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
+    """What is about to happen, before the weights load: where, on what, and every arm's settings."""
+    lines = [
+        f"{'continuing' if store.resumed else 'run'} {store.path}",
+        f"{run.model.name} on {len(loaded.samples)} cases of {run.benchmark.name}",
+        *(f"  {arm}: {method}" for arm, method in run.arms.items()),
+    ]
+    return "\n".join([*lines, run.note] if run.note else lines)
 
 
 def _caveat(run: Run) -> str:

@@ -26,11 +26,12 @@ def _batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def perception_accuracy(
-    vlm: "VLM", split: Split, *, per_kind: int = 120, batch_size: int = 60
+    vlm: "VLM", split: Split, *, per_kind: int = 300, kinds: Sequence[str] = KINDS, batch_size: int = 60
 ) -> dict[str, dict[str, float | int]]:
     """Share of perception questions answered word for word, by kind: ``{kind: {"accuracy", "n"}}``."""
-    right = dict.fromkeys(KINDS, 0)
-    for batch in _batches(list(perception_questions(split, per_kind=per_kind)), batch_size):
+    right = dict.fromkeys(kinds, 0)
+    questions = [question for question in perception_questions(split, per_kind=per_kind) if question.kind in kinds]
+    for batch in _batches(questions, batch_size):
         for question, answer in zip(batch, _answers(vlm, batch), strict=True):
             right[question.kind] += answer == question.answer
     return {kind: {"accuracy": count / per_kind, "n": per_kind} for kind, count in right.items()}
