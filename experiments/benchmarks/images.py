@@ -174,7 +174,7 @@ def _picture(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
                 rule = f"{width} x {height} pixels, more than the {max_pixels:,} that are read"
                 raise _Refused(Fault.TOO_LARGE, f"{rule}; scale it down")
             form = "JPEG" if image.format == "MPO" else str(image.format)  # MPO: a JPEG with further views behind it
-            image.load()
+            image.load()  # here, so that a damaged picture is not taken for damaged EXIF below
             return _to_rgb(_upright(image)), form
     except _Refused:
         raise

@@ -183,7 +183,7 @@ def _parse_block(lines: list[str], first: int, seen: dict[str, int], source: str
     if prefix != PREFIX:
         raise broken(1, prefix, f"the line after the id is '{PREFIX}'")
     text = quoted[1:-1]
-    if len(quoted) < 2 or not (quoted.startswith('"') and quoted.endswith('"')) or not text.strip():
+    if not (quoted.startswith('"') and quoted.endswith('"')) or not text.strip():
         raise broken(2, quoted, "the third line is a sentence in double quotes")
     if blank:
         raise broken(3, blank, "a blank line ends the block")
