@@ -110,7 +110,7 @@ def open_door(config: DictConfig) -> Run:
         "model": _built(tree["model"], "model"),
         "benchmark": _built(tree["benchmark"], "benchmark"),
         "arms": {name: _built(node, f"arms.{name}") for name, node in arms.items()},
-        "task": _built(tree["task"], "task"),
+        "task": _built(tree["task"], "task"),  # last: a task's module is heavy, and all else is in order by now
     }
     scalars = {f.name: tree[f.name] for f in dataclasses.fields(RunConfig) if f.name not in (*built, "method")}
     return Run(**scalars, **built, arm=arm, config=tree | {"arms": arms})
@@ -145,8 +145,6 @@ def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
         for name, value in node.items()
         if name not in special
     }
-    if special.get("_partial_"):  # a task: its module is heavy and is imported last, when all else has been checked
-        return special | given
     target = _found(special["_target_"], key)
     known = list(inspect.signature(target).parameters)
     for name in given:

@@ -81,6 +81,7 @@ def test_a_typo_or_wrong_type_fails_while_composing(override: str, named: str) -
         ("method.alpha=-1", r"alpha"),
         ("method.beta=1.5", r"beta"),
         ("method.noise_step=1000", r"999"),
+        ("+task.colour=red", r"task\.colour: experiments\.study\.run has no such argument"),
         ("batch_size=0", r"batch_size=0: must be at least 1"),
         ("limit=0", r"limit=0"),
         ("benchmark.split=dev", r"train, development, test"),

@@ -1,7 +1,7 @@
 """The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +140,8 @@ class WithoutDevelopment:
 
 
 def test_without_a_development_split_the_shift_is_cross_fitted(checkpoint: Path, tmp_path: Path) -> None:
-    run = study(
-        checkpoint,
-        tmp_path,
-        "benchmark={_target_: tests.experiments.test_study.WithoutDevelopment, name: without_development}",
-        "limit=24",
-    )
-    folder = evaluate(run)
+    run = study(checkpoint, tmp_path, "limit=24")
+    folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
     margins: dict[str, dict[str, float]] = {}
     for record in lines(folder):
         margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
