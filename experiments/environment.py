@@ -1,6 +1,7 @@
 """What a run ran on: commit, versions, device, seeds, revisions. Never keys or the rest of the process environment."""
 
 import platform
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
@@ -53,7 +54,7 @@ def describe(run: Run, vlm: "VLM", loaded: Loaded) -> dict[str, Any]:
         },
         "arm_under_study": run.arm,
         "note": run.note,
-        "command": ["python", "-m", "experiments.run", *sys.argv[1:]],
+        "command": shlex.join(["python", "-m", "experiments.run", *sys.argv[1:]]),
         "config": run.config,
         "config_hash": run.config_hash,
         "started": now(),
