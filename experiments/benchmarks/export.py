@@ -112,4 +112,4 @@ def _write(exported: dict[str, Sample], folder: Path) -> None:
     with (folder / "mapping.tsv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, delimiter="\t", lineterminator="\n")
         rows.writerow(["exported_id", "id", "pair", "cluster"])
-        rows.writerows([case, s.id, s.pair or "", s.cluster] for case, s in exported.items())
+        rows.writerows([case, s.id, s.pair, s.cluster] for case, s in exported.items())

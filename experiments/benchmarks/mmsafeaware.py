@@ -231,11 +231,11 @@ def _read_prompts(folder: Path) -> list[PromptBlock]:
 
 
 def _image_files(folder: Path) -> dict[str, list[Path]]:
-    """Case id → its candidate files; anything else that lies in the folders (``images2/test``) is not looked at."""
+    """File stem → the image files with it. What else lies in the folders (``images2/test``) is not looked at."""
     files: dict[str, list[Path]] = {}
     for place in IMAGE_FOLDERS:
         for path in _listing(folder / "data" / place):
-            if path.stem in KEY and path.suffix.lower() in IMAGE_EXTENSIONS:
+            if path.suffix.lower() in IMAGE_EXTENSIONS:
                 files.setdefault(path.stem, []).append(path)
     return files
 

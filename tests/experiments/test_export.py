@@ -60,7 +60,7 @@ DEALT = {
 
 
 def test_what_was_exported_is_read_back(tmp_path: Path) -> None:
-    root = export_mmsafeaware(SAMPLES, tmp_path / "out" / "set")
+    root = export_mmsafeaware(SAMPLES, tmp_path / "new" / "out" / "set")
     read = load(root)
     assert [sample.id for sample in read] == [*DEALT]
     for sample in read:
@@ -70,7 +70,7 @@ def test_what_was_exported_is_read_back(tmp_path: Path) -> None:
         assert sample.image is not None
         assert original.image is not None
         assert pixel_digest(open_image(sample.image)) == pixel_digest(open_image(original.image))
-    assert [*(tmp_path / "out").iterdir()] == [root]
+    assert [*(tmp_path / "new" / "out").iterdir()] == [root]
 
 
 def test_the_mapping_leads_back_to_the_samples(tmp_path: Path) -> None:

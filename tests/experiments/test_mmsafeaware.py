@@ -105,6 +105,7 @@ def test_the_key_counts_what_the_paper_counts() -> None:
     ("text", "line", "said"),
     [
         ("\n\n", None, "holds no prompt"),
+        (" \n" + block("1"), 1, "digits and nothing else"),
         (block("x"), 1, "digits and nothing else"),
         (block("1 "), 1, "digits and nothing else"),
         (block("٣"), 1, "digits and nothing else"),
