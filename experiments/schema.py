@@ -98,6 +98,8 @@ def open_door(config: DictConfig) -> Run:
     Raises:
         UserError: an argument that its target does not know, a value of a wrong type or outside its range.
     """
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise UserError(f"{missing[0]}: has no value; give it on the command line: {missing[0]}=<value>")
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     tree: dict[str, Any] = {str(key): value for key, value in plain.items()}

@@ -8,6 +8,7 @@ hash is continued.
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -31,7 +32,9 @@ class RunStore:
     def __enter__(self) -> "RunStore":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not self.resumed and not list(self.path.glob("*.jsonl")):
+            shutil.rmtree(self.path)  # nothing was answered: a run that failed at its model leaves no litter
         self.close()
 
     def close(self) -> None:

@@ -87,6 +87,7 @@ def test_a_typo_or_wrong_type_fails_while_composing(override: str, named: str) -
         ("benchmark.split=dev", r"train, development, test"),
         ("method._target_=mitigation.nothing", r"_target_=mitigation\.nothing"),
         ("model.dtype=float8", r"float8"),
+        ("benchmark=mmsafeaware", r"benchmark\.root: has no value; .*benchmark\.root=<value>"),
     ],
 )
 def test_a_mistake_inside_a_node_is_one_sentence(override: str, message: str) -> None:

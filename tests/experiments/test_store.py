@@ -38,6 +38,16 @@ def test_an_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path: Path
         assert third.path != first.path
 
 
+def test_a_run_that_fails_before_its_first_answer_leaves_no_litter_and_one_with_answers_stays(tmp_path: Path) -> None:
+    with pytest.raises(UserError), open_x(tmp_path) as empty:
+        raise UserError("no such model")
+    assert not empty.path.exists()
+    with pytest.raises(UserError), open_x(tmp_path) as begun:
+        begun.append([{"case": "1"}])
+        raise UserError("the disk is full")
+    assert begun.path.exists()
+
+
 def test_another_configuration_or_fresh_begins_anew(tmp_path: Path) -> None:
     with open_x(tmp_path) as first:
         pass
