@@ -114,7 +114,7 @@ def qwen3_vl(seed: int = 0) -> Pieces:
 def instructblip(seed: int = 0) -> Pieces:
     """InstructBLIP over a Llama (Vicuna): 4 queries, put before BOS."""
     tokenizer = bpe("<image>", bos=True)
-    processor = hf.InstructBlipProcessor(
+    processor: Any = hf.InstructBlipProcessor(
         image_processor=hf.BlipImageProcessorPil(size={"height": 32, "width": 32}),
         tokenizer=tokenizer,
         qformer_tokenizer=bpe(bos=True),

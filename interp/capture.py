@@ -1,0 +1,276 @@
+"""Records where the language model's attention goes, while it generates or runs forward as usual.
+
+*Segment mass* is the exact share of a query's attention on each segment, by layer and head. Attention is linear in V,
+so a second call of the same kernel with one-hot segment indicators for values gives it for all queries in O(N) memory;
+a few queries are sliced out and get whole float32 rows instead, which are also what *maps* are.
+
+Queries are named by their *step*: 0 is the verdict (the last token of the prompt, off which the first answer token is
+read), 1, 2, ... the generated tokens as they are fed back, −1, −2, ... the prompt backwards from the verdict. Prompts
+are left-padded, so a step is one column of the batch. Knows nothing of benchmarks or files.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.attention import AttentionMap, Masses, mass_table
+from interp.errors import UserError
+from interp.following import Follower, Forward, Pass
+from interp.interface import AttentionCall, intercept
+from interp.segments import RowSegments, Segments, segment
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+FEW = 16  # up to so many queries at once are computed in float32 rows, also for half-precision models
+
+
+class Queries(Enum):
+    """Which queries to log; a sequence of steps is the other way to say it."""
+
+    VERDICT = "verdict"
+    GENERATED = "generated"  # the verdict and every generated token
+    ALL = "all"  # these and the whole prompt
+
+
+Steps = Queries | Sequence[int]
+
+_PAUSED: ContextVar[bool] = ContextVar("recording_paused", default=False)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Forwards inside are not recorded: for a second branch (noised image, no image) beside the one that answers."""
+    token = _PAUSED.set(True)
+    try:
+        yield
+    finally:
+        _PAUSED.reset(token)
+
+
+@dataclass
+class Record:
+    """What ``record_attention`` has seen so far. Rows are counted through all batches, in the order they ran."""
+
+    pieces: list[Masses] = field(default_factory=list)
+    maps: list[AttentionMap] = field(default_factory=list)
+    rows: list[RowSegments] = field(default_factory=list)
+
+    @property
+    def masses(self) -> pd.DataFrame:
+        """Tidy table: row, step, query (column in the batch), layer, head, segment, tokens (in the segment), mass."""
+        return mass_table(self.pieces)
+
+
+@contextmanager
+def record_attention(
+    vlm: "VLM",
+    *,
+    queries: Steps = Queries.GENERATED,
+    maps: Steps = (),
+    layers: Sequence[int] | None = None,
+    segments: Segments | None = None,
+) -> Iterator[Record]:
+    """Records every forward of ``vlm`` while open: ``vlm.generate`` (greedy, sampled, cached, batched), ``vlm.score``.
+
+    ``queries`` are those whose segment masses are logged, ``maps`` those whose whole rows are kept; ``layers`` defaults
+    to all. ``segments`` are those of inputs that were encoded before (``interp.segments.segment``). Logits are the
+    native sdpa ones, and the model's own attention implementation is back when the block ends, however it ends.
+
+    Raises:
+        UserError: an unknown layer, a step before the prompt, inputs the recorder has not seen encoded, a static cache,
+            or a model that does not take its attention from transformers' interface.
+    """
+    known = list(vlm.layout.attentions(vlm.model))
+    unknown = [layer for layer in layers or () if layer not in known]
+    if unknown:
+        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
+    recorder = _Recorder(vlm, queries, maps, known if layers is None else layers)
+    recorder.follower.known.extend([segments] if segments is not None else [])
+    speaker = recorder.follower.speaker
+    with ExitStack() as stack:
+        stack.enter_context(_listen(vlm, recorder.follower.known))
+        stack.callback(speaker.register_forward_pre_hook(recorder.before, with_kwargs=True).remove)
+        stack.callback(speaker.register_forward_hook(recorder.after).remove)
+        stack.enter_context(intercept(vlm, observe=recorder.observe))
+        yield recorder.record
+
+
+@contextmanager
+def _listen(vlm: "VLM", known: list[Segments]) -> Iterator[None]:
+    """Has ``vlm.encode`` note the segments of what it encodes; ``generate`` and ``score`` call it."""
+    encode, before = vlm.encode, vars(vlm).get("encode")
+
+    def noting(prompts: Any) -> Any:
+        encoded = encode(prompts)
+        known.append(segment(vlm, prompts, encoded))
+        return encoded
+
+    vars(vlm)["encode"] = noting
+    try:
+        yield
+    finally:
+        del vars(vlm)["encode"]
+        if before is not None:
+            vars(vlm)["encode"] = before
+
+
+@dataclass
+class _Sight:
+    """What is wanted of one forward (columns of the batch), and what its layers have shown so far."""
+
+    forward: Forward
+    logged: list[int]
+    mapped: list[int]
+    masses: dict[int, Tensor] = field(default_factory=dict)
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    indicators: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def places(self, columns: list[int], device: torch.device) -> Int[Tensor, "query"]:
+        """Where these columns are among the forward's queries."""
+        return torch.tensor(columns, device=device) - self.forward.start
+
+    def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
+        """Segments of a layer's keys, which end with the newest column; the same for all layers that hold as many."""
+        start = self.forward.total - call.key.shape[2]
+        if (start, dtype) not in self.indicators:
+            one_hot = self.forward.batch.segments.indicator(start, self.forward.total)
+            self.indicators[start, dtype] = one_hot.to(call.key.device, dtype)
+        return self.indicators[start, dtype]
+
+
+class _Recorder:
+    """The hooks of one ``record_attention``: around each forward, and at each attention call in it."""
+
+    def __init__(self, vlm: "VLM", queries: Steps, maps: Steps, layers: Sequence[int]) -> None:
+        self.name = vlm.name
+        self.follower = Follower(vlm)
+        self.logs, self.maps = _wanted(queries), _wanted(maps)
+        self.first = min([0, *(step for steps in (queries, maps) if not isinstance(steps, Queries) for step in steps)])
+        self.layers = tuple(layers)
+        self.record = Record()
+        self.sight: _Sight | None = None
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward: which of its columns are wanted."""
+        self.sight = None
+        if _PAUSED.get():
+            return
+        forward = self.follower.enter(args, kwargs)
+        batch = forward.batch
+        if forward.new == 0:
+            self.record.rows.extend(batch.segments.rows)
+            if self.first <= -batch.segments.width:
+                raise UserError(
+                    f"step {self.first} lies before a prompt of {batch.segments.width} columns; steps count from the "
+                    f"verdict, which is 0, back to {1 - batch.segments.width}; leave it out"
+                )
+        new = range(forward.new, forward.total)
+        logged = [column for column in new if self.logs(batch.step(column))]
+        self.sight = _Sight(forward, logged, [column for column in new if self.maps(batch.step(column))])
+
+    def observe(self, call: AttentionCall) -> None:
+        """At an attention call: the masses and rows of the wanted queries of this layer."""
+        sight = self.sight
+        if _PAUSED.get() or call.layer not in self.layers:
+            return
+        if sight is None or call.query.shape[2] != sight.forward.total - sight.forward.start:
+            raise UserError(
+                "attention ran outside a forward of the whole model; the recorder follows vlm.generate, vlm.score and "
+                "vlm.model(...); call one of these"
+            )
+        if sight.mapped:
+            sight.rows[call.layer] = _whole_rows(call, sight)
+        if sight.logged:
+            sight.masses[call.layer] = _mass(call, sight)
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """After a forward: what the layers showed goes to the CPU, in one transfer."""
+        sight, self.sight = self.sight, None
+        if sight is None:
+            return
+        self.follower.leave(sight.forward, output)
+        batch = sight.forward.batch
+        if sight.logged:
+            self.record.pieces.append(
+                Masses(
+                    mass=self._stacked(sight.masses),
+                    layers=self.layers,
+                    columns=tuple(sight.logged),
+                    width=batch.segments.width,
+                    first_row=batch.first_row,
+                    tokens=batch.segments.indicator(0, sight.forward.total).sum(1),
+                    real=batch.real(sight.logged),
+                )
+            )
+        if sight.mapped:
+            self.record.maps.extend(_maps(self._stacked(sight.rows), self.layers, sight.mapped, batch))
+
+    def _stacked(self, found: dict[int, Tensor]) -> Float[Tensor, "layer row head query _"]:
+        missing = [layer for layer in self.layers if layer not in found]
+        if missing:
+            raise UserError(
+                f"layer {missing[0]} of {self.name} attends without transformers' attention interface; recording needs "
+                "that; load it with attn_implementation='eager' and pass output_attentions=True"
+            )
+        return torch.stack([found[layer] for layer in self.layers]).cpu()
+
+
+def _wanted(queries: Steps) -> Callable[[int], bool]:
+    """Step → whether it is to be logged."""
+    if queries is Queries.ALL:
+        return lambda step: True
+    if queries is Queries.GENERATED:
+        return lambda step: step >= 0
+    steps = {0} if isinstance(queries, Queries) else set(queries)
+    return lambda step: step in steps
+
+
+def _whole_rows(call: AttentionCall, sight: _Sight) -> Float[Tensor, "row head query column"]:
+    """Full float32 rows, a few queries at a time; columns that a sliding window has dropped get 0."""
+    parts = [call.at(places).rows() for places in sight.places(sight.mapped, call.key.device).split(FEW)]
+    return torch.nn.functional.pad(torch.cat(parts, dim=2), (sight.forward.total - call.key.shape[2], 0))
+
+
+def _mass(call: AttentionCall, sight: _Sight) -> Float[Tensor, "row head query segment"]:
+    places = sight.places(sight.logged, call.key.device)
+    if len(places) <= FEW:
+        pattern = "row head query key, row key segment -> row head query segment"
+        return einsum(call.at(places).rows(), sight.indicator(call, torch.float32), pattern)
+    some = call if len(places) == call.query.shape[2] else call.at(places)
+    return _kernel_mass(some, sight.indicator(call, call.value.dtype))
+
+
+def _kernel_mass(
+    call: AttentionCall, indicator: Float[Tensor, "row key segment"]
+) -> Float[Tensor, "row head query segment"]:
+    """One more call of the kernel, with indicators for values, padded with zeros to the head dimension."""
+    width = call.value.shape[3]
+    parts = []
+    for some in indicator.split(width, dim=2):  # as a rule one part: a head is wider than there are segments
+        values = torch.nn.functional.pad(some, (0, width - some.shape[2]))[:, None]
+        parts.append(call.weighted(values)[..., : some.shape[2]])
+    return torch.cat(parts, dim=3).transpose(1, 2).float()
+
+
+def _maps(
+    found: Float[Tensor, "layer row head query column"], layers: tuple[int, ...], columns: list[int], batch: Pass
+) -> Iterator[AttentionMap]:
+    """One map for each query that means something."""
+    for row, i in batch.real(columns).nonzero().tolist():
+        yield AttentionMap(
+            row=batch.first_row + row,
+            step=batch.step(columns[i]),
+            query=columns[i],
+            layers=layers,
+            weights=found[:, row, :, i].clone(),
+        )

@@ -1,0 +1,263 @@
+"""One attention function and one mask function of ours, registered with transformers under one name.
+
+While an ``intercept`` is open, the language model alone looks its attention up under ``NAME``: the output is computed
+by transformers' own sdpa (soft-capped models: by chunks of float32 rows), and observers are handed what went in. The
+implementation that was there before is put back on the way out, also after an exception. Knows nothing of segments.
+
+``sdpa_mask`` is registered under the same name: without it transformers passes no mask at all, and padding, sliding
+windows and bidirectional images silently vanish. The name holds "sdpa", so that transformers refuses it for models that
+sdpa cannot run, and neither "flash" nor "flex", by which it picks other code paths. Soft-capped models, which sdpa
+cannot run and the chunks can, have a name of their own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from einops import einsum, rearrange, repeat
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+NAME = "forestlens_sdpa"
+SOFT_CAPPED_NAME = "forestlens_rows"
+CHUNK = 64  # queries whose full rows are held at once; 64 · 32 heads · 3k keys are 24 MiB in float32
+UNSUPPORTED = ("position_bias", "s_aux", "cache")
+
+
+Mask = Bool[Tensor, "#row #head query key"] | Float[Tensor, "#row #head query key"]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What one self-attention was called with: after the rotary embedding, keys and values after the cache.
+
+    ``mask`` is True (or 0, if it is additive) where a query may look. Where it is None, query *i* sees keys up to *i*
+    if ``causal``, and else all.
+    """
+
+    layer: int
+    query: Float[Tensor, "row head query dim"]
+    key: Float[Tensor, "row group key dim"]
+    value: Float[Tensor, "row group key dim"]
+    mask: Mask | None
+    causal: bool
+    scaling: float
+    softcap: float | None
+    module: Any
+
+    def allowed(self, places: Int[Tensor, "query"] | None = None) -> Mask:
+        """The mask of the queries at ``places`` (default: all), written out where it was None."""
+        if places is None:
+            places = torch.arange(self.query.shape[2], device=self.key.device)
+        if self.mask is not None:
+            return self.mask[:, :, places]
+        keys = torch.arange(self.key.shape[2], device=self.key.device)
+        if not self.causal:
+            return torch.ones(1, 1, len(places), len(keys), dtype=torch.bool, device=keys.device)
+        # Lower right: the last query sees every key. "No mask" taken for "no restriction" would lose causality.
+        last = places + (len(keys) - self.query.shape[2])
+        return (keys[None] <= last[:, None])[None, None]
+
+    def at(self, places: Int[Tensor, "query"]) -> "AttentionCall":
+        """The same call for the queries at ``places`` alone, with the mask written out."""
+        return replace(self, query=self.query[:, :, places], mask=self.allowed(places))
+
+    def rows(self) -> Float[Tensor, "row head query key"]:
+        """All attention weights, in float32 whatever the model's type. Holds them all: take a few queries (``at``)."""
+        groups = self.key.shape[1]
+        query = rearrange(self.query.float(), "row (group n) query dim -> row group n query dim", group=groups)
+        pattern = "row group n query dim, row group key dim -> row group n query key"
+        scores = rearrange(einsum(query, self.key.float(), pattern), "row group n query key -> row (group n) query key")
+        scores = scores * self.scaling
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        mask = self.allowed()
+        if mask.dtype == torch.bool:
+            return scores.masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1)
+        return (scores + mask.float()).softmax(-1)
+
+    def weighted(self, value: Float[Tensor, "row #group key dim"]) -> Float[Tensor, "row query head dim"]:
+        """Σ over keys of attention × ``value``, by the very kernel that computes the model's output."""
+        if self.softcap is not None:
+            return _by_rows(self, value)
+        value = value.expand(-1, self.key.shape[1], -1, -1)
+        return sdpa_attention_forward(
+            self.module, self.query, self.key, value, self.mask, scaling=self.scaling, is_causal=self.causal
+        )[0]
+
+    def block(self, edges: Bool[Tensor, "#row #head query key"]) -> "AttentionCall":
+        """The same call with some query → key edges cut.
+
+        Raises:
+            UserError: a query that saw something would see nothing.
+        """
+        mask = self.allowed()
+        # False written into an additive mask is 0 and changes nothing: such a mask gets its lowest number.
+        cut = mask & ~edges if mask.dtype == torch.bool else mask.masked_fill(edges, torch.finfo(mask.dtype).min)
+        if bool((_sees(mask) & ~_sees(cut)).any()):
+            raise UserError(
+                "every key of a query is blocked in a layer; leave it at least one; keep the sink or itself"
+            )
+        return replace(self, mask=cut)
+
+
+def _sees(mask: Tensor) -> Bool[Tensor, "row head query"]:
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return visible.any(-1)
+
+
+def _by_rows(call: AttentionCall, value: Float[Tensor, "row #group key dim"]) -> Float[Tensor, "row query head dim"]:
+    """For soft-capped models, which sdpa refuses: float32 rows, a chunk of queries at a time."""
+    value = repeat(value, "row group key dim -> row (group n) key dim", n=call.query.shape[1] // value.shape[1])
+    parts = []
+    for places in torch.arange(call.query.shape[2], device=call.key.device).split(CHUNK):
+        weights = call.at(places).rows().to(value.dtype)
+        parts.append(einsum(weights, value, "row head query key, row head key dim -> row query head dim"))
+    return torch.cat(parts, dim=1)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """What one open ``intercept`` does at each call: ``edit`` it first, ``observe`` it once all edits are made."""
+
+    layer: int
+    edit: Callable[[AttentionCall], AttentionCall] | None
+    observe: Callable[[AttentionCall], None] | None
+
+
+_TAPS: dict[Any, list[Tap]] = {}  # attention module → open intercepts, outermost first
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention contract; ``sliding_window`` among ``kwargs`` is already in the mask."""
+    taps = _TAPS.get(module, [])
+    _refuse(kwargs, attention_mask, query, key)
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    call = AttentionCall(
+        layer=taps[0].layer if taps else -1,
+        query=query,
+        key=key,
+        value=value,
+        mask=attention_mask,
+        causal=bool(causal) and query.shape[2] > 1 and attention_mask is None,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        module=module,
+    )
+    for tap in taps:
+        call = tap.edit(call) if tap.edit else call
+    with torch.no_grad():
+        for tap in taps:
+            if tap.observe:
+                tap.observe(call)
+    if softcap is not None:
+        return _by_rows(call, value), None
+    output, _ = sdpa_attention_forward(
+        module, query, key, value, call.mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
+    )
+    return output, None
+
+
+def _refuse(kwargs: dict[str, Any], mask: Tensor | None, query: Tensor, key: Tensor) -> None:
+    unknown = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
+    if unknown:
+        raise UserError(
+            f"this model's attention takes {', '.join(unknown)}, which cannot be recorded; only plain, windowed and "
+            "soft-capped attention can; load it with attn_implementation='eager' and pass output_attentions=True"
+        )
+    if mask is None and query.shape[2] > 1 and key.shape[2] != query.shape[2]:
+        raise UserError("a static cache cannot be recorded; only growing ones can; leave cache_implementation out")
+
+
+for _name in (NAME, SOFT_CAPPED_NAME):
+    AttentionInterface.register(_name, _attention)
+    AttentionMaskInterface.register(_name, sdpa_mask)
+
+
+_BEFORE: dict[Any, list[tuple[Any, str | None]]] = {}  # model → its implementations before the first open intercept
+
+
+@contextmanager
+def intercept(
+    vlm: "VLM",
+    *,
+    edit: Callable[[AttentionCall], AttentionCall] | None = None,
+    observe: Callable[[AttentionCall], None] | None = None,
+) -> Iterator[None]:
+    """Runs ``edit`` and ``observe`` at every self-attention of the language model while open; several may be open.
+
+    Raises:
+        UserError: the language model does not look its attention up in transformers' interface.
+    """
+    taps = {module: Tap(layer, edit, observe) for layer, module in vlm.layout.attentions(vlm.model).items()}
+    _BEFORE.setdefault(vlm.model, _implementations(vlm.model))
+    try:
+        _switch(vlm, list(taps))
+        for module, tap in taps.items():
+            _TAPS.setdefault(module, []).append(tap)
+        yield
+    finally:
+        for module, tap in taps.items():
+            _TAPS[module] = [other for other in _TAPS.get(module, []) if other is not tap]
+            if not _TAPS[module]:
+                del _TAPS[module]
+        if not any(module in _TAPS for module in taps):
+            for config, implementation in _BEFORE.pop(vlm.model):
+                config._attn_implementation_internal = implementation
+
+
+def _implementations(model: Any) -> list[tuple[Any, str | None]]:
+    """Every config of the model and its parts, with its attention implementation."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    waiting = list(configs.values())
+    while waiting:
+        config = waiting.pop()
+        for name in getattr(config, "sub_configs", {}):
+            part = getattr(config, name, None)
+            if part is not None and id(part) not in configs:
+                configs[id(part)] = part
+                waiting.append(part)
+    return [(config, config._attn_implementation) for config in configs.values()]
+
+
+def _switch(vlm: "VLM", modules: list[Any]) -> None:
+    """The language model's configs to our name, and no other: a vision tower has its own function to call."""
+    capped = getattr(vlm.model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    name = SOFT_CAPPED_NAME if capped else NAME
+    try:
+        vlm.model.set_attn_implementation({vlm.layout.text_config: name})
+    except ValueError as error:  # the model says that it cannot run under sdpa
+        raise UserError(_no_interface(vlm.name)) from error
+    for config, implementation in _BEFORE[vlm.model]:
+        if config._attn_implementation != name:
+            config._attn_implementation_internal = implementation
+    if not all(getattr(getattr(module, "config", None), "_attn_implementation", None) == name for module in modules):
+        raise UserError(_no_interface(vlm.name))
+
+
+def _no_interface(name: str) -> str:
+    return (
+        f"{name} does not take its attention from transformers' attention interface; recording needs that; "
+        "load it with attn_implementation='eager' and pass output_attentions=True"
+    )

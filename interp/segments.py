@@ -1,0 +1,157 @@
+"""Token → segment, for a whole left-padded batch, from the prompts and the processor's real output.
+
+A token belongs to the first of these that fits: ``padding``, ``image_0``, ``sink`` (the row's first token that is
+neither padding nor image: BOS, or whatever stands there), ``user`` (the question), ``system`` (the system text that the
+prompt gave; a template's own default counts as template), ``template`` (roles, delimiters, and all else). Whatever
+comes after the prompt is ``generated``. Knows nothing of attention.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.geometry import GRIDS, ImageTokens, PatchGrid
+from interp.spans import Span, overlaps, text_spans, token_spans
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+IMAGE = "image_0"
+SEGMENTS = ("padding", "sink", "system", "user", "template", "generated", IMAGE)
+"""Every segment's name; a table's codes are places in this tuple. A prompt has one image at most."""
+
+WORD = re.compile(r"\w+(?:['’-]\w+)*")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of the question and the columns of its tokens (which two words may share)."""
+
+    text: str
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowSegments:
+    """One prompt of the batch: its segment and token id by column, the words of its question, where its image lies."""
+
+    labels: tuple[str, ...]
+    input_ids: tuple[int, ...]
+    words: tuple[Word, ...]
+    grids: tuple[PatchGrid, ...]
+
+    def columns(self, segment: str) -> list[int]:
+        """The columns of one segment; UserError for a name that is none."""
+        if segment not in SEGMENTS:
+            raise UserError(f"no segment '{segment}'; known: {', '.join(SEGMENTS)}")
+        return [column for column, label in enumerate(self.labels) if label == segment]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A batch of prompts, all ``width`` columns wide."""
+
+    rows: tuple[RowSegments, ...]
+
+    @property
+    def width(self) -> int:
+        """Columns of the prompts, padding included."""
+        return len(self.rows[0].labels)
+
+    @cached_property
+    def input_ids(self) -> Int[Tensor, "row column"]:
+        """As the processor gave them."""
+        return torch.tensor([row.input_ids for row in self.rows])
+
+    @cached_property
+    def codes(self) -> Int[Tensor, "row column"]:
+        """Each token's place in ``SEGMENTS``."""
+        return torch.tensor([[SEGMENTS.index(label) for label in row.labels] for row in self.rows])
+
+    def indicator(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
+        """One-hot segments of the columns ``start`` to ``stop``; columns after the prompt are ``generated``."""
+        codes = self.codes[:, start:stop]
+        after = torch.full((len(self.rows), stop - start - codes.shape[1]), SEGMENTS.index("generated"))
+        return torch.nn.functional.one_hot(torch.cat([codes, after], dim=1), len(SEGMENTS)).float()
+
+
+def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Segments:
+    """Segments, words and patch grids of ``encoded = vlm.encode(prompts)``.
+
+    Raises:
+        UserError: ``encoded`` is not of these prompts or is padded on the right, or a word is found in no token.
+    """
+    ids, mask = encoded["input_ids"].tolist(), encoded["attention_mask"].tolist()
+    if len(ids) != len(prompts):
+        raise UserError(
+            f"{len(ids)} encoded rows for {len(prompts)} prompts; both must be of one batch; encode it again"
+        )
+    if not all(row[-1] for row in mask):
+        raise UserError(
+            "these inputs are padded on the right; the last column must be each prompt's own; use vlm.encode"
+        )
+    image_id = vlm.layout.image_token_id(vlm.model.config)
+    pictures = [prompt.image is not None for prompt in prompts]
+    return Segments(
+        tuple(
+            _row(vlm, prompt, ids[i], mask[i], image_id, encoded, index=sum(pictures[:i]))
+            for i, prompt in enumerate(prompts)
+        )
+    )
+
+
+def _row(
+    vlm: "VLM",
+    prompt: "Prompt",
+    ids: list[int],
+    mask: list[int],
+    image_id: int,
+    encoded: Mapping[str, Any],
+    index: int,
+) -> RowSegments:
+    image = [c for c, token in enumerate(ids) if mask[c] and token == image_id]
+    text = [c for c, token in enumerate(ids) if mask[c] and token != image_id]
+    labels = ["padding" if not shown else "template" for shown in mask]
+    for column in image:
+        labels[column] = IMAGE
+    rendered = vlm.render(prompt)
+    spans = dict(zip(text, token_spans(vlm.processor.tokenizer, rendered, [ids[c] for c in text]), strict=True))
+    places = text_spans(vlm.render, prompt)
+    for name in ("system", "user"):
+        for column in text:
+            if name in places and overlaps(spans[column], places[name]):
+                labels[column] = name
+    if text:
+        labels[text[0]] = "sink"
+    words = _words(rendered, places.get("user"), spans, vlm.name)
+    return RowSegments(tuple(labels), tuple(ids), words, _grids(vlm, prompt, image, ids, encoded, index))
+
+
+def _words(rendered: str, place: Span | None, spans: Mapping[int, Span | None], name: str) -> tuple[Word, ...]:
+    """The words of the question, in order."""
+    words = []
+    for match in WORD.finditer(rendered, *place) if place else ():
+        columns = tuple(column for column, span in spans.items() if overlaps(span, match.span()))
+        if not columns:
+            raise UserError(
+                f"the word '{match.group()}' of a question is found in none of the tokens of {name}; the tokenizer has "
+                "no usable offsets; load a fast tokenizer (use_fast=True)"
+            )
+        words.append(Word(match.group(), columns))
+    return tuple(words)
+
+
+def _grids(
+    vlm: "VLM", prompt: "Prompt", columns: list[int], ids: list[int], encoded: Mapping[str, Any], index: int
+) -> tuple[PatchGrid, ...]:
+    if prompt.image is None or not columns:
+        return ()
+    tokens = ImageTokens(columns, ids, index, prompt.image.size, encoded, vlm.model.config, vlm.processor)
+    return GRIDS[vlm.layout.geometry](tokens)
