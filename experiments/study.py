@@ -1,9 +1,10 @@
 """The study: the same cases under every arm, recorded as they are answered, then scored and compared.
 
-Fixed batches in the benchmark's order make a continued run equal an undisturbed one: a batch that was not wholly recorded
-is answered again as a whole, and only what is missing of it is appended.
+Fixed batches in the benchmark's order make a continued run equal an undisturbed one: a batch not wholly recorded is
+answered again as a whole, and only what is missing of it is appended.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,8 @@ THUMBNAIL = 160  # pixels, the longer side
 def run(run: Run) -> None:
     """Evaluates all arms, writes the record, the metrics and the report, and prints the summary."""
     console = Console()
-    loaded = _load_cases(run, console)
+    complete = _load_cases(run, console)
+    loaded = complete._replace(samples=limited(complete.samples, run.limit))
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         console.print(_plan(run, loaded, store), highlight=False, soft_wrap=True, markup=False)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
@@ -44,7 +46,7 @@ def run(run: Run) -> None:
         vlm = load(run.model)
         environment = describe(run, vlm, loaded)
         store.write_json("environment.json", environment)
-        study = Study(run, vlm, store, loaded, console)
+        study = Study(run, vlm, store, loaded, console, _shortfall(complete))
         study.answer_all()
         study.conclude(environment)
 
@@ -65,18 +67,8 @@ def _load_cases(run: Run, console: Console) -> Loaded:
     if not loaded.samples:
         raise UserError(f"benchmark {run.benchmark.name} has no case that can run here; look at benchmark.root")
     if loaded.missing:
-        reasons: dict[str, int] = {}
-        for reason in loaded.missing.values():
-            reasons[reason] = reasons.get(reason, 0) + 1
-        listed = "; ".join(
-            f"{count} × {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:4]
-        )
-        total = len(loaded.samples) + len(loaded.missing)
-        message = f"{run.benchmark.name}: {len(loaded.samples)} of {total} cases can run here ({listed})"
-        if run.strict:
-            raise UserError(f"{message}; strict=true asks for all; complete the folder or leave strict out")
-        console.print(f"[yellow]{message}; their ids are in environment.json[/yellow]", highlight=False)
-    return loaded._replace(samples=limited(loaded.samples, run.limit))
+        console.print(f"[yellow]{_shortfall(loaded)} Their ids are in environment.json.[/yellow]", highlight=False)
+    return loaded
 
 
 @dataclass
@@ -88,6 +80,7 @@ class Study:
     store: RunStore
     loaded: Loaded
     console: Console
+    shortfall: str = ""
 
     def answer_all(self) -> None:
         """Every arm on every case, skipping what is recorded; the baseline first, since shifts are fitted on it."""
@@ -179,7 +172,7 @@ class Study:
             study=self.run.arm,
             unsafe_margin=self.run.unsafe_margin,
             where=f"{self.vlm.name} on {self.run.benchmark.name}",
-            caveat=_caveat(self.run),
+            caveat=" ".join(filter(None, (_caveat(self.run), self.shortfall))),
         )
         self.store.write_json("metrics.json", result)
         self._write_thumbnails(frame)
@@ -233,6 +226,16 @@ def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
         *(f"  {arm}: {method}" for arm, method in run.arms.items()),
     ]
     return "\n".join([*lines, run.note] if run.note else lines)
+
+
+def _shortfall(loaded: Loaded) -> str:
+    """How many of a benchmark's cases cannot run here, and why, in a sentence; "" where all can."""
+    if not loaded.missing:
+        return ""
+    reasons = Counter(reason.partition(":")[0] for reason in loaded.missing.values())
+    listed = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common())
+    total = len(loaded.samples) + len(loaded.missing)
+    return f"{len(loaded.samples):,} of the benchmark's {total:,} cases can run here ({listed})."
 
 
 def _caveat(run: Run) -> str:
