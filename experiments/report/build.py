@@ -1,0 +1,77 @@
+"""One self-contained report.html from a run's directory; reads that directory alone, and no model."""
+
+import base64
+import io
+from functools import partial
+from pathlib import Path
+
+import matplotlib as mpl
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from experiments.report import figures, page
+from experiments.report.run_files import RunFiles, read_run, thumbnail_name
+from interp.errors import UserError
+
+__all__ = ["build", "thumbnail_name"]
+
+
+def build(run_dir: Path) -> Path:
+    """Draw the run's figures, write its report.html, and return the latter's path.
+
+    Reads metrics.json, environment.json, predictions.jsonl and thumbnails/; (re)writes figures/trade_off.svg,
+    figures/auroc.svg and report.html. The same files give the same bytes.
+
+    Raises:
+        UserError: a file is missing or not of the expected shape, or the directory cannot be written.
+    """
+    run = read_run(run_dir)
+    drawn = _figures(run)
+    # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
+    templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
+                            trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    html = templates.get_template("report.html.j2").render(**page.context(run), **drawn)
+    # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
+    return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
+
+
+def _figures(run: RunFiles) -> dict[str, dict[str, str]]:
+    """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/."""
+    published = page.published_rows(run)
+    drawn = {
+        "trade_off": (partial(figures.trade_off, run.metrics, published), figures.describe_trade_off(run.metrics)),
+        "auroc": (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),
+    }
+    embedded = {}
+    for name, (draw, words) in drawn.items():
+        screen, phone = _svg(draw(form=figures.SCREEN)), _svg(draw(form=figures.PHONE))
+        _write(run.directory / "figures" / f"{name}.svg", screen)
+        embedded[name] = {"uri": _data_uri(screen), "phone_uri": _data_uri(phone), "alt": words}
+    return embedded
+
+
+def _data_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
+
+
+def _svg(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    # Fixed ids and no date: the same metrics give the same file. Glyphs as paths: the same look without our fonts.
+    with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Write whole or not at all: an interrupted rebuild leaves the old report."""
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); the report is kept beside the run's files; "
+            "make the directory writable or copy the run elsewhere"
+        ) from None
+    return path

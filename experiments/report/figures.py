@@ -1,0 +1,164 @@
+"""Matplotlib figures of a run's metrics. Reads and saves no file, and leaves pyplot's global state alone."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy.special import ndtr
+
+from experiments.report.formatting import complete, fixed, percent
+from experiments.report.published import PublishedRow
+
+# Okabe and Ito's palette without its yellow, which is too pale for thin bars on white; black is the first arm's.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
+GREY = "#5f5f5f"
+CONTOURS = (0, 1, 2, 3)
+
+
+class Style(NamedTuple):
+    """How one arm looks in every figure: its colour and, for those who do not see it, its marker."""
+
+    colour: str
+    marker: str
+
+
+class Format(NamedTuple):
+    """The size at which a figure is read: its width, and the sizes in points of its text and of its labels."""
+
+    width: float  # inches of 100 px
+    text: float
+    label: float
+    legend_columns: int
+    name_length: int  # characters of an arm's name before it is cut
+
+
+SCREEN = Format(width=6.0, text=11, label=9.5, legend_columns=2, name_length=30)
+PHONE = Format(width=3.6, text=9, label=8, legend_columns=1, name_length=26)
+
+
+def arm_styles(names: Sequence[str]) -> dict[str, Style]:
+    """A style an arm, by position; colours repeat after seven arms but never with the same marker."""
+    return {name: Style(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
+
+
+def at_criterion(d_prime: float, criterion: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(over-safety accuracy, unsafe accuracy) of an observer of this d′ at each criterion.
+
+    d′ = z(hit) − z(false alarm) and c = −(z(hit) + z(false alarm))/2, so z(hit) = d′/2 − c; and the accuracy on safe
+    cases is 1 − false alarm, so its z is d′/2 + c.
+    """
+    return ndtr(d_prime / 2 + criterion), ndtr(d_prime / 2 - criterion)
+
+
+def trade_off(metrics: Mapping[str, Any], published: Sequence[PublishedRow] = (), form: Format = SCREEN) -> Figure:
+    """Unsafe accuracy against over-safety accuracy, an arm a point, with 95% intervals and iso-d′ contours.
+
+    Args:
+        metrics: the contents of a run's metrics.json.
+        published: rows to show in grey, numbered from 1 in the order given.
+    """
+    arms = metrics["arms"]
+    legend_rows = math.ceil((len(arms) + 1 + bool(published)) / form.legend_columns)
+    height = 0.98 * form.width + 0.02 * form.text * legend_rows
+    figure = Figure(figsize=(form.width, height), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(xlim=(-3, 103), ylim=(-3, 103), aspect="equal")  # air on all sides: models do sit at 0 and at 100
+    axes.set(xticks=range(0, 101, 20), yticks=range(0, 101, 20))
+    axes.set_xlabel("over-safety accuracy: safe cases called safe (%)", fontsize=form.text)
+    axes.set_ylabel("unsafe accuracy: unsafe cases called unsafe (%)", fontsize=form.text)
+    axes.tick_params(labelsize=form.label)
+    _draw_contours(axes, form)
+    for number, row in enumerate(published, start=1):
+        axes.text(100 * row.over_safety, 100 * row.unsafe, str(number), fontsize=form.label, color=GREY, ha="center",
+                  va="center", zorder=2)  # fmt: skip
+    handles = list(_draw_arms(axes, arms, form))
+    handles.append(Line2D([], [], color=GREY, linestyle=":", label="equal discrimination (d′)"))
+    if published:
+        handles.append(Line2D([], [], color=GREY, marker="$1$", linestyle="", label="published rows, by number"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=form.legend_columns, fontsize=form.label,
+                  frameon=False)  # fmt: skip
+    return figure
+
+
+def _draw_contours(axes: Axes, form: Format) -> None:
+    # Labels where "safe" is said readily, for models that over-refuse lie on the other side.
+    at = 0.45
+    for d_prime in CONTOURS:
+        over_safety, unsafe = at_criterion(d_prime, np.linspace(-4, 4, 400))
+        axes.plot(100 * over_safety, 100 * unsafe, color=GREY, linestyle=":", linewidth=1, zorder=1)
+        x, y = at_criterion(d_prime, np.array(at))
+        turn = -math.degrees(math.atan(math.exp(d_prime * at)))  # the contour's slope is −φ(d′/2 − c)/φ(d′/2 + c)
+        label = "d′ = 0 (chance)" if d_prime == 0 else f"d′ = {d_prime}"
+        axes.text(100 * float(x), 100 * float(y), label, fontsize=form.label, color=GREY, rotation=turn, ha="center",
+                  va="center", zorder=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+
+
+def _draw_arms(axes: Axes, arms: Mapping[str, Any], form: Format) -> Iterator[Line2D]:
+    styles = arm_styles(list(arms))
+    for name, arm in arms.items():
+        style, intervals, label = styles[name], arm["intervals"], _cut(name, form)
+        unsafe, over_safety = arm["accuracy"].get("unsafe"), arm["accuracy"].get("over_safety")
+        if unsafe is None or over_safety is None:
+            yield Line2D([], [], linestyle="", label=f"{label}: not available")
+            continue
+        x, y = 100 * over_safety, 100 * unsafe
+        if ends := complete(intervals.get("over_safety")):
+            axes.plot([100 * end for end in ends], [y, y], color=style.colour, linewidth=1.5, zorder=3)
+        if ends := complete(intervals.get("unsafe")):
+            axes.plot([x, x], [100 * end for end in ends], color=style.colour, linewidth=1.5, zorder=3)
+        axes.plot(x, y, style.marker, color=style.colour, markersize=8, markeredgecolor="white", zorder=4)
+        yield Line2D([], [], color=style.colour, marker=style.marker, linestyle="", markersize=8, label=label)
+
+
+def auroc(metrics: Mapping[str, Any], form: Format = SCREEN) -> Figure:
+    """AUROC of the margin an arm a row, with 95% intervals; an arm without margins says "not available"."""
+    arms = metrics["arms"]
+    styles = arm_styles(list(arms))
+    figure = Figure(figsize=(form.width, 0.9 + 0.45 * len(arms)), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    low = min([0.45, *(end - 0.02 for arm in arms.values() for end in complete(arm["intervals"].get("auroc")) or ())])
+    axes.set(xlim=(low, 1.02), ylim=(len(arms) - 0.5, -0.7))
+    axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
+    for row, (name, arm) in enumerate(arms.items()):
+        style, value = styles[name], arm.get("auroc")
+        if value is None:
+            axes.text(0.51, row, "not available", fontsize=form.label, color=GREY, va="center")
+            continue
+        if ends := complete(arm["intervals"].get("auroc")):
+            axes.plot(ends, [row, row], color=style.colour, linewidth=2)
+        axes.plot(value, row, style.marker, color=style.colour, markersize=8, markeredgecolor="white")
+        axes.annotate(
+            f"{value:.3f}", (value, row), (0, 8), textcoords="offset points", fontsize=form.label, ha="center"
+        )
+    axes.set_yticks(range(len(arms)), [_cut(name, form) for name in arms], fontsize=form.label)
+    axes.tick_params(axis="x", labelsize=form.label)
+    axes.set_xlabel("AUROC of the margin (0.5 = chance)", fontsize=form.text)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _cut(name: str, form: Format) -> str:
+    """At most ``name_length`` characters; "$" is made harmless: matplotlib reads formulas between two of them."""
+    text = name if len(name) <= form.name_length else name[: form.name_length - 1] + "…"
+    return text.replace("$", r"\$")
+
+
+def describe_trade_off(metrics: Mapping[str, Any]) -> str:
+    """The trade-off figure in words, for those who do not see it."""
+    accuracies = ((name, arm["accuracy"]) for name, arm in metrics["arms"].items())
+    points = (
+        f"{name}: unsafe {percent(values.get('unsafe'))}%, over-safety {percent(values.get('over_safety'))}%"
+        for name, values in accuracies
+    )
+    return f"Unsafe accuracy against over-safety accuracy. {'; '.join(points)}."
+
+
+def describe_auroc(metrics: Mapping[str, Any]) -> str:
+    """The AUROC figure in words."""
+    values = (f"{name}: {fixed(arm.get('auroc'), 3)}" for name, arm in metrics["arms"].items())
+    return f"AUROC of the margin. {'; '.join(values)}."

@@ -1,0 +1,55 @@
+"""Numbers as a reader sees them: percentages, intervals, p values. A null becomes ``MISSING``, never a zero."""
+
+import math
+from collections.abc import Sequence
+
+MISSING = "n/a"
+MINUS = "\N{MINUS SIGN}"
+TO = "\N{EN DASH}"
+
+Interval = Sequence[float | None] | None  # (low, high) as metrics.json keeps it
+
+
+def fixed(value: float | None, digits: int, *, sign: bool = False) -> str:
+    """``value`` with ``digits`` decimals and a true minus sign; a rounded zero never carries a minus."""
+    if value is None or math.isnan(value):
+        return MISSING
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", MINUS)
+
+
+def percent(rate: float | None, digits: int = 1, *, sign: bool = False) -> str:
+    """A fraction of 1 as percent (or, for differences, percentage points), without the sign %."""
+    return fixed(None if rate is None else 100 * rate, digits, sign=sign)
+
+
+def complete(interval: Interval) -> tuple[float, float] | None:
+    """The two ends of ``interval``, or None where either is missing."""
+    if interval is None or len(interval) != 2:
+        return None
+    low, high = interval
+    return None if low is None or high is None else (float(low), float(high))
+
+
+def percent_interval(interval: Interval, digits: int = 0) -> str:
+    """An interval of fractions in percent: ``88–94``, ``−2.1…4.0``; empty where there is none."""
+    ends = complete(interval)
+    return "" if ends is None else fixed_interval((100 * ends[0], 100 * ends[1]), digits)
+
+
+def fixed_interval(interval: Interval, digits: int = 2) -> str:
+    """An interval of plain numbers; beside a minus sign a dash would be misread, so dots stand between the ends."""
+    ends = complete(interval)
+    if ends is None:
+        return ""
+    low, high = (fixed(end, digits) for end in ends)
+    return f"{low}{'…' if MINUS in low + high else TO}{high}"
+
+
+def p_value(p: float | None) -> str:
+    """Three decimals, or ``<0.001``."""
+    if p is None:
+        return MISSING
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,261 @@
+"""A run's files → what the page's template prints. Knows neither HTML nor the disk."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from experiments.benchmarks.sample import UNSAFE_SUBSETS
+from experiments.outcomes import Status, Verdict
+from experiments.report import flips
+from experiments.report.formatting import MISSING, fixed, percent
+from experiments.report.published import PUBLISHED, PublishedRow
+from experiments.report.run_files import RunFiles
+from experiments.report.tables import CEILING_MARK, arm_rows, comparison_rows
+
+ACCURACY_HEADINGS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
+DELTA_HEADINGS = {
+    "overall": "overall",
+    "unsafe": "unsafe",
+    "over_safety": "over-safety",
+    "auroc": "AUROC",
+    "d_prime": "d′",
+    "flip_rate": "flip rate",
+}
+VERDICT_WORDS = {Verdict.YES: "Yes (safe)", Verdict.NO: "No (unsafe)", Verdict.NO_VERDICT: "no verdict"}
+GOLD_WORDS = {"yes": "Yes, it is safe", "no": "No, it is unsafe"}
+LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
+UNKNOWN = "not recorded"
+
+
+class Outcomes(NamedTuple):
+    """Counts of what became of the cases, a row an arm, over the headings that occur in any arm."""
+
+    headings: list[str]
+    rows: list[tuple[str, list[int]]]
+
+
+class Convention(NamedTuple):
+    """One arm's accuracies under other conventions than the default, as text."""
+
+    name: str
+    case_weighted: str
+    published: Mapping[str, str]  # by ACCURACY_HEADINGS
+    controls: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One arm's answer to one case, as text. ``judged`` is "right", "wrong", or empty where there was no answer."""
+
+    arm: str
+    response: str
+    cut: int  # characters that were left out of ``response``
+    verdict: str
+    judged: str
+    margin: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One flipped case. ``hidden``: the image stays blurred until the reader asks for it."""
+
+    id: str
+    fixed: bool
+    subset: str
+    scenario: str
+    text: str
+    gold: str
+    change: str
+    hidden: bool
+    thumbnail: str | None
+    answers: list[Answer]
+
+
+def context(run: RunFiles) -> dict[str, Any]:
+    """Everything the template names, except the figures."""
+    arms, comparisons = arm_rows(run.metrics), comparison_rows(run.metrics)
+    studied = studied_arm(run)
+    cells = [cell for row in arms for cell in (*row.accuracies.values(), row.flip_rate)]
+    question = _question(run.environment, studied, compared=studied in (run.metrics.get("comparisons") or {}))
+    return {
+        "title": f"forestlens: {question}",
+        "question": question,
+        "summary": [str(sentence) for sentence in run.metrics.get("summary") or ()],
+        "caveats": [str(sentence) for sentence in run.metrics.get("caveats") or ()],
+        "facts": _facts(run.environment),
+        "studied": studied,
+        "arms": arms,
+        "any_bounds": any(cell.bounds for cell in cells),
+        "any_ceiling": any(CEILING_MARK in row.d_prime.value for row in arms),
+        "ceiling_mark": CEILING_MARK,
+        "accuracy_headings": ACCURACY_HEADINGS,
+        "outcomes": _outcomes(run.metrics["arms"]),
+        "conventions": _conventions(run.metrics["arms"]),
+        "comparisons": comparisons,
+        "delta_headings": {k: v for k, v in DELTA_HEADINGS.items() if any(k in row.deltas for row in comparisons)},
+        "published": published_rows(run),
+        "environment_text": json.dumps(run.environment, indent=2, ensure_ascii=False, default=str),
+        "number": lambda count: MISSING if count is None else str(count),
+        "percent": percent,
+        "fixed": fixed,
+        **_cases(run, studied),
+    }
+
+
+def published_rows(run: RunFiles) -> Sequence[PublishedRow]:
+    """The published rows of the run's benchmark; empty where there are none to compare with."""
+    return PUBLISHED.get(str((run.environment.get("benchmark") or {}).get("name")), ())
+
+
+def studied_arm(run: RunFiles) -> str:
+    """The arm under study; for a run that names none, the first compared arm, or the only one."""
+    names = [
+        run.environment.get("arm_under_study"),
+        run.metrics.get("study"),
+        *(run.metrics.get("comparisons") or {}),
+        *run.metrics["arms"],
+    ]
+    return next(str(name) for name in names if name in run.metrics["arms"])
+
+
+def _question(environment: Mapping[str, Any], studied: str, *, compared: bool) -> str:
+    model = (environment.get("model") or {}).get("name") or "the model"
+    benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
+    if not compared:
+        return f"How well does {model} ({studied}) tell safe from unsafe on {benchmark}?"
+    return (
+        f"Does {studied} make {model} better at telling safe from unsafe on {benchmark}, "
+        "or does it only change how readily the model says “unsafe”?"
+    )
+
+
+def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
+    commit = str(environment.get("commit") or UNKNOWN)[:12]
+    if environment.get("dirty"):
+        commit += ", with uncommitted changes"
+    missing = benchmark.get("missing") or 0
+    n_missing = missing if isinstance(missing, int) else len(missing)
+    cases = f"{benchmark.get('n', UNKNOWN)} cases"
+    cases += f", {n_missing} published cases cannot run here" if n_missing else ""
+    return [
+        (
+            "model",
+            _joined(
+                model.get("name"), model.get("path"), _short("revision", model.get("revision")), model.get("dtype")
+            ),
+        ),
+        ("benchmark", _joined(benchmark.get("name"), cases, _short("manifest", benchmark.get("manifest")))),
+        ("seed", _known(environment.get("seed"))),
+        ("code", commit),
+        ("machine", _joined(environment.get("device"), _threads(environment.get("threads")))),
+        ("started, finished", f"{_known(environment.get('started'))}, {_known(environment.get('finished'))}"),
+        ("command", _known(environment.get("command"))),
+    ]
+
+
+def _known(value: Any) -> str:
+    return UNKNOWN if value is None or value == "" else str(value)
+
+
+def _joined(*values: Any) -> str:
+    return " · ".join(dict.fromkeys(str(value) for value in values if value not in (None, ""))) or UNKNOWN
+
+
+def _short(name: str, digest: Any) -> str | None:
+    return None if not digest else f"{name} {str(digest)[:12]}"
+
+
+def _threads(threads: Any) -> str | None:
+    return None if threads is None else f"{threads} thread{'' if threads == 1 else 's'}"
+
+
+def _outcomes(arms: Mapping[str, Any]) -> Outcomes:
+    kinds: list[tuple[str, str]] = []
+    for kind, known in (("status", list(Status)), ("verdict", list(Verdict))):
+        counted = {
+            key for arm in arms.values() for key, n in ((arm.get("outcomes") or {}).get(kind) or {}).items() if n
+        }
+        kinds += [(kind, key) for key in (*(k for k in known if k in counted), *sorted(counted - set(known)))]
+    rows = [
+        (name, [((arm.get("outcomes") or {}).get(kind) or {}).get(key, 0) for kind, key in kinds])
+        for name, arm in arms.items()
+    ]
+    return Outcomes([_outcome_heading(kind, key) for kind, key in kinds], rows)
+
+
+def _conventions(arms: Mapping[str, Any]) -> list[Convention]:
+    """The same answers scored in other ways: pooled over cases, and with the scorer that the paper published."""
+    rows = []
+    for name, arm in arms.items():
+        published = (arm.get("published") or {}).get("accuracy") or {}
+        controls = arm.get("controls") or {}
+        rows.append(
+            Convention(
+                name,
+                percent(arm["accuracy"].get("overall_case_weighted")),
+                {key: percent(published.get(key)) for key in ACCURACY_HEADINGS},
+                f"{percent(controls.get('accuracy'))} of {controls['n']}" if controls else MISSING,
+            )
+        )
+    return rows
+
+
+def _outcome_heading(kind: str, key: str) -> str:
+    words = key.replace("_", " ")
+    return words if kind == "status" or key == Verdict.NO_VERDICT else f"verdict {words}"
+
+
+def _cases(run: RunFiles, studied: str) -> dict[str, Any]:
+    comparison = (run.metrics.get("comparisons") or {}).get(studied)
+    if not comparison:
+        return {"cases": [], "flips_sentence": "Nothing to compare: this run has no second arm to set against it."}
+    reference = comparison["against"]
+    found = flips.flips(run.predictions, arm=studied, reference=reference)
+    chosen = flips.choose(found, arm=studied)
+    n_fixed = sum(flip.fixed for flip in found)
+    sentence = (
+        f"Against {reference}, {studied} fixed {n_fixed} cases (wrong to right) and broke {len(found) - n_fixed}. "
+        + (f"Below are {len(chosen)} of them: " if len(chosen) < len(found) else "All are below: ")
+        + "those with the largest change of margin, the subsets taking turns. Images of unsafe cases are blurred "
+        "until you ask for them."
+        if found
+        else f"No case changed between right and wrong from {reference} to {studied}."
+    )
+    return {"cases": [_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}
+
+
+def _case(run: RunFiles, flip: flips.Flip, studied: str) -> Case:
+    record = flip.records[studied]
+    arms = [arm for arm in run.metrics["arms"] if arm in flip.records]
+    return Case(
+        id=flip.case,
+        fixed=flip.fixed,
+        subset=str(record["subset"]).replace("_", "-"),
+        scenario=str(record.get("scenario") or ""),
+        text=str(record["text"])[:LONGEST_TEXT],
+        gold=GOLD_WORDS.get(record["gold"], str(record["gold"])),
+        change="" if flip.margin_change is None else fixed(flip.margin_change, 2, sign=True),
+        hidden=record["subset"] in UNSAFE_SUBSETS,
+        thumbnail=run.thumbnail(flip.case),
+        answers=[_answer(arm, flip.records[arm]) for arm in arms],
+    )
+
+
+def _answer(arm: str, record: Mapping[str, Any]) -> Answer:
+    right, status = flips.correct(record), Status(record["status"])
+    response = str(record["response"] or "")
+    verdict = VERDICT_WORDS.get(record["verdict"], str(record["verdict"]))
+    if right is None:
+        verdict = status.replace("_", " ")
+    elif status is not Status.ANSWERED:
+        verdict += f" ({status.replace('_', ' ')})"
+    return Answer(
+        arm=arm,
+        response=response[:LONGEST_TEXT],
+        cut=max(0, len(response) - LONGEST_TEXT),
+        verdict=verdict,
+        judged="" if right is None else ("right" if right else "wrong"),
+        margin=fixed(record["margin"], 2, sign=True),
+    )

@@ -1,0 +1,114 @@
+"""The files of a finished run, read and checked once. Knows where a run keeps things, not what they mean."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.outcomes import Status
+from interp.errors import UserError
+
+RECORD_KEYS = ("case", "arm", "status", "verdict", "response", "margin", "subset", "gold", "text")
+_WAY_OUT = "repeat the run's command, which finishes what is missing without repeating what is there"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a report is built from: metrics.json, environment.json and predictions.jsonl of one run."""
+
+    directory: Path
+    metrics: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    predictions: list[dict[str, Any]]
+
+    def thumbnail(self, case_id: str) -> str | None:
+        """The case's thumbnail as a data URI; None where the run kept none."""
+        path = self.directory / "thumbnails" / thumbnail_name(case_id)
+        if not path.is_file():
+            return None
+        return "data:image/jpeg;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+
+
+def thumbnail_name(case_id: str) -> str:
+    """A safe file name for the case's thumbnail, the same wherever it is asked for.
+
+    An id that is itself safe keeps its name; any other is cleaned and followed by a hash of the original, so that two
+    ids never share a file ("a/b" and "a_b" stay apart).
+    """
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", case_id):
+        return f"{case_id}.jpg"
+    cleaned = re.sub(r"[^A-Za-z0-9._-]", "_", case_id)[:60].lstrip(".")
+    digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{cleaned}~{digest}.jpg"
+
+
+def read_run(run_dir: Path) -> RunFiles:
+    """Read and check a run's directory.
+
+    Raises:
+        UserError: the directory or one of its files is missing, not readable, or not of the expected shape.
+    """
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir} is not a directory; a report is built from a run's directory; give one, "
+                        "outputs/<name>/<time>")  # fmt: skip
+    metrics = _json_object(run_dir / "metrics.json")
+    if not isinstance(metrics.get("arms"), dict) or not metrics["arms"]:
+        raise UserError(f"{run_dir / 'metrics.json'} has no arms; a report needs at least one; {_WAY_OUT}")
+    for name, arm in metrics["arms"].items():
+        for key in ("accuracy", "intervals", "n", "n_of"):
+            if not isinstance(arm, dict) or key not in arm:
+                raise UserError(
+                    f"{run_dir / 'metrics.json'}: arm {name!r} has no {key!r}; every arm needs it; {_WAY_OUT}"
+                )
+    return RunFiles(
+        directory=run_dir,
+        metrics=metrics,
+        environment=_json_object(run_dir / "environment.json"),
+        predictions=_predictions(run_dir / "predictions.jsonl"),
+    )
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; a report is built from a finished run; {_WAY_OUT}")
+    try:
+        # A model may have produced, and a crash may have torn, bytes that are no UTF-8: shown as �, never fatal.
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); a report reads it; check its permissions") from None
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg}); {_WAY_OUT}") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"{path} holds a {type(loaded).__name__}; it must be a JSON object; {_WAY_OUT}")
+    return loaded
+
+
+def _predictions(path: Path) -> list[dict[str, Any]]:
+    """The records in file order; of several with one (case, arm) the last counts."""
+    records: dict[tuple[str, str], dict[str, Any]] = {}
+    for number, line in enumerate(_text(path).split("\n"), start=1):  # splitlines() would split inside strings
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number}: not JSON ({error.msg}); {_WAY_OUT}") from None
+        if not isinstance(record, dict) or (absent := [key for key in RECORD_KEYS if key not in record]):
+            lacks = f"lacks {', '.join(absent)}" if isinstance(record, dict) else "is no JSON object"
+            raise UserError(f"{path}, line {number}: {lacks}; every prediction is a record with these; {_WAY_OUT}")
+        if record["status"] not in list(Status):
+            raise UserError(f"{path}, line {number}: status {record['status']!r} is not one of {', '.join(Status)}; "
+                            "judge the run again")  # fmt: skip
+        records[str(record["case"]), str(record["arm"])] = record
+    if not records:
+        raise UserError(f"{path} is empty; a report needs at least one prediction; {_WAY_OUT}")
+    return list(records.values())
