@@ -1,6 +1,6 @@
 """A run's directory: chosen, continued, appended to, closed. Knows nothing of models or statistics.
 
-``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended, fsynced a batch at a time). A run
+``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced by batch). A run
 is unfinished until ``environment.json`` has a ``finished`` time; the newest unfinished one with an equal configuration
 hash is continued.
 """

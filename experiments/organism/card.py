@@ -5,6 +5,8 @@ from typing import Any
 
 from experiments.organism.recipe import Recipe
 
+YES_NO_KINDS = ("presence", "sign")  # kinds whose chance level is one half
+
 _HEADER = """\
 ---
 license: apache-2.0
@@ -96,5 +98,7 @@ def _perception_table(results: Mapping[str, Any]) -> str:
         for kind in kinds
     ]
     n = next(iter(kinds.values()))["n"]
+    weak = [kind for kind in kinds if kind in YES_NO_KINDS and kinds[kind]["accuracy"] < 0.6]
+    note = f"\n\nAt chance: {', '.join(weak)}. Naming what is there was learned, checking a name against it was not." if weak else ""
     header = "| " + " | ".join(f"{kind} (n = {n})" for kind in kinds) + " |"
-    return "\n".join([header, "|" + "---|" * len(kinds), "| " + " | ".join(rows) + " |"])
+    return "\n".join([header, "|" + "---|" * len(kinds), "| " + " | ".join(rows) + " |"]) + note
