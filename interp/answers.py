@@ -19,32 +19,31 @@ def answer_ids(tokenizer: Any, rendered: str, *, name: str = "this model") -> An
     """The first tokens of "Yes" and " Yes" (of "No" and " No") as they continue ``rendered``, a prompt without answer.
 
     SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
-    changes the prompt's own last token (``: `` + ``Yes`` becoming ``:`` + ``▁Yes``) is no continuation and is left out;
-    if that leaves none, the prompt without its trailing whitespace is continued instead. A first token that both
+    changes the prompt's own last token is no continuation and is left out; after a prompt that ends in a space (``: ``
+    + ``Yes`` is ``:`` + ``▁Yes``) the spellings that continue it without that space count too. A first token that both
     answers share (a lone ``▁``) tells nothing and is left out.
 
     Raises:
         UserError: no first token tells Yes from No.
     """
-    for prompt in (rendered, rendered.rstrip()):
-        yes = _first_tokens(tokenizer, prompt, YES)
-        no = _first_tokens(tokenizer, prompt, NO)
-        found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
-        if found.yes and found.no:
-            return found
-    raise UserError(
-        f"the tokenizer of {name} has no first token that tells Yes from No (Yes: {yes}, No: {no}); margins need one; "
-        "choose a checkpoint whose vocabulary holds both words"
-    )
+    yes, no = (_first_tokens(tokenizer, rendered, spellings) for spellings in (YES, NO))
+    found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
+    if not (found.yes and found.no):
+        raise UserError(
+            f"the tokenizer of {name} has no first token that tells Yes from No (Yes: {yes}, No: {no}); margins need "
+            "one; choose a checkpoint whose vocabulary holds both words"
+        )
+    return found
 
 
-def _first_tokens(tokenizer: Any, prompt: str, spellings: tuple[str, ...]) -> list[int]:
-    before = _encode(tokenizer, prompt)
+def _first_tokens(tokenizer: Any, rendered: str, spellings: tuple[str, ...]) -> list[int]:
     found = []
-    for spelling in spellings:
-        after = _encode(tokenizer, prompt + spelling)
-        if len(after) > len(before) and after[: len(before)] == before:
-            found.append(after[len(before)])
+    for prompt in (rendered, rendered.rstrip(" ")):
+        before = _encode(tokenizer, prompt)
+        for spelling in spellings:
+            after = _encode(tokenizer, prompt + spelling)
+            if len(after) > len(before) and after[: len(before)] == before:
+                found.append(after[len(before)])
     return [i for i in dict.fromkeys(found) if i != tokenizer.unk_token_id]
 
 

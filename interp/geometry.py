@@ -76,7 +76,11 @@ def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     height, width = unpad_image(torch.zeros(1, tiles[0] * side, tiles[1] * side), size).shape[1:]
     base, rest = tokens.columns[: side * side], tokens.columns[side * side :]
     with_newline = _grid("tiles", rest, height, width + 1)
-    return _grid("base", base, side, side), PatchGrid("tiles", with_newline.columns[:, :-1])
+    # Padding is cut off in whole cells, the same on both sides: where it was an odd number, half a cell stays.
+    shown = [min(tiles[0], tiles[1] * size[0] / size[1]) * side, min(tiles[1], tiles[0] * size[1] / size[0]) * side]
+    top, left = (shown[0] - height) / (2 * shown[0]), (shown[1] - width) / (2 * shown[1])
+    box = (left, top, 1 - left, 1 - top)
+    return _grid("base", base, side, side), PatchGrid("tiles", with_newline.columns[:, :-1], box)
 
 
 def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 ORGANISMS = Path(__file__).parent / "organisms"
 HUB_TIMEOUT = 10.0  # seconds for the one request that asks whether the hub knows the id
 HASH_LENGTH = 12
+BRIEF = 160  # characters of another library's message that are quoted
 
 
 class Source(NamedTuple):
-    """Where a checkpoint is read from: a folder or hub id, the hub's commit, and whether the network is off limits."""
+    """Where a checkpoint is read from: a folder or hub id, and whether the network is off limits."""
 
     path: str
-    revision: str | None = None
+    revision: str | None = None  # as asked for: by the commit alone, a copy in the cache is not found again as "main"
     local_only: bool = True
+    commit: str | None = None
     files: tuple[str, ...] | None = None  # None where the hub was not asked
 
     def arguments(self) -> dict[str, Any]:
@@ -68,13 +70,13 @@ def load(
     config = replace(config, **changes)
     target = resolve_device(config.device)
     place = find(config)
-    commit = getattr(read_config(place, config), "_commit_hash", None) or place.revision
+    read_config(place, config)
     check_format(place)
     processor = read_processor(place, config)
     model = read_weights(place, config, target)
     from interp.vlm import VLM
 
-    return VLM(model, processor, name=config.name, revision=commit or weights_hash(Path(place.path)))
+    return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
 
 
 def resolve_device(name: str) -> "torch.device":
@@ -139,17 +141,18 @@ def _on_hub(repository: str, revision: str | None) -> Source:
             "`hf auth login` if it is private"
         ) from error
     except Exception as error:  # whatever the HTTP client calls a dead network, a proxy's refusal or a full server
-        if isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str):
-            return Source(repository, revision)
+        if isinstance(cached := try_to_load_from_cache(repository, "config.json", revision=revision), str):
+            return Source(repository, revision, commit=Path(cached).parent.name)
         raise UserError(
-            f"cannot fetch {repository}: the hub is not reachable ({_first_line(error)}) and no copy is cached; give a "
+            f"cannot fetch {repository}: the hub is not reachable ({_brief(error)}) and no copy is cached; give a "
             f"local folder, or take the bundled organism with model=llava_organism"
         ) from error
-    return Source(repository, info.sha, local_only=False, files=tuple(f.rfilename for f in info.siblings or ()))
+    files = tuple(file.rfilename for file in info.siblings or ())
+    return Source(repository, revision, local_only=False, commit=info.sha, files=files)
 
 
 def read_config(place: Source, config: ModelConfig) -> Any:
-    """The checkpoint's configuration, of a family that this project has a layout for."""
+    """The checkpoint's configuration, of a family that this project has a layout for; UserError for any other."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -241,38 +244,39 @@ def _reading(place: Source, what: str, read: Any, **arguments: Any) -> Any:
     """``read`` at ``place``, its error as one sentence: transformers raises a dozen types for files it cannot use."""
     try:
         return read(place.path, **place.arguments(), **arguments)
-    except UserError:
-        raise
     except Exception as error:
-        raise UserError(_sentence(place, what, error)) from error
+        raise UserError(_sentence(place, what, error, arguments.get("attn_implementation"))) from error
 
 
-def _sentence(place: Source, what: str, error: BaseException) -> str:
+def _sentence(place: Source, what: str, error: Exception, attention: str | None) -> str:
     from huggingface_hub.errors import GatedRepoError
 
-    chain, link = [], error
-    while link is not None:
-        chain.append(link)
-        link = link.__cause__ or link.__context__  # type: ignore[assignment]
-    if any(isinstance(cause, GatedRepoError) for cause in chain):
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    text = str(error)
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
         return (
             f"{place.path} is gated; its owner must let you in; ask for access on its hub page and log in with "
             "`hf auth login`, or give a local folder"
         )
-    if "torchvision" in str(error):
+    if "torchvision" in text:
         return (
             f"the {what} of {place.path} needs torchvision; install the build that fits this torch, or choose a family "
             "that does without (llava, llava_next, instructblip)"
         )
-    if "trust_remote_code" in str(error):
+    if "trust_remote_code" in text:
         return f"{place.path} brings its own code, which is run only if you say so; set model.trust_remote_code=true"
-    way_out = "fetch it once with network" if place.local_only and not Path(place.path).is_dir() else "mend the files"
-    return f"cannot read the {what} of {place.path} ({_first_line(error)}); {way_out} or choose another model"
+    if attention and ("attn_implementation" in text or "attention" in text.lower()):
+        return f"attention {attention!r} cannot be used ({_brief(error)}); set model.attn_implementation=sdpa or eager"
+    cached = place.local_only and not Path(place.path).is_dir()
+    way_out = "fetch the whole of it once with network" if cached else "mend its files"
+    return f"cannot read the {what} of {place.path} ({_brief(error)}); {way_out}, or choose another model"
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__
+def _brief(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.rstrip(".") if len(text) <= BRIEF else text[:BRIEF].rsplit(" ", 1)[0] + " ..."
 
 
 def weights_hash(folder: Path) -> str:

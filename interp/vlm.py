@@ -74,7 +74,10 @@ class VLM:
     @cached_property
     def answer_ids(self) -> AnswerIds:
         """The tokens that begin "Yes" and "No" where an answer begins; see ``interp.answers``."""
-        return answer_ids(self.tokenizer, self.render(Prompt("?")), name=self.name)
+        probe = Prompt(
+            "?", Image.new("RGB", (1, 1))
+        )  # some templates write the placeholder whether or not there is one
+        return answer_ids(self.tokenizer, self.render(probe), name=self.name)
 
     @cached_property
     def _speaker(self) -> Any:

@@ -57,8 +57,6 @@ class SecondBranch:
         self.prompt_ids: Tensor = self._inputs.pop("input_ids")
         # generate() drops a mask of ones, which lets attention run without one; both branches take the same path.
         self._padded = bool((self._prompt_mask == 0).any())
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
-            self._inputs["logits_to_keep"] = 1
         self.reset()
 
     def reset(self) -> None:
@@ -86,6 +84,7 @@ class SecondBranch:
             position_ids=positions[:, -tokens.shape[1] :],
             past_key_values=self._cache,
             use_cache=True,
+            logits_to_keep=1,
             return_dict=True,
             **inputs,
         )

@@ -1,8 +1,8 @@
 """Mitigations by words alone: a sentence added to the question, or a system prompt.
 
 The papers publish neither text. MMSafeAware (arXiv 2502.11184, section on mitigation) says only that the prompt asks to
-"consider the meaning of the text within the context of the image"; MOSSBench and MMSafeAware both name a safety system prompt
-without printing it. The texts below are ours.
+"consider the meaning of the text within the context of the image"; MOSSBench and MMSafeAware both name a safety system
+prompt without printing it. The texts below are ours.
 """
 
 from collections.abc import Sequence

@@ -95,7 +95,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
     config = LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=SPECIAL.index("<image>"),
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         image_seq_length=(IMAGE_SIZE // PATCH_SIZE) ** 2,

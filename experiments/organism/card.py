@@ -99,6 +99,10 @@ def _perception_table(results: Mapping[str, Any]) -> str:
     ]
     n = next(iter(kinds.values()))["n"]
     weak = [kind for kind in kinds if kind in YES_NO_KINDS and kinds[kind]["accuracy"] < 0.6]
-    note = f"\n\nAt chance: {', '.join(weak)}. Naming what is there was learned, checking a name against it was not." if weak else ""
+    note = (
+        f"\n\nAt chance: {', '.join(weak)}. Naming what is there was learned, checking a name against it was not."
+        if weak
+        else ""
+    )
     header = "| " + " | ".join(f"{kind} (n = {n})" for kind in kinds) + " |"
     return "\n".join([header, "|" + "---|" * len(kinds), "| " + " | ".join(rows) + " |"]) + note

@@ -161,11 +161,13 @@ def _loss(
     model: LlavaForConditionalGeneration, batch: Batch, features: Float[Tensor, "row patch width"]
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over answer tokens; only their positions go through the head."""
-    projected = model.model.multi_modal_projector(features)
+    projected: Any = list(
+        model.model.multi_modal_projector(features)
+    )  # a list of images, as get_image_features gives it
     hidden = model.model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
-        mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=list(projected))},
+        mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=projected)},
     ).last_hidden_state
     wanted = batch.labels[:, 1:] != IGNORED
     return nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][wanted]), batch.labels[:, 1:][wanted])

@@ -86,6 +86,7 @@ def test_what_the_model_did_not_answer_is_wrong_and_what_never_reached_it_is_mis
     assert arm["accuracy"]["typical"] == 2 / 5, "empty, no verdict and blocked are wrong"
     assert arm["accuracy"]["over_safety"] == 2 / 3
     assert arm["false_alarm_rate"] == 0, "no verdict on a safe case is not a call of unsafe"
+    assert arm["d_prime"] == pytest.approx(float(signal_detection(2, 5, 0, 3)[0]))
     assert (arm["n"], arm["n_of"], arm["n_by_subset"]["over_safety"]) == (8, 10, [3, 5])
     assert arm["bounds"]["typical"] == [2 / 5, 2 / 5]
     assert arm["bounds"]["over_safety"] == [2 / 5, 4 / 5]

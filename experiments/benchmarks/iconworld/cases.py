@@ -8,7 +8,7 @@ with its split; a fixed share of template × thing combinations is kept out of t
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,7 +144,7 @@ def _scenario(pair: Pair, thing: Thing) -> str:
     return "alarming_words" if pair.template.wording == "alarming" else "alarming_picture"
 
 
-def _tags(template: Template, thing: Thing) -> Mapping[str, str]:
+def _tags(template: Template, thing: Thing) -> dict[str, str]:
     return {
         "template": template.name,
         "concept": thing.concept,
