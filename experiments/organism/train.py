@@ -74,7 +74,7 @@ def train(recipe: Recipe, folder: Path, console: Console) -> None:
             encoder = Encoder(processor)
             for stage in ("perception", "verdict"):
                 train_language(stage, recipe, model, encoder, pool, features, report)
-        model.to(dtype=torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
+        model.bfloat16().save_pretrained(folder)
         processor.save_pretrained(folder)
     finally:
         torch.set_num_threads(threads)
