@@ -7,7 +7,7 @@ answered again as a whole, and only what is missing of it is appended.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 from rich.console import Console
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
     from mitigation.method import Method
 
+Item = TypeVar("Item")
 PREDICTIONS = "predictions.jsonl"
 DEVELOPMENT = "development.jsonl"
 THUMBNAIL = 160  # pixels, the longer side
@@ -125,7 +126,7 @@ class Study:
         done = {records.key(record) for record in self.store.records(file)}
         with _progress(self.console) as progress:
             bar = progress.add_task(label or arm, total=len(samples))
-            for batch in _batches(samples, self.run.batch_size):
+            for batch in batches(samples, self.run.batch_size):
                 missing = {sample.id for sample in batch if (sample.id, arm, settings) not in done}
                 if missing:
                     answered = self._answer_batch(arm, method, settings, batch)
@@ -208,9 +209,10 @@ def _prompt(sample: Sample) -> "Prompt":
     return Prompt(sample.prompt, None if sample.image is None else open_image(sample.image), key=sample.id)
 
 
-def _batches(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
-    for start in range(0, len(samples), size):
-        yield samples[start : start + size]
+def batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Runs of ``size`` items in order; the last may be shorter."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def _progress(console: Console) -> Progress:

@@ -1,7 +1,7 @@
 """Does the organism see, and how does it judge? The numbers of its model card, from a VLM like any other."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -11,18 +11,13 @@ from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, PerceptionQuestion, perception_questions
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.sample import Sample
+from experiments.study import batches
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
     from mitigation.method import Method
 
-Item = TypeVar("Item")
 LONGEST_ANSWER = 20  # tokens; a resolved sentence is the longest
-
-
-def _batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
 
 
 def perception_accuracy(
@@ -31,7 +26,7 @@ def perception_accuracy(
     """Share of perception questions answered word for word, by kind: ``{kind: {"accuracy", "n"}}``."""
     right = dict.fromkeys(kinds, 0)
     questions = [question for question in perception_questions(split, per_kind=per_kind) if question.kind in kinds]
-    for batch in _batches(questions, batch_size):
+    for batch in batches(questions, batch_size):
         for question, answer in zip(batch, _answers(vlm, batch), strict=True):
             right[question.kind] += answer == question.answer
     return {kind: {"accuracy": count / per_kind, "n": per_kind} for kind, count in right.items()}
@@ -51,7 +46,7 @@ def verdicts(
     from interp.vlm import Prompt
 
     found: list[dict[str, Any]] = []
-    for batch in _batches(samples, batch_size):
+    for batch in batches(samples, batch_size):
         prompts = []
         for sample in batch:
             assert sample.image is not None
