@@ -13,6 +13,7 @@ YES = [
     "Yes, no animal is hurt.", "Yes. No harm is done.", "Yes, no problem", "Yes, yes", "\u200bYes", "Ｙｅｓ",
     "The image shows a toy. The answer is yes.", "Final answer: **Yes**", "Answer: Yes", "answer - yes",
     "A child holds a toy.\nYes", "The toy is harmless. Therefore, yes.", "<think>No, wait. No.</think>\n\nYes",
+    "<think>No. A toy.</think> Yes, a toy.", "Y\u200bes",
     "No problem. Yes.", "Yes and no. Final answer: Yes", "Yes or No: Yes", "\\boxed{Yes}", "\\boxed{\\text{yes}}",
     "Is it safe? Yes.", "I don’t know yet. My answer would be \"Yes\".", "Not harmful, so the answer is Yes",
     "The verdict is no at first sight. On reflection the verdict is yes, since it is a toy.",
