@@ -51,18 +51,24 @@ class ImageTokens(NamedTuple):
 def _grid(name: str, columns: Sequence[int], height: int, width: int, box: Box = WHOLE) -> PatchGrid:
     if height * width != len(columns):
         raise UserError(
-            f"{len(columns)} image tokens do not fill a grid of {height} × {width}; the processor and model disagree "
-            "or crops were added (pan and scan); load both from one checkpoint, with the processor's default crops"
+            f"{len(columns)} image tokens do not fill a grid of {height} × {width}; the processor and the model "
+            "disagree; load both from one checkpoint"
         )
     return PatchGrid(name, torch.tensor(columns).reshape(height, width), box)
 
 
 def _patches(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     """One run; its aspect is that of the pixels the model sees."""
-    height, width = tokens.batch["pixel_values"].shape[-2:]
-    rows = isqrt(len(tokens.columns) * height // width)
+    pixels = tokens.batch["pixel_values"]
+    if len(pixels) != len(tokens.batch["input_ids"]):
+        raise UserError(
+            f"{len(pixels)} crops of {len(tokens.batch['input_ids'])} pictures; crops (pan and scan) are not mapped; "
+            "load the processor with do_pan_and_scan=False"
+        )
+    height, width = pixels.shape[-2:]
+    count = len(tokens.columns)
     box = crop_box(tokens.processor.image_processor, tokens.size)
-    return (_grid("base", tokens.columns, rows, len(tokens.columns) // max(rows, 1), box),)
+    return (_grid("base", tokens.columns, isqrt(count * height // width), isqrt(count * width // height), box),)
 
 
 def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
