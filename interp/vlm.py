@@ -39,14 +39,15 @@ class Prompt:
 class VLM:
     """Model, processor and layout. ``revision`` is the weights' hub commit or hash, None for a model built in memory.
 
-    The processor's tokenizer is set to pad on the left, with its end token where it has none to pad with.
+    The processor's tokenizer is set to pad on the left, with its end token where it has none to pad with. Of a model
+    wrapped by peft the inner one is kept: it has the adapter's layers in it, and the module paths of ``layout``.
 
     Raises:
         UserError: the family has no layout, or the tokenizer no token to pad with.
     """
 
     def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
-        self.model = model
+        self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.processor = processor
         self.layout = layout_for(model)
         self.name = name or self.layout.model_type

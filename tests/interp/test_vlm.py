@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import LogitsProcessor
 
@@ -236,6 +237,17 @@ def test_a_tokenizer_without_pad_token_pads_with_its_end_token() -> None:
         setattr(processor.tokenizer, name, None)
     with pytest.raises(UserError, match="pad_token"):
         VLM(model, processor)
+
+
+def test_a_model_with_an_adapter_answers_with_it(vlm: VLM) -> None:
+    before = vlm.score(PROMPTS)
+    wrapped = get_peft_model(vlm.model, LoraConfig(target_modules=["q_proj", "v_proj"], r=2)).eval()
+    adapted = VLM(wrapped, vlm.processor)
+    torch.testing.assert_close(adapted.generate(PROMPTS).margins, before, **TOLERANCE)  # LoRA's B starts at zero
+    for name, weight in wrapped.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.ones_(weight)
+    assert ((adapted.generate(PROMPTS).margins - before).abs() > 1e-3).all()
 
 
 def test_shapes_are_checked_in_tests(vlm: VLM) -> None:

@@ -1,0 +1,41 @@
+"""What a model's configuration refuses, and what it does not import."""
+
+import subprocess
+import sys
+
+import pytest
+
+from interp.errors import UserError
+from interp.model_config import ModelConfig
+
+
+def test_defaults_are_accepted() -> None:
+    assert ModelConfig("tiny", "organism:llava").dtype == "auto"
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1", "mps"])
+def test_devices(device: str) -> None:
+    assert ModelConfig("tiny", "a/b", device=device).device == device
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"path": ""}, "empty path"),
+        ({"dtype": "float8"}, "'float8'"),
+        ({"device": "gpu"}, "'gpu'"),
+        ({"device": "cuda:x"}, "'cuda:x'"),
+        ({"device": "cpu:1"}, "'cpu:1'"),
+        ({"device": "cuda:"}, "'cuda:'"),
+        ({"memory_gib": 0.0}, "memory_gib 0.0"),
+        ({"memory_gib": float("nan")}, "memory_gib nan"),
+    ],
+)
+def test_refusals_name_the_value(fields: dict, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ModelConfig(**{"name": "tiny", "path": "a/b", **fields})
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    code = "import sys, interp.model_config; print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
