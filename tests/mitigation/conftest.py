@@ -1,0 +1,61 @@
+"""A batch with padding, and the slow way to decode contrastively that the processor is held against."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.vlm import VLM, Prompt
+from mitigation.noise import diffuse_images
+from tests.tiny import picture
+
+TOKENS = 8
+
+
+@pytest.fixture
+def prompts() -> list[Prompt]:
+    """Three questions of different lengths, so that two rows are padded, about three pictures."""
+    texts = ["How do I kill this?", "Is it safe to eat the cake with a knife for dog?", "what is red"]
+    return [Prompt(text, picture(i), key=f"case-{i}") for i, text in enumerate(texts)]
+
+
+@torch.no_grad()
+def uncached(
+    model: Any, clean: dict[str, Tensor], noised: dict[str, Tensor], *, alpha: float, beta: float | None
+) -> tuple[list[int], Tensor]:
+    """Greedy tokens and every step's scores of one unpadded prompt: two whole forwards a step, in float64."""
+    grown, steps, ids = {}, [], []
+    for name, inputs in (("clean", clean), ("noised", noised)):
+        assert inputs["attention_mask"].all()
+        grown[name] = dict(inputs)
+    for _ in range(TOKENS):
+        first, second = (model(**grown[n], use_cache=False).logits[0, -1].double() for n in ("clean", "noised"))
+        scores = (1 + alpha) * first - alpha * second
+        if beta is not None:
+            scores[first.softmax(0) < beta * first.softmax(0).max()] = -torch.inf
+        steps.append(scores)
+        ids.append(int(scores.argmax()))
+        for inputs in grown.values():
+            for key in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"):
+                if key in inputs:
+                    causal = int(model.config.model_type == "paligemma")  # its prompt sees both ways and has type 0
+                    tail = {"input_ids": ids[-1], "attention_mask": 1, "token_type_ids": causal}.get(key, 0)
+                    inputs[key] = torch.cat([inputs[key], inputs[key].new_full((1, 1), tail)], dim=1)
+    return ids, torch.stack(steps)
+
+
+@pytest.fixture
+def one_by_one() -> Callable[..., list[tuple[list[int], Tensor]]]:
+    """``uncached`` for each prompt on its own, its picture noised by its key."""
+
+    def run(vlm: VLM, prompts: list[Prompt], *, alpha: float, beta: float | None, step: int) -> list[Any]:
+        answers = []
+        for prompt in prompts:
+            inputs = dict(vlm.encode([prompt]))
+            noised = diffuse_images(inputs, [prompt.key], step=step, seed=0)
+            answers.append(uncached(vlm.model, inputs, noised, alpha=alpha, beta=beta))
+        return answers
+
+    return run

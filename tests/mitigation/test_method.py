@@ -1,0 +1,37 @@
+"""The unmitigated arm, and that choosing a method costs no import of torch."""
+
+import subprocess
+import sys
+
+import torch
+
+from interp.vlm import VLM, Prompt
+from mitigation.method import Baseline, Method
+from mitigation.prompting import ContextPrompt, SafetyPrompt
+from mitigation.shift import ConstantShift
+from mitigation.vcd import VCD
+
+
+def test_the_baseline_is_the_models_own_answer(vlm: VLM, prompts: list[Prompt]) -> None:
+    answers, plain = Baseline().generate(vlm, prompts, max_new_tokens=4), vlm.generate(prompts, max_new_tokens=4)
+    assert answers.token_ids == plain.token_ids
+    assert torch.equal(answers.margins, vlm.score(prompts))
+
+
+def test_every_method_answers_each_prompt_in_order(vlm: VLM, prompts: list[Prompt]) -> None:
+    methods: list[Method] = [Baseline(), VCD(), ConstantShift(1.0), ContextPrompt(), SafetyPrompt()]
+    for method in methods:
+        whole = method.generate(vlm, prompts, max_new_tokens=3)
+        assert whole.margins.shape == (3,)
+        assert whole.token_ids == [method.generate(vlm, [p], max_new_tokens=3).token_ids[0] for p in prompts]
+
+
+def test_configuring_a_method_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\n"
+        "from mitigation import method, prompting, ranges, shift, vcd\n"
+        "vcd.VCD(), shift.ConstantShift(1.0), method.Baseline(), prompting.ContextPrompt()\n"
+        "loaded = {'torch', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {loaded}' if loaded else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
