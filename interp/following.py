@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.errors import UserError
+from interp.interface import STATIC
 from interp.segments import SEGMENTS, Segments
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Follower:
         ids = kwargs.get("input_ids", args[0] if args else None)
         embeddings = kwargs.get("inputs_embeds")
         cache = kwargs.get("past_key_values")
+        if getattr(cache, "is_compileable", False):
+            raise UserError(STATIC)
         past = int(cache.get_seq_length()) if cache is not None else 0
         shape = tuple((ids if ids is not None else embeddings).shape[:2])
         batch = self._pass(ids, embeddings, cache, past, shape)

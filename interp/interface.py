@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 NAME = "forestlens_sdpa"
 SOFT_CAPPED_NAME = "forestlens_rows"
 CHUNK = 64  # queries whose full rows are held at once; 64 · 32 heads · 3k keys are 24 MiB in float32
+STATIC = "a static cache cannot be recorded; only growing ones can; leave cache_implementation out"
 UNSUPPORTED = ("position_bias", "s_aux", "cache")
 
 
@@ -187,7 +188,7 @@ def _refuse(kwargs: dict[str, Any], mask: Tensor | None, query: Tensor, key: Ten
             "soft-capped attention can; load it with attn_implementation='eager' and pass output_attentions=True"
         )
     if mask is None and query.shape[2] > 1 and key.shape[2] != query.shape[2]:
-        raise UserError("a static cache cannot be recorded; only growing ones can; leave cache_implementation out")
+        raise UserError(STATIC)
 
 
 for _name in (NAME, SOFT_CAPPED_NAME):
