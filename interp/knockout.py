@@ -1,0 +1,144 @@
+"""Cuts attention edges between segments, so that what travels along them can be weighed by its absence.
+
+An edge goes from the keys of one segment to the queries of another: ``("image", "verdict")`` keeps the verdict from
+looking at the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4, cut edges like that).
+Names are those of ``interp.segments``, with ``image`` for the picture and ``verdict`` for the prompt's last token, off
+which the first answer token is read. A token always sees itself, so no query is left without a key. Knows nothing of
+how attention is recorded or drawn.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.capture import _listen
+from interp.errors import UserError
+from interp.following import Follower, Forward
+from interp.interface import AttentionCall, intercept
+from interp.segments import IMAGE, SEGMENTS, Segments, segment
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+Edge = tuple[str, str]
+"""Where the keys are, where the queries are."""
+
+VERDICT = "verdict"
+ENDS = ("image", VERDICT, *(name for name in SEGMENTS if name not in ("padding", IMAGE)))
+"""What an edge may start or end at."""
+
+
+@contextmanager
+def knockout(
+    vlm: "VLM", edges: Sequence[Edge], *, layers: Sequence[int] | None = None, segments: Segments | None = None
+) -> Iterator[None]:
+    """Cuts ``edges`` in ``layers`` (default: all) of every forward of ``vlm`` while open, cached decoding included.
+
+    ``segments`` are those of inputs that were encoded before (``interp.segments.segment``). It nests with itself and
+    with ``record_attention``, which sees the attention that is left. The model is as it was when the block ends,
+    however it ends.
+
+    Raises:
+        UserError: no edges, an unknown segment or layer, inputs that were encoded outside, or a model that does not
+            take its attention from transformers' interface.
+    """
+    _check(edges)
+    known = list(vlm.layout.attentions(vlm.model))
+    unknown = [layer for layer in layers or () if layer not in known]
+    if unknown:
+        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
+    cutter = _Cutter(vlm, edges, known if layers is None else layers)
+    follower = cutter.follower
+    follower.known.extend([segments] if segments is not None else [])
+    with ExitStack() as stack:
+        stack.enter_context(_listen(vlm, follower.known))
+        stack.callback(follower.speaker.register_forward_pre_hook(cutter.before, with_kwargs=True).remove)
+        stack.callback(follower.speaker.register_forward_hook(cutter.after).remove)
+        stack.enter_context(intercept(vlm, edit=cutter.edit))
+        yield
+
+
+def knockout_effect(
+    vlm: "VLM", prompts: "Sequence[Prompt]", edges: Sequence[Edge], layers: Sequence[int] | None = None
+) -> Float[Tensor, "row"]:
+    """The Yes/No margin with ``edges`` cut less the margin without, for each prompt; float32 on the CPU.
+
+    Raises:
+        UserError: as ``knockout``.
+    """
+    encoded = vlm.encode(prompts)
+    whole = vlm.score(prompts, encoded=encoded)
+    with knockout(vlm, edges, layers=layers, segments=segment(vlm, prompts, encoded)):
+        return vlm.score(prompts, encoded=encoded) - whole
+
+
+def _check(edges: Sequence[Edge]) -> None:
+    if not edges:
+        raise UserError("no edges to cut; a knockout needs at least one; give pairs like ('image', 'verdict')")
+    unknown = [name for edge in edges for name in edge if name not in ENDS]
+    if unknown:
+        raise UserError(f"no segment '{unknown[0]}' to cut an edge at; known: {', '.join(ENDS)}; choose among these")
+
+
+class _Cutter:
+    """The hooks of one ``knockout``: around each forward, and at each attention call in it."""
+
+    def __init__(self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int]) -> None:
+        self.edges = tuple(edges)
+        self.layers = frozenset(layers)
+        self.follower = Follower(vlm)
+        self.forward: Forward | None = None
+        self.cuts: dict[int, Bool[Tensor, "row head query key"] | None] = {}  # by number of keys
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward: which columns it holds."""
+        self.forward, self.cuts = self.follower.enter(args, kwargs), {}
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """After a forward: its cache names it at the next decoding step."""
+        if self.forward is not None:
+            self.follower.leave(self.forward, output)
+        self.forward, self.cuts = None, {}
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        """At an attention call: the same one without the edges."""
+        if call.layer not in self.layers:
+            return call
+        if self.forward is None or call.query.shape[2] != self.forward.total - self.forward.start:
+            raise UserError(
+                "attention ran outside a forward of the whole model; a knockout follows vlm.generate, vlm.score and "
+                "vlm.model(...); call one of these"
+            )
+        keys = call.key.shape[2]
+        if keys not in self.cuts:
+            cut = _cut(self.forward, self.edges, keys)
+            # A step that holds none of the queries stays as it is, with the mask it has.
+            self.cuts[keys] = cut.to(call.key.device) if bool(cut.any()) else None
+        edges = self.cuts[keys]
+        return call if edges is None else call.block(edges)
+
+
+def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "row 1 query key"]:
+    """True at the edges to cut. The keys are the newest columns: a sliding window's cache drops older ones."""
+    segments, total = forward.batch.segments, forward.total
+    codes = segments.indicator(0, total).argmax(-1)
+    first = total - keys
+    cut = torch.zeros(len(codes), total - forward.start, keys, dtype=torch.bool)
+    for source, target in edges:
+        seen = _at(codes, source, segments.width)[:, first:]
+        sees = _at(codes, target, segments.width)[:, forward.start :]
+        cut |= sees[:, :, None] & seen[:, None, :]
+    columns = torch.arange(total)
+    cut &= columns[forward.start :, None] != columns[None, first:]  # a token keeps itself
+    return cut[:, None]
+
+
+def _at(codes: Tensor, name: str, width: int) -> Bool[Tensor, "row column"]:
+    """Which columns an edge's end names."""
+    if name == VERDICT:
+        return (torch.arange(codes.shape[1]) == width - 1).expand(codes.shape)
+    return codes == SEGMENTS.index(IMAGE if name == "image" else name)
