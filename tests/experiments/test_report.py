@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -341,6 +341,8 @@ def test_controls_failed_cases_and_absent_arms_never_flip() -> None:
     assert [flip.case for flip in flips.flips(records, arm="vcd", reference="baseline")] == ["flips"]
 
 
+@example("a/b", "a_b")
+@example("a/b", "a:b")
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_thumbnail_names_are_safe_and_apart(one: str, other: str) -> None:
     name = thumbnail_name(one)
