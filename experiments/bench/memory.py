@@ -1,0 +1,91 @@
+"""Peak memory of a computation above what was there before: of this process on a CPU, of the allocator on CUDA."""
+
+import resource
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
+
+
+class Meter(Protocol):
+    """Made once all that is not to be counted is there; then ``start``, work, ``peak``."""
+
+    def start(self) -> None:
+        """Forgets earlier peaks."""
+        ...
+
+    def peak(self) -> int:
+        """Most bytes held since ``start``, above those held when the meter was made."""
+        ...
+
+    def synchronise(self) -> None:
+        """Waits for the device."""
+        ...
+
+
+def meter_for(device: "torch.device") -> Meter:
+    """The meter of a device."""
+    return CudaMeter(device) if device.type == "cuda" else ProcessMeter()
+
+
+class ProcessMeter:
+    """Resident memory of this process. Its peak is one variant's only if the process has run no other."""
+
+    def __init__(self) -> None:
+        self.before = _status("VmRSS") or _peak_since_start()
+
+    def start(self) -> None:
+        """Resets the high-water mark; a kernel that refuses counts from the start of the process: never too little."""
+        try:
+            CLEAR.write_text("5")
+        except OSError:
+            return
+
+    def peak(self) -> int:
+        """See ``Meter``."""
+        return (_status("VmHWM") or _peak_since_start()) - self.before
+
+    def synchronise(self) -> None:
+        """A CPU has done what it was told."""
+
+
+class CudaMeter:
+    """Bytes that torch's allocator has handed out."""
+
+    def __init__(self, device: "torch.device") -> None:
+        import torch
+
+        self._cuda = torch.cuda
+        self._device = device
+        self.before = torch.cuda.memory_allocated(device)
+
+    def start(self) -> None:
+        """See ``Meter``."""
+        self._cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        """See ``Meter``."""
+        return self._cuda.max_memory_allocated(self._device) - self.before
+
+    def synchronise(self) -> None:
+        """Waits for all kernels."""
+        self._cuda.synchronize(self._device)
+
+
+def _status(key: str) -> int | None:
+    """A size in bytes from the kernel's account of this process, None where there is none (macOS)."""
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
+
+
+def _peak_since_start() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
