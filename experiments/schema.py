@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = ("fresh", "output_root", "task")
+ATTRIBUTIONS = ("none", "captum")
 
 
 @dataclass
@@ -47,6 +48,10 @@ class RunConfig:
     strict: bool = False
     fresh: bool = False
     output_root: str = "outputs"
+    attention: bool = False
+    attribution: str = "none"
+    case: str | None = None
+    run: str | None = None
     task: Any = MISSING
     model: Any = MISSING
     benchmark: Any = MISSING
@@ -69,6 +74,10 @@ class Run:
     strict: bool
     fresh: bool
     output_root: str
+    attention: bool
+    attribution: str
+    case: str | None
+    run: str | None
     task: "Callable[[Run], object]"
     model: ModelConfig
     benchmark: Benchmark
@@ -103,7 +112,7 @@ def open_door(config: DictConfig) -> Run:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     tree: dict[str, Any] = {str(key): value for key, value in plain.items()}
-    _check_numbers(tree)
+    _check_values(tree)
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     arm = str(choices.get("method", "method"))
     arms = {"baseline": {"_target_": "mitigation.method.Baseline"}, arm: tree["method"]}
@@ -118,7 +127,9 @@ def open_door(config: DictConfig) -> Run:
     return Run(**scalars, **built, arm=arm, config=tree | {"arms": arms})
 
 
-def _check_numbers(tree: dict[str, Any]) -> None:
+def _check_values(tree: dict[str, Any]) -> None:
+    if tree["attribution"] not in ATTRIBUTIONS:
+        raise UserError(f"attribution={tree['attribution']}: must be one of {', '.join(ATTRIBUTIONS)}")
     for key in ("batch_size", "max_new_tokens", "draws"):
         if tree[key] < 1:
             raise UserError(f"{key}={tree[key]}: must be at least 1")

@@ -49,7 +49,10 @@ def run(run: Run) -> None:
         store.write_json("environment.json", environment)
         study = Study(run, vlm, store, loaded, console, _shortfall(complete))
         study.answer_all()
+        looked = study.look() if run.attention else []
         study.conclude(environment)
+        for sentence in looked:
+            console.print(sentence, highlight=False, markup=False)
 
 
 def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
@@ -161,6 +164,27 @@ class Study:
                 margin=float(generation.margins[index]),
                 finished=generation.finished[index],
             )
+
+    def look(self) -> list[str]:
+        """Writes where the attention of the baseline's failures went; returns what was found, in sentences."""
+        from experiments.attention.analysis import analyse_failures
+
+        try:
+            with self.console.status("attention of failures and matched successes"):
+                result = analyse_failures(
+                    self.vlm,
+                    self.loaded.samples,
+                    self._current_records(),
+                    self.store.path,
+                    seed=self.run.seed,
+                    draws=self.run.draws,
+                    batch_size=self.run.batch_size,
+                    max_new_tokens=self.run.max_new_tokens,
+                    captum=self.run.attribution == "captum",
+                )
+        except UserError as error:  # the study is worth keeping also where its attention cannot be looked at
+            return [f"attention was not analysed: {error}"]
+        return list(result["sentences"])
 
     def conclude(self, environment: Mapping[str, Any]) -> None:
         """Metrics, thumbnails of the cases whose verdict changed, report, table and sentences."""

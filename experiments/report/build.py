@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from experiments.report import figures, page
+from experiments.report.attention import attention
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
 from interp.errors import UserError
 
@@ -19,8 +20,8 @@ __all__ = ["build", "thumbnail_name"]
 def build(run_dir: Path) -> Path:
     """Draw the run's figures, write its report.html, and return the latter's path.
 
-    Reads metrics.json, environment.json, predictions.jsonl and thumbnails/; (re)writes figures/trade_off.svg,
-    figures/auroc.svg and report.html. The same files give the same bytes.
+    Reads metrics.json, environment.json, predictions.jsonl, thumbnails/ and, where it is, attention.json; (re)writes
+    figures/trade_off.svg, figures/auroc.svg and report.html. The same files give the same bytes.
 
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
@@ -30,7 +31,7 @@ def build(run_dir: Path) -> Path:
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    html = templates.get_template("report.html.j2").render(**page.context(run), **drawn)
+    html = templates.get_template("report.html.j2").render(**page.context(run), **drawn, attention=attention(run_dir))
     # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
     return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
 

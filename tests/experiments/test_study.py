@@ -69,6 +69,25 @@ def test_metrics_have_the_promised_shape(finished: Path) -> None:
     assert len(metrics["summary"]) == 2
 
 
+def test_the_attention_of_failures_stands_beside_the_study(finished: Path) -> None:
+    looked = json.loads((finished / "attention.json").read_text())
+    assert len(looked["sentences"]) == 2
+    assert (finished / "attention" / "masses.parquet").exists()
+    assert json.loads((finished / "attention" / "selftest.json").read_text())
+
+
+def test_where_attention_cannot_be_looked_at_the_study_is_kept(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("the self-test failed by 0.3")
+
+    monkeypatch.setattr("experiments.attention.analysis.analyse_failures", refuse)
+    folder = evaluate(study(checkpoint, tmp_path, "limit=4"))
+    assert (folder / "report.html").exists()
+    assert "attention was not analysed: the self-test failed by 0.3" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_constant_shift_moves_every_margin_alike(finished: Path) -> None:
     margins: dict[str, dict[str, float]] = {}
     for record in lines(finished):
@@ -114,7 +133,7 @@ def test_a_run_cut_off_anywhere_continues_to_the_same_end(
 def test_what_is_recorded_is_not_answered_again(
     checkpoint: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = study(checkpoint, tmp_path)
+    run = study(checkpoint, tmp_path, "attention=false")  # which looks at the model anew
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
         for name in ("predictions.jsonl", "development.jsonl"):
             (store.path / name).write_bytes((finished / name).read_bytes())
