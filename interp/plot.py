@@ -1,0 +1,279 @@
+"""Arrays → matplotlib Figures: where attention or attribution went, in the picture, the words, the layers and heads.
+
+A figure is 600 px wide and holds what is compared, side by side on one colour scale with its unit. Colours are told
+apart by colour-blind readers: viridis for shares (under words white to blue, so that they can be read), purple to
+orange for signed values, Okabe and Ito's palette with markers for curves. Saves nothing, leaves pyplot's global state
+alone, and knows nothing of models.
+"""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image, ImageFilter
+
+from interp.errors import UserError
+from interp.geometry import WHOLE, Box
+
+WIDTH = 6.0  # inches of 100 px
+TEXT = 11.0
+LABEL = 9.5
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", ":")
+MONOSPACE = 0.602  # width of a DejaVu Sans Mono letter over its size
+
+ATTENTION = "share of attention (%)"
+ATTRIBUTION = "attribution to logit(Yes) − logit(No); above 0 speaks for Yes"
+
+
+class Words(NamedTuple):
+    """Words in reading order and a value for each."""
+
+    words: Sequence[str]
+    values: Sequence[float]
+
+
+class Curve(NamedTuple):
+    """A mean by layer and the ends of its interval."""
+
+    mean: Float[np.ndarray, "layer"]
+    low: Float[np.ndarray, "layer"]
+    high: Float[np.ndarray, "layer"]
+
+
+def layer_groups(layers: Sequence[int], count: int = 3) -> dict[str, list[int]]:
+    """At most ``count`` runs of layers of nearly equal length, by their names in a figure."""
+    if not layers or count < 1:
+        raise UserError(f"{len(layers)} layers in {count} groups; there must be one of each; record some layers")
+    runs = [run.tolist() for run in np.array_split(np.asarray(layers), min(count, len(layers)))]
+    return {f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}–{run[-1]}": run for run in runs}
+
+
+def image_overlay(
+    picture: Image.Image,
+    maps: Mapping[str, Float[np.ndarray, "_ _"]],
+    *,
+    box: Box = WHOLE,
+    unit: str = ATTENTION,
+    signed: bool = False,
+    title: str = "",
+) -> Figure:
+    """The picture, and beside it each map under the picture's outlines, all on one scale; ``maps`` go by their titles.
+
+    ``box`` is the part of the picture that the maps cover (``PatchGrid.box``). Shares are given as shares of 1 and
+    shown in percent where ``unit`` says so; ``signed`` values get a scale with 0 in its middle.
+    """
+    scale = _scale(list(maps.values()), unit, signed)
+    columns = min(len(maps) + 1, 4)
+    rows = math.ceil((len(maps) + 1) / columns)
+    side = WIDTH / columns * min(picture.height / picture.width, 1.6)
+    figure = _figure(rows * (side + 0.22) + 0.6, title)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes in panels:
+        axes.set_axis_off()
+    panels[0].imshow(picture.convert("RGB"), extent=(0, 1, 1, 0), aspect=picture.height / picture.width)
+    panels[0].set_title("picture", fontsize=LABEL)
+    for axes, (name, values) in zip(panels[1:], maps.items(), strict=False):
+        _overlay(axes, picture, values * scale.factor, box, scale)
+        axes.set_title(name, fontsize=LABEL)
+    _legend(figure, scale, list(figure.axes))
+    return figure
+
+
+def text_heat(texts: Mapping[str, Words], *, unit: str = ATTENTION, signed: bool = False, title: str = "") -> Figure:
+    """Each text under its name, every word on the colour of its value, all on one scale."""
+    scale = _scale([np.asarray(text.values, dtype=float) for text in texts.values()], unit, signed, shares="Blues")
+    letters = int((WIDTH - 0.3) * 72 / (TEXT * MONOSPACE))
+    lines = {name: _wrapped(text, letters) for name, text in texts.items()}
+    spacing = 1.75 * TEXT / 72  # inches from line to line
+    count = sum(len(of_text) + 1.6 for of_text in lines.values())
+    height = count * spacing
+    figure = _figure(height + 0.9, title)
+    axes = figure.add_subplot()
+    axes.set(xlim=(0, letters), ylim=(count, 0))
+    axes.set_axis_off()
+    line = 0.0
+    for name, of_text in lines.items():
+        axes.text(0, line + 0.5, name, fontsize=LABEL, fontweight="bold", va="center", parse_math=False)
+        for placed in of_text:
+            line += 1
+            _line(axes, placed, line, scale)
+        line += 1.6
+    _legend(figure, scale, [axes])
+    return figure
+
+
+def head_grid(
+    grids: Mapping[str, Float[np.ndarray, "layer head"]],
+    *,
+    layers: Sequence[int] | None = None,
+    unit: str = "share of attention on the image (%)",
+    signed: bool = False,
+    title: str = "",
+) -> Figure:
+    """A cell for each layer (rows, the first on top) and head (columns), grids side by side on one scale."""
+    scale = _scale(list(grids.values()), unit, signed)
+    shape = next(iter(grids.values())).shape
+    names = list(range(shape[0]) if layers is None else layers)
+    if any(grid.shape != (len(names), shape[1]) for grid in grids.values()):
+        shapes = ", ".join(f"{name} {grid.shape}" for name, grid in grids.items())
+        raise UserError(f"grids of {shapes} for {len(names)} layers; they must be alike; plot them one by one")
+    columns = min(len(grids), 3)
+    rows = math.ceil(len(grids) / columns)
+    side = min(WIDTH / columns, 4.0) * min(max(shape[0] / shape[1], 0.5), 1.2)
+    figure = _figure(rows * (side + 0.5) + 0.9, title)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes in panels.flat[len(grids) :]:
+        axes.set_axis_off()
+    for axes, (name, grid) in zip(panels.flat, grids.items(), strict=False):
+        axes.imshow(grid * scale.factor, cmap=scale.colours, norm=scale.norm, aspect="auto", interpolation="nearest")
+        axes.set_title(name, fontsize=LABEL)
+        axes.set_xlabel("head", fontsize=LABEL)
+        axes.tick_params(labelsize=LABEL)
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        step = math.ceil(len(names) / 16)
+        axes.set_yticks(range(0, len(names), step), [str(name) for name in names[::step]])
+    for axes in panels[:, 0]:
+        axes.set_ylabel("layer", fontsize=LABEL)
+    _legend(figure, scale, list(panels.flat))
+    return figure
+
+
+def layer_curves(
+    curves: Mapping[str, Curve],
+    *,
+    layers: Sequence[int] | None = None,
+    unit: str = "share of attention on the image (%)",
+    interval: str = "95% interval",
+    title: str = "",
+) -> Figure:
+    """A line with its interval for each group (failures, successes), over the layers."""
+    if not curves:
+        raise UserError("nothing to draw; a figure shows at least one curve; check the selection")
+    figure = _figure(4.0, title)
+    axes = figure.add_subplot()
+    factor = _factor(unit)
+    for i, (name, curve) in enumerate(curves.items()):
+        places = list(range(len(curve.mean)) if layers is None else layers)
+        style: dict[str, Any] = {"color": OKABE_ITO[i % len(OKABE_ITO)], "marker": MARKERS[i % len(MARKERS)]}
+        axes.plot(places, curve.mean * factor, label=name, linestyle=LINES[i % len(LINES)], **style)
+        ends = curve.low * factor, curve.high * factor
+        axes.fill_between(places, *ends, color=style["color"], alpha=0.18, linewidth=0)
+        for end in ends:  # where bands overlap, their edges still tell them apart
+            axes.plot(places, end, color=style["color"], linewidth=0.7, linestyle=LINES[i % len(LINES)])
+    axes.set_xlabel("layer", fontsize=TEXT)
+    axes.set_ylabel("\n".join(textwrap.wrap(unit, 36)), fontsize=TEXT)
+    axes.set_ylim(bottom=min(0.0, *(float(curve.low.min()) * factor for curve in curves.values())))
+    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+    axes.tick_params(labelsize=LABEL)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    figure.legend(fontsize=LABEL, frameon=False, loc="outside lower center", ncols=2, title=f"band: {interval}",
+                  title_fontsize=LABEL)  # fmt: skip
+    return figure
+
+
+class _Scale(NamedTuple):
+    """One scale of colours for all that a figure compares."""
+
+    colours: Colormap
+    norm: Normalize
+    factor: float
+    unit: str
+
+
+def _factor(unit: str) -> float:
+    return 100.0 if "%" in unit else 1.0
+
+
+def _scale(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str = "viridis") -> _Scale:
+    """From 0 (or, signed, from as far below as above it) to the largest value of all."""
+    if not any(some.size for some in values):
+        raise UserError("nothing to draw; a figure shows at least one value; check the selection")
+    factor = _factor(unit)
+    top = max(float(np.abs(some).max()) for some in values if some.size) * factor or 1.0
+    if not math.isfinite(top):
+        raise UserError("a value to draw is not finite; a colour stands for a number; leave such cases out")
+    lowest = min(float(some.min()) for some in values if some.size)
+    if lowest < 0 and not signed:
+        raise UserError(f"a value of {lowest:.3g} on a scale that starts at 0; only shares fit it; pass signed=True")
+    return _Scale(colormaps["PuOr_r" if signed else shares], Normalize(-top if signed else 0.0, top), factor, unit)
+
+
+def _figure(height: float, title: str) -> Figure:
+    figure = Figure(figsize=(WIDTH, height + (0.3 if title else 0)), dpi=100, layout="constrained")
+    if title:
+        figure.suptitle("\n".join(textwrap.wrap(title, 78)), fontsize=TEXT, parse_math=False)
+    return figure
+
+
+def _legend(figure: Figure, scale: _Scale, axes: list[Axes]) -> None:
+    bar = figure.colorbar(
+        ScalarMappable(scale.norm, scale.colours), ax=axes, location="bottom", fraction=0.06, aspect=45, pad=0.03
+    )
+    bar.set_label(scale.unit, fontsize=LABEL)
+    bar.ax.tick_params(labelsize=LABEL)
+    bar.ax.xaxis.set_major_locator(MaxNLocator(7))
+
+
+def _overlay(axes: Axes, picture: Image.Image, values: np.ndarray, box: Box, scale: _Scale) -> None:
+    left, top, right, bottom = box
+    ratio = picture.height / picture.width
+    axes.imshow(values, cmap=scale.colours, norm=scale.norm, extent=(left, right, bottom, top), aspect=ratio,
+                interpolation="nearest")  # fmt: skip
+    axes.imshow(_outlines(picture), extent=(0, 1, 1, 0), aspect=ratio)
+    axes.set(xlim=(min(left, 0), max(right, 1)), ylim=(max(bottom, 1), min(top, 0)))
+
+
+def _outlines(picture: Image.Image) -> Float[np.ndarray, "height width 4"]:
+    """White where the picture is brighter than what is around it, black where it is darker, elsewhere see-through.
+
+    A grey picture mixed into the map would change its colours, and with them what the scale says of them.
+    """
+    grey = picture.convert("L")
+    around = grey.filter(ImageFilter.GaussianBlur(max(grey.size) / 40))
+    contrast = (np.asarray(grey, dtype=float) - np.asarray(around, dtype=float)) / 255
+    strength = np.minimum(np.abs(contrast) / max(float(np.quantile(np.abs(contrast), 0.98)), 1e-3), 1)
+    white = (contrast > 0).astype(float)
+    return np.dstack([white, white, white, 0.8 * strength**1.5])
+
+
+def _wrapped(text: Words, letters: int) -> list[list[tuple[int, str, float]]]:
+    """Lines of (first letter, word, value), as many words as fit each; a word longer than a line is cut."""
+    lines: list[list[tuple[int, str, float]]] = [[]]
+    place = 0
+    for word, value in zip(text.words, text.values, strict=True):
+        shown = word if len(word) <= letters else word[: letters - 1] + "…"
+        if place and place + len(shown) > letters:
+            lines.append([])
+            place = 0
+        lines[-1].append((place, shown, float(value)))
+        place += len(shown) + 1
+    return lines
+
+
+def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: _Scale) -> None:
+    for place, word, value in words:
+        colour = scale.colours(scale.norm(value * scale.factor))
+        axes.text(
+            place + len(word) / 2, line + 0.5, word, ha="center", va="center", family="monospace", fontsize=TEXT,
+            color=_readable_on(colour), parse_math=False,
+            bbox={"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"},
+        )  # fmt: skip
+
+
+def _readable_on(colour: tuple[float, ...]) -> str:
+    """Black or white, whichever stands out more (WCAG 2's relative luminance)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if luminance > 0.179 else "white"

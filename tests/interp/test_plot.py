@@ -1,0 +1,176 @@
+"""Figures: one scale for what is compared, a legend with its unit, nothing cut off at 600 px, pyplot left alone."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from interp import plot
+from interp.errors import UserError
+from tests.tiny import picture
+
+RNG = np.random.default_rng(0)
+SIGNED = {"gradients": RNG.normal(size=(3, 3)), "occlusion": 0.2 * RNG.normal(size=(3, 3))}
+QUESTION = plot.Words(["How", "do", "I", "kill", "this", "?"], [0.01, 0.0, 0.02, 0.3, 0.1, 0.0])
+CURVE = plot.Curve(*(np.array([0.1, 0.4, 0.2]) + shift for shift in (0, -0.05, 0.05)))
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "overlay": lambda: plot.image_overlay(
+        picture(1, (60, 40)),
+        {f"layers {i}": RNG.random((3, 3)) for i in range(5)},
+        box=(0.1, -0.2, 0.9, 1.2),
+        title="A long title, longer than a line of 600 px can hold, for a case of the benchmark with a long name",
+    ),
+    "signed overlay": lambda: plot.image_overlay(picture(1), SIGNED, unit=plot.ATTRIBUTION, signed=True),
+    "words": lambda: plot.text_heat({"failure": QUESTION, "success": plot.Words(["word"] * 60, [0.01] * 60)}),
+    "heads": lambda: plot.head_grid({"failures": RNG.random((4, 5)), "successes": RNG.random((4, 5)) / 2}),
+    "many heads": lambda: plot.head_grid({"all": RNG.random((32, 40))}),
+    "curves": lambda: plot.layer_curves(
+        {"failures": CURVE, "successes": CURVE}, unit="share of attention on the image, sink left out (%)"
+    ),
+}
+
+
+def drawn(figure: Figure) -> np.ndarray:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3]
+
+
+def heats(figure: Figure) -> list[object]:
+    """The images that carry values, not colours."""
+    return [image for axes in figure.axes for image in axes.images if image.get_array().ndim == 2]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_everything_is_inside_600_px(name: str) -> None:
+    figure = FIGURES[name]()
+    pixels = drawn(figure)
+    assert pixels.shape[1] == 600
+    assert pixels.std() > 5
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    ticks = {id(tick) for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_ticklabels()}
+    texts = [text for text in figure.findobj(Text) if text.get_text() and id(text) not in ticks]
+    assert texts
+    for text in texts:
+        box = text.get_window_extent(renderer)
+        assert min(box.x0, box.y0) > -1, text
+        assert box.x1 < 601, text
+        assert box.y1 < pixels.shape[0] + 1, text
+        assert text.get_fontsize() >= 9
+
+
+@pytest.mark.parametrize("name", ["overlay", "signed overlay", "heads"])
+def test_one_scale_for_all_that_is_compared(name: str) -> None:
+    figure = FIGURES[name]()
+    limits = {image.get_clim() for image in heats(figure)}  # type: ignore[attr-defined]
+    assert len(heats(figure)) > 1
+    assert len(limits) == 1
+    bar = figure.axes[-1]
+    assert bar.get_xlabel()
+    low, high = limits.pop()
+    assert bar.get_xlim() == (low, high)
+    assert low == (-high if name == "signed overlay" else 0)
+
+
+def test_shares_are_shown_in_percent_and_other_units_as_they_are() -> None:
+    grid = np.array([[0.25, 0.5]])
+    assert heats(plot.head_grid({"a": grid}))[0].get_clim() == (0, 50)  # type: ignore[attr-defined]
+    logits = plot.head_grid({"a": grid}, unit="change of the margin (logits)")
+    assert heats(logits)[0].get_clim() == (0, 0.5)  # type: ignore[attr-defined]
+
+
+def test_a_map_lies_where_its_patches_are() -> None:
+    """One bright patch at the top right of a part that begins right of the middle."""
+    values = np.zeros((2, 2))
+    values[0, 1] = 1
+    figure = plot.image_overlay(picture(1, (80, 40)), {"map": values}, box=(0.5, 0.0, 1.0, 1.0))
+    heat = heats(figure)[0]
+    left, right, bottom, top = heat.get_extent()  # type: ignore[attr-defined]
+    assert (left, top, right, bottom) == (0.5, 0.0, 1.0, 1.0)
+    assert heat.get_array()[0, 1] == 100  # type: ignore[attr-defined]
+    corner = drawn(figure)
+    axes = figure.axes[1]
+    x, y = axes.transData.transform((0.875, 0.25))  # the middle of that patch
+    yellow = corner[corner.shape[0] - int(y), int(x)].astype(int)
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the top of the picture is on top
+    x, y = axes.transData.transform((0.875, 0.75))
+    purple = corner[corner.shape[0] - int(y), int(x)].astype(int)
+    assert yellow.sum() > purple.sum()
+
+
+def test_a_plain_picture_leaves_the_colours_of_the_scale() -> None:
+    plain = plot.image_overlay(Image.new("RGB", (24, 24), (90, 90, 90)), {"map": np.full((3, 3), 0.2)})
+    axes = plain.axes[1]
+    pixels = drawn(plain)
+    x, y = axes.transData.transform((0.5, 0.5))
+    assert pixels[pixels.shape[0] - int(y), int(x)].tolist() == [253, 231, 36]  # viridis at its top
+
+
+@given(st.lists(st.text("abcdefgh", min_size=1, max_size=200), max_size=40))
+def test_no_word_is_lost_and_no_line_too_long(words: list[str]) -> None:
+    lines = plot._wrapped(plot.Words(words, [0.5] * len(words)), 60)
+    placed = [word for line in lines for word in line]
+    assert len(placed) == len(words)
+    assert all(place + len(word) <= 60 for place, word, _ in placed)
+    for line in lines:
+        assert all(a[0] + len(a[1]) < b[0] for a, b in pairwise(line))
+
+
+def test_words_are_on_their_colours_and_can_be_read() -> None:
+    axes = plot.text_heat({"failure": QUESTION}).axes[0]
+    boxes = {text.get_text(): text.get_bbox_patch().get_facecolor() for text in axes.texts if text.get_bbox_patch()}
+    assert boxes["kill"][0] < boxes["this"][0] < boxes["do"][0]  # from white to blue
+    colours = {text.get_text(): text.get_color() for text in axes.texts}
+    assert (colours["kill"], colours["do"]) == ("white", "black")
+
+
+def test_dollar_signs_are_letters() -> None:
+    drawn(plot.text_heat({"$ a $": plot.Words(["$x$", "$y"], [0.1, 0.2])}))
+
+
+@given(st.integers(1, 60), st.integers(1, 8))
+def test_layer_groups_keep_every_layer_in_order(layers: int, count: int) -> None:
+    groups = plot.layer_groups(range(layers), count)
+    assert [layer for group in groups.values() for layer in group] == list(range(layers))
+    assert len(groups) == min(layers, count)
+    sizes = [len(group) for group in groups.values()]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_groups_are_named_by_their_layers() -> None:
+    assert plot.layer_groups(range(4)) == {"layers 0–1": [0, 1], "layer 2": [2], "layer 3": [3]}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plot.head_grid({}), "nothing to draw"),
+        (lambda: plot.text_heat({"a": plot.Words([], [])}), "nothing to draw"),
+        (lambda: plot.layer_curves({}), "nothing to draw"),
+        (lambda: plot.head_grid({"a": np.array([[-0.1, 0.5]])}), "signed=True"),
+        (lambda: plot.head_grid({"a": np.array([[np.nan, 0.5]])}), "not finite"),
+        (lambda: plot.head_grid({"a": np.ones((2, 2)), "b": np.ones((2, 3))}), "must be alike"),
+        (lambda: plot.layer_groups([]), "0 layers"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_pyplot_is_not_touched() -> None:
+    from matplotlib import pyplot
+
+    settings, open_figures = dict(pyplot.rcParams), pyplot.get_fignums()
+    for figure in FIGURES.values():
+        figure()
+    assert pyplot.get_fignums() == open_figures
+    assert dict(pyplot.rcParams) == settings
