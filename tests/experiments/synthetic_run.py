@@ -1,5 +1,6 @@
 """A run's directory with plausible files and no model: what a study would have left behind."""
 
+import io
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -8,9 +9,12 @@ from typing import Any
 
 import pandas as pd
 from PIL import Image
+from rich.console import Console
 
 from experiments.metrics import evaluate
 from experiments.report.build import thumbnail_name
+from experiments.report.flips import Flip, flips
+from experiments.report.terminal import results
 
 Records = list[dict[str, Any]]
 
@@ -84,3 +88,20 @@ def write_run(
         colour = (rng.randrange(256), rng.randrange(256), rng.randrange(256))
         Image.new("RGB", (160, 120), colour).save(folder / "thumbnails" / thumbnail_name(case))
     return folder
+
+
+def flips_of(run_dir: Path) -> list[Flip]:
+    """The cases that vcd fixed or broke, from the run's file."""
+    records = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
+    return flips(records, arm="vcd", reference="baseline")
+
+
+def metrics_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "metrics.json").read_text())
+
+
+def printed(metrics: Mapping[str, Any], width: int = 80) -> str:
+    """What a terminal of this width shows."""
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(results(metrics))
+    return console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,6 +1,5 @@
 """The report: what it shows, what it never trusts, and what it says when a file is missing."""
 
-import io
 import json
 import re
 import shutil
@@ -10,15 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from experiments.report import flips, terminal
+from experiments.report import flips
 from experiments.report.build import build, thumbnail_name
-from experiments.report.formatting import fixed, fixed_interval, p_value, percent, percent_interval
-from experiments.report.published import MMSAFEAWARE
+from experiments.report.formatting import percent
 from experiments.report.tables import arm_rows, comparison_rows
 from interp.errors import UserError
-from tests.experiments.synthetic_run import ARMS, predictions, write_run
+from tests.experiments.synthetic_run import ARMS, flips_of, metrics_of, predictions, printed, write_run
 
 
 @pytest.fixture(scope="module")
@@ -67,24 +64,11 @@ def page_of(run_dir: Path) -> _Page:
     return _Page(build(run_dir).read_text(encoding="utf-8"))
 
 
-def metrics_of(run_dir: Path) -> dict:
-    return json.loads((run_dir / "metrics.json").read_text())
-
-
-def printed(run_dir: Path, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(terminal.results(metrics_of(run_dir)))
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
 def rewrite(run_dir: Path, **changes: object) -> None:
     """Set keys of every record of predictions.jsonl."""
     file = run_dir / "predictions.jsonl"
     records = [json.loads(line) | changes for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-# --- the page ---
 
 
 def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, page: _Page) -> None:
@@ -144,7 +128,7 @@ def test_ten_flipped_cases_with_every_arm_and_unsafe_images_blurred(finished: Pa
     assert broken_by == min(table["broken"], 5)
     thumbnails = [image for image in page.all("img") if (image["src"] or "").startswith("data:image/jpeg")]
     assert len(thumbnails) == 10
-    chosen = flips.choose(_flips(finished), arm="vcd")
+    chosen = flips.choose(flips_of(finished), arm="vcd")
     unsafe = [flip for flip in chosen if flip.records["vcd"]["subset"] != "over_safety"]
     assert unsafe
     assert len(page.all("input", **{"class": "reveal"})) == len(unsafe)
@@ -163,7 +147,7 @@ HOSTILE = '<script>alert("x")</script></td><img src=x onerror=alert(1)>\u202eevi
 
 @pytest.mark.parametrize("field", ["response", "text", "scenario", "verdict", "case"])
 def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
-    shown = flips.choose(_flips(run), arm="vcd")[0].case
+    shown = flips.choose(flips_of(run), arm="vcd")[0].case
     file = run / "predictions.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()]
     for record in records:
@@ -213,7 +197,7 @@ def test_single_arm_has_nothing_to_compare(tmp_path: Path) -> None:
 def test_without_margins_auroc_is_not_available_and_never_zero(tmp_path: Path) -> None:
     records = [record | {"margin": None} for record in predictions(80)]
     run = write_run(tmp_path, records)
-    page, text = page_of(run), printed(run)
+    page, text = page_of(run), printed(metrics_of(run))
     assert "not available" in page.text
     assert "cannot be told" in page.text
     row = arm_rows(metrics_of(run))[0]
@@ -278,69 +262,6 @@ def test_missing_thumbnail_is_said(run: Path) -> None:
     assert page_of(run).text.count("no thumbnail was kept") == 10
 
 
-# --- which cases ---
-
-
-def _flips(run_dir: Path) -> list[flips.Flip]:
-    records = [json.loads(line) for line in (run_dir / "predictions.jsonl").read_text().splitlines()]
-    return flips.flips(records, arm="vcd", reference="baseline")
-
-
-def _flip(case: str, *, right: bool, subset: str = "over_safety", change: float | None = 1.0) -> flips.Flip:
-    return flips.Flip(case, right, change, {"vcd": {"subset": subset}})
-
-
-def test_flips_are_those_of_mcnemars_table(finished: Path) -> None:
-    table = metrics_of(finished)["comparisons"]["vcd"]["mcnemar"]
-    found = _flips(finished)
-    assert (sum(flip.fixed for flip in found), sum(not flip.fixed for flip in found)) == (
-        table["fixed"],
-        table["broken"],
-    )
-
-
-@given(st.integers(0, 20), st.integers(0, 20), st.randoms(use_true_random=False))
-def test_choice_is_halved_filled_and_independent_of_order(n_fixed: int, n_broken: int, rng) -> None:
-    found = [_flip(f"f{i}", right=True, change=i) for i in range(n_fixed)]
-    found += [_flip(f"b{i}", right=False, change=None) for i in range(n_broken)]
-    chosen = flips.choose(found, arm="vcd")
-    assert len(chosen) == min(10, n_fixed + n_broken)
-    assert sum(flip.fixed for flip in chosen) >= min(n_fixed, 5)
-    assert sum(not flip.fixed for flip in chosen) >= min(n_broken, 5)
-    shuffled = list(found)
-    rng.shuffle(shuffled)
-    assert [flip.case for flip in flips.choose(shuffled, arm="vcd")] == [flip.case for flip in chosen]
-
-
-def test_subsets_take_turns_and_largest_changes_come_first() -> None:
-    found = [_flip(case, right=True, change=change) for case, change in (("o1", 9), ("o2", -8), ("o3", 7))]
-    found += [
-        _flip("t1", right=True, subset="typical", change=0.1),
-        _flip("a1", right=True, subset="attack", change=0.2),
-    ]
-    assert [flip.case for flip in flips.choose(found, arm="vcd", count=4)] == ["t1", "a1", "o1", "o2"]
-
-
-def test_controls_failed_cases_and_absent_arms_never_flip() -> None:
-    base = {
-        "arm": "baseline",
-        "status": "answered",
-        "verdict": "no",
-        "gold": "yes",
-        "margin": None,
-        "subset": "typical",
-    }
-    right = base | {"arm": "vcd", "verdict": "yes"}
-    pairs = {
-        "flips": (base, right),
-        "control": (base | {"subset": "control"}, right | {"subset": "control"}),
-        "failed": (base | {"status": "transport_failed"}, right),
-        "alone": (right,),
-    }
-    records = [record | {"case": case} for case, pair in pairs.items() for record in pair]
-    assert [flip.case for flip in flips.flips(records, arm="vcd", reference="baseline")] == ["flips"]
-
-
 @example("a/b", "a_b")
 @example("a/b", "a:b")
 @given(st.text(min_size=1), st.text(min_size=1))
@@ -354,75 +275,3 @@ def test_thumbnail_names_are_safe_and_apart(one: str, other: str) -> None:
 def test_plain_ids_keep_their_name() -> None:
     assert thumbnail_name("1048") == "1048.jpg"
     assert thumbnail_name("../etc/passwd").count("/") == 0
-
-
-# --- the terminal ---
-
-
-def test_tables_fit_80_columns_with_every_number_whole(finished: Path) -> None:
-    text, metrics = printed(finished), metrics_of(finished)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…\n" not in text  # rich's mark of a cut cell
-    for row in arm_rows(metrics):
-        for cell in (*row.accuracies.values(), row.d_prime, row.criterion, row.auroc):
-            assert f" {cell.value} " in text.replace("\n", " \n")
-        assert row.accuracies["overall"].interval in text
-    for row in comparison_rows(metrics):
-        for key in ("overall", "unsafe", "over_safety", "auroc"):
-            assert row.deltas[key].value in text
-            assert row.deltas[key].interval in text
-    assert "calibrated_shift " in text
-    assert metrics["summary"][0].split(":")[0] in text
-
-
-def test_terminal_shows_the_largest_numbers_and_hostile_names_whole(finished: Path) -> None:
-    metrics = metrics_of(finished)
-    arm = metrics["arms"].pop("prompt")
-    arm |= {"n": 1453, "n_of": 1523, "near_ceiling": True, "d_prime": -1.23, "criterion": -2.34}
-    metrics["arms"]["[red]vcd_with_a_very_long_name_alpha=0.55"] = arm
-    metrics["comparisons"]["vcd"]["delta"]["auroc"] = {"value": -0.1234, "low": -0.2346, "high": -0.1011}
-    metrics["comparisons"]["vcd"]["delta"]["overall"] = {"value": -0.40, "low": -0.451, "high": -0.352}
-    metrics["comparisons"]["vcd"]["delta"]["unsafe"] = {"value": -0.2, "low": -0.251, "high": -0.152}
-    console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(terminal.results(metrics))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, text.splitlines())) <= 80
-    for piece in (
-        "of 1523",
-        "−1.23*",
-        "−2.34",
-        "[red]",
-        "alpha=0.55",
-        "−0.235…−0.101",
-        "−45.1…−35.2",
-        "* a rate is so near",
-    ):
-        assert piece in text
-
-
-# --- numbers ---
-
-
-def test_numbers_in_words() -> None:
-    assert percent(0.9123) == "91.2"
-    assert percent(None) == percent(float("nan")) == "n/a"
-    assert fixed(-0.001, 2, sign=True) == "0.00"
-    assert fixed(-1.5, 2) == "−1.50"
-    assert percent(0.032, sign=True) == "+3.2"
-    assert percent_interval([0.88, 0.941]) == "88–94"
-    assert percent_interval([-0.021, 0.04], 1) == "−2.1…4.0"
-    assert fixed_interval([None, 1.0]) == fixed_interval(None) == ""
-    assert (p_value(None), p_value(0.0001), p_value(0.0123)) == ("n/a", "<0.001", "0.012")
-
-
-def test_published_rows_reproduce_the_specified_discrimination() -> None:
-    rows = {row.name: (round(row.d_prime, 2), round(row.criterion, 2)) for row in MMSAFEAWARE}
-    assert rows["LLaVA-1.5-7B"] == (0.30, -1.70)
-    assert rows["LLaVA + VCD"] == (0.16, -1.10)
-    assert rows["LLaVA + VRTuning"] == (-0.05, -0.92)
-    assert rows["Qwen-VL-7B"] == (0.24, -1.21)
-    assert rows["Gemini 1.5 + Prompt"] == (1.00, -0.77)
-    assert rows["Human"][0] == 3.05
-    for row in MMSAFEAWARE:
-        if row.typical is not None and row.attack is not None:
-            assert row.overall == pytest.approx((row.typical + row.attack + row.over_safety) / 3, abs=0.0011)
