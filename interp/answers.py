@@ -42,9 +42,10 @@ def _first_tokens(tokenizer: Any, rendered: str, spellings: tuple[str, ...]) -> 
         before = _encode(tokenizer, prompt)
         for spelling in spellings:
             after = _encode(tokenizer, prompt + spelling)
-            if len(after) > len(before) and after[: len(before)] == before:
-                found.append(after[len(before)])
-    return [i for i in dict.fromkeys(found) if i != tokenizer.unk_token_id]
+            answer = after[len(before) :]
+            if after[: len(before)] == before and answer and tokenizer.unk_token_id not in answer:
+                found.append(answer[0])
+    return list(dict.fromkeys(found))
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -269,8 +269,10 @@ def _sentence(place: Source, what: str, error: Exception, attention: str | None)
         return f"{place.path} brings its own code, which is run only if you say so; set model.trust_remote_code=true"
     if attention and ("attn_implementation" in text or "attention" in text.lower()):
         return f"attention {attention!r} cannot be used ({_brief(error)}); set model.attn_implementation=sdpa or eager"
-    cached = place.local_only and not Path(place.path).is_dir()
-    way_out = "fetch the whole of it once with network" if cached else "mend its files"
+    if not place.local_only:
+        way_out = "try again"
+    else:
+        way_out = "mend its files" if Path(place.path).is_dir() else "fetch the whole of it once with network"
     return f"cannot read the {what} of {place.path} ({_brief(error)}); {way_out}, or choose another model"
 
 

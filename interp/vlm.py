@@ -49,7 +49,7 @@ class VLM:
     def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.processor = processor
-        self.layout = layout_for(model)
+        self.layout = layout_for(self.model)
         self.name = name or self.layout.model_type
         self.revision = revision
         self.tokenizer = processor.tokenizer
@@ -75,9 +75,8 @@ class VLM:
     @cached_property
     def answer_ids(self) -> AnswerIds:
         """The tokens that begin "Yes" and "No" where an answer begins; see ``interp.answers``."""
-        probe = Prompt(
-            "?", Image.new("RGB", (1, 1))
-        )  # some templates write the placeholder whether or not there is one
+        # With an image, for some templates write its placeholder whether or not there is one.
+        probe = Prompt("?", Image.new("RGB", (1, 1)))
         return answer_ids(self.tokenizer, self.render(probe), name=self.name)
 
     @cached_property

@@ -49,6 +49,12 @@ def test_a_prompt_that_ends_in_a_space() -> None:
     assert words(tokenizer, answer_ids(tokenizer, "ASSISTANT: ")) == (["▁Yes", "Yes"], ["▁No", "No"])
 
 
+def test_what_changes_the_prompts_last_token_is_no_continuation() -> None:
+    # "ASSISTANT: Yes" is ..., ":", "▁Y", "es" where "ASSISTANT: " is ..., ":", "▁": "es" begins no answer.
+    tokenizer = unigram(["<unk>", "▁", "▁Y", "▁N", "Y", "N", "es", "o", ":", "▁ASSISTANT"])
+    assert words(tokenizer, answer_ids(tokenizer, "ASSISTANT: ")) == (["▁Y", "Y"], ["▁N", "N"])
+
+
 def test_byte_level_after_a_new_line() -> None:
     tokenizer = families.qwen2_vl().processor.tokenizer
     ids = answer_ids(tokenizer, "<|im_start|>assistant\n")
@@ -67,6 +73,8 @@ def test_a_token_that_both_answers_share_is_left_out() -> None:
 def test_a_vocabulary_without_the_words_is_refused() -> None:
     with pytest.raises(UserError, match="tells Yes from No"):
         answer_ids(unigram(["<unk>", "▁", ":", "a"]), "a:")
+    with pytest.raises(UserError, match="tells Yes from No"):  # the unknown token is no "Yes"
+        answer_ids(unigram(["<unk>", "▁", ":", "a", "No", "▁No"]), "a:")
 
 
 def test_margin_adds_up_spellings_as_probabilities(vlm: VLM) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import LogitsProcessor
 
 from interp.errors import UserError
+from interp.generation import new_tokens
 from interp.vlm import VLM, Generation, Prompt
 from tests import families
 from tests.tiny import IMAGE_TOKENS, picture, tiny_llava
@@ -142,6 +143,14 @@ def test_rows_end_each_at_its_own_end_token(vlm: VLM) -> None:
     stopped = vlm.generate(PROMPTS, max_new_tokens=5, eos_token_id=[end, vlm.tokenizer.eos_token_id])
     assert stopped.token_ids == [ids[0][: ids[0].index(end) + 1], ids[1], ids[2]]
     assert stopped.finished == [True, False, False]
+
+
+def test_generate_may_or_may_not_repeat_the_prompt() -> None:
+    prompt = torch.tensor([[0, 5, 6], [4, 5, 6]])
+    new = torch.tensor([[7, 2, 0], [8, 9, 0]])
+    for sequences in (new, torch.cat([prompt, new], dim=1)):
+        assert new_tokens(sequences, prompt, ends={2, 3}, pad=0) == [[7, 2], [8, 9]]
+    assert new_tokens(new[:, :2], prompt, ends={2}, pad=0) == [[7, 2], [8, 9]]
 
 
 def test_a_model_without_end_token_takes_the_tokenizers(vlm: VLM) -> None:
