@@ -34,9 +34,10 @@ class Shown:
 
     @property
     def title(self) -> str:
-        """The case in one line."""
+        """The case in a line or two."""
         subset = NAMES.get(self.sample.subset, self.sample.subset)
-        return f"{subset}, gold {self.sample.gold}: “{self.sample.text}” – {self.response}"
+        answer = self.response if len(self.response) <= 40 else f"{self.response[:39]}…"
+        return f"The verdict on “{self.sample.text}” ({subset}, right: {self.sample.gold}, answered: {answer})"
 
 
 def shown_of(sample: Sample, recorded: Recorded, index: int) -> Shown:

@@ -23,7 +23,7 @@ def sentences(result: Mapping[str, Any]) -> list[str]:
     """Two sentences with numbers, 95% intervals and counts; ``result`` is attention.json but for them."""
     if result["pooled"] is None:
         return _without_pairs(result)
-    return [_attention(result), _causal(result["pooled"]["effects"], result["pooled"]["twins"])]
+    return [_attention(result), _causal(result)]
 
 
 def word_line(result: Mapping[str, Any], count: int = 6) -> str:
@@ -70,7 +70,8 @@ def _brief(block: Mapping[str, Any]) -> str:
     return f"{change(block['image_share']['all_layers']['difference'])}, {block['pairs']} pairs"
 
 
-def _causal(effects: Mapping[str, Any], twins: int) -> str:
+def _causal(result: Mapping[str, Any]) -> str:
+    effects, twins = result["pooled"]["effects"], result["pooled"]["twins"]
     cut, swap = effects["edge_cut"], effects["image_swapped"]
     text = (
         f"Cutting image → verdict attention changes the Yes/No margin by {_logits(cut['failures'])} logits on average "
@@ -90,7 +91,13 @@ def _causal(effects: Mapping[str, Any], twins: int) -> str:
         0: "no pull of the image towards the right answer is found in failures",
         1: "in failures, too, the image pulls towards the right answer, but not far enough",
     }[_sign(support["failures"])]
-    return f"{text}: {found} ({change(support['failures'], of_rates=False)})."
+    by_subset = "".join(
+        f"; {NAMES[subset]} {change(block['effects']['image_swapped_support']['failures'], of_rates=False)}"
+        for subset, block in result["subsets"].items()
+        if block["pairs"] and block["effects"]["image_swapped_support"]
+    )
+    lost = change(support["failures"], of_rates=False)
+    return f"{text}: {found} (margin that the right answer loses with the image: {lost}{by_subset})."
 
 
 def _sign(estimate: Mapping[str, Any]) -> int:

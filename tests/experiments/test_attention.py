@@ -18,7 +18,9 @@ from experiments.attention.matching import answered, case_of, choose, swapped, u
 from experiments.attention.recording import prompts_of
 from experiments.attention.selftest import self_test_once
 from experiments.attention.shares import contrasts
+from experiments.attention.summary import EFFECTS
 from experiments.attention.tables import _words_of_sentence
+from experiments.attention.wording import sentences
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.sample import Sample
 from experiments.judges.yes_no import anchored
@@ -155,6 +157,39 @@ def test_a_group_without_cases_has_no_value() -> None:
     assert contrast.failures.value == 1
     assert contrast.successes == contrast.difference._replace(n=0)
     assert contrast.difference.value is None
+
+
+def estimate(value: float, low: float, high: float) -> dict[str, float]:
+    return {"value": value, "low": low, "high": high, "n": 8}
+
+
+@pytest.mark.parametrize(
+    ("sign", "share", "causal"),
+    [
+        (-1, "failures look less at the image (", "in failures the image pulls away from the right answer"),
+        (0, "not found here", "no pull of the image towards the right answer is found"),
+        (1, "failures look more at the image, not less", "but not far enough"),
+    ],
+)
+def test_the_two_sentences_say_whichever_way_it_points(sign: int, share: str, causal: str) -> None:
+    contrast = {name: estimate(0.1 * sign, 0.1 * sign - 0.05, 0.1 * sign + 0.05) for name in
+                ("failures", "successes", "difference")}  # fmt: skip
+    block = {
+        "pairs": 4,
+        "failures_in_run": 4,
+        "twins": 8,
+        "image_share": {"all_layers": contrast, "by_layer": {"0": contrast, "1": contrast}},
+        "effects": dict.fromkeys(EFFECTS, contrast),
+    }
+    attention, effect = sentences({"subsets": {"typical": block}, "pooled": block})
+    assert share in attention
+    assert causal in effect
+    for one in (attention, effect):
+        assert "typical" in one
+        assert "95% interval" in one
+        assert one.endswith(".")
+    assert ("no interval excludes 0" in attention) == (sign == 0)
+    assert ("in layers 0, 1" in attention) == (sign != 0)
 
 
 # On a tiny random model
