@@ -1,8 +1,8 @@
 """A run's directory: chosen, continued, appended to, closed. Knows nothing of models or statistics.
 
 ``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced by batch). A run
-is unfinished until ``environment.json`` has a ``finished`` time; the newest unfinished one with an equal configuration
-hash is continued.
+is unfinished until ``finish`` was called, after its report; the newest unfinished one with an equal configuration hash is
+continued.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from interp.errors import UserError
 
+IDENTITY = ".hydra/identity.json"
 Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
@@ -40,6 +41,11 @@ class RunStore:
     def close(self) -> None:
         """Lets go of the directory; nothing is lost by not calling it."""
         self._lock.close()
+
+    def finish(self) -> None:
+        """The last act of a run: from now on the same command begins a new one."""
+        identity = self.path / IDENTITY
+        write_json(identity, _json(identity) | {"finished": True})
 
     def records(self, file: str = "predictions.jsonl") -> list[dict[str, Any]]:
         """All complete lines; a half-written last line is cut off first, so that the next append starts clean.
@@ -112,7 +118,7 @@ def open_run(output_root: str, name: str, config: Mapping[str, Any], config_hash
         if not resumed:
             (path / ".hydra").mkdir()
             (path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-            write_json(path / ".hydra" / "identity.json", {"config_hash": config_hash})
+            write_json(path / IDENTITY, {"config_hash": config_hash, "finished": False})
     except OSError as error:
         raise UserError(
             f"cannot write {folder} ({error.strerror}); make it writable or choose another place with output_root=<dir>"
@@ -139,9 +145,10 @@ def _new_directory(folder: Path) -> Path:
 
 
 def _unfinished(folder: Path, config_hash: str) -> Path | None:
-    for path in sorted(folder.glob("*/.hydra/identity.json"), reverse=True):
+    for path in sorted(folder.glob(f"*/{IDENTITY}"), reverse=True):
         run = path.parent.parent
-        if _json(path).get("config_hash") == config_hash and not _json(run / "environment.json").get("finished"):
+        identity = _json(path)
+        if identity.get("config_hash") == config_hash and not identity.get("finished"):
             return run
     return None
 

@@ -203,6 +203,7 @@ class Study:
         self._write_thumbnails(frame)
         self.store.write_json("environment.json", {**environment, "finished": records.now()})
         page = build(self.store.path)
+        self.store.finish()
         self.console.print(results(result))
         self.console.print(f"report: {page}", highlight=False, soft_wrap=True)
 

@@ -32,7 +32,7 @@ def test_an_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path: Path
     with open_x(tmp_path) as second:
         assert second.resumed
         assert second.path == first.path
-        second.write_json("environment.json", {"finished": "now"})
+        second.finish()
     with open_x(tmp_path) as third:
         assert not third.resumed
         assert third.path != first.path
