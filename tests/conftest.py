@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import install_import_hook
 
@@ -10,6 +11,7 @@ install_import_hook(["interp", "mitigation"], "beartype.beartype")
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from interp import loading  # noqa: E402
 from interp.vlm import VLM  # noqa: E402
 from tests.tiny import tiny_llava  # noqa: E402
 
@@ -33,3 +35,23 @@ def shared() -> Path:
 def vlm() -> VLM:
     """A fresh tiny LLaVA, so that a test which changes it changes nobody else's."""
     return VLM(*tiny_llava(), name="tiny")
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny LLaVA's weights and processor."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-saved"
+    model, processor = tiny_llava()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails the test where ``load`` reads weights."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(loading, "read_weights", fail)
