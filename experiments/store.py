@@ -1,8 +1,8 @@
 """A run's directory: chosen, continued, appended to, closed. Knows nothing of models or statistics.
 
 ``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced by batch). A run
-is unfinished until ``finish`` was called, after its report; the newest unfinished one with an equal configuration hash is
-continued.
+is unfinished until ``finish`` was called, after its report; the newest unfinished one with an equal configuration hash
+is continued.
 """
 
 import fcntl
