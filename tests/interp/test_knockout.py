@@ -74,13 +74,15 @@ def eager_without(
 
 
 def logits(vlm: VLM, encoded: Any) -> torch.Tensor:
-    """Of the verdict."""
+    """Of all tokens that are not padding."""
     with torch.no_grad():
-        return vlm.model(**encoded).logits[:, -1].float()
+        return vlm.model(**encoded).logits[encoded["attention_mask"].bool()].float()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.__name__ for family in FAMILIES])
-@pytest.mark.parametrize("edges", [[("image", "verdict")], [("user", "user"), ("image", "user"), ("user", "template")]])
+@pytest.mark.parametrize(
+    "edges", [[("image", "verdict")], [("user", "user"), ("image", "user"), ("template", "verdict")]]
+)
 def test_equal_to_eager_with_minus_infinity(
     family: Callable[[], families.Pieces], edges: list[tuple[str, str]]
 ) -> None:
@@ -90,7 +92,7 @@ def test_equal_to_eager_with_minus_infinity(
     whole = logits(vlm, encoded)
     with eager_without(vlm, segments, []):  # Qwen's two kernels are 2e-5 apart with nothing cut
         rounding = float((logits(vlm, encoded) - whole).abs().max())
-    assert rounding < 5e-5
+    assert rounding < 1e-4
     for layers in (None, [1]):
         with eager_without(vlm, segments, edges, layers):
             expected = logits(vlm, encoded)

@@ -1,0 +1,258 @@
+"""What of a picture and its question moves the Yes/No margin: integrated gradients and occlusion, by captum.
+
+captum is given a forward of our own, the teacher-forced one that scores the first answer token. Its ``LLMAttribution``
+(0.9) drops the image on the way to ``generate`` and finds zeros for every region. Everything is for one prompt at a
+time, in units of the margin: positive speaks for Yes. Words are counterfactually *full stops* (each of a word's tokens
+becomes one, so all other tokens keep their places), pictures are plain ones of the mean colour. InstructBLIP's Q-Former
+reads the question on its own: what reaches the margin that way is not counted. Knows nothing of attention.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from captum.attr import FeatureAblation, IntegratedGradients
+from einops import rearrange, reduce
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.following import speaker
+from interp.rendering import to_rgb
+from interp.segments import RowSegments, segment
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+FILLER = "."
+SPATIAL = ("patches", "queries")  # geometries whose pixels stay one picture
+
+
+@dataclass(frozen=True)
+class GradientAttribution:
+    """Integrated gradients of the margin of one prompt.
+
+    ``pixels`` has the shape of the processor's ``pixel_values``; ``tokens`` is 0 at columns outside the question.
+    ``margin`` belongs to the prompt, ``baseline_margin`` to the plain picture and the question of full stops.
+    """
+
+    pixels: Float[Tensor, "..."]
+    tokens: Float[Tensor, "column"]
+    row: RowSegments
+    margin: float
+    baseline_margin: float
+
+    @property
+    def image(self) -> float:
+        """The picture's part of the difference between the two margins."""
+        return float(self.pixels.sum())
+
+    @property
+    def text(self) -> float:
+        """The question's part."""
+        return float(self.tokens.sum())
+
+    @property
+    def error(self) -> float:
+        """How far the parts are from adding up to the difference (completeness); more steps make it smaller."""
+        return self.image + self.text - (self.margin - self.baseline_margin)
+
+    @property
+    def words(self) -> pd.DataFrame:
+        """Word of the question → ``attribution``, in reading order; a token that two words share counts for both."""
+        values = [float(self.tokens[list(word.columns)].sum()) for word in self.row.words]
+        return pd.DataFrame({"word": [word.text for word in self.row.words], "attribution": values})
+
+
+def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch_size: int = 16) -> GradientAttribution:
+    """Along the line from a plain picture and full stops to the prompt (Sundararajan et al. 2017, equation 1).
+
+    The line runs through pixels and text embeddings at once, by Gauss-Legendre nodes; ``batch_size`` of them are in
+    memory at a time, with all that their gradients need.
+
+    Raises:
+        UserError: the prompt has no image, or fewer than one step.
+    """
+    picture = _picture(prompt)
+    _at_least_one("steps", steps)
+    encoded = vlm.encode([prompt])
+    plain = vlm.encode([replace(prompt, image=Image.new("RGB", picture.size, mean_colour(vlm)))])
+    row = segment(vlm, [prompt], encoded).rows[0]
+    embed = vlm.model.get_submodule(speaker(vlm)).get_input_embeddings()
+    with torch.no_grad():
+        text = embed(encoded["input_ids"]).float()
+        silent = embed(_filled(vlm, encoded["input_ids"], row.columns("user"))).float()
+    # Pixels get a leading dimension of their own: families differ in what their first one counts.
+    inputs = (encoded["pixel_values"][None].float(), text)
+    baselines = (plain["pixel_values"][None].float(), silent)
+    forward = _forward(vlm, dict(encoded), embed)
+    pixels, embeddings = IntegratedGradients(forward).attribute(
+        inputs, baselines, n_steps=steps, internal_batch_size=batch_size
+    )
+    with torch.no_grad():
+        margin, baseline_margin = (float(forward(*some)) for some in (inputs, baselines))
+    tokens = reduce(embeddings[0], "column dim -> column", "sum")
+    return GradientAttribution(pixels[0].float().cpu(), tokens.float().cpu(), row, margin, baseline_margin)
+
+
+def pixel_map(vlm: "VLM", attribution: GradientAttribution) -> Float[Tensor, "height width"]:
+    """Sums over the pixels behind each image token, over the part of the picture that the model sees (its grid's box).
+
+    Where image tokens lie nowhere in the picture (InstructBLIP) each pixel is on its own.
+
+    Raises:
+        UserError: the family cuts its pictures into tiles.
+    """
+    geometry, pixels, grids = vlm.layout.geometry, attribution.pixels, attribution.row.grids
+    if geometry == "thw":
+        # Patches come flattened, in the order in which they are merged into tokens.
+        rows, columns = grids[0].columns.shape
+        return reduce(pixels, "(row column patch) value -> row column", "sum", row=rows, column=columns)
+    if geometry not in SPATIAL:
+        raise UserError(
+            f"the pixels of {vlm.name} are cut into tiles that overlap in the picture; only whole pictures can be "
+            "summed by token; use occlude_image, which works on the picture itself"
+        )
+    heat = reduce(pixels, "1 channel height width -> height width", "sum")
+    if not grids:
+        return heat
+    rows, columns = grids[0].columns.shape
+    side = heat.shape[0] // rows, heat.shape[1] // columns
+    used = heat[: rows * side[0], : columns * side[1]]  # a patch embedding drops the pixels that fill no patch
+    return reduce(used, "(row y) (column x) -> row column", "sum", row=rows, column=columns)
+
+
+def occlude_image(
+    vlm: "VLM", prompt: "Prompt", *, rows: int = 6, columns: int = 6, batch_size: int = 16
+) -> Float[Tensor, "row column"]:
+    """The margin less the margin with one region of the picture painted in the mean colour, for each region.
+
+    Regions are the cells of ``rows`` × ``columns`` over the original picture, before the processor touches it.
+
+    Raises:
+        UserError: the prompt has no image, or the picture has fewer pixels than regions along a side.
+    """
+    picture, colour = _picture(prompt), mean_colour(vlm)
+    _at_least_one("rows", rows)
+    _at_least_one("columns", columns)
+    if columns > picture.width or rows > picture.height:
+        raise UserError(
+            f"{rows} × {columns} regions in a picture of {picture.width} × {picture.height} px; a region has at least "
+            "one pixel; ask for fewer"
+        )
+    boxes = _boxes(picture, rows, columns)
+
+    def margins(present: Float[Tensor, "variant region"]) -> Float[Tensor, "variant"]:
+        variants = []
+        for kept in present.tolist():
+            painted = picture.copy()
+            for box in (box for box, keep in zip(boxes, kept, strict=True) if not keep):
+                painted.paste(colour, box)
+            variants.append(replace(prompt, image=painted))
+        return vlm.score(variants)
+
+    return rearrange(_ablate(margins, len(boxes), batch_size), "(row column) -> row column", row=rows)
+
+
+def occlude_words(vlm: "VLM", prompt: "Prompt", *, batch_size: int = 16) -> pd.DataFrame:
+    """Word of the question → ``attribution``: the margin less the margin with that word's tokens made full stops.
+
+    Raises:
+        UserError: the question has no words.
+    """
+    encoded = dict(vlm.encode([prompt]))
+    words = segment(vlm, [prompt], encoded).rows[0].words
+    if not words:
+        raise UserError(f"no word in the question {prompt.text!r}; occlusion takes one out at a time; ask in words")
+
+    def margins(present: Float[Tensor, "variant word"]) -> Float[Tensor, "variant"]:
+        ids = [
+            _filled(vlm, encoded["input_ids"], [c for word, keep in zip(words, row, strict=True) if not keep
+                                                for c in word.columns])
+            for row in present.tolist()
+        ]  # fmt: skip
+        batch = _repeated(encoded, len(ids)) | {"input_ids": torch.cat(ids)}
+        return vlm.score([prompt] * len(ids), encoded=batch)
+
+    values = _ablate(margins, len(words), batch_size)
+    return pd.DataFrame({"word": [word.text for word in words], "attribution": values.tolist()})
+
+
+def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
+    """What the image processor takes for the mean of all pictures (middle grey where it says nothing)."""
+    mean = getattr(vlm.processor.image_processor, "image_mean", None) or (0.5, 0.5, 0.5)
+    red, green, blue = (round(255 * share) for share in mean)
+    return red, green, blue
+
+
+def _ablate(
+    margins: Callable[[Float[Tensor, "variant feature"]], Float[Tensor, "variant"]], features: int, batch_size: int
+) -> Float[Tensor, "feature"]:
+    """captum's ablation over what is there (1) or not (0)."""
+    _at_least_one("batch_size", batch_size)
+    with torch.no_grad():
+        found = FeatureAblation(margins).attribute(torch.ones(1, features), perturbations_per_eval=batch_size)
+    return found[0].float()
+
+
+def _forward(vlm: "VLM", encoded: dict[str, Any], embed: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """(pixels, embeddings of all columns) → margins, for some variants of one encoded prompt."""
+
+    def margins(
+        pixels: Float[Tensor, "variant ..."], embeddings: Float[Tensor, "variant column dim"]
+    ) -> Float[Tensor, "variant"]:
+        batch = _repeated(encoded, len(pixels))
+        batch["pixel_values"] = pixels.flatten(0, 1).to(vlm.dtype)
+        with _embedded(embed, embeddings.to(vlm.dtype)):
+            return vlm.margin(vlm.model(**batch, logits_to_keep=1).logits[:, -1])
+
+    return margins
+
+
+@contextmanager
+def _embedded(embed: Any, embeddings: Float[Tensor, "variant column dim"]) -> Iterator[None]:
+    """The embedding layer gives ``embeddings``; the model still sees from ``input_ids`` where its image goes."""
+
+    def instead(module: Any, arguments: Any, output: Tensor) -> Tensor:
+        return embeddings if output.shape == embeddings.shape else output
+
+    handle = embed.register_forward_hook(instead)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _repeated(encoded: dict[str, Any], times: int) -> dict[str, Any]:
+    """The inputs of one prompt, several times over."""
+    return {name: torch.cat([value] * times) if torch.is_tensor(value) else value for name, value in encoded.items()}
+
+
+def _filled(vlm: "VLM", ids: Int[Tensor, "1 column"], columns: list[int]) -> Int[Tensor, "1 column"]:
+    """Full stops at ``columns``."""
+    filled = ids.clone()
+    filled[:, columns] = vlm.tokenizer(FILLER, add_special_tokens=False)["input_ids"][-1]
+    return filled
+
+
+def _boxes(picture: Image.Image, rows: int, columns: int) -> list[tuple[int, int, int, int]]:
+    """Left, top, right, bottom of each region, row by row."""
+    across = [round(picture.width * i / columns) for i in range(columns + 1)]
+    down = [round(picture.height * i / rows) for i in range(rows + 1)]
+    return [(left, top, right, bottom) for top, bottom in pairwise(down) for left, right in pairwise(across)]
+
+
+def _picture(prompt: "Prompt") -> Image.Image:
+    if prompt.image is None:
+        raise UserError("this prompt has no image; attribution weighs a picture against words; give it one")
+    return to_rgb(prompt.image)
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{name}={value}; must be at least 1; leave it out for the default")

@@ -1,0 +1,173 @@
+"""Attribution of the margin: complete, not blind to the image, and the same as a slow loop."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from interp.attribution import (
+    integrated_gradients,
+    mean_colour,
+    occlude_image,
+    occlude_words,
+    pixel_map,
+)
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt
+from tests import families
+from tests.tiny import picture
+
+PROMPT = Prompt("How do I kill this? Is it safe?", picture(2, (40, 40)))
+FAMILIES = [
+    families.llava,
+    families.llava_next,
+    families.qwen2_5_vl,
+    families.instructblip,
+    families.smolvlm,
+    families.internvl,
+    families.paligemma,
+    families.gemma3,
+]
+
+
+def plain(vlm: VLM, prompt: Prompt) -> Prompt:
+    assert prompt.image is not None
+    return replace(prompt, image=Image.new("RGB", prompt.image.size, mean_colour(vlm)))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.__name__ for family in FAMILIES])
+def test_gradients_add_up_and_see_the_image(family: Callable[[], families.Pieces]) -> None:
+    vlm = VLM(*family())
+    found = integrated_gradients(vlm, PROMPT, steps=128, batch_size=32)
+    assert found.margin == pytest.approx(float(vlm.score([PROMPT])), abs=1e-4)
+    assert abs(found.error) < 0.02 * (found.pixels.abs().sum() + found.tokens.abs().sum())
+    assert found.pixels.abs().sum() > 1e-3  # captum's own LLMAttribution finds 0 here
+    assert found.pixels.shape == vlm.encode([PROMPT])["pixel_values"].shape
+    outside = [c for c, label in enumerate(found.row.labels) if label != "user"]
+    assert (found.tokens[outside] == 0).all()
+    assert (found.tokens != 0).any()
+
+
+def test_the_baseline_is_a_plain_picture_and_full_stops(vlm: VLM) -> None:
+    found = integrated_gradients(vlm, PROMPT, steps=2)
+    encoded = vlm.encode([plain(vlm, PROMPT)])
+    encoded["input_ids"][:, found.row.columns("user")] = vlm.tokenizer.convert_tokens_to_ids(".")
+    assert found.baseline_margin == pytest.approx(float(vlm.score([PROMPT], encoded=encoded)), abs=1e-5)
+
+
+def test_gradients_do_not_depend_on_the_batch_size_and_leave_nothing(vlm: VLM) -> None:
+    before, hooks = vlm.score([PROMPT]), [len(module._forward_hooks) for module in vlm.model.modules()]
+    one, other = (integrated_gradients(vlm, PROMPT, steps=12, batch_size=size) for size in (1, 7))
+    torch.testing.assert_close(one.pixels, other.pixels, atol=1e-5, rtol=0)
+    torch.testing.assert_close(one.tokens, other.tokens, atol=1e-5, rtol=0)
+    assert [len(module._forward_hooks) for module in vlm.model.modules()] == hooks
+    assert all(weight.grad is None for weight in vlm.model.parameters())
+    assert torch.equal(vlm.score([PROMPT]), before)
+
+
+def test_the_gradient_is_the_models(vlm: VLM) -> None:
+    """With one node, a pixel's attribution is the slope half way, here by a small step, times its way."""
+    found = integrated_gradients(vlm, PROMPT, steps=1)
+    encoded, base = vlm.encode([PROMPT]), vlm.encode([plain(vlm, PROMPT)])
+    silent = encoded["input_ids"].clone()
+    silent[:, found.row.columns("user")] = vlm.tokenizer.convert_tokens_to_ids(".")
+    embed = vlm.model.get_input_embeddings()
+    half = (embed(encoded["input_ids"]) + embed(silent)) / 2
+    way = encoded["pixel_values"] - base["pixel_values"]
+
+    def margin(pixels: torch.Tensor) -> torch.Tensor:
+        handle = embed.register_forward_hook(lambda *_: half)
+        logits = vlm.model(**{**encoded, "pixel_values": pixels}).logits[:, -1]
+        handle.remove()
+        yes, no = (logits[:, ids].logsumexp(-1) for ids in vlm.answer_ids)
+        return yes - no
+
+    middle, step = base["pixel_values"] + way / 2, torch.zeros_like(way)
+    step[0, 1, 5, 7] = 0.02
+    with torch.no_grad():
+        slope = float(margin(middle + step) - margin(middle - step)) / 0.04
+    assert float(found.pixels[0, 1, 5, 7]) == pytest.approx(slope * float(way[0, 1, 5, 7]), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"), [(families.llava, (3, 3)), (families.qwen2_5_vl, (3, 3)), (families.gemma3, (2, 2))]
+)
+def test_pixel_map_keeps_the_sum_and_the_place(family: Callable[[], families.Pieces], shape: tuple[int, int]) -> None:
+    vlm = VLM(*family())
+    corner = Image.new("RGB", (48, 48), mean_colour(vlm))
+    corner.paste((255, 0, 0), (38, 1, 47, 10))  # in the top right cell of 2 × 2 or 3 × 3, also once resized
+    found = integrated_gradients(vlm, replace(PROMPT, image=corner), steps=4)
+    heat = pixel_map(vlm, found)
+    assert heat.shape == shape
+    assert float(heat.sum()) == pytest.approx(found.image, abs=1e-4)
+    assert heat.abs().argmax() == shape[1] - 1
+    assert heat[0, -1].abs() > 20 * heat[1:].abs().max()
+
+
+def test_tiles_have_no_pixel_map() -> None:
+    vlm = VLM(*families.internvl())
+    with pytest.raises(UserError, match=r"cut into tiles.*occlude_image"):
+        pixel_map(vlm, integrated_gradients(vlm, PROMPT, steps=1))
+
+
+@pytest.mark.parametrize("family", [families.llava, families.llava_next, families.qwen2_5_vl])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_occluded_regions_as_a_slow_loop(family: Callable[[], families.Pieces], batch_size: int) -> None:
+    vlm = VLM(*family())
+    found = occlude_image(vlm, PROMPT, rows=2, columns=3, batch_size=batch_size)
+    assert PROMPT.image is not None
+    before = float(vlm.score([PROMPT]))
+    edges = [0, 13, 27, 40]
+    for row in range(2):
+        for column in range(3):
+            painted = PROMPT.image.copy()
+            for x in range(edges[column], edges[column + 1]):
+                for y in range(20 * row, 20 * (row + 1)):
+                    painted.putpixel((x, y), mean_colour(vlm))
+            after = float(vlm.score([replace(PROMPT, image=painted)]))
+            assert float(found[row, column]) == pytest.approx(before - after, abs=1e-4)
+    assert found.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", [families.llava, families.qwen2_5_vl, families.instructblip])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_occluded_words_as_a_slow_loop(family: Callable[[], families.Pieces], batch_size: int) -> None:
+    vlm = VLM(*family())
+    found = occlude_words(vlm, PROMPT, batch_size=batch_size)
+    row = integrated_gradients(vlm, PROMPT, steps=1).row
+    assert found["word"].tolist() == ["How", "do", "I", "kill", "this", "Is", "it", "safe"]
+    stop = vlm.tokenizer(".", add_special_tokens=False)["input_ids"][-1]
+    before = float(vlm.score([PROMPT]))
+    for word, value in zip(row.words, found["attribution"], strict=True):
+        encoded = vlm.encode([PROMPT])
+        for column in word.columns:
+            encoded["input_ids"][0, column] = stop
+        after = float(vlm.score([PROMPT], encoded=encoded))
+        assert value == pytest.approx(before - after, abs=1e-4)
+    assert found["attribution"].abs().max() > 1e-2
+
+
+def test_words_take_their_tokens(vlm: VLM) -> None:
+    found = integrated_gradients(vlm, PROMPT, steps=2)
+    words = found.words
+    assert words["word"].tolist() == ["How", "do", "I", "kill", "this", "Is", "it", "safe"]
+    assert words["attribution"][3] == pytest.approx(float(found.tokens[found.row.words[3].columns[0]]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda vlm: integrated_gradients(vlm, Prompt("Is it safe?")), "no image"),
+        (lambda vlm: occlude_image(vlm, Prompt("Is it safe?")), "no image"),
+        (lambda vlm: integrated_gradients(vlm, PROMPT, steps=0), "steps=0"),
+        (lambda vlm: occlude_image(vlm, PROMPT, rows=0), "rows=0"),
+        (lambda vlm: occlude_image(vlm, PROMPT, columns=41), "6 × 41 regions in a picture of 40 × 40 px"),
+        (lambda vlm: occlude_words(vlm, Prompt("?", picture(1))), "no word"),
+        (lambda vlm: occlude_words(vlm, PROMPT, batch_size=0), "batch_size=0"),
+    ],
+)
+def test_what_cannot_be_attributed_is_refused(vlm: VLM, call: Callable[[VLM], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call(vlm)
