@@ -1,5 +1,6 @@
 """One forward pass, four ways of looking at its attention; each measured in a child process of its own, or here."""
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -198,6 +199,7 @@ _PROBES: list[Probe] = []  # of a child process: one
 
 
 def _begin(setting: Setting, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; only the first one has to say so
     torch.set_num_threads(threads)
     _PROBES.append(Probe(setting))
 

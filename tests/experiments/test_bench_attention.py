@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from experiments.bench import variants
 from experiments.bench.attention import AttentionBench, Measured, largest_error, summary, table
@@ -78,6 +79,15 @@ def test_the_record_says_that_the_weights_are_random(metrics: dict[str, Any]) ->
     assert metrics["weights"] == "random, seed 0"
     assert metrics["size"] == "tiny"
     assert metrics["image_tokens"] == 9
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_all_variants_share_one_model_and_the_allocator_is_asked() -> None:
+    bench = AttentionBench(size="tiny", lengths=[LONG], device="cuda")
+    (one,) = bench.measure(Console(), deadline=0)
+    assert one.row().max_error < 1e-2  # bfloat16
+    assert one.peaks["eager"] > one.peaks["mass"] > one.peaks["native"] > 0
 
 
 @pytest.mark.parametrize("tokens", [SHORT, LONG])
