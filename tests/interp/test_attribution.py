@@ -42,7 +42,8 @@ def test_gradients_add_up_and_see_the_image(family: Callable[[], families.Pieces
     vlm = VLM(*family())
     found = integrated_gradients(vlm, PROMPT, steps=128, batch_size=32)
     assert found.margin == pytest.approx(float(vlm.score([PROMPT])), abs=1e-4)
-    assert abs(found.error) < 0.02 * (found.pixels.abs().sum() + found.tokens.abs().sum())
+    # Random weights make steep margins: parts of ± 100 add up to 1. Only Qwen's are left 0.1 apart by 128 steps.
+    assert abs(found.error) < (0.2 if family is families.qwen2_5_vl else 0.03)
     assert found.pixels.abs().sum() > 1e-3  # captum's own LLMAttribution finds 0 here
     assert found.pixels.shape == vlm.encode([PROMPT])["pixel_values"].shape
     outside = [c for c, label in enumerate(found.row.labels) if label != "user"]

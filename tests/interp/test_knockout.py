@@ -127,6 +127,25 @@ def test_while_generating(vlm: VLM, use_cache: bool) -> None:
     assert (first_alone.logits[1] - cut.logits[1]).abs().max() > 1e-3
 
 
+def test_decoding_by_hand(vlm: VLM) -> None:
+    """The model makes the cache itself, and the next step is known by it."""
+
+    def second_step() -> torch.Tensor:
+        encoded = vlm.encode(PROMPTS)
+        with torch.no_grad():
+            cache = vlm.model(**encoded, use_cache=True).past_key_values
+            mask = torch.nn.functional.pad(encoded["attention_mask"], (0, 1), value=1)
+            return vlm.model(input_ids=torch.full((2, 1), 7), attention_mask=mask, past_key_values=cache).logits[:, -1]
+
+    whole, segments = second_step(), segment(vlm, PROMPTS, vlm.encode(PROMPTS))
+    with eager_without(vlm, segments, [("image", "generated")]):
+        expected = second_step()
+    with knockout(vlm, [("image", "generated")]):
+        cut = second_step()
+    torch.testing.assert_close(cut, expected, atol=1e-5, rtol=0)
+    assert (cut - whole).abs().max() > 1e-3
+
+
 def test_the_recorder_sees_what_is_left(vlm: VLM) -> None:
     with record_attention(vlm, queries=Queries.GENERATED) as record, knockout(vlm, [("image", "verdict")], layers=[1]):
         vlm.generate(PROMPTS, max_new_tokens=3)
