@@ -63,6 +63,7 @@ def analyse_failures(
     folder = out_dir / "attention"
     folder.mkdir(parents=True, exist_ok=True)
     tested = self_test_once(vlm, folder / "selftest.json")
+    _clear(out_dir)
     parts: list[Tables] = []
     worst: list[Shown] = []
     for subset, some in chosen.items():
@@ -84,6 +85,13 @@ def analyse_failures(
         result["attribution"] = attribute(vlm, drawn, out_dir)
     write_json(out_dir / "attention.json", result)
     return result
+
+
+def _clear(out_dir: Path) -> None:
+    """Takes away what an earlier analysis of this run left, lest its figures be read with the new numbers."""
+    for pattern in ("attention.json", "attention/*.parquet", "attention/*.safetensors", "figures/att*_*.png"):
+        for path in out_dir.glob(pattern):
+            path.unlink()
 
 
 def check_choice(vlm: "VLM", layers: Sequence[int] | None, segments: Sequence[str] | None) -> None:

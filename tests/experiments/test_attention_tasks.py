@@ -57,11 +57,14 @@ def test_an_existing_run_is_analysed_where_it_lies(
 ) -> None:
     before = (finished / "predictions.jsonl").read_bytes()
     (finished / "attention.json").unlink()
+    stale = finished / "figures" / "attention_of_an_earlier_analysis_image.png"
+    stale.touch()
     options = ("task=attention", f"task.run={finished}", "task.limit=1", "task.figures=1", "task.attribution=captum")
     execute(checkpoint, finished.parent.parent, *options)
     found = read(finished / "attention.json")
     assert (finished / "predictions.jsonl").read_bytes() == before
     assert "".join(found["sentences"][0].split()) in "".join(capsys.readouterr().out.split())
+    assert not stale.exists()
     (attributed,) = found["attribution"].values()
     assert attributed["image"] != 0
     for name in [*found["figures"], *attributed["figures"]]:
