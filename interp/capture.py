@@ -67,7 +67,10 @@ class Record:
 
     @property
     def masses(self) -> pd.DataFrame:
-        """Tidy table: row, step, query (column in the batch), layer, head, segment, tokens (in the segment), mass."""
+        """Tidy table: row, step, query (column in the batch), layer, head, segment, tokens (in the segment), mass.
+
+        Made anew at each call. ``tokens`` counts those there are when the query is computed.
+        """
         return mass_table(self.pieces)
 
 
@@ -133,7 +136,7 @@ class _Sight:
     mapped: list[int]
     masses: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)
-    indicators: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    indicators: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def places(self, columns: list[int], device: torch.device) -> Int[Tensor, "query"]:
         """Where these columns are among the forward's queries."""
@@ -142,10 +145,11 @@ class _Sight:
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
         """Segments of a layer's keys, which end with the newest column; the same for all layers that hold as many."""
         start = self.forward.total - call.key.shape[2]
-        if (start, dtype) not in self.indicators:
+        key = (start, dtype, call.key.device)
+        if key not in self.indicators:
             one_hot = self.forward.batch.segments.indicator(start, self.forward.total)
-            self.indicators[start, dtype] = one_hot.to(call.key.device, dtype)
-        return self.indicators[start, dtype]
+            self.indicators[key] = one_hot.to(call.key.device, dtype)
+        return self.indicators[key]
 
 
 class _Recorder:
@@ -222,7 +226,8 @@ class _Recorder:
                 f"layer {missing[0]} of {self.name} attends without transformers' attention interface; recording needs "
                 "that; load it with attn_implementation='eager' and pass output_attentions=True"
             )
-        return torch.stack([found[layer] for layer in self.layers]).cpu()
+        device = found[self.layers[0]].device  # layers may be spread over several
+        return torch.stack([found[layer].to(device) for layer in self.layers]).cpu()
 
 
 def _wanted(queries: Steps) -> Callable[[int], bool]:

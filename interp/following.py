@@ -15,7 +15,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.interface import STATIC
-from interp.segments import SEGMENTS, Segments
+from interp.segments import IMAGE, SEGMENTS, Segments
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -78,7 +78,8 @@ class Follower:
         if getattr(cache, "is_compileable", False):
             raise UserError(STATIC)
         past = int(cache.get_seq_length()) if cache is not None else 0
-        shape = tuple((ids if ids is not None else embeddings).shape[:2])
+        tokens: Any = embeddings if ids is None else ids
+        shape = tuple(tokens.shape[:2])
         batch = self._pass(ids, embeddings, cache, past, shape)
         if batch.total and ids is not None:
             # A row that is fed its end token (or padding) is past its answer.
@@ -117,7 +118,7 @@ class Follower:
         """Whether these are the tokens of ``segments``; where only embeddings come, by those of the text tokens."""
         if ids is not None:
             return torch.equal(ids.cpu(), segments.input_ids)
-        text = segments.codes != SEGMENTS.index("image_0")
+        text = segments.codes != SEGMENTS.index(IMAGE)
         own = self.speaker.get_input_embeddings()(segments.input_ids[text].to(embeddings.device))
         return torch.equal(own.to(embeddings.dtype), embeddings[text.to(embeddings.device)])
 

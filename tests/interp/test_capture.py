@@ -6,6 +6,7 @@ import torch
 from interp import capture
 from interp.capture import Queries, paused, record_attention
 from interp.errors import UserError
+from interp.following import speaker
 from interp.interface import _TAPS, _implementations, intercept
 from interp.segments import SEGMENTS, segment
 from interp.vlm import VLM, Prompt
@@ -92,6 +93,7 @@ def test_a_padded_batch_keeps_its_mask_under_our_name(vlm, prompts, monkeypatch)
 def test_everything_is_as_before_also_after_an_exception(family, prompts):
     encoded = family.encode(prompts)
     forward_logits(family, encoded)  # transformers puts hooks of its own on some modules at the first forward
+    family.model.get_submodule(speaker(family)).register_forward_hook(lambda *args: None)  # and another tool, its own
     before, hooks = _implementations(family.model), count_hooks(family)
 
     def interrupted(**changed):

@@ -25,6 +25,7 @@ def test_each_token_has_its_segment(family, prompts):
     for i, (row, prompt) in enumerate(zip(segments.rows, prompts, strict=True)):
         assert [label != "padding" for label in row.labels] == encoded["attention_mask"][i].bool().tolist()
         assert len(row.columns("sink")) == 1
+        assert len(row.columns(IMAGE)) == row.input_ids.count(family.model.config.image_token_id) > 0
         text = prompt.text if family.layout.model_type != "llava" else prompt.text.replace("Is", "<unk>")
         assert said(family, row, "user") == "".join(text.split())
         assert said(family, row, "system") == "".join((prompt.system or "").split())

@@ -38,6 +38,15 @@ def test_tolerances_follow_the_type(dtype):
     assert result.rows_error < 1e-5 < result.kernel_error < result.tolerance
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_passes_on_a_gpu_in_every_type(dtype):
+    model, processor = FAMILIES["llava_next"]()
+    result = self_test(VLM(model.to("cuda", dtype), processor))
+    assert result.kernel_error <= TOLERANCE[dtype]
+
+
 def test_a_wrong_mass_is_caught(vlm, long_prompts, monkeypatch):
     honest = capture._kernel_mass
     monkeypatch.setattr(capture, "_kernel_mass", lambda call, indicator: honest(call, indicator) * 0.999)
