@@ -1,5 +1,6 @@
 """Peak memory of a computation above what was there before: of this process on a CPU, of the allocator on CUDA."""
 
+import ctypes
 import resource
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
+M_MMAP_THRESHOLD = -3  # glibc's malloc.h
+MEBIBYTE = 2**20
 
 
 class Meter(Protocol):
@@ -26,6 +29,16 @@ class Meter(Protocol):
     def synchronise(self) -> None:
         """Waits for the device."""
         ...
+
+
+def return_freed_blocks() -> None:
+    """Has glibc give every freed tensor of a MiB or more back at once, in this process.
+
+    Else it keeps some, by the order of earlier allocations, and equal forwards peak 200 MiB apart. No-op elsewhere.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MEBIBYTE)
 
 
 def meter_for(device: "torch.device") -> Meter:

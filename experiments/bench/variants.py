@@ -16,7 +16,7 @@ from einops import einsum
 from jaxtyping import Float
 
 from experiments.bench.llava import build, prompt_of
-from experiments.bench.memory import meter_for
+from experiments.bench.memory import meter_for, return_freed_blocks
 from experiments.bench.shapes import SHAPES
 from experiments.bench.timing import timed
 from interp.capture import Queries, Record, record_attention
@@ -200,6 +200,7 @@ _PROBES: list[Probe] = []  # of a child process: one
 
 def _begin(setting: Setting, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; only the first one has to say so
+    return_freed_blocks()
     torch.set_num_threads(threads)
     _PROBES.append(Probe(setting))
 
