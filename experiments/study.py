@@ -38,7 +38,7 @@ THUMBNAIL = 160  # pixels, the longer side
 def run(run: Run) -> None:
     """Evaluates all arms, writes the record, the metrics and the report, and prints the summary."""
     console = Console()
-    complete = _load_cases(run, console)
+    complete = load_cases(run, console)
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         console.print(_plan(run, loaded, store), highlight=False, soft_wrap=True, markup=False)
@@ -66,7 +66,8 @@ def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
     return [sample for sample in samples if sample.id in chosen]
 
 
-def _load_cases(run: Run, console: Console) -> Loaded:
+def load_cases(run: Run, console: Console) -> Loaded:
+    """The benchmark's cases; says what cannot run here. UserError where none can."""
     loaded = run.benchmark.load()
     if not loaded.samples:
         raise UserError(f"benchmark {run.benchmark.name} has no case that can run here; look at benchmark.root")

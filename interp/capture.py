@@ -101,7 +101,7 @@ def record_attention(
     recorder.follower.known.extend([segments] if segments is not None else [])
     speaker = recorder.follower.speaker
     with ExitStack() as stack:
-        stack.enter_context(_listen(vlm, recorder.follower.known))
+        stack.enter_context(listen(vlm, recorder.follower.known))
         stack.callback(speaker.register_forward_pre_hook(recorder.before, with_kwargs=True).remove)
         stack.callback(speaker.register_forward_hook(recorder.after).remove)
         stack.enter_context(intercept(vlm, observe=recorder.observe))
@@ -109,7 +109,7 @@ def record_attention(
 
 
 @contextmanager
-def _listen(vlm: "VLM", known: list[Segments]) -> Iterator[None]:
+def listen(vlm: "VLM", known: list[Segments]) -> Iterator[None]:
     """Has ``vlm.encode`` note the segments of what it encodes; ``generate`` and ``score`` call it."""
     encode, before = vlm.encode, vars(vlm).get("encode")
 

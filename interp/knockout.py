@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.capture import _listen
+from interp.capture import listen
 from interp.errors import UserError
 from interp.following import Follower, Forward
 from interp.interface import AttentionCall, intercept
@@ -55,7 +55,7 @@ def knockout(
     follower = cutter.follower
     follower.known.extend([segments] if segments is not None else [])
     with ExitStack() as stack:
-        stack.enter_context(_listen(vlm, follower.known))
+        stack.enter_context(listen(vlm, follower.known))
         stack.callback(follower.speaker.register_forward_pre_hook(cutter.before, with_kwargs=True).remove)
         stack.callback(follower.speaker.register_forward_hook(cutter.after).remove)
         stack.enter_context(intercept(vlm, edit=cutter.edit))

@@ -24,6 +24,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from interp.capture import paused
 from interp.errors import UserError
 from interp.layout import layout_for
 from mitigation.contrast import contrast, plausible
@@ -78,16 +79,17 @@ class SecondBranch:
     def _forward(self, tokens: Int[Tensor, "row new"], **inputs: Any) -> Float[Tensor, "row vocab"]:
         # As generate() counts them: from 0 at the first real token, and padding at 0.
         positions = (self._mask.long().cumsum(dim=1) - 1).masked_fill(self._mask == 0, 0)
-        outputs = self._model(
-            input_ids=tokens,
-            attention_mask=self._mask if self._padded else None,
-            position_ids=positions[:, -tokens.shape[1] :],
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-            return_dict=True,
-            **inputs,
-        )
+        with paused():  # who records attention around generate() wants the branch that answers
+            outputs = self._model(
+                input_ids=tokens,
+                attention_mask=self._mask if self._padded else None,
+                position_ids=positions[:, -tokens.shape[1] :],
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+                return_dict=True,
+                **inputs,
+            )
         self._cache = outputs.past_key_values  # made by the first forward, so it is shared with nobody
         return outputs.logits[:, -1].float()
 

@@ -20,7 +20,7 @@ from experiments.judges.yes_no import anchored
 from experiments.records import now
 from experiments.schema import Run
 from experiments.store import open_run
-from experiments.study import _load_cases
+from experiments.study import load_cases
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Heatmap:
     def __call__(self, run: Run) -> None:
         """Draws into a new run directory and prints what is in it."""
         console = Console()
-        loaded = _load_cases(run, console)
+        loaded = load_cases(run, console)
         named = None if self.case is None else case_of(loaded.samples, self.case)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 

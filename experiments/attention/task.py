@@ -15,7 +15,7 @@ from experiments.environment import describe
 from experiments.report.build import build
 from experiments.schema import Run
 from experiments.store import open_run
-from experiments.study import PREDICTIONS, Study, _load_cases
+from experiments.study import PREDICTIONS, Study, load_cases
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class FailureAnalysis:
         console = Console()
         folder = None if self.run is None else Path(self.run)
         environment = None if folder is None else _finished(folder)
-        loaded = _load_cases(run, console)
+        loaded = load_cases(run, console)
         if folder is not None and environment is not None:
             _check_benchmark(folder, environment, run, loaded)
         from interp.vlm import load  # torch and transformers: only when everything else is in order

@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from interp.capture import Queries, record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
@@ -80,3 +81,12 @@ def test_no_contrast_and_no_cutoff_is_the_baseline(vlm: VLM, prompts: list[Promp
 def test_a_prompt_without_image_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
     with pytest.raises(UserError, match="no image in prompt 'blind'"):
         VCD().generate(vlm, [*prompts, Prompt("what is red", key="blind")], max_new_tokens=1)
+
+
+def test_who_records_attention_sees_the_branch_that_answers(vlm: VLM, prompts: list[Prompt]) -> None:
+    with record_attention(vlm, queries=Queries.VERDICT) as plain:
+        Baseline().generate(vlm, prompts, max_new_tokens=2)
+    with record_attention(vlm, queries=Queries.VERDICT) as record:
+        VCD(alpha=3.0, noise_step=999).generate(vlm, prompts, max_new_tokens=2)
+    assert len(record.rows) == len(prompts)
+    assert record.masses["mass"].tolist() == pytest.approx(plain.masses["mass"].tolist(), abs=1e-6)
