@@ -45,7 +45,7 @@ class RunStore:
     def finish(self) -> None:
         """The last act of a run: from now on the same command begins a new one."""
         identity = self.path / IDENTITY
-        write_json(identity, _json(identity) | {"finished": True})
+        write_json(identity, read_object(identity) | {"finished": True})
 
     def records(self, file: str = "predictions.jsonl") -> list[dict[str, Any]]:
         """All complete lines; a half-written last line is cut off first, so that the next append starts clean.
@@ -147,13 +147,14 @@ def _new_directory(folder: Path) -> Path:
 def _unfinished(folder: Path, config_hash: str) -> Path | None:
     for path in sorted(folder.glob(f"*/{IDENTITY}"), reverse=True):
         run = path.parent.parent
-        identity = _json(path)
+        identity = read_object(path)
         if identity.get("config_hash") == config_hash and not identity.get("finished"):
             return run
     return None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; empty where there is none, or none that can be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

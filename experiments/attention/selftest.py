@@ -1,11 +1,10 @@
 """The recorder's self-test, once a model, revision and machine type within a run, with its numbers on record."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.store import write_json
+from experiments.store import read_object, write_json
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def self_test_once(vlm: "VLM", path: Path) -> dict[str, Any]:
         "device": vlm.device.type,
         "dtype": str(vlm.dtype).removeprefix("torch."),
     }
-    before = _read(path)
+    before = read_object(path)
     if vlm.revision is not None and before.get("passed") and subject.items() <= before.items():
         return before
     try:
@@ -36,11 +35,3 @@ def self_test_once(vlm: "VLM", path: Path) -> dict[str, Any]:
         raise
     write_json(path, found)
     return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
