@@ -13,15 +13,13 @@ from experiments.attention.wording import word_line
 from experiments.benchmarks.sample import Loaded
 from experiments.environment import describe
 from experiments.report.build import build
-from experiments.schema import Run
+from experiments.schema import ATTRIBUTIONS, Run
 from experiments.store import open_run
 from experiments.study import PREDICTIONS, Study, load_cases
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
-
-ATTRIBUTIONS = ("none", "captum")
 
 
 @dataclass(frozen=True)

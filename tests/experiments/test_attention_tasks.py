@@ -10,23 +10,13 @@ from experiments.attention.task import FailureAnalysis
 from experiments.benchmarks.iconworld import IconWorld
 from interp.errors import UserError
 from tests.experiments.compose import run_of
-from tests.tiny import tiny_llava
 
 CASE = "test-plain-000-slash-unsafe"
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    model, processor = tiny_llava()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
-
-
-def execute(checkpoint: Path, outputs: Path, *overrides: str) -> Path:
+def execute(saved: Path, outputs: Path, *overrides: str) -> Path:
     """Runs a task and names its newest directory."""
-    common = (f"model.path={checkpoint}", f"output_root={outputs}", "draws=20", "batch_size=4", "max_new_tokens=2")
+    common = (f"model.path={saved}", f"output_root={outputs}", "draws=20", "batch_size=4", "max_new_tokens=2")
     run = run_of(*common, *overrides)
     run.task(run)
     return max(outputs.glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
@@ -37,10 +27,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the baseline with its analysis."""
     outputs = tmp_path_factory.mktemp("outputs")
-    return execute(checkpoint, outputs, "task=attention", "limit=9", "task.limit=1", "task.figures=0")
+    return execute(saved, outputs, "task=attention", "limit=9", "task.limit=1", "task.figures=0")
 
 
 def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
@@ -53,14 +43,14 @@ def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
 
 
 def test_an_existing_run_is_analysed_where_it_lies(
-    checkpoint: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+    saved: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (finished / "predictions.jsonl").read_bytes()
     (finished / "attention.json").unlink()
     stale = finished / "figures" / "attention_of_an_earlier_analysis_image.png"
     stale.touch()
     options = ("task=attention", f"task.run={finished}", "task.limit=1", "task.figures=1", "task.attribution=captum")
-    execute(checkpoint, finished.parent.parent, *options)
+    execute(saved, finished.parent.parent, *options)
     found = read(finished / "attention.json")
     assert (finished / "predictions.jsonl").read_bytes() == before
     assert "".join(found["sentences"][0].split()) in "".join(capsys.readouterr().out.split())
@@ -72,10 +62,10 @@ def test_an_existing_run_is_analysed_where_it_lies(
     assert (finished / "attention" / "attribution.safetensors").exists()
 
 
-def test_a_run_of_something_else_is_refused(checkpoint: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_path: Path) -> None:
     def refused(folder: Path, match: str, *overrides: str) -> None:
         with pytest.raises(UserError, match=match):
-            execute(checkpoint, tmp_path, "task=attention", f"task.run={folder}", *overrides)
+            execute(saved, tmp_path, "task=attention", f"task.run={folder}", *overrides)
 
     refused(tmp_path, "no run's directory")
     refused(finished, "of other cases", "benchmark.split=development")
@@ -88,10 +78,8 @@ def test_a_run_of_something_else_is_refused(checkpoint: Path, finished: Path, tm
         refused(copy, match)
 
 
-def test_a_heatmap_is_drawn_of_the_named_case(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = execute(checkpoint, tmp_path, "+exp=heatmap_llava", f"task.case={CASE}")
+def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"task.case={CASE}")
     assert folder.parent.name == "heatmap_llava"
     assert {path.name for path in (folder / "figures").iterdir()} == {
         f"attention_{CASE}_{name}.png" for name in ("image", "words", "heads")
@@ -103,8 +91,8 @@ def test_a_heatmap_is_drawn_of_the_named_case(
     assert "image of its counterfactual twin" in printed
 
 
-def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(checkpoint: Path, tmp_path: Path) -> None:
-    folder = execute(checkpoint, tmp_path, "+exp=heatmap_llava", "limit=4", "task.layers=[1]")
+def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tmp_path: Path) -> None:
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", "limit=4", "task.layers=[1]")
     (picture,) = (folder / "figures").glob("*_image.png")
     assert picture.name.endswith("-safe_image.png")
 

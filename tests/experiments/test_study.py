@@ -16,23 +16,12 @@ from interp.errors import UserError
 from interp.vlm import VLM
 from mitigation.method import Baseline
 from tests.experiments.compose import run_of
-from tests.tiny import tiny_llava
 
 LIMIT = 12
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random LLaVA on disk, loaded as a user's own folder would be."""
-    folder = tmp_path_factory.mktemp("tiny")
-    model, processor = tiny_llava()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
-
-
-def study(checkpoint: Path, outputs: Path, *overrides: str) -> Run:
-    defaults = (f"model.path={checkpoint}", f"output_root={outputs}", f"limit={LIMIT}", "draws=50", "batch_size=4")
+def study(saved: Path, outputs: Path, *overrides: str) -> Run:
+    defaults = (f"model.path={saved}", f"output_root={outputs}", f"limit={LIMIT}", "draws=50", "batch_size=4")
     return run_of("+exp=vcd_llava", *defaults, "max_new_tokens=2", *overrides)
 
 
@@ -47,8 +36,8 @@ def lines(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def finished(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return evaluate(study(checkpoint, tmp_path_factory.mktemp("finished")))
+def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return evaluate(study(saved, tmp_path_factory.mktemp("finished")))
 
 
 def test_every_case_is_recorded_once_under_every_arm(finished: Path) -> None:
@@ -77,13 +66,13 @@ def test_the_attention_of_failures_stands_beside_the_study(finished: Path) -> No
 
 
 def test_where_attention_cannot_be_looked_at_the_study_is_kept(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise UserError("the self-test failed by 0.3")
 
     monkeypatch.setattr("experiments.attention.analysis.analyse_failures", refuse)
-    folder = evaluate(study(checkpoint, tmp_path, "limit=4"))
+    folder = evaluate(study(saved, tmp_path, "limit=4"))
     assert (folder / "report.html").exists()
     assert "attention was not analysed: the self-test failed by 0.3" in " ".join(capsys.readouterr().out.split())
 
@@ -107,17 +96,17 @@ def test_the_record_says_what_it_ran_on(finished: Path) -> None:
     assert (finished / "report.html").stat().st_size > 1000
 
 
-def test_the_same_command_twice_gives_identical_predictions(checkpoint: Path, finished: Path, tmp_path: Path) -> None:
-    again = evaluate(study(checkpoint, tmp_path))
+def test_the_same_command_twice_gives_identical_predictions(saved: Path, finished: Path, tmp_path: Path) -> None:
+    again = evaluate(study(saved, tmp_path))
     assert (again / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
     assert (again / "metrics.json").read_text() == (finished / "metrics.json").read_text()
 
 
 @pytest.mark.parametrize("share", [0.07, 0.5, 0.93])
 def test_a_run_cut_off_anywhere_continues_to_the_same_end(
-    checkpoint: Path, finished: Path, tmp_path: Path, share: float
+    saved: Path, finished: Path, tmp_path: Path, share: float
 ) -> None:
-    run = study(checkpoint, tmp_path)
+    run = study(saved, tmp_path)
     whole = (finished / "predictions.jsonl").read_bytes()
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
         (store.path / "predictions.jsonl").write_bytes(whole[: int(share * len(whole))])
@@ -131,9 +120,9 @@ def test_a_run_cut_off_anywhere_continues_to_the_same_end(
 
 
 def test_what_is_recorded_is_not_answered_again(
-    checkpoint: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = study(checkpoint, tmp_path, "attention=false")  # which looks at the model anew
+    run = study(saved, tmp_path, "attention=false")  # which looks at the model anew
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
         for name in ("predictions.jsonl", "development.jsonl"):
             (store.path / name).write_bytes((finished / name).read_bytes())
@@ -158,8 +147,8 @@ class WithoutDevelopment:
         return None
 
 
-def test_without_a_development_split_the_shift_is_cross_fitted(checkpoint: Path, tmp_path: Path) -> None:
-    run = study(checkpoint, tmp_path, "limit=24")
+def test_without_a_development_split_the_shift_is_cross_fitted(saved: Path, tmp_path: Path) -> None:
+    run = study(saved, tmp_path, "limit=24")
     folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
     margins: dict[str, dict[str, float]] = {}
     for record in lines(folder):
@@ -170,14 +159,14 @@ def test_without_a_development_split_the_shift_is_cross_fitted(checkpoint: Path,
     assert not (folder / "development.jsonl").exists()
 
 
-def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
-    run = study(checkpoint, tmp_path, "task=export", f"task.to={root}", "limit=12")
+    run = study(saved, tmp_path, "task=export", f"task.to={root}", "limit=12")
     run.task(run)
     broken = sorted((root / "data").rglob("*.png"))[0]
     broken.write_bytes(b"")
     folder = evaluate(
-        study(checkpoint, tmp_path, "benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null")
+        study(saved, tmp_path, "benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null")
     )
     environment = json.loads((folder / "environment.json").read_text())
     statuses = [record["status"] for record in lines(folder) if record["arm"] == "baseline"]
@@ -200,8 +189,8 @@ def test_a_missing_root_is_one_sentence_before_any_weights(tmp_path: Path) -> No
         run.task(run)
 
 
-def test_the_arm_under_study_may_be_the_baseline_alone(checkpoint: Path, tmp_path: Path) -> None:
-    run = run_of("method=baseline", f"model.path={checkpoint}", f"output_root={tmp_path}", "limit=4", "draws=20")
+def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Path) -> None:
+    run = run_of("method=baseline", f"model.path={saved}", f"output_root={tmp_path}", "limit=4", "draws=20")
     assert run.arms == {"baseline": Baseline()}
     folder = evaluate(run)
     assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
