@@ -15,7 +15,7 @@ from experiments.environment import describe
 from experiments.report.build import build
 from experiments.schema import ATTRIBUTIONS, Run
 from experiments.store import open_run
-from experiments.study import PREDICTIONS, Study, load_cases
+from experiments.study import PREDICTIONS, Study, limited, load_cases
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ class FailureAnalysis:
             captum=self.attribution == "captum",
         )
 
-    def _with_baseline(self, run: Run, vlm: "VLM", loaded: Loaded, console: Console) -> tuple[Path, dict[str, Any]]:
+    def _with_baseline(self, run: Run, vlm: "VLM", complete: Loaded, console: Console) -> tuple[Path, dict[str, Any]]:
         """A study of the baseline alone, in a run directory of the name ``attention``."""
+        loaded = complete._replace(samples=limited(complete.samples, run.limit))
         alone = replace(run, arm=ARM, arms={ARM: run.arms[ARM]})
         with open_run(run.output_root, "attention", run.config, run.config_hash, fresh=run.fresh) as store:
             environment = describe(alone, vlm, loaded)

@@ -111,3 +111,8 @@ def test_an_unknown_case_or_option_is_named_before_any_weights(tmp_path: Path) -
 
 def test_the_defaults_of_the_configuration_are_those_of_the_task() -> None:
     assert run_of("task=attention").task == FailureAnalysis()
+
+
+def test_a_limit_bounds_the_baseline_that_is_run_first(saved: Path, tmp_path: Path) -> None:
+    folder = execute(saved, tmp_path, "task=attention", "limit=6", "task.figures=0")
+    assert len((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 6
