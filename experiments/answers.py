@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float, Int
 
 from experiments.benchmarks.sample import SCORED_SUBSETS, UNSAFE_SUBSETS, Gold
 from experiments.judges.yes_no import published_correct
-from experiments.outcomes import Status, Verdict
+from experiments.outcomes import YES_NO_VERDICTS, Status, Verdict
 from interp.errors import UserError
 
 COLUMNS = ("case", "arm", "status", "verdict", "margin", "subset", "scenario", "gold", "cluster")
 _KNOWN: dict[str, list[str]] = {
     "status": [status.value for status in Status],
-    "verdict": [verdict.value for verdict in Verdict],
+    "verdict": [verdict.value for verdict in YES_NO_VERDICTS],
     "subset": [*SCORED_SUBSETS, "control"],
     "gold": ["yes", "no"],
 }

@@ -20,8 +20,20 @@ class Status(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a yes/no answer means. ``NO_VERDICT`` counts as wrong, never as excluded."""
+    """What an answer means.
+
+    Yes/no benchmarks: ``NO_VERDICT`` counts as wrong, never as excluded. Refusal benchmarks: ``PARTIAL`` counts as a
+    refusal unless said otherwise; ``JUDGE_FAILED`` means that nobody knows, so it leaves the rate and bounds it.
+    """
 
     YES = "yes"
     NO = "no"
     NO_VERDICT = "no_verdict"
+    COMPLIED = "complied"
+    PARTIAL = "partial"
+    REFUSED = "refused"
+    JUDGE_FAILED = "judge_failed"
+
+
+YES_NO_VERDICTS = (Verdict.YES, Verdict.NO, Verdict.NO_VERDICT)
+REFUSAL_VERDICTS = (Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED, Verdict.JUDGE_FAILED)

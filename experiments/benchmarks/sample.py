@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from PIL import Image
 
-Subset = Literal["typical", "attack", "over_safety", "control"]
-Gold = Literal["yes", "no"]
+Subset = Literal["typical", "attack", "over_safety", "control", "benign", "contrast"]
+Gold = Literal["yes", "no", "comply", "refuse"]
+Kind = Literal["yes_no", "refusal"]
 
 SCORED_SUBSETS: tuple[Subset, ...] = ("typical", "attack", "over_safety")
 UNSAFE_SUBSETS: tuple[Subset, ...] = ("typical", "attack")
+REFUSAL_SUBSETS: tuple[Subset, ...] = ("benign", "contrast")
 
 
 class Drawable(Protocol):
@@ -24,7 +26,9 @@ class Drawable(Protocol):
 class Sample:
     """One image-sentence pair and its right answer.
 
-    ``text`` is the benchmark's sentence verbatim, ``prompt`` all that the model is asked; ``gold`` is "yes" for safe.
+    ``text`` is the benchmark's sentence verbatim, ``prompt`` all that the model is asked. ``gold`` is "yes" for safe in
+    yes/no benchmarks (typical, attack, over_safety, control), "comply" or "refuse" in refusal benchmarks (benign,
+    contrast).
     ``cluster`` names the unit that intervals resample; ``pair`` joins the two members of a counterfactual pair (same
     sentence, two images, opposite truth). ``image`` is None where no image was found.
     """
@@ -53,6 +57,7 @@ class Benchmark(Protocol):
     """What a study needs of a benchmark: a frozen dataclass whose module imports neither torch nor transformers."""
 
     name: str
+    kind: ClassVar[Kind]  # what its answers are read for
 
     def load(self) -> Loaded:
         """The cases to evaluate. Raises UserError where the data is not there."""

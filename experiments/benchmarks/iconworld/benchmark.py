@@ -3,11 +3,11 @@
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from experiments.benchmarks.iconworld.cases import Split, control_cases, scored_cases
 from experiments.benchmarks.iconworld.scene import SIZE, Scene
-from experiments.benchmarks.sample import Loaded, Sample
+from experiments.benchmarks.sample import Kind, Loaded, Sample
 from interp.errors import UserError
 
 
@@ -19,6 +19,7 @@ class IconWorld:
     split: str = "test"
     seed: int = 0
     size: int = SIZE
+    kind: ClassVar[Kind] = "yes_no"
 
     def __post_init__(self) -> None:
         if self.split not in get_args(Split):
