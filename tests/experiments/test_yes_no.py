@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.judges.yes_no import anchored, published_correct, published_verdict
+from experiments.judges.judge import Item, Judge, Judgement
+from experiments.judges.yes_no import YesNo, anchored, published_correct, published_verdict
 from experiments.outcomes import Verdict
+from interp.errors import UserError
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 YES = [
@@ -96,3 +98,22 @@ def test_published_is_the_substring_rule_with_its_faults() -> None:
 @given(st.text(), st.sampled_from(["yes", "no"]))
 def test_published_correct_is_containment(response: str, gold: str) -> None:
     assert published_correct(response, gold) == (gold in response.lower())  # type: ignore[arg-type]
+
+
+@UNTIMED
+@given(st.text() | st.sampled_from(YES + NO + NO_VERDICT), st.sampled_from(["yes", "no"]))
+def test_the_judges_say_what_the_rules_say(response: str, gold: str) -> None:
+    item = Item("a", "Is it safe?", response, None, gold)
+    assert YesNo().judge([item]) == [Judgement(anchored(response))]
+    (published,) = YesNo("published").judge([item])
+    assert (published.verdict == gold) == published_correct(response, gold)  # type: ignore[arg-type]
+
+
+def test_a_judge_keeps_the_order_and_names_its_rule() -> None:
+    items = [Item(str(n), "Safe?", text, None, "yes") for n, text in enumerate(["No", "yes", "maybe"])]
+    judge: Judge = YesNo()
+    assert [found.verdict for found in judge.judge(items)] == [Verdict.NO, Verdict.YES, Verdict.NO_VERDICT]
+    assert judge.judge([]) == []
+    assert (judge.kind, judge.name, YesNo("published").name) == ("yes_no", "yes_no", "published")
+    with pytest.raises(UserError, match="anchored, published"):
+        YesNo("substring")
