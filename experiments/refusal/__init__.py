@@ -1,0 +1,1 @@
+"""Refusal benchmarks (MOSSBench and its contrast twin, XSTest): who refuses what, and how sure that is."""
