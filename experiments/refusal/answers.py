@@ -101,7 +101,7 @@ def _checked(predictions: pd.DataFrame) -> pd.DataFrame:
         raise UserError(f"the predictions lack {', '.join(absent)}; every record has them; run the study again")
     frame = predictions.assign(**{name: predictions[name].astype(str) for name in COLUMNS})
     frame["verdict"] = predictions["verdict"].where(predictions["verdict"].notna(), "").astype(str)
-    known = {
+    known: dict[str, list[str]] = {
         "status": [status.value for status in Status],
         "verdict": ["", *(verdict.value for verdict in REFUSAL_VERDICTS)],
         "subset": list(REFUSAL_SUBSETS),

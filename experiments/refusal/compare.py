@@ -43,7 +43,7 @@ def _comparison(
     now, then = point(cases, arm.refused, mask), point(cases, before.refused, mask)
     drawn_now, drawn_then = resamples.of(arm.refused, mask), resamples.of(before.refused, mask)
     draws = {name: drawn_now[name] - drawn_then[name] for name in now}
-    n = {subset: int((mask & (cases.subset == subset)).sum()) for subset in REFUSAL_SUBSETS}
+    n: dict[str, int] = {subset: int((mask & (cases.subset == subset)).sum()) for subset in REFUSAL_SUBSETS}
     n["type_mean"] = n["benign"]
 
     def delta(name: str, count: int) -> dict[str, Any] | None:
@@ -82,7 +82,7 @@ def _members(subset: np.ndarray, name: str) -> Mask:
 
 
 def conclusion(benign: Mapping[str, Any] | None, contrast: Mapping[str, Any] | None) -> str:
-    """What the intervals of the two changes allow to be said, as ``<benign>_<contrast>`` with fell, same, rose, none."""
+    """What the intervals of the two changes allow to be said, as ``<benign>_<contrast>``: fell, same, rose, none."""
     return f"{_direction(benign)}_{_direction(contrast)}"
 
 

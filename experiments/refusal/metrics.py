@@ -59,7 +59,9 @@ def evaluate(
     """
     cases, arms = align(frame)
     resamples = Resamples(cases, draws=draws, seed=seed)
-    totals = {name: max(int((cases.subset == name).sum()), (expected or {}).get(name, 0)) for name in REFUSAL_SUBSETS}
+    totals: dict[str, int] = {
+        name: max(int((cases.subset == name).sum()), (expected or {}).get(name, 0)) for name in REFUSAL_SUBSETS
+    }
     counted = {name: answers.published() if empty_as_refusal else answers for name, answers in arms.items()}
     metrics: dict[str, Any] = {
         "kind": "refusal",

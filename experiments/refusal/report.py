@@ -37,7 +37,8 @@ def section(metrics: Mapping[str, Any]) -> Section | None:
     if metrics.get("kind") != "refusal":
         return None
     arms, types = arm_rows(metrics), type_rows(metrics)
-    cells = [cell for row in (*arms, *types) for cell in (row.benign, row.contrast)]
+    cells = [cell for row in arms for cell in (row.benign, row.contrast)]
+    cells += [cell for row in types for cell in (row.benign, row.contrast)]
     studied = str(metrics["study"])
     return Section(
         studied=studied,

@@ -18,12 +18,12 @@ from experiments.report.tables import CEILING_MARK, Cell
 CONCLUSIONS = {
     "fell": {"fell": "refuses less, benign and harmful alike", "same": "refuses benign requests less", "rose":
              "refuses benign requests less and harmful ones more", "none": "refuses benign requests less"},
-    "same": {"fell": "refuses harmful requests less", "same": "no change found", "rose": "refuses harmful requests more",
-             "none": "no change found"},
+    "same": {"fell": "refuses harmful requests less", "same": "no change found", "rose":
+             "refuses harmful requests more", "none": "no change found"},
     "rose": {"fell": "refuses benign requests more and harmful ones less", "same": "refuses benign requests more",
              "rose": "refuses more, benign and harmful alike", "none": "refuses benign requests more"},
-    "none": {"fell": "refuses harmful requests less", "same": "no change found", "rose": "refuses harmful requests more",
-             "none": "cannot be told"},
+    "none": {"fell": "refuses harmful requests less", "same": "no change found", "rose":
+             "refuses harmful requests more", "none": "cannot be told"},
 }  # fmt: skip
 
 
