@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.benchmarks.sample import Loaded
 from experiments.records import now
 from experiments.schema import Run
+from interp.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -29,7 +30,7 @@ PACKAGES = (
 )
 
 
-def describe(run: Run, vlm: "VLM", loaded: Loaded) -> dict[str, Any]:
+def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
     """The contents of environment.json, before the run has finished."""
     import torch
 
@@ -37,21 +38,17 @@ def describe(run: Run, vlm: "VLM", loaded: Loaded) -> dict[str, Any]:
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain")),
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
-        "device": torch.cuda.get_device_name(vlm.device) if vlm.device.type == "cuda" else str(vlm.device),
+        "device": _device(vlm),
         "threads": torch.get_num_threads(),
         "seed": run.seed,
-        "model": {
-            "name": vlm.name,
-            "path": run.model.path,
-            "revision": vlm.revision,
-            "dtype": str(vlm.dtype).removeprefix("torch."),
-        },
+        "model": _model(run, vlm),
         "benchmark": {
             "name": run.benchmark.name,
             "manifest": loaded.manifest,
             "n": len(loaded.samples),
             "missing": loaded.missing,
         },
+        "judge": run.judge.name,
         "arm_under_study": run.arm,
         "note": run.note,
         "command": shlex.join(["python", "-m", "experiments.run", *sys.argv[1:]]),
@@ -60,6 +57,25 @@ def describe(run: Run, vlm: "VLM", loaded: Loaded) -> dict[str, Any]:
         "started": now(),
         "finished": None,
     }
+
+
+def _device(vlm: "VLM | None") -> str:
+    """The GPU's name, or where else the weights are; "remote" for a model behind an API, "none" without a model."""
+    import torch
+
+    device = getattr(vlm, "device", None)
+    if device is None:
+        return "none" if vlm is None else "remote"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
+    if vlm is None:
+        return {"name": "responses made elsewhere", "path": None, "revision": None, "dtype": None}
+    if isinstance(run.model, ModelConfig):
+        dtype = str(vlm.dtype).removeprefix("torch.")
+        return {"name": vlm.name, "path": run.model.path, "revision": vlm.revision, "dtype": dtype}
+    return {"name": vlm.name, "path": None, "revision": None, "dtype": None, "endpoint": run.model.identity()}
 
 
 def _git(*arguments: str) -> str | None:

@@ -18,6 +18,11 @@ class Status(StrEnum):
         """True where no answer of the model exists, so the case leaves the rate and bounds it instead."""
         return self in (Status.TRANSPORT_FAILED, Status.BAD_IMAGE)
 
+    @property
+    def spoken(self) -> bool:
+        """True where there is a text that a judge can read."""
+        return self in (Status.ANSWERED, Status.TRUNCATED)
+
 
 class Verdict(StrEnum):
     """What an answer means.

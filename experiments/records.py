@@ -1,12 +1,18 @@
 """The lines of predictions.jsonl: what is written of a case under an arm. Pure; knows no files."""
 
+import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.sample import Sample
-from experiments.judges.yes_no import anchored, published_verdict
+from experiments.judges.judge import Judgement
+from experiments.judges.yes_no import published_verdict
 from experiments.outcomes import Status
 from experiments.store import Key
+
+if TYPE_CHECKING:
+    from interp.vlm import Generation
 
 
 def key(record: dict[str, Any]) -> Key:
@@ -14,19 +20,57 @@ def key(record: dict[str, Any]) -> Key:
     return record["case"], record["arm"], record["settings"]
 
 
+def current(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines that count: a later one of a case and arm replaces an earlier one, in the earlier one's place."""
+    latest: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in lines:
+        latest[record["case"], record["arm"]] = record
+    return list(latest.values())
+
+
+def status_of(generation: "Generation", index: int) -> Status:
+    """What became of one request: as the generation says, or else by its text and whether it came to an end."""
+    if generation.statuses is not None:
+        return Status(generation.statuses[index])
+    if not generation.texts[index]:
+        return Status.EMPTY
+    return Status.ANSWERED if generation.finished[index] else Status.TRUNCATED
+
+
 def answered(
-    sample: Sample, arm: str, settings: str, *, response: str, margin: float, finished: bool
+    sample: Sample,
+    arm: str,
+    settings: str,
+    *,
+    status: Status,
+    response: str,
+    margin: float,
+    judgement: Judgement | None,
+    judge: str,
 ) -> dict[str, Any]:
-    """A record of an answer: its status, and apart from it the verdict that the default rule reads in it."""
-    spoken = Status.ANSWERED if finished else Status.TRUNCATED
-    status = spoken if response else Status.EMPTY
+    """A record of an answer: its status, and apart from it what the judge read in it.
+
+    ``judgement`` is None where a refusal judge had nothing to read. A margin that is not a number becomes null.
+    """
     return _common(sample, arm, settings) | {
         "status": status.value,
-        "verdict": anchored(response).value,
-        "published_verdict": published_verdict(response),
+        **judged(judgement, judge),
+        "published_verdict": published_verdict(response) if sample.gold in ("yes", "no") else None,
         "response": response,
-        "margin": margin,
+        "margin": margin if math.isfinite(margin) else None,
     }
+
+
+def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:
+    """The part of a record that judging again replaces."""
+    if judgement is None:
+        return {"verdict": None, "judge": judge}
+    said: dict[str, Any] = {"verdict": judgement.verdict.value, "judge": judge}
+    if judgement.explanation:
+        said["explanation"] = judgement.explanation
+    if judgement.votes:
+        said["votes"] = list(judgement.votes)
+    return said
 
 
 def failed(sample: Sample, arm: str, settings: str, status: Status, reason: str) -> dict[str, Any]:

@@ -22,10 +22,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.benchmarks.sample import Benchmark
+from experiments.judges.automatic import Automatic
+from experiments.judges.judge import Judge
 from interp.errors import UserError
 from interp.model_config import ModelConfig
 
 if TYPE_CHECKING:
+    from experiments.api.config import ApiConfig
     from mitigation.method import Method
 
 # What may differ between two launches of one run, so that the second continues the first.
@@ -52,9 +55,13 @@ class RunConfig:
     attribution: str = "none"
     case: str | None = None
     run: str | None = None
+    runs: list[str] | None = None
+    labels: str | None = None
+    count_empty_as_refusal: bool = False
     task: Any = MISSING
     model: Any = MISSING
     benchmark: Any = MISSING
+    judge: Any = MISSING
     method: Any = MISSING
     arms: dict[str, Any] = field(default_factory=dict)
 
@@ -78,9 +85,13 @@ class Run:
     attribution: str
     case: str | None
     run: str | None
+    runs: list[str] | None
+    labels: str | None
+    count_empty_as_refusal: bool
     task: "Callable[[Run], object]"
-    model: ModelConfig
+    model: "ModelConfig | ApiConfig"
     benchmark: Benchmark
+    judge: Judge
     arm: str
     arms: "dict[str, Method]"
     config: dict[str, Any]
@@ -115,11 +126,13 @@ def open_door(config: DictConfig) -> Run:
     _check_values(tree)
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     arm = str(choices.get("method", "method"))
-    arms = {"baseline": {"_target_": "mitigation.method.Baseline"}, arm: tree["method"]}
+    baseline = tree["arms"].get("baseline", {"_target_": "mitigation.method.Baseline"})
+    arms = {"baseline": baseline, arm: baseline if arm == "baseline" else tree["method"]}
     arms |= {name: node for name, node in tree["arms"].items() if name not in arms}
     built = {
         "model": _built(tree["model"], "model"),
-        "benchmark": _built(tree["benchmark"], "benchmark"),
+        "benchmark": (benchmark := _built(tree["benchmark"], "benchmark")),
+        "judge": _judge(tree["judge"], benchmark),
         "arms": {name: _built(node, f"arms.{name}") for name, node in arms.items()},
         "task": _built(tree["task"], "task"),  # last: a task's module is heavy, and all else is in order by now
     }
@@ -135,6 +148,12 @@ def _check_values(tree: dict[str, Any]) -> None:
             raise UserError(f"{key}={tree[key]}: must be at least 1")
     if tree["limit"] is not None and tree["limit"] < 1:
         raise UserError(f"limit={tree['limit']}: must be at least 1, or null for all cases")
+
+
+def _judge(node: Any, benchmark: Benchmark) -> Judge:
+    """The judge asked for, or the default of what the benchmark's answers are read for."""
+    judge = _built(node, "judge")
+    return judge.for_kind(benchmark.kind) if isinstance(judge, Automatic) else judge
 
 
 def _built(node: Any, key: str) -> Any:

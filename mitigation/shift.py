@@ -6,7 +6,7 @@ AUROC as it is (specs: metrics, ``calibrated_shift``).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -23,6 +23,7 @@ class ConstantShift:
     """Adds ``shift`` logits to the Yes/No margin of the first answer token: above 0 towards Yes, below 0 towards No."""
 
     shift: float
+    yes_no_only: ClassVar[bool] = True  # an open answer has no such margin
 
     def __post_init__(self) -> None:
         """UserError unless the shift is a finite number."""
@@ -44,6 +45,8 @@ class ConstantShift:
 @dataclass(frozen=True)
 class CalibratedShift:
     """Finds the constant; the answers are ``ConstantShift``'s. It must not be fitted on the cases it is judged on."""
+
+    yes_no_only: ClassVar[bool] = True
 
     def fit(self, margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "case"]) -> ConstantShift:
         """The shift that maximises balanced accuracy.

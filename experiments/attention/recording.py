@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from experiments.answering import batches
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.sample import Sample
 
@@ -54,7 +55,6 @@ def record(
     Raises:
         UserError: an unknown layer, or a model whose attention cannot be recorded.
     """
-    from experiments.study import batches  # here, since a study may call this analysis
     from interp.capture import Queries, record_attention
 
     prompts = prompts_of(samples)
@@ -81,6 +81,5 @@ def margins_without_image_edge(
 
 def margins(vlm: "VLM", prompts: "Sequence[Prompt]", *, batch_size: int) -> Float[np.ndarray, "case"]:
     """One forward a batch."""
-    from experiments.study import batches
 
     return np.concatenate([vlm.score(batch).numpy() for batch in batches(prompts, batch_size)]).astype(np.float64)

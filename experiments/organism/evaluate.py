@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from experiments import metrics, records
+from experiments import metrics
+from experiments.answering import batches, judged
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, PerceptionQuestion, perception_questions
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.sample import Sample
-from experiments.study import batches
+from experiments.judges.yes_no import YesNo
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -52,17 +53,7 @@ def verdicts(
             assert sample.image is not None
             prompts.append(Prompt(sample.prompt, open_image(sample.image), key=sample.id))
         generation = method.generate(vlm, prompts, max_new_tokens=8)
-        for index, sample in enumerate(batch):
-            found.append(
-                records.answered(
-                    sample,
-                    arm,
-                    "organism",
-                    response=generation.texts[index],
-                    margin=float(generation.margins[index]),
-                    finished=generation.finished[index],
-                )
-            )
+        found += judged(batch, arm, "organism", generation, YesNo())
     return found
 
 

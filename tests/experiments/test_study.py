@@ -3,12 +3,12 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.benchmarks.sample import Loaded
+from experiments.benchmarks.sample import Kind, Loaded
 from experiments.schema import Run
 from experiments.store import open_run
 from experiments.study import limited
@@ -139,6 +139,7 @@ class WithoutDevelopment:
     """IconWorld as a benchmark that has no development split."""
 
     name: str = "without_development"
+    kind: ClassVar[Kind] = "yes_no"
 
     def load(self) -> Loaded:
         return IconWorld().load()

@@ -1,0 +1,159 @@
+"""Cases in, records out: a method is asked in fixed batches, and a judge reads what it says.
+
+Fixed batches in the benchmark's order make a continued run equal an undisturbed one: a batch not wholly recorded is
+answered again as a whole, and only what is missing of it is appended. Knows nothing of statistics or reports.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments import records
+from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.sample import Sample
+from experiments.external import Responses
+from experiments.judges.judge import Item, Judge, Judgement
+from experiments.outcomes import Status, Verdict
+from experiments.schema import Run, digest
+from experiments.store import RunStore
+from interp.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+    from mitigation.method import Method
+
+Thing = TypeVar("Thing")
+PREDICTIONS = "predictions.jsonl"
+
+
+@dataclass
+class Answering:
+    """One model (None where every arm brings its own responses) and one judge at work on one run's store."""
+
+    run: Run
+    vlm: "VLM | None"
+    store: RunStore
+    console: Console
+    skips: dict[str, Counter[str]] = field(default_factory=dict)  # of this launch, by arm
+
+    def answer(
+        self,
+        arm: str,
+        method: "Method | Responses",
+        samples: Sequence[Sample],
+        manifest: str,
+        *,
+        file: str = PREDICTIONS,
+        label: str | None = None,
+    ) -> None:
+        """Records ``method`` on ``samples``; what is recorded already, but for failed transports, is passed over."""
+        settings = self._settings(method, manifest)
+        done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
+        with _progress(self.console) as progress:
+            bar = progress.add_task(label or arm, total=len(samples))
+            for batch in batches(samples, self.run.batch_size):
+                missing = {sample.id for sample in batch if (sample.id, arm, settings) not in done}
+                if missing and not isinstance(self.run.model, ModelConfig):  # each request costs money
+                    batch = [sample for sample in batch if sample.id in missing]
+                if missing:
+                    answered = self._answer_batch(arm, method, settings, batch)
+                    self.store.append([record for record in answered if record["case"] in missing], file)
+                progress.advance(bar, len(batch))
+
+    def _settings(self, method: "Method | Responses", manifest: str) -> str:
+        """The hash of all that can change an answer, beside the case itself."""
+        if isinstance(method, Responses):
+            return digest([repr(method), manifest])
+        return digest([*_identity(self.run, self.vlm), repr(method), self.run.max_new_tokens, manifest])
+
+    def _answer_batch(
+        self, arm: str, method: "Method | Responses", settings: str, batch: Sequence[Sample]
+    ) -> Iterator[dict[str, Any]]:
+        if isinstance(method, Responses):
+            known, generation = method.answers(batch)
+            yield from judged(known, arm, settings, generation, self.run.judge)
+            return
+        prompts: list[Prompt] = []
+        shown: list[Sample] = []
+        for sample in batch:
+            try:
+                prompts.append(_prompt(sample))
+                shown.append(sample)
+            except BadImage as error:
+                yield records.failed(sample, arm, settings, Status.BAD_IMAGE, str(error))
+        if prompts:
+            assert self.vlm is not None
+            generation = method.generate(self.vlm, prompts, max_new_tokens=self.run.max_new_tokens)
+            self._count(arm, generation)
+            yield from judged(shown, arm, settings, generation, self.run.judge)
+
+    def _count(self, arm: str, generation: "Generation") -> None:
+        """Adds up what a method says it saved."""
+        for name, count in (generation.skips or {}).items():
+            self.skips.setdefault(arm, Counter())[name] += count
+
+
+def judged(
+    samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
+) -> Iterator[dict[str, Any]]:
+    """The records of one batch's answers, judged together."""
+    statuses = [records.status_of(generation, index) for index in range(len(samples))]
+    spoken = [index for index, status in enumerate(statuses) if status.spoken]
+    items = [item_of(samples[index], generation.texts[index]) for index in spoken]
+    judgements = dict(zip(spoken, judge.judge(items), strict=True)) if items else {}
+    for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
+        if status.excluded:
+            reason = (generation.reasons or [""] * len(samples))[index]
+            yield records.failed(sample, arm, settings, status, reason)
+            continue
+        yield records.answered(
+            sample,
+            arm,
+            settings,
+            status=status,
+            response=generation.texts[index],
+            margin=float(generation.margins[index]),
+            judgement=judgements.get(index, unspoken(judge)),
+            judge=judge.name,
+        )
+
+
+def unspoken(judge: Judge) -> Judgement | None:
+    """What an answer without text means: no verdict, where one was asked for; of a refusal nobody knows."""
+    return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
+
+
+def item_of(sample: Sample, response: str) -> Item:
+    """One answer as a judge is shown it; the picture is opened only if the judge asks."""
+    image = None if sample.image is None else partial(open_image, sample.image)
+    return Item(sample.id, sample.text, response, image, sample.gold, sample.tags.get("language", "en"))
+
+
+def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
+    """Runs of ``size`` items in order; the last may be shorter."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _prompt(sample: Sample) -> "Prompt":
+    from interp.vlm import Prompt
+
+    return Prompt(sample.prompt, None if sample.image is None else open_image(sample.image), key=sample.id)
+
+
+def _identity(run: Run, vlm: "VLM | None") -> list[object]:
+    """The model, as far as it can change an answer; of one behind an API, all that its configuration says."""
+    assert vlm is not None
+    if isinstance(run.model, ModelConfig):
+        return [vlm.name, vlm.revision, str(vlm.dtype), run.model.chat_template]
+    return [vlm.name, repr(run.model)]
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
