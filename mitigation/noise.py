@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.errors import UserError
+from mitigation.pixels import pictures_of
 from mitigation.ranges import NOISE_STEPS, check_noise_step, check_seed
 
 
@@ -65,30 +65,41 @@ def case_generator(key: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
-def diffuse_images(inputs: Mapping[str, Any], keys: Sequence[str], *, step: int, seed: int) -> dict[str, Any]:
+def diffuse_images(
+    inputs: Mapping[str, Any], keys: Sequence[str], *, step: int, seed: int, model: Any = None
+) -> dict[str, Any]:
     """A processor's ``inputs`` with every image diffused to ``step``; everything else is handed on as it is.
 
-    ``keys`` has one entry per image, in the order of the first axis of ``pixel_values``; images with equal keys and
-    sizes get equal noise. An image in tiles (a second axis, as in LLaVA-NeXT and Idefics3) is noised tile after tile,
-    and tiles of zeros, which pad it to the batch's largest, stay zeros. The sum is taken in float32 and returned in
-    the type of ``pixel_values``. UserError if there is no image, or if the first axis does not count the keys.
+    ``keys`` has one entry per image, in the order of the prompts; images with equal keys and sizes get equal noise,
+    whatever else the batch holds. Noise lives in the space of normalised pixels: where a family cuts the picture into
+    patches and writes each pixel twice (Qwen), it is drawn on the whole picture and both copies get the same; tiles,
+    and the small copy of the whole picture beside them, each get their own, as the published code does with whatever
+    the processor returns. Padding stays as it is. The sum is taken in float32 and returned in the type of
+    ``pixel_values``. ``model`` is needed where a row of ``pixel_values`` is no image (Qwen, InternVL). UserError as
+    ``mitigation.pixels.pictures_of``, and for a step or seed out of range.
     """
-    pixels = inputs.get("pixel_values")
-    if pixels is None:
-        raise UserError("no pixel_values in the inputs; contrasting pictures needs one; give every prompt an image")
-    if len(pixels) != len(keys):
-        raise UserError(
-            f"{len(keys)} keys for {len(pixels)} rows of pixel_values; a key seeds the noise of one image, so a "
-            f"row must be an image (InternVL has a row for every tile, Qwen for every patch); give one key a row"
-        )
-    images = [_diffuse_image(image, step, case_generator(key, seed)) for image, key in zip(pixels, keys, strict=True)]
-    return {**inputs, "pixel_values": torch.stack(images).to(pixels.dtype)}
+    check_noise_step(step)
+    pictures = pictures_of(inputs, len(keys), model=model)
+    noised = [
+        _diffuse_views(views, shown, pictures.copies, step, case_generator(key, seed))
+        for views, shown, key in zip(pictures.views, pictures.shown, keys, strict=True)
+    ]
+    return {**inputs, "pixel_values": pictures.join(noised).to(inputs["pixel_values"].dtype)}
 
 
-def _diffuse_image(
-    image: Float[Tensor, "*tiles channel height width"], step: int, generator: torch.Generator
-) -> Tensor:
-    if image.ndim == 3:
-        return diffuse(image, step=step, generator=generator)
-    # A draw a tile: the noise of the first tiles must not depend on how many follow to fill the batch.
-    return torch.stack([diffuse(t, step=step, generator=generator) if t.any() else t.float() for t in image])
+def _diffuse_views(
+    views: Float[Tensor, "view channel height width"],
+    shown: Sequence[tuple[int, int]],
+    copies: bool,
+    step: int,
+    generator: torch.Generator,
+) -> Float[Tensor, "view channel height width"]:
+    # A draw a view and only of what is shown: the noise must not depend on what fills the picture up to the batch's.
+    noised = views.float().clone()
+    if copies:
+        eps = torch.randn(views.shape[1:], generator=generator, device=generator.device)
+        return torch.stack([diffuse(view, step=step, eps=eps) for view in noised])
+    for view, (height, width) in zip(noised, shown, strict=True):
+        if height and width:
+            view[:, :height, :width] = diffuse(view[:, :height, :width], step=step, generator=generator)
+    return noised

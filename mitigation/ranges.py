@@ -9,6 +9,8 @@ from typing import Any
 from interp.errors import UserError
 
 NOISE_STEPS = 1000
+NOISE_KINDS = ("diffusion", "blur", "black", "swapped")
+"""How the picture of the second branch is made worse; see ``mitigation.corruption``."""
 
 
 def check_alpha(alpha: Any) -> None:
@@ -28,6 +30,24 @@ def check_noise_step(step: Any) -> None:
     if not _is_integer(step) or not 0 <= step < NOISE_STEPS:
         raise UserError(
             f"noise_step={step!r}; the noise step is an integer from 0 (least) to {NOISE_STEPS - 1} (most noise)"
+        )
+
+
+def check_noise_kind(kind: Any) -> None:
+    """UserError unless ``kind`` is one of ``NOISE_KINDS``."""
+    if kind not in NOISE_KINDS:
+        raise UserError(
+            f"noise={kind!r}; the second picture is one of {', '.join(NOISE_KINDS)}; for none at all take "
+            f"method=text_only"
+        )
+
+
+def check_temperature(temperature: Any) -> None:
+    """UserError unless ``temperature`` is a finite number above 0."""
+    if not _is_number(temperature) or not math.isfinite(temperature) or temperature <= 0:
+        raise UserError(
+            f"temperature={temperature!r}; the temperature of sampling is a finite number above 0; 1 leaves the "
+            f"probabilities as they are, and without sampling the answer is greedy"
         )
 
 

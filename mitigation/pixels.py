@@ -1,0 +1,109 @@
+"""A processor's ``pixel_values`` as pictures, and back: families lay them out in four ways.
+
+A row a picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP); a row a picture with a second axis of tiles (LLaVA-NeXT,
+Idefics3, SmolVLM); a row a tile (InternVL); a row a patch, each pixel written ``temporal_patch_size`` times (Qwen2-VL,
+Qwen2.5-VL, Qwen3-VL). Knows nothing of noise, text or what a picture shows.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.layout import layout_for
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Every picture as its views, and how to put changed views together again.
+
+    A view is a tile of the picture or, where ``copies`` is true, one more copy of the whole of it. ``shown`` gives, by
+    picture and view, the height and width that are picture and not padding (0, 0: the whole view is padding).
+    """
+
+    views: list[Float[Tensor, "_ channel _ _"]]  # view, channel, height, width
+    shown: list[list[tuple[int, int]]]
+    copies: bool
+    join: Callable[[list[Tensor]], Tensor]
+
+
+def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> Pictures:
+    """The ``count`` pictures of a processor's ``inputs``; ``join`` of the unchanged views gives ``pixel_values`` back.
+
+    ``model`` (or its config) is needed where a row is no picture, to read the size of a patch or of a tile's tokens.
+    UserError without pixel values, for a layout that needs ``model`` where it is None, for videos, or if there are not
+    ``count`` pictures.
+    """
+    pixels = inputs.get("pixel_values")
+    if pixels is None:
+        raise UserError("no pixel_values in the inputs; contrasting pictures needs one; give every prompt an image")
+    if inputs.get("image_grid_thw") is not None:
+        return _patched(pixels, inputs["image_grid_thw"], count, model)
+    rows = _rows_by_picture(inputs, model) if model is not None else [1] * len(pixels)
+    _check_count(count, len(rows) if sum(rows) == len(pixels) else len(pixels))
+    if pixels.ndim == 5:
+        return Pictures(list(pixels), _shown(pixels, inputs.get("pixel_attention_mask")), False, torch.stack)
+    views = list(pixels.split(rows))
+    return Pictures(views, [[_size(view)] * len(view) for view in views], False, torch.cat)
+
+
+def _check_count(count: int, found: int) -> None:
+    if count != found:
+        raise UserError(
+            f"{count} keys for {found} rows of pixel_values; a key seeds the noise of one image, so a row must be an "
+            f"image; give one key an image, and model=model where a row is a tile (InternVL)"
+        )
+
+
+def _rows_by_picture(inputs: Mapping[str, Any], model: Any) -> list[int]:
+    """How many rows of ``pixel_values`` each prompt's picture has: one, or as many as the prompt has tiles."""
+    pixels, config = inputs["pixel_values"], getattr(model, "config", model)
+    layout = layout_for(model)
+    if layout.geometry != "tiles" or pixels.ndim == 5:
+        return [1] * len(pixels)
+    tokens = (inputs["input_ids"] == layout.image_token_id(config)).sum(dim=1)
+    return (tokens // config.image_seq_length).tolist()
+
+
+def _size(view: Float[Tensor, "*tiles channel height width"]) -> tuple[int, int]:
+    return int(view.shape[-2]), int(view.shape[-1])
+
+
+def _shown(
+    pixels: Float[Tensor, "picture tile channel height width"], mask: Int[Tensor, "picture tile height width"] | None
+) -> list[list[tuple[int, int]]]:
+    """Tiles of zeros fill a picture up to the batch's largest; a mask says where a tile itself is padded."""
+    if mask is None:
+        return [[_size(tile) if bool(tile.any()) else (0, 0) for tile in picture] for picture in pixels]
+    rows, columns = mask.bool().any(dim=-1).sum(dim=-1), mask.bool().any(dim=-2).sum(dim=-1)
+    return [list(zip(*sizes, strict=True)) for sizes in zip(rows.tolist(), columns.tolist(), strict=True)]
+
+
+def _patched(pixels: Float[Tensor, "patch value"], grids: Int[Tensor, "picture 3"], count: int, model: Any) -> Pictures:
+    """Qwen's patches: merge blocks row-major, the patches of a block row-major, then channel, copy, row, column."""
+    if model is None:
+        raise UserError(
+            "pixel_values are patches here (Qwen), whose noise must be drawn on the picture they were cut from; pass "
+            "model=model, whose config tells the patch size"
+        )
+    if len(grids) != count:
+        raise UserError(f"{count} keys for {len(grids)} images; a key seeds the noise of one image; give one an image")
+    if bool((grids[:, 0] != 1).any()):
+        raise UserError("an image of several frames; pictures alone are noised; give a picture instead of a video")
+    vision = getattr(model, "config", model).vision_config
+    sizes = {"mh": vision.spatial_merge_size, "mw": vision.spatial_merge_size, "copy": vision.temporal_patch_size,
+             "ph": vision.patch_size, "pw": vision.patch_size}  # fmt: skip
+    flat, whole = "(gh gw mh mw) (channel copy ph pw)", "copy channel (gh mh ph) (gw mw pw)"
+    parts = pixels.split(grids.prod(dim=1).tolist())
+    merged = [int(height) // vision.spatial_merge_size for height in grids[:, 1]]
+    views = [rearrange(p, f"{flat} -> {whole}", **sizes, gh=gh) for p, gh in zip(parts, merged, strict=True)]
+
+    def join(changed: list[Tensor]) -> Tensor:
+        return torch.cat([rearrange(view, f"{whole} -> {flat}", **sizes) for view in changed])
+
+    return Pictures(views, [[_size(view)] * len(view) for view in views], True, join)

@@ -1,0 +1,115 @@
+"""Pictures in and out of every family's ``pixel_values``, and noise that lies on the picture."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt
+from mitigation.noise import case_generator, diffuse, diffuse_images
+from mitigation.pixels import pictures_of
+from tests.families import FAMILIES, Pieces
+from tests.tiny import picture
+
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SIZES = [(24, 24), (90, 40), (40, 80)]
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, Pieces]:
+    return {name: FAMILIES[name]() for name in FAMILIES}
+
+
+@pytest.fixture
+def prompts(prompts: list[Prompt]) -> list[Prompt]:
+    """Pictures of other shapes, so that tiles and patches differ in number."""
+    return [replace(p, image=picture(i, SIZES[i])) for i, p in enumerate(prompts)]
+
+
+def noised(vlm: VLM, prompts: list[Prompt]) -> tuple[list[Tensor], list[Tensor]]:
+    """The views of every picture, before and after."""
+    inputs, keys = vlm.encode(prompts), [prompt.key for prompt in prompts]
+    after = diffuse_images(inputs, keys, step=999, seed=0, model=vlm.model)
+    return [pictures_of(batch, len(keys), model=vlm.model).views for batch in (inputs, after)]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unchanged_views_join_to_what_the_processor_gave(
+    family: str, built: dict[str, Pieces], prompts: list[Prompt]
+) -> None:
+    inputs = VLM(*built[family]).encode(prompts)
+    pictures = pictures_of(inputs, len(prompts), model=built[family].model)
+    assert torch.equal(pictures.join(list(pictures.views)), inputs["pixel_values"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_images_noise_ignores_its_batch(family: str, built: dict[str, Pieces], prompts: list[Prompt]) -> None:
+    vlm = VLM(*built[family])
+    _, whole = noised(vlm, prompts)
+    for order in ([2, 0], [1], [0, 2, 1]):
+        before, some = noised(vlm, [prompts[i] for i in order])
+        for own, views, place in zip(before, some, order, strict=True):
+            tiles = len(views)  # the larger batch may fill up with more
+            assert torch.equal(views, whole[place][:tiles])
+            assert not torch.equal(views, own)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_both_copies_of_a_patch_get_the_noise_of_one_picture(
+    family: str, built: dict[str, Pieces], prompts: list[Prompt]
+) -> None:
+    vlm = VLM(*built[family])
+    before, after = noised(vlm, prompts)
+    for prompt, image, views in zip(prompts, before, after, strict=True):
+        assert len(views) == 2
+        assert torch.equal(views[0], views[1])
+        expected = diffuse(image[0], step=999, generator=case_generator(prompt.key, 0))
+        assert torch.equal(views[0], expected)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_patches_are_put_together_as_the_picture(family: str, built: dict[str, Pieces]) -> None:
+    # A size that the processor leaves alone, so that its pixels are the picture's but for the normalisation.
+    pieces, image = built[family], picture(7, (64, 32))
+    inputs = VLM(*pieces).encode([Prompt("what is red", image)])
+    (views,) = pictures_of(inputs, 1, model=pieces.model).views
+    processor = pieces.processor.image_processor
+    mean, std = (torch.tensor(v)[:, None, None] for v in (processor.image_mean, processor.image_std))
+    pixels = torch.tensor(list(image.tobytes())).reshape(32, 64, 3).permute(2, 0, 1) / 255
+    torch.testing.assert_close(views[0], (pixels - mean) / std, atol=1e-5, rtol=0)
+
+
+def test_a_tile_in_a_row_of_its_own_belongs_to_its_prompt(built: dict[str, Pieces], prompts: list[Prompt]) -> None:
+    before, after = noised(VLM(*built["internvl"]), prompts)
+    assert [len(views) for views in before] == [1, 3, 3]
+    for prompt, tiles, views in zip(prompts, before, after, strict=True):
+        generator = case_generator(prompt.key, 0)
+        for tile, view in zip(tiles, views, strict=True):
+            assert torch.equal(view, diffuse(tile, step=999, generator=generator))
+
+
+def test_what_a_mask_calls_padding_stays_and_draws_nothing() -> None:
+    pixels, mask = torch.zeros(1, 1, 3, 8, 8), torch.zeros(1, 1, 8, 8, dtype=torch.long)
+    pixels[..., :6, :4], mask[..., :6, :4] = 1.0, 1
+    inputs = {"pixel_values": pixels, "pixel_attention_mask": mask}
+    after = diffuse_images(inputs, ["a"], step=999, seed=0)["pixel_values"]
+    alone = diffuse_images({"pixel_values": pixels[..., :6, :4]}, ["a"], step=999, seed=0)["pixel_values"]
+    assert torch.equal(after[..., :6, :4], alone)
+    assert not after[..., 6:, :].any()
+    assert not after[..., 4:].any()
+
+
+def test_what_cannot_be_taken_apart_is_refused(built: dict[str, Pieces], prompts: list[Prompt]) -> None:
+    inputs: Any = VLM(*built["qwen2_vl"]).encode(prompts)
+    with pytest.raises(UserError, match="pass model=model"):
+        diffuse_images(inputs, ["a", "b", "c"], step=1, seed=0)
+    with pytest.raises(UserError, match="2 keys for 3 images"):
+        diffuse_images(inputs, ["a", "b"], step=1, seed=0, model=built["qwen2_vl"].model)
+    with pytest.raises(UserError, match="several frames"):
+        frames = {**inputs, "image_grid_thw": inputs["image_grid_thw"] + torch.tensor([1, 0, 0])}
+        diffuse_images(frames, ["a", "b", "c"], step=1, seed=0, model=built["qwen2_vl"].model)
+    with pytest.raises(UserError, match=r"3 keys for 7 rows .*InternVL"):
+        diffuse_images(VLM(*built["internvl"]).encode(prompts), ["a", "b", "c"], step=1, seed=0)
