@@ -1,0 +1,201 @@
+"""An adapter on disk: peft's two files, what it was made from (``vrtuning.json``), and a model card written from that.
+
+Knows nothing of training. Importing this module loads neither torch nor transformers.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp.errors import UserError
+from mitigation.vrtuning.settings import Settings
+
+if TYPE_CHECKING:
+    from interp.model_config import ModelConfig
+    from interp.vlm import VLM
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+RECORD = "vrtuning.json"
+HASH_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an adapter was made from. ``base_revision`` is a hub commit or hash of weights, None for a model in memory;
+    ``data`` describes the examples, ``data_digest`` is their hash."""
+
+    base: str
+    base_path: str
+    base_revision: str | None
+    data: str
+    data_digest: str
+    examples: int
+    steps: int
+    processes: int
+    settings: dict[str, Any]
+    final_loss: float
+    versions: dict[str, str]
+
+
+def folder_of(adapter: Path) -> Path:
+    """The folder that holds the adapter's files: ``adapter``, or ``adapter/adapter`` of a run's folder.
+
+    Raises:
+        UserError: neither holds both files.
+    """
+    for folder in (adapter, adapter / "adapter"):
+        if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
+            return folder
+    raise UserError(
+        f"no adapter at {adapter}; its folder holds {WEIGHTS} and {CONFIG}; give the folder that a finished training wrote"
+    )
+
+
+def adapter_hash(folder: Path) -> str:
+    """``sha256:`` and 12 hex digits over both files; changes whenever an answer could."""
+    digest = hashlib.sha256()
+    for name in (CONFIG, WEIGHTS):
+        with (folder / name).open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return f"sha256:{digest.hexdigest()[:HASH_LENGTH]}"
+
+
+def read_origin(folder: Path) -> Origin | None:
+    """The record beside an adapter; None where there is none (an adapter from elsewhere) or it is not ours."""
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return Origin(**found)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def check_base(folder: Path, vlm: "VLM") -> None:
+    """UserError where the adapter was trained on other weights than ``vlm``'s.
+
+    Weights are compared by hash or commit where both are known, else by name; of an adapter without a record nothing is
+    known but its shapes, which peft compares.
+    """
+    origin = read_origin(folder)
+    if origin is None:
+        return
+    if origin.base_revision and vlm.revision:
+        same = origin.base_revision == vlm.revision
+    else:
+        same = origin.base == vlm.name
+    if not same:
+        raise UserError(
+            f"adapter {folder} was trained on {origin.base} ({origin.base_revision or 'in memory'}), this model is "
+            f"{vlm.name} ({vlm.revision or 'in memory'}); an adapter fits the weights it was trained on; choose that "
+            "model, or train an adapter for this one"
+        )
+
+
+def save(model: Any, folder: Path, origin: Origin) -> None:
+    """Writes the adapter of the peft ``model`` with record and card; ``folder`` is made."""
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = origin.base_path or None
+    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub whether they have grown
+    record = json.dumps(dataclasses.asdict(origin), indent=2, sort_keys=True, ensure_ascii=False)
+    (folder / RECORD).write_text(record + "\n", encoding="utf-8")
+    write_card(folder)
+
+
+def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
+    """Writes base + adapter as one checkpoint with its processor, which transformers loads without peft.
+
+    A ``VLM`` is copied first and stays as it is; of a ``ModelConfig`` a fresh one is loaded.
+    """
+    import copy
+
+    from peft import PeftModel
+
+    from interp.loading import load
+    from interp.vlm import VLM
+
+    source = folder_of(adapter)
+    vlm = model if isinstance(model, VLM) else load(model)
+    check_base(source, vlm)
+    base = copy.deepcopy(vlm.model) if isinstance(model, VLM) else vlm.model
+    merged = PeftModel.from_pretrained(base, source).merge_and_unload()
+    merged.save_pretrained(folder)
+    vlm.processor.save_pretrained(folder)
+    return folder
+
+
+def write_card(folder: Path, before_after: Sequence[Mapping[str, str]] = ()) -> Path:
+    """(Re)writes README.md from the record; ``before_after`` are the rows of the table, column → cell.
+
+    Raises:
+        UserError: no record in ``folder``.
+    """
+    origin = read_origin(folder)
+    if origin is None:
+        raise UserError(f"no {RECORD} in {folder}; the card is written from it; give a folder that a training wrote")
+    path = folder / "README.md"
+    path.write_text(_card(origin, before_after), encoding="utf-8")
+    return path
+
+
+def _card(origin: Origin, rows: Sequence[Mapping[str, str]]) -> str:
+    revision = f" (`{origin.base_revision}`)" if origin.base_revision else ", built in memory"
+    shown = {name: value for name, value in origin.settings.items() if name not in ("report_to", "merge")}
+    settings = "\n".join(f"| {name} | {_cell(value)} |" for name, value in shown.items())
+    versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+    return f"""\
+---
+base_model: {json.dumps(origin.base_path or origin.base)}
+library_name: peft
+tags: [lora, vrtuning-style, trl]
+---
+
+# VRTuning-style adapter for {origin.base}
+
+LoRA on the language model only; vision tower, projector and output head are the base model's. MMSafeAware (arXiv 2502.11184)
+publishes neither the data nor the settings of its VRTuning, so these are ours.
+
+    from peft import PeftModel
+    model = PeftModel.from_pretrained(base, "<this folder>")
+
+- Base model: {origin.base}{revision}
+- Data: {origin.data or "not described"}; {origin.examples} examples, digest `{origin.data_digest}`
+- Training: {origin.steps} optimiser steps, seed {origin.settings.get("seed")}, {origin.processes} process(es), last logged loss \
+{origin.final_loss:.4f}
+- Versions: {versions}
+
+## Before and after
+
+{_table(rows)}
+
+## Settings
+
+| setting | value |
+|---|---|
+{settings}
+
+## Licence and limits
+
+The adapter is a derivative of the base model: the base model's licence applies to both. Neither MOSSBench nor MMSafeAware is in the
+training data. It changes how a model answers safety questions; it is no safety guarantee, and outside the data above it is untested.
+"""
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    if not rows:
+        return "Not measured."
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in rows])
+
+
+def _cell(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def settings_record(settings: Settings) -> dict[str, Any]:
+    """The settings as JSON has them."""
+    return json.loads(json.dumps(dataclasses.asdict(settings)))

@@ -1,0 +1,272 @@
+"""Reasoning data: rows, or JSONL with local pictures, → a ``datasets`` dataset in TRL's vision prompt-completion format.
+
+Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists, contents plain strings), and
+``kind``; for preferences ``chosen`` and ``rejected`` in place of ``completion``. What cannot be used is listed with its
+line and reason, and left out. Benchmarks that may not be trained on are refused as a whole (``licences``). Knows
+nothing of models.
+"""
+
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from PIL import Image
+
+from interp.errors import UserError
+from interp.rendering import to_rgb
+from mitigation.vrtuning.licences import refuse_path, refuse_record
+from mitigation.vrtuning.pictures import Unusable, usable
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Order = Literal["first", "last"]
+ORDERS = ("first", "last")
+VERDICT = "verdict"
+MAX_CHARACTERS = (
+    8000  # of question and answer together, about 2,000 tokens; nothing is cut, so what is longer is left out
+)
+STAGES = ("SUMMARY", "CAPTION", "REASONING", "CONCLUSION")
+_VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example: a question about a picture, what to think of it, and the answer.
+
+    ``kind`` is ``"verdict"``, where ``verdict`` must be Yes or No, or any other word (``"perception"``), where it is the
+    whole answer in free words. ``rejected`` is the verdict that a preference is taught against.
+    """
+
+    image: Image.Image | Path
+    question: str
+    reasoning: str
+    verdict: str
+    kind: str = VERDICT
+    system: str | None = None
+    rejected: str = ""
+
+
+class Skipped(NamedTuple):
+    """A row that was left out. ``line`` counts from 1; of rows handed in, it is their place."""
+
+    line: int
+    reason: str
+
+
+class Data(NamedTuple):
+    """The dataset, and what of the source is not in it."""
+
+    dataset: "Dataset"
+    skipped: list[Skipped]
+
+    def summary(self) -> str:
+        """How many rows of which kind, and how many were left out for which reason, in one line."""
+        kinds = Counter(self.dataset["kind"])
+        text = f"{len(self.dataset)} rows (" + ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items())) + ")"
+        return f"{text}; {len(self.skipped)} skipped" if self.skipped else text
+
+
+def answer(row: Row, order: Order, *, verdict: str | None = None) -> str:
+    """Reasoning and verdict as one answer, the verdict as a sentence of its own, first or last."""
+    verdict = row.verdict if verdict is None else verdict
+    if row.kind == VERDICT and (match := _VERDICT.fullmatch(verdict)):
+        verdict = f"{match[1].capitalize()}."
+    verdict, reasoning = verdict.strip(), row.reasoning.strip()
+    if not reasoning:
+        return verdict
+    if reasoning[-1] not in ".!?":
+        reasoning += "."  # the verdict parser reads a last sentence that is only Yes or No
+    return f"{verdict} {reasoning}" if order == "first" else f"{reasoning} {verdict}"
+
+
+def from_rows(
+    rows: Iterable[Row], *, order: Order = "last", preferences: bool = False, max_characters: int = MAX_CHARACTERS
+) -> Data:
+    """The dataset of ``rows``; with ``preferences``, of chosen and rejected answers that differ in the verdict alone.
+
+    Raises:
+        UserError: an unknown order, or a picture of a benchmark that may not be trained on.
+    """
+    return _build(((line, row) for line, row in enumerate(rows, 1)), order, preferences, max_characters)
+
+
+def reasoned_jsonl(
+    path: Path,
+    image_root: Path | None = None,
+    *,
+    order: Order = "last",
+    preferences: bool = False,
+    max_characters: int = MAX_CHARACTERS,
+) -> Data:
+    """A JSONL file of ``image``, ``question``, ``reasoning``, ``verdict`` (and, if wanted, ``kind``, ``rejected``).
+
+    ``image`` is a path under ``image_root``, by default the file's own folder.
+    """
+    return _build(_read(Path(path), image_root, _reasoned), order, preferences, max_characters)
+
+
+def llava_cot(path: Path, image_root: Path, *, order: Order = "last", max_characters: int = MAX_CHARACTERS) -> Data:
+    """A JSONL file in the format of LLaVA-CoT-100k (Xu et al. 2024, arXiv 2411.10440), with its pictures on disk.
+
+    The set could not be fetched here, so this is our reading of its format: ``image``, a path under ``image_root``, and
+    ``conversations``, turns with ``from`` (``human`` or ``gpt``) and ``value``; a gpt turn holds the stages in tags,
+    ``<SUMMARY>``, ``<CAPTION>``, ``<REASONING>``, ``<CONCLUSION>``. The conclusion is the verdict, in free words (kind
+    ``"cot"``), the other stages are the reasoning, without the tags. Each exchange of a dialogue is a row on its own.
+    """
+    return _build(_read(Path(path), image_root, _exchanges), order, False, max_characters)
+
+
+class _Invalid(Exception):
+    """Why a row is left out."""
+
+
+_Parse = Callable[[dict[str, Any], Path], Iterator[Row]]
+
+
+def _read(path: Path, image_root: Path | None, parse: _Parse) -> Iterator[tuple[int, Row | str]]:
+    root = Path(image_root) if image_root is not None else path.parent
+    for place in (path, root):
+        refuse_path(place)
+    if not path.is_file():
+        raise UserError(f"no file {path}; training data is a JSONL file; mend the path")
+    if not root.is_dir():
+        raise UserError(f"no folder {root}; the pictures of {path.name} lie in it; mend image_root")
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield from ((number, found) for found in _parsed(line, root, parse, f"{path}:{number}"))
+
+
+def _parsed(line: bytes, root: Path, parse: _Parse, where: str) -> Iterator[Row | str]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        yield f"bad JSON ({error})"
+        return
+    if not isinstance(record, dict):
+        yield "not a JSON object"
+        return
+    refuse_record(record, where)
+    try:
+        yield from parse(record, root)
+    except (_Invalid, Unusable) as error:
+        yield str(error)
+
+
+def _reasoned(record: dict[str, Any], root: Path) -> Iterator[Row]:
+    texts = {name: _text(record, name, default="" if name == "rejected" else None) for name in
+             ("question", "reasoning", "verdict", "rejected")}  # fmt: skip
+    yield Row(_picture(record, root), **texts, kind=_text(record, "kind", default=VERDICT))
+
+
+def _exchanges(record: dict[str, Any], root: Path) -> Iterator[Row]:
+    turns = record.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise _Invalid("no conversations")
+    picture = _picture(record, root)
+    pairs = [
+        (human, gpt)
+        for human, gpt in zip(turns, turns[1:], strict=False)
+        if (human.get("from"), gpt.get("from")) == ("human", "gpt")
+    ]
+    if not pairs:
+        raise _Invalid("no exchange between human and gpt")
+    for human, gpt in pairs:
+        stages = _stages(_text(gpt, "value"))
+        reasoning = " ".join(stages[name] for name in STAGES[:-1] if stages[name])
+        question = _text(human, "value").replace("<image>", "").strip()
+        yield Row(picture, question, reasoning, stages["CONCLUSION"], kind="cot")
+
+
+def _stages(text: str) -> dict[str, str]:
+    found = {name: re.search(rf"<{name}>(.*?)</{name}>", text, re.DOTALL) for name in STAGES}
+    return {name: " ".join(match[1].split()) if match else "" for name, match in found.items()}
+
+
+def _text(record: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = record.get(name, default)
+    if not isinstance(value, str):
+        raise _Invalid(f"{name} is {'absent' if value is None else 'not a text'}")
+    return value
+
+
+def _picture(record: dict[str, Any], root: Path) -> Path:
+    name = _text(record, "image")
+    if not name:
+        raise _Invalid("no image")
+    path = usable(name, root)
+    refuse_path(path)
+    return path
+
+
+def _build(rows: Iterable[tuple[int, Row | str]], order: Order, preferences: bool, max_characters: int) -> Data:
+    from datasets import Dataset
+
+    if order not in ORDERS:
+        raise UserError(f"order={order!r}; the verdict comes first or last in an answer; choose one")
+    examples, skipped = [], []
+    for line, row in rows:
+        problem = row if isinstance(row, str) else _problem(row, preferences, max_characters)
+        if isinstance(row, str) or problem:
+            skipped.append(Skipped(line, problem or ""))
+        else:
+            examples.append(_example(row, order, preferences))
+    return Data(Dataset.from_list(examples, features=_features(preferences)), skipped)
+
+
+def _problem(row: Row, preferences: bool, max_characters: int) -> str | None:
+    file = row.image if isinstance(row.image, Path) else getattr(row.image, "filename", "")
+    if file:
+        refuse_path(Path(file))
+    if not row.question.strip():
+        return "no question"
+    if not row.verdict.strip():
+        return "no verdict"
+    for name in ("verdict", "rejected") if preferences else ("verdict",):
+        if row.kind == VERDICT and not _VERDICT.fullmatch(getattr(row, name)):
+            return f"{name} {getattr(row, name)!r} is neither Yes nor No"
+    if preferences and answer(row, "last") == answer(row, "last", verdict=row.rejected):
+        return "the rejected verdict is the chosen one"
+    length = len(row.question) + len(row.reasoning) + len(row.verdict) + len(row.system or "")
+    return f"{length:,} characters, more than {max_characters:,}" if length > max_characters else None
+
+
+def _example(row: Row, order: Order, preferences: bool) -> dict[str, Any]:
+    system = [_message("system", row.system)] if row.system else []
+    example = {
+        "images": [{"path": str(row.image), "bytes": None} if isinstance(row.image, Path) else _png(row.image)],
+        "prompt": [*system, _message("user", row.question)],
+        "kind": row.kind,
+    }
+    if preferences:
+        rejected = answer(row, order, verdict=row.rejected)
+        return example | {
+            "chosen": [_message("assistant", answer(row, order))],
+            "rejected": [_message("assistant", rejected)],
+        }
+    return example | {"completion": [_message("assistant", answer(row, order))]}
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _png(image: Image.Image) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    to_rgb(image).save(buffer, "PNG")
+    return {"path": None, "bytes": buffer.getvalue()}
+
+
+def _features(preferences: bool) -> Any:
+    from datasets import Features, Image, List, Value
+
+    messages = List({"role": Value("string"), "content": Value("string")})
+    answers = ("chosen", "rejected") if preferences else ("completion",)
+    columns = {"images": List(Image()), "prompt": messages, **dict.fromkeys(answers, messages), "kind": Value("string")}
+    return Features(columns)

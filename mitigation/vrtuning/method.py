@@ -1,0 +1,72 @@
+"""A trained adapter as a method. Importing this module loads neither torch nor transformers; generating does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp.errors import UserError
+from mitigation.method import Baseline
+from mitigation.vrtuning.checkpoint import adapter_hash, folder_of
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+
+ORDERS = ("first", "last")
+
+
+@dataclass(frozen=True)
+class VRTuning:
+    """Answers with the adapter of the folder ``adapter`` in effect, and leaves the model as it was.
+
+    ``inner`` is the method that answers meanwhile (``VCD``, a prompt; greedy without one). ``answer`` says where the
+    adapter puts its verdict: for ``"last"`` the margin is read after the answer's own reasoning, at the token of the
+    verdict, as ``inner`` sees it there; NaN where there is no verdict. ``revision`` is the adapter's hash, so that
+    another adapter under the same path is another method.
+
+    Raises:
+        UserError: no adapter in the folder, or an unknown ``answer``.
+    """
+
+    adapter: str
+    inner: Any = None
+    answer: str = "first"
+    revision: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        if self.answer not in ORDERS:
+            raise UserError(f"answer={self.answer!r}; the verdict comes first or last in an answer; choose one")
+        if self.inner is not None and not hasattr(self.inner, "generate"):
+            raise UserError(
+                f"inner={self.inner!r} is no method; it is one that answers prompts; choose one of conf/method"
+            )
+        object.__setattr__(self, "revision", adapter_hash(folder_of(Path(self.adapter))))
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """See ``Method.generate``.
+
+        Raises:
+            UserError: the adapter does not fit this model, or whatever ``inner`` refuses.
+        """
+        from mitigation.vrtuning.active import adapted
+
+        inner = Baseline() if self.inner is None else self.inner
+        with adapted(vlm, folder_of(Path(self.adapter)), self.revision):
+            generation = inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+            return self._at_verdicts(vlm, prompts, generation, inner) if self.answer == "last" else generation
+
+    def _at_verdicts(
+        self, vlm: "VLM", prompts: "Sequence[Prompt]", generation: "Generation", inner: Any
+    ) -> "Generation":
+        """The same answers with margins at their verdicts: the later ones asked again where the verdict comes next."""
+        from mitigation.vrtuning.continued import Continued, verdict_position
+
+        places = [verdict_position(vlm, ids) for ids in generation.token_ids]
+        margins = generation.margins.clone()
+        later = [row for row, place in enumerate(places) if place]
+        if later:
+            begun = [generation.token_ids[row][: places[row]] for row in later]
+            again = inner.generate(Continued(vlm, begun), [prompts[row] for row in later], max_new_tokens=1)
+            margins[later] = again.margins
+        margins[[row for row, place in enumerate(places) if place is None]] = float("nan")
+        return replace(generation, margins=margins)

@@ -1,0 +1,80 @@
+"""Everything that one training run is told, in one place. Imports neither torch nor transformers.
+
+MMSafeAware (arXiv 2502.11184) publishes neither the data nor the settings of its VRTuning: these are ours, and what
+they train is "VRTuning-style".
+"""
+
+from dataclasses import dataclass
+
+from interp.errors import UserError
+
+TRAINERS = ("sft", "dpo")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+SWITCHES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One adapter's training.
+
+    ``trainer`` is ``sft`` (completion-only cross-entropy) or ``dpo`` (chosen against rejected answers, weight
+    ``beta``). ``targets`` are the linear layers of the language model that get an adapter of ``rank``, scaled by
+    ``alpha / rank``. The length is ``steps`` optimiser steps, or ``epochs`` where ``steps`` is None; a step sees
+    ``batch_size`` × ``accumulation`` examples a process. The learning rate rises over ``warmup`` (a share of the steps)
+    and falls to zero on a cosine. A resume point is written every ``save_steps`` steps. Pictures of more than
+    ``max_pixels`` pixels are scaled down to them; no text is ever cut.
+
+    ``bf16`` and ``checkpointing`` (gradients) are ``on``, ``off`` or ``auto``, which is on on a GPU and off elsewhere.
+    ``four_bit`` holds the base in NF4 (needs a GPU and bitsandbytes); ``merge`` also writes base + adapter as one
+    checkpoint. ``report_to`` is handed to transformers' Trainer ("none", "wandb", "tensorboard", ...).
+
+    Raises:
+        UserError: a number outside its range or an unknown name.
+    """
+
+    trainer: str = "sft"
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: tuple[str, ...] = TARGETS
+    steps: int | None = None
+    epochs: float = 1.0
+    batch_size: int = 8
+    accumulation: int = 1
+    learning_rate: float = 2e-4
+    warmup: float = 0.03
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    beta: float = 0.1
+    seed: int = 0
+    save_steps: int = 50
+    max_pixels: int | None = 1_000_000
+    bf16: str = "auto"
+    checkpointing: str = "auto"
+    four_bit: bool = False
+    merge: bool = False
+    report_to: str = "none"
+
+    def __post_init__(self) -> None:
+        self._among("trainer", TRAINERS)
+        self._among("bf16", SWITCHES)
+        self._among("checkpointing", SWITCHES)
+        known = bool(self.targets) and set(self.targets) <= set(TARGETS)
+        self._check("targets", known, f"one or more of {', '.join(TARGETS)}")
+        for name in ("rank", "batch_size", "accumulation", "save_steps", *("steps",) * (self.steps is not None)):
+            self._check(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("alpha", "epochs", "learning_rate", "max_grad_norm", "beta"):
+            self._check(name, 0 < getattr(self, name) < float("inf"), "above 0")
+        self._check("dropout", 0 <= self.dropout < 1, "at least 0 and below 1")
+        self._check("warmup", 0 <= self.warmup < 1, "at least 0 and below 1, a share of the steps")
+        self._check("weight_decay", self.weight_decay >= 0, "at least 0")
+        self._check("seed", 0 <= self.seed < 2**32, "between 0 and 2^32 − 1")
+        self._check("max_pixels", self.max_pixels is None or self.max_pixels >= 64, "at least 64, or null for no bound")
+
+    def _among(self, name: str, known: tuple[str, ...]) -> None:
+        if getattr(self, name) not in known:
+            raise UserError(f"{name}={getattr(self, name)!r}; it is one of {', '.join(known)}; choose one of them")
+
+    def _check(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise UserError(f"{name}={getattr(self, name)}; it must be {rule}; mend it")

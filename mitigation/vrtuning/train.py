@@ -1,0 +1,272 @@
+"""Trains one adapter with TRL and peft, from a dataset to a checkpoint, and goes on where a killed run stopped.
+
+``out/`` holds ``trainer/`` while training (resume points: the one place with pickles, read from this run's own folder
+only and deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, if asked for,
+``merged/``. ``adapter/`` appears in one rename as the last act: where it is, the run is finished. The same call under
+``accelerate launch`` trains on several processes; the first one writes. Knows nothing of benchmarks or metrics.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from interp.errors import UserError
+from interp.loading import load, resolve_device
+from interp.model_config import ModelConfig
+from interp.vlm import VLM
+from mitigation.vrtuning import checkpoint
+from mitigation.vrtuning.batch import Collator
+from mitigation.vrtuning.examples import check_dataset, data_digest
+from mitigation.vrtuning.figure import loss_curve
+from mitigation.vrtuning.lora import lora_config
+from mitigation.vrtuning.quantised import load_four_bit
+from mitigation.vrtuning.resume import Marker, last_complete, refuse_nan, untouched
+from mitigation.vrtuning.settings import Settings
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Report = Callable[[int, int, float], None]  # step, steps, loss
+LOGGED = 500  # points of a loss curve at most
+VERSIONS = ("torch", "transformers", "trl", "peft")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training. ``losses`` are (optimiser step, mean training loss since the last one); ``resumed_at`` is the
+    step that this call went on from, 0 from the start, ``steps`` where there was nothing left to do."""
+
+    adapter: Path
+    merged: Path | None
+    steps: int
+    resumed_at: int
+    losses: list[tuple[int, float]]
+    seconds: float
+
+
+def train(
+    model: VLM | ModelConfig,
+    dataset: "Dataset",
+    settings: Settings,
+    out: Path,
+    *,
+    data: str = "",
+    report: Report | None = None,
+) -> Trained:
+    """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; a ``VLM`` is left as it was.
+
+    Called again on an unfinished ``out`` it goes on from the last resume point, on a finished one it returns what is
+    there. ``data`` describes the examples in the model card; ``report`` hears of every logged loss.
+
+    Raises:
+        UserError: an empty dataset, or one without pictures or the columns that the trainer needs; ``out`` holds another
+            training; a loss that is not a number; or 4-bit weights where they cannot be.
+    """
+    check_dataset(dataset, settings.trainer)
+    out = Path(out)
+    vlm = model if isinstance(model, VLM) else _load(model, settings)
+    steps = total_steps(settings, len(dataset), _processes())
+    origin = _origin(model, vlm, dataset, settings, steps, data)
+    if (done := _finished(out, origin, settings)) is not None:
+        return done
+    _claim(out, origin)
+    with untouched(vlm):
+        return _run(model, vlm, dataset, settings, out, origin, report)
+
+
+def _run(
+    model: VLM | ModelConfig,
+    vlm: VLM,
+    dataset: "Dataset",
+    settings: Settings,
+    out: Path,
+    origin: checkpoint.Origin,
+    report: Report | None,
+) -> Trained:
+    started = time.monotonic()
+    trainer = _trainer(vlm, dataset, settings, out, origin.steps)
+    trainer.add_callback(Marker(report))
+    refuse_nan(trainer, settings.learning_rate)
+    point = last_complete(out / "trainer", clean=trainer.is_world_process_zero())
+    trainer.accelerator.wait_for_everyone()
+    trainer.train(resume_from_checkpoint=str(point) if point else None)
+    losses = [(int(entry["step"]), float(entry["loss"])) for entry in trainer.state.log_history if "loss" in entry]
+    seconds = time.monotonic() - started
+    if trainer.is_world_process_zero():
+        adapted = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+        done = dataclasses.replace(origin, final_loss=losses[-1][1])
+        _publish(model, vlm, adapted, settings, out, done, losses, seconds)
+    trainer.accelerator.wait_for_everyone()
+    resumed_at = int(point.name.rpartition("-")[2]) if point else 0
+    merged = out / "merged" if settings.merge else None
+    return Trained(out / "adapter", merged, trainer.state.global_step, resumed_at, losses, seconds)
+
+
+def total_steps(settings: Settings, examples: int, processes: int = 1) -> int:
+    """Optimiser steps of a run."""
+    if settings.steps is not None:
+        return settings.steps
+    return max(1, math.ceil(settings.epochs * examples / (settings.batch_size * settings.accumulation * processes)))
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _load(config: ModelConfig, settings: Settings) -> VLM:
+    device = resolve_device(config.device)
+    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+        config = dataclasses.replace(config, device=f"cuda:{os.environ['LOCAL_RANK']}")
+    return load_four_bit(config) if settings.four_bit else load(config)
+
+
+def _origin(
+    model: VLM | ModelConfig, vlm: VLM, dataset: "Dataset", settings: Settings, steps: int, data: str
+) -> checkpoint.Origin:
+    return checkpoint.Origin(
+        base=vlm.name,
+        base_path=model.path if isinstance(model, ModelConfig) else "",
+        base_revision=vlm.revision,
+        data=data,
+        data_digest=data_digest(dataset),
+        examples=len(dataset),
+        steps=steps,
+        processes=_processes(),
+        settings=checkpoint.settings_record(settings),
+        final_loss=math.nan,
+        versions={name: version(name) for name in VERSIONS},
+    )
+
+
+def _identity(origin: checkpoint.Origin) -> dict[str, Any]:
+    """What must be equal for a run to be continued; where its figures go and what its card says need not be."""
+    found = dataclasses.asdict(dataclasses.replace(origin, data="", base_path="", final_loss=0.0, versions={}))
+    for name in ("report_to", "merge"):
+        found["settings"].pop(name, None)
+    return found
+
+
+def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Trained | None:
+    folder = out / "adapter"
+    if not folder.exists():
+        return None
+    there = checkpoint.read_origin(folder)
+    if there is None or _identity(there) != _identity(origin):
+        raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
+    found = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    merged = out / "merged"
+    losses = [(int(step), float(loss)) for step, loss in found["losses"]]
+    done = Trained(
+        folder, merged if merged.is_dir() else None, there.steps, there.steps, losses, float(found["seconds"])
+    )
+    if settings.merge and done.merged is None:
+        raise UserError(f"{out} is finished and was not merged; merge it with checkpoint.merge, or name a new folder")
+    return done
+
+
+def _claim(out: Path, origin: checkpoint.Origin) -> None:
+    """Writes down whose resume points lie in ``out``, or checks that they are this training's."""
+    path = out / "trainer" / "run.json"
+    text = json.dumps(_identity(origin), sort_keys=True)
+    if path.is_file():
+        if path.read_text(encoding="utf-8") != text:
+            raise UserError(
+                f"{out} holds an unfinished training with other settings, data or base; name a new folder, or remove it"
+            )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")  # every process writes the same; a rename is never seen half
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str, Any]:
+    """What TRL's two trainers are told alike."""
+    gpu = vlm.device.type == "cuda"
+    switched = {"auto": gpu, "on": True, "off": False}
+    return {
+        "output_dir": str(out / "trainer"),
+        "max_steps": steps,
+        "per_device_train_batch_size": settings.batch_size,
+        "gradient_accumulation_steps": settings.accumulation,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": round(settings.warmup * steps),
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "bf16": switched[settings.bf16],
+        "gradient_checkpointing": switched[settings.checkpointing],
+        "max_length": None,  # TRL's default of 1024 would cut image tokens
+        "seed": settings.seed,
+        "data_seed": settings.seed,
+        "save_strategy": "steps",
+        "save_steps": settings.save_steps,
+        "save_total_limit": 2,
+        "logging_steps": max(1, steps // LOGGED),
+        "logging_nan_inf_filter": False,
+        "report_to": settings.report_to,
+        "disable_tqdm": True,
+        "use_cpu": vlm.device.type == "cpu",
+        "dataloader_pin_memory": False,  # the collator's tensors are where the model is
+        "remove_unused_columns": True,
+    }
+
+
+def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int) -> Any:
+    from transformers import PrinterCallback
+    from trl import SFTConfig, SFTTrainer
+
+    arguments = _arguments(vlm, settings, out, steps)
+    given: dict[str, Any] = {
+        "model": vlm.model,
+        "train_dataset": dataset,
+        "processing_class": vlm.processor,
+        "peft_config": lora_config(vlm.model, vlm.layout, settings),
+        "data_collator": Collator(vlm, settings.max_pixels),
+    }
+    if settings.trainer == "dpo":
+        from mitigation.vrtuning.dpo import dpo_trainer
+
+        trainer = dpo_trainer(given, arguments, beta=settings.beta)
+    else:
+        trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _publish(
+    model: VLM | ModelConfig,
+    vlm: VLM,
+    adapted: Any,
+    settings: Settings,
+    out: Path,
+    origin: checkpoint.Origin,
+    losses: list[tuple[int, float]],
+    seconds: float,
+) -> None:
+    draft = out / "adapter.part"
+    shutil.rmtree(draft, ignore_errors=True)
+    checkpoint.save(adapted, draft, origin)
+    (out / "figures").mkdir(exist_ok=True)
+    figure = loss_curve(
+        *zip(*losses, strict=True), title=f"{settings.trainer} on {vlm.name}, {origin.examples} examples"
+    )
+    figure.savefig(out / "figures" / "loss.svg", metadata={"Date": None, "Creator": None})
+    (out / "training.json").write_text(json.dumps({"losses": losses, "seconds": seconds}) + "\n", encoding="utf-8")
+    if settings.merge:
+        part = out / "merged.part"
+        shutil.rmtree(part, ignore_errors=True)
+        checkpoint.merge(model, draft, part)
+        part.rename(out / "merged")
+    draft.rename(out / "adapter")
+    shutil.rmtree(out / "trainer")
