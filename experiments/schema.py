@@ -97,6 +97,21 @@ class Run:
     config: dict[str, Any]
 
     @property
+    def weights(self) -> ModelConfig:
+        """The model, for what needs it here; UserError for one that is only reached over an API."""
+        if not isinstance(self.model, ModelConfig):
+            raise UserError(
+                f"model {self.model.name} is only reached over an API; this task looks inside a model; "
+                "choose one whose weights can be loaded, as model=llava_organism"
+            )
+        return self.model
+
+    @property
+    def judge_named(self) -> bool:
+        """True where somebody chose the judge, instead of leaving it to the benchmark."""
+        return not str(self.config["judge"]["_target_"]).endswith(".Automatic")
+
+    @property
     def config_hash(self) -> str:
         """Equal for two launches whose answers would be the same."""
         return digest({key: value for key, value in self.config.items() if key not in NOT_IN_HASH})

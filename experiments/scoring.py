@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 from rich.console import RenderableType
 
 from experiments import metrics
-from experiments.benchmarks.sample import Loaded
+from experiments.benchmarks.sample import Kind, Loaded
 from experiments.refusal import metrics as refusal
 from experiments.refusal import terminal as refusal_terminal
 from experiments.report import terminal
@@ -18,29 +20,51 @@ from interp.errors import UserError
 NO_VERDICT_TO_SHIFT = "it is a constant on the margin between Yes and No, which an open answer does not have"
 
 
+@dataclass(frozen=True)
+class Rules:
+    """By what rules answers are scored: the same for a run and for its verdicts judged again."""
+
+    kind: Kind
+    seed: int
+    draws: int
+    unsafe_margin: float
+    count_empty_as_refusal: bool
+
+    @classmethod
+    def of(cls, run: Run, kind: Kind | None = None) -> "Rules":
+        """Those of a run's configuration."""
+        return cls(kind or run.benchmark.kind, run.seed, run.draws, run.unsafe_margin, run.count_empty_as_refusal)
+
+
 def evaluate(
-    run: Run, predictions: Sequence[Mapping[str, Any]], *, where: str, caveat: str = "", missing: Mapping[str, str] = {}
+    rules: Rules,
+    predictions: Sequence[Mapping[str, Any]],
+    *,
+    study: str,
+    where: str,
+    caveat: str = "",
+    missing: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The contents of metrics.json. ``missing`` are arms that cannot enter here, with the reason."""
+    """The contents of metrics.json. ``study`` is the arm under study; ``missing`` are arms that cannot enter, and why."""
     frame = pd.DataFrame(predictions)
-    if run.benchmark.kind == "refusal":
+    if rules.kind == "refusal":
         return refusal.evaluate(
             frame,
-            seed=run.seed,
-            draws=run.draws,
-            study=None if run.arm in missing else run.arm,
-            empty_as_refusal=run.count_empty_as_refusal,
-            safety_margin=run.unsafe_margin,
+            seed=rules.seed,
+            draws=rules.draws,
+            study=None if study in missing else study,
+            empty_as_refusal=rules.count_empty_as_refusal,
+            safety_margin=rules.unsafe_margin,
             not_applicable=missing,
             where=where,
             caveat=caveat,
         )
     return metrics.evaluate(
         frame,
-        seed=run.seed,
-        draws=run.draws,
-        study=run.arm,
-        unsafe_margin=run.unsafe_margin,
+        seed=rules.seed,
+        draws=rules.draws,
+        study=study,
+        unsafe_margin=rules.unsafe_margin,
         where=where,
         caveat=caveat,
     )

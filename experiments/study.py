@@ -67,8 +67,8 @@ def check_arms(run: Run) -> dict[str, str]:
     return not_applicable
 
 
-def connected(run: Run) -> "VLM | None":
-    """The model, loaded or reached over its API; None where every arm brings its responses."""
+def connected(run: Run) -> Any:
+    """The model, a VLM or what stands for one over its API; None where every arm brings its responses."""
     if all(isinstance(method, Responses) for method in run.arms.values()):
         return None
     if isinstance(run.model, ModelConfig):
@@ -170,8 +170,9 @@ class Study:
         """
         current = self._current_records()
         result = scoring.evaluate(
-            self.run,
+            scoring.Rules.of(self.run),
             current,
+            study=self.run.arm,
             where=f"{self.run.model.name if self.vlm is None else self.vlm.name} on {self.run.benchmark.name}",
             caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall))),
             missing=self.not_applicable,

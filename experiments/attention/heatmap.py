@@ -41,7 +41,7 @@ class Heatmap:
         named = None if self.case is None else case_of(loaded.samples, self.case)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
-        vlm = load(run.model)
+        vlm = load(run.weights)
         check_choice(vlm, self.layers, None)
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             folder = store.path / "attention"

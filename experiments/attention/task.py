@@ -55,7 +55,7 @@ class FailureAnalysis:
             _check_benchmark(folder, environment, run, loaded)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
-        vlm = load(run.model)
+        vlm = load(run.weights)
         if folder is not None and environment is not None:
             _check_model(folder, environment, vlm)
             records = [json.loads(line) for line in (folder / PREDICTIONS).read_text(encoding="utf-8").splitlines()]

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from experiments.refusal import figures as refusal_figures
 from experiments.report import figures, page
 from experiments.report.attention import attention
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
@@ -38,14 +40,20 @@ def build(run_dir: Path) -> Path:
 
 def _figures(run: RunFiles) -> dict[str, dict[str, str]]:
     """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/."""
-    published = page.published_rows(run)
-    drawn = {
-        "trade_off": (partial(figures.trade_off, run.metrics, published), figures.describe_trade_off(run.metrics)),
-        "auroc": (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),
-    }
+    drawn: dict[str, tuple[Callable[..., Figure], str]]
+    if run.metrics.get("kind") == "refusal":
+        shown = refusal_figures.points(run.metrics)
+        draw = partial(refusal_figures.safety_against_oversensitivity, shown)
+        drawn = {"safety": (draw, refusal_figures.describe(shown))}
+    else:
+        trade_off = partial(figures.trade_off, run.metrics, page.published_rows(run))
+        drawn = {
+            "trade_off": (trade_off, figures.describe_trade_off(run.metrics)),
+            "auroc": (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),
+        }
     embedded = {}
-    for name, (draw, words) in drawn.items():
-        screen, phone = _svg(draw(form=figures.SCREEN)), _svg(draw(form=figures.PHONE))
+    for name, (drawing, words) in drawn.items():
+        screen, phone = _svg(drawing(form=figures.SCREEN)), _svg(drawing(form=figures.PHONE))
         _write(run.directory / "figures" / f"{name}.svg", screen)
         embedded[name] = {"uri": _data_uri(screen), "phone_uri": _data_uri(phone), "alt": words}
     return embedded

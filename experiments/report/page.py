@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from experiments.benchmarks.sample import UNSAFE_SUBSETS
 from experiments.outcomes import Status, Verdict
+from experiments.refusal.report import section
 from experiments.report import flips
 from experiments.report.formatting import MISSING, fixed, percent
 from experiments.report.published import PUBLISHED, PublishedRow
@@ -22,8 +23,19 @@ DELTA_HEADINGS = {
     "d_prime": "d′",
     "flip_rate": "flip rate",
 }
-VERDICT_WORDS = {Verdict.YES: "Yes (safe)", Verdict.NO: "No (unsafe)", Verdict.NO_VERDICT: "no verdict"}
-GOLD_WORDS = {"yes": "Yes, it is safe", "no": "No, it is unsafe"}
+VERDICT_WORDS = {
+    Verdict.YES: "Yes (safe)",
+    Verdict.NO: "No (unsafe)",
+    Verdict.NO_VERDICT: "no verdict",
+    Verdict.PARTIAL: "partly refused",
+    Verdict.JUDGE_FAILED: "judge failed",
+}
+GOLD_WORDS = {
+    "yes": "Yes, it is safe",
+    "no": "No, it is unsafe",
+    "comply": "an answer: the request is harmless",
+    "refuse": "a refusal: the request is harmful",
+}
 LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
 UNKNOWN = "not recorded"
 
@@ -74,10 +86,13 @@ class Case:
 
 def context(run: RunFiles) -> dict[str, Any]:
     """Everything the template names, except the figures."""
-    arms, comparisons = arm_rows(run.metrics), comparison_rows(run.metrics)
+    refusals = section(run.metrics)
+    yes_no: Mapping[str, Any] = {"arms": {}} if refusals else run.metrics
+    arms, comparisons = arm_rows(yes_no), comparison_rows(yes_no)
     studied = studied_arm(run)
     cells = [cell for row in arms for cell in (*row.accuracies.values(), row.flip_rate)]
-    question = _question(run.environment, studied, compared=studied in (run.metrics.get("comparisons") or {}))
+    compared = studied in (run.metrics.get("comparisons") or {})
+    question = _question(run.environment, studied, compared=compared, refusals=refusals is not None)
     return {
         "title": f"forestlens: {question}",
         "question": question,
@@ -85,13 +100,14 @@ def context(run: RunFiles) -> dict[str, Any]:
         "caveats": [str(sentence) for sentence in run.metrics.get("caveats") or ()],
         "facts": _facts(run.environment),
         "studied": studied,
+        "refusal": refusals,
         "arms": arms,
         "any_bounds": any(cell.bounds for cell in cells),
         "any_ceiling": any(CEILING_MARK in row.d_prime.value for row in arms),
         "ceiling_mark": CEILING_MARK,
         "accuracy_headings": ACCURACY_HEADINGS,
-        "outcomes": _outcomes(run.metrics["arms"]),
-        "conventions": _conventions(run.metrics["arms"]),
+        "outcomes": _outcomes(yes_no["arms"]),
+        "conventions": _conventions(yes_no["arms"]),
         "comparisons": comparisons,
         "delta_headings": {k: v for k, v in DELTA_HEADINGS.items() if any(k in row.deltas for row in comparisons)},
         "published": published_rows(run),
@@ -119,9 +135,13 @@ def studied_arm(run: RunFiles) -> str:
     return next(str(name) for name in names if name in run.metrics["arms"])
 
 
-def _question(environment: Mapping[str, Any], studied: str, *, compared: bool) -> str:
+def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, refusals: bool) -> str:
     model = (environment.get("model") or {}).get("name") or "the model"
     benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
+    if refusals and compared:
+        return f"Does {studied} make {model} refuse fewer harmless requests of {benchmark} and no fewer harmful ones?"
+    if refusals:
+        return f"How often does {model} ({studied}) refuse harmless and harmful requests of {benchmark}?"
     if not compared:
         return f"How well does {model} ({studied}) tell safe from unsafe on {benchmark}?"
     return (
@@ -147,6 +167,7 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
         ),
         ("benchmark", _joined(benchmark.get("name"), cases, _short("manifest", benchmark.get("manifest")))),
+        ("judge", _known(environment.get("judge"))),
         ("seed", _known(environment.get("seed"))),
         ("code", commit),
         ("machine", _joined(environment.get("device"), _threads(environment.get("threads")))),
@@ -237,7 +258,7 @@ def _case(run: RunFiles, flip: flips.Flip, studied: str) -> Case:
         text=str(record["text"])[:LONGEST_TEXT],
         gold=GOLD_WORDS.get(record["gold"], str(record["gold"])),
         change="" if flip.margin_change is None else fixed(flip.margin_change, 2, sign=True),
-        hidden=record["subset"] in UNSAFE_SUBSETS,
+        hidden=record["subset"] in (*UNSAFE_SUBSETS, "contrast"),
         thumbnail=run.thumbnail(flip.case),
         answers=[_answer(arm, flip.records[arm]) for arm in arms],
     )

@@ -1,33 +1,35 @@
-"""Predictions of a refusal benchmark for tests, in memory."""
+"""A small refusal benchmark of text alone, in memory."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-import pandas as pd
-
-WORDS = {"r": ("answered", "refused"), "p": ("answered", "partial"), "c": ("answered", "complied"),
-         "j": ("answered", "judge_failed"), "e": ("empty", None), "b": ("provider_blocked", None),
-         "x": ("transport_failed", None), "i": ("bad_image", None)}  # fmt: skip
-TYPES = ("Exaggerated Risk", "Negated Harm", "Counterintuitive Interpretation")
+from experiments.benchmarks.sample import Kind, Loaded, Sample
 
 
-def records(subsets: str, arms: Mapping[str, str]) -> list[dict[str, Any]]:
-    """A record a case and arm: a letter a case in ``subsets`` (b benign, c contrast) and in each arm (r refused,
-    p partial, c complied, j judge failed, e empty, b blocked, x transport failed, i bad image); types by turns."""
-    rows = []
-    for arm, answers in arms.items():
-        for at, (short, answer) in enumerate(zip(subsets, answers, strict=True)):
-            status, verdict = WORDS[answer]
-            rows.append({
-                "case": f"c{at:04d}", "arm": arm, "settings": "s", "status": status, "verdict": verdict,
-                "published_verdict": None, "response": "text" if status == "answered" else None, "margin": None,
-                "subset": "benign" if short == "b" else "contrast", "scenario": TYPES[at % 3],
-                "gold": "comply" if short == "b" else "refuse", "cluster": f"k{at:04d}", "pair": None,
-                "tags": {"child": str(at % 2), "pid": str(at)}, "text": "Hm?",
-            })  # fmt: skip
-    return rows
+@dataclass(frozen=True)
+class Requests:
+    """Six harmless requests and six harmful ones, of two types."""
 
+    name: str = "requests"
+    kind: ClassVar[Kind] = "refusal"
 
-def frame(subsets: str, arms: Mapping[str, str]) -> pd.DataFrame:
-    """``records`` as a table."""
-    return pd.DataFrame(records(subsets, arms))
+    def load(self) -> Loaded:
+        samples = [
+            Sample(
+                id=f"{side[0]}{number}",
+                subset="benign" if side == "benign" else "contrast",
+                scenario=f"type {number % 2}",
+                gold="comply" if side == "benign" else "refuse",
+                text=f"Is it {number} ?",
+                prompt=f"Is it {number} ?",
+                image=None,
+                cluster=f"question {number}",
+                tags={"pid": f"{side}-{number}"},
+            )
+            for side in ("benign", "contrast")
+            for number in range(6)
+        ]
+        return Loaded(samples, {}, "requests")
+
+    def development(self) -> None:
+        return None
