@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from scipy.special import ndtri
-from scipy.stats import binomtest
+from scipy.stats import binomtest, permutation_test, rankdata
 from statsmodels.stats.proportion import proportion_confint
 
 DRAWS = 10_000
@@ -217,6 +217,42 @@ def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
     _check_count("right", right, n)
     _check_count("n", n, n_of)
     return None if n_of == 0 else Interval(right / n_of, (right + n_of - n) / n_of)
+
+
+class Correlation(NamedTuple):
+    """Spearman's rank correlation over ``n`` pairs, with the two-sided p of a permutation test."""
+
+    rho: float
+    p: float
+    n: int
+
+
+def spearman(x: Float[np.ndarray, "pair"], y: Float[np.ndarray, "pair"], *, seed: int = 0) -> Correlation | None:
+    """Rank correlation, ties sharing their mean rank; None for fewer than three pairs, or where one side is constant.
+
+    The permutation test takes every order where there are at most 10,000 (7 pairs), else as many drawn with ``seed``:
+    a comparison of models has a handful of pairs, for which the usual t approximation does not hold.
+    """
+    rho = float(resampled_spearman(x[None], y[None])[0])
+    if len(x) < 3 or math.isnan(rho):
+        return None
+
+    def statistic(shuffled: np.ndarray, axis: int = -1) -> np.ndarray:
+        rows = shuffled.reshape(-1, len(x))
+        return resampled_spearman(rows, np.broadcast_to(y, rows.shape)).reshape(shuffled.shape[:-1])
+
+    found = permutation_test((x,), statistic, permutation_type="pairings", vectorized=True, n_resamples=DRAWS,
+                             rng=np.random.default_rng(seed))  # fmt: skip
+    return Correlation(rho, float(found.pvalue), len(x))
+
+
+def resampled_spearman(
+    x: Float[np.ndarray, "draw pair"], y: Float[np.ndarray, "draw pair"]
+) -> Float[np.ndarray, "draw"]:
+    """Spearman's ρ in every draw: Pearson's correlation of the ranks; NaN where one side is constant in a draw."""
+    ranks_x, ranks_y = (rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (x, y))
+    spread = np.sqrt((ranks_x**2).sum(axis=1) * (ranks_y**2).sum(axis=1))
+    return np.divide((ranks_x * ranks_y).sum(axis=1), spread, out=np.full(len(x), np.nan), where=spread > 0)
 
 
 def _check_count(name: str, count: int, n: int) -> None:
