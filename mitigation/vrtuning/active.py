@@ -1,7 +1,7 @@
 """A saved adapter, put into a model for a while. Loaded once for a model; going in and out only swaps modules."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,27 +57,25 @@ def _load(vlm: VLM, folder: Path) -> _Layers:
             f"{vlm.name} already carries an adapter; another on top would be neither; pass the plain base model"
         )
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
-    layers: _Layers = {}
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             PeftModel.from_pretrained(model, folder)
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
     except (RuntimeError, ValueError) as error:
         raise _unfit(vlm, folder, " ".join(str(error).split())[:200]) from error
     finally:
-        _swap(model, {name: module.get_base_layer() for name, module in model.named_modules()
-                      if isinstance(module, BaseTunerLayer)})  # fmt: skip
+        around = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+        _swap(model, {name: module.get_base_layer() for name, module in around.items()})
         for name in ("peft_config", "_hf_peft_config_loaded"):
             model.__dict__.pop(name, None)
         for weight, flag in trainable.items():
             weight.requires_grad_(flag)
     if missing := [str(one.message) for one in said if "missing adapter keys" in str(one.message).lower()]:
         raise _unfit(vlm, folder, missing[0][:200])
-    return layers
+    return around  # type: ignore[return-value]  # each is a Module, which its base class does not say
 
 
-def _swap(model: nn.Module, layers: "_Layers | dict[str, Any]") -> None:
+def _swap(model: nn.Module, layers: Mapping[str, Any]) -> None:
     for name, layer in layers.items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, layer)

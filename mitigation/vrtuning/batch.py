@@ -1,8 +1,8 @@
 """Training examples → model inputs, with each prompt's tokens exactly those that ``VLM.encode`` makes in evaluation.
 
-TRL's own collator never lets the tokenizer put its begin token, which some checkpoints' templates leave to it (LLaVA-1.5),
-and takes the end token from the chat template, which some leave out: the adapter would be trained on other prompts than
-it is asked, and not to stop.
+TRL's own collator never lets the tokenizer put its begin token, which some checkpoints' templates leave to it
+(LLaVA-1.5), and takes the end token from the chat template, which some leave out: the adapter would be trained on other
+prompts than it is asked, and not to stop.
 """
 
 from collections.abc import Mapping, Sequence

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
+from mitigation.vrtuning.card import card
 from mitigation.vrtuning.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def folder_of(adapter: Path) -> Path:
         if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
             return folder
     raise UserError(
-        f"no adapter at {adapter}; its folder holds {WEIGHTS} and {CONFIG}; give the folder that a finished training wrote"
+        f"no adapter at {adapter}; its folder holds {WEIGHTS} and {CONFIG}; give the folder that a finished training "
+        "wrote"
     )
 
 
@@ -83,11 +85,8 @@ def check_base(folder: Path, vlm: "VLM") -> None:
     origin = read_origin(folder)
     if origin is None:
         return
-    if origin.base_revision and vlm.revision:
-        same = origin.base_revision == vlm.revision
-    else:
-        same = origin.base == vlm.name
-    if not same:
+    known = origin.base_revision and vlm.revision
+    if (origin.base_revision != vlm.revision) if known else (origin.base != vlm.name):
         raise UserError(
             f"adapter {folder} was trained on {origin.base} ({origin.base_revision or 'in memory'}), this model is "
             f"{vlm.name} ({vlm.revision or 'in memory'}); an adapter fits the weights it was trained on; choose that "
@@ -137,63 +136,8 @@ def write_card(folder: Path, before_after: Sequence[Mapping[str, str]] = ()) -> 
     if origin is None:
         raise UserError(f"no {RECORD} in {folder}; the card is written from it; give a folder that a training wrote")
     path = folder / "README.md"
-    path.write_text(_card(origin, before_after), encoding="utf-8")
+    path.write_text(card(origin, before_after), encoding="utf-8")
     return path
-
-
-def _card(origin: Origin, rows: Sequence[Mapping[str, str]]) -> str:
-    revision = f" (`{origin.base_revision}`)" if origin.base_revision else ", built in memory"
-    shown = {name: value for name, value in origin.settings.items() if name not in ("report_to", "merge")}
-    settings = "\n".join(f"| {name} | {_cell(value)} |" for name, value in shown.items())
-    versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
-    return f"""\
----
-base_model: {json.dumps(origin.base_path or origin.base)}
-library_name: peft
-tags: [lora, vrtuning-style, trl]
----
-
-# VRTuning-style adapter for {origin.base}
-
-LoRA on the language model only; vision tower, projector and output head are the base model's. MMSafeAware (arXiv 2502.11184)
-publishes neither the data nor the settings of its VRTuning, so these are ours.
-
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(base, "<this folder>")
-
-- Base model: {origin.base}{revision}
-- Data: {origin.data or "not described"}; {origin.examples} examples, digest `{origin.data_digest}`
-- Training: {origin.steps} optimiser steps, seed {origin.settings.get("seed")}, {origin.processes} process(es), last logged loss \
-{origin.final_loss:.4f}
-- Versions: {versions}
-
-## Before and after
-
-{_table(rows)}
-
-## Settings
-
-| setting | value |
-|---|---|
-{settings}
-
-## Licence and limits
-
-The adapter is a derivative of the base model: the base model's licence applies to both. Neither MOSSBench nor MMSafeAware is in the
-training data. It changes how a model answers safety questions; it is no safety guarantee, and outside the data above it is untested.
-"""
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    if not rows:
-        return "Not measured."
-    columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join(lines + ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in rows])
-
-
-def _cell(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reasoning data: rows, or JSONL with local pictures, → a ``datasets`` dataset in TRL's vision prompt-completion format.
+"""Reasoning data: rows, or JSONL with local pictures, → a dataset in TRL's vision prompt-completion format.
 
 Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists, contents plain strings), and
 ``kind``; for preferences ``chosen`` and ``rejected`` in place of ``completion``. What cannot be used is listed with its
@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -39,8 +40,8 @@ _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
 class Row:
     """One example: a question about a picture, what to think of it, and the answer.
 
-    ``kind`` is ``"verdict"``, where ``verdict`` must be Yes or No, or any other word (``"perception"``), where it is the
-    whole answer in free words. ``rejected`` is the verdict that a preference is taught against.
+    ``kind`` is ``"verdict"``, where ``verdict`` must be Yes or No, or any other word (``"perception"``), where it is an
+    answer in free words. ``rejected`` is the verdict that a preference is taught against.
     """
 
     image: Image.Image | Path
@@ -170,11 +171,7 @@ def _exchanges(record: dict[str, Any], root: Path) -> Iterator[Row]:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise _Invalid("no conversations")
     picture = _picture(record, root)
-    pairs = [
-        (human, gpt)
-        for human, gpt in zip(turns, turns[1:], strict=False)
-        if (human.get("from"), gpt.get("from")) == ("human", "gpt")
-    ]
+    pairs = [(human, gpt) for human, gpt in pairwise(turns) if (human.get("from"), gpt.get("from")) == ("human", "gpt")]
     if not pairs:
         raise _Invalid("no exchange between human and gpt")
     for human, gpt in pairs:

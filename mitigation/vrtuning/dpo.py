@@ -1,4 +1,4 @@
-"""The preference variant: TRL's DPO for vision, the grounded verdict chosen over the one that the text alone suggests."""
+"""The preference variant: TRL's DPO for vision, the grounded verdict chosen over the one that the text suggests."""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ from interp.plot import LABEL, OKABE_ITO, TEXT, WIDTH
 
 
 def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = "") -> Figure:
-    """Training loss over optimiser steps: each logged value, thin, and their running mean over a twentieth of the run."""
+    """Training loss over optimiser steps: each logged value, and their running mean over a twentieth of the run."""
     figure = Figure(figsize=(WIDTH, 3.6), dpi=100, layout="constrained")
     if title:
         figure.suptitle(title, fontsize=TEXT, parse_math=False)

@@ -7,6 +7,7 @@ nothing with it any more.
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ def refuse_path(path: Path) -> None:
     ``images_information/information.json`` with MOSSBench's fields.
     """
     resolved = path.resolve()
-    for place in (resolved, *resolved.parents):
-        name = _NAMES.get(re.sub(r"[^a-z]", "", place.name.lower()))
-        if name or (name := _by_content(place)):
-            raise _refusal(name, str(path))
+    if name := _found(resolved) or _above(resolved.parent):
+        raise _refusal(name, str(path))
 
 
 def refuse_record(record: Mapping[str, Any], where: str) -> None:
@@ -48,6 +47,16 @@ def refuse_record(record: Mapping[str, Any], where: str) -> None:
         raise _refusal("MOSSBench", where)
     if MMSAFEAWARE_PREFIX in json.dumps(record, ensure_ascii=False, default=str):
         raise _refusal("MMSafeAware", where)
+
+
+@lru_cache(maxsize=4096)
+def _above(folder: Path) -> str | None:
+    """The benchmark that ``folder`` is of or lies in; asked once a folder, since many pictures lie in one."""
+    return next(filter(None, map(_found, (folder, *folder.parents))), None)
+
+
+def _found(place: Path) -> str | None:
+    return _NAMES.get(re.sub(r"[^a-z]", "", place.name.lower())) or _by_content(place)
 
 
 def _by_content(place: Path) -> str | None:

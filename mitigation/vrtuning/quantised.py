@@ -1,4 +1,4 @@
-"""The base model in 4 bits (NF4), for training an adapter where the whole does not fit. Needs bitsandbytes and a GPU."""
+"""The base model in 4 bits (NF4), to train an adapter where the whole does not fit. Needs bitsandbytes and a GPU."""
 
 from importlib.util import find_spec
 from pathlib import Path

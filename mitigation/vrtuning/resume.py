@@ -1,4 +1,4 @@
-"""What keeps a training honest when it is interrupted: complete resume points, an early stop at NaN, a model put back."""
+"""What keeps a training sound when it is interrupted: complete resume points, a stop at NaN, a model put back."""
 
 import shutil
 from collections.abc import Callable, Iterator

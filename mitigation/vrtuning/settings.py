@@ -4,6 +4,7 @@ MMSafeAware (arXiv 2502.11184) publishes neither the data nor the settings of it
 they train is "VRTuning-style".
 """
 
+import math
 from dataclasses import dataclass
 
 from interp.errors import UserError
@@ -78,3 +79,10 @@ class Settings:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise UserError(f"{name}={getattr(self, name)}; it must be {rule}; mend it")
+
+
+def total_steps(settings: Settings, examples: int, processes: int = 1) -> int:
+    """Optimiser steps of a run."""
+    if settings.steps is not None:
+        return settings.steps
+    return max(1, math.ceil(settings.epochs * examples / (settings.batch_size * settings.accumulation * processes)))

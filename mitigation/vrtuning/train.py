@@ -18,8 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from interp.errors import UserError
 from interp.loading import load, resolve_device
 from interp.model_config import ModelConfig
@@ -31,7 +29,7 @@ from mitigation.vrtuning.figure import loss_curve
 from mitigation.vrtuning.lora import lora_config
 from mitigation.vrtuning.quantised import load_four_bit
 from mitigation.vrtuning.resume import Marker, last_complete, refuse_nan, untouched
-from mitigation.vrtuning.settings import Settings
+from mitigation.vrtuning.settings import Settings, total_steps
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,8 +41,11 @@ VERSIONS = ("torch", "transformers", "trl", "peft")
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished training. ``losses`` are (optimiser step, mean training loss since the last one); ``resumed_at`` is the
-    step that this call went on from, 0 from the start, ``steps`` where there was nothing left to do."""
+    """A finished training.
+
+    ``losses`` are (optimiser step, mean training loss since the last one); ``resumed_at`` is the step that this call
+    went on from: 0 from the start, ``steps`` where there was nothing left to do.
+    """
 
     adapter: Path
     merged: Path | None
@@ -69,8 +70,8 @@ def train(
     there. ``data`` describes the examples in the model card; ``report`` hears of every logged loss.
 
     Raises:
-        UserError: an empty dataset, or one without pictures or the columns that the trainer needs; ``out`` holds another
-            training; a loss that is not a number; or 4-bit weights where they cannot be.
+        UserError: an empty dataset, or one without pictures or the columns that the trainer needs; ``out`` holds
+            another training; a loss that is not a number; or 4-bit weights where they cannot be.
     """
     check_dataset(dataset, settings.trainer)
     out = Path(out)
@@ -110,13 +111,6 @@ def _run(
     resumed_at = int(point.name.rpartition("-")[2]) if point else 0
     merged = out / "merged" if settings.merge else None
     return Trained(out / "adapter", merged, trainer.state.global_step, resumed_at, losses, seconds)
-
-
-def total_steps(settings: Settings, examples: int, processes: int = 1) -> int:
-    """Optimiser steps of a run."""
-    if settings.steps is not None:
-        return settings.steps
-    return max(1, math.ceil(settings.epochs * examples / (settings.batch_size * settings.accumulation * processes)))
 
 
 def _processes() -> int:
