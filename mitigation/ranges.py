@@ -13,6 +13,10 @@ NOISE_KINDS = ("diffusion", "blur", "black", "swapped")
 """How the picture of the second branch is made worse; see ``mitigation.corruption``."""
 
 
+BRANCHES = ("sequential", "paired", "lazy")
+"""How the second branch is forwarded; see ``mitigation.vcd.VCD``."""
+
+
 def check_alpha(alpha: Any) -> None:
     """UserError unless α, the weight of the contrast, is a finite number of at least 0."""
     if not _is_number(alpha) or not math.isfinite(alpha) or alpha < 0:
@@ -39,6 +43,20 @@ def check_noise_kind(kind: Any) -> None:
         raise UserError(
             f"noise={kind!r}; the second picture is one of {', '.join(NOISE_KINDS)}; for none at all take "
             f"method=text_only"
+        )
+
+
+def check_branch(branch: Any, beta: Any) -> None:
+    """UserError unless ``branch`` is one of ``BRANCHES`` and has, if lazy, a cutoff ``beta``."""
+    if branch not in BRANCHES:
+        raise UserError(
+            f"branch={branch!r}; the second branch is {', '.join(BRANCHES[:-1])} or {BRANCHES[-1]}; the answers are "
+            f"the same, sequential needs the least memory"
+        )
+    if branch == "lazy" and beta is None:
+        raise UserError(
+            "branch='lazy' with beta=None; without a plausibility cutoff no step can be skipped; set beta, or take "
+            "branch=sequential"
         )
 
 

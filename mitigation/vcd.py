@@ -3,12 +3,12 @@
 Importing this module loads neither torch nor transformers; generating does.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from mitigation.ranges import check_alpha, check_beta, check_noise_step, check_seed
+from mitigation.ranges import check_alpha, check_beta, check_branch, check_noise_kind, check_noise_step, check_seed
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -16,18 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VCD:
-    """Greedy decoding from (1 + α)·l(image) − α·l(noised image) over the tokens that pass the plausibility cutoff.
+    """Greedy decoding from (1 + α)·l(image) − α·l(worse image) over the tokens that pass the plausibility cutoff.
 
     ``alpha`` is the weight of the contrast (0: none), ``beta`` the cutoff relative to the likeliest token (None:
-    none), ``noise_step`` how far the second image is diffused (0 to 999). A case's noise depends on its
-    ``Prompt.key`` and ``seed`` alone; prompts without a key share theirs. Published settings disagree, so none is
-    called the default of the paper.
+    none), ``noise`` how the second image is made worse (``mitigation.corruption``), ``noise_step`` how far it is
+    diffused (0 to 999). A case's noise depends on its ``Prompt.key`` and ``seed`` alone; prompts without a key share
+    theirs. Published settings disagree, so none is called the default of the paper.
+
+    ``branch`` is how the second image is forwarded, with the same answers: ``sequential``, a forward of its own each
+    step; ``paired``, both images in one batch of twice the rows, which reads the weights once; ``lazy``, only where
+    more than one token passes the cutoff. Lazy margins are the plain ones where the first step was skipped (there the
+    verdict is the plain one too): for AUROC and tables of margins take one of the others, which always run both.
     """
 
     alpha: float = 1.0
     beta: float | None = 0.1
     noise_step: int = 500
     seed: int = 0
+    noise: str = "diffusion"
+    branch: str = "sequential"
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
@@ -35,21 +42,65 @@ class VCD:
         check_beta(self.beta)
         check_noise_step(self.noise_step)
         check_seed(self.seed)
+        check_noise_kind(self.noise)
+        check_branch(self.branch, self.beta)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers; margins are of the contrasted scores before the cutoff, which would make ties.
 
-        UserError where a prompt has no image, and where the processor cannot work on this model (see
-        ``VisualContrastiveLogitsProcessor``).
+        ``skips`` says what a lazy branch saved. UserError where a prompt has no image, where the processor cannot work
+        on this model (see ``VisualContrastiveLogitsProcessor``), and for a paired branch while attention is recorded.
         """
-        from mitigation.decoding import VisualContrastiveLogitsProcessor
-        from mitigation.noise import diffuse_images
-
         blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]
         if blind:
             raise UserError(f"no image in prompt '{blind[0]}'; VCD contrasts two pictures; ask it with another method")
         encoded = vlm.encode(prompts)
-        noised = diffuse_images(encoded, [prompt.key for prompt in prompts], step=self.noise_step, seed=self.seed)
-        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=self.alpha, beta=self.beta)
+        noised = self._noised(vlm, prompts, encoded)
+        if self.branch == "paired":
+            return self._paired(vlm, prompts, encoded, noised, max_new_tokens)
+        from mitigation.decoding import VisualContrastiveLogitsProcessor
+
+        lazy = self.branch == "lazy"
+        processor = VisualContrastiveLogitsProcessor(
+            vlm.model, noised, alpha=self.alpha, beta=self.beta, lazy=lazy, prompt_ids=encoded["input_ids"]
+        )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor], encoded=encoded)
-        return replace(generation, margins=vlm.margin(processor.first_scores).cpu())
+        margins = vlm.margin(processor.first_scores).cpu()
+        return replace(generation, margins=margins, skips=asdict(processor.skips) if lazy else None)
+
+    def _noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.noise != "diffusion":
+            from mitigation.corruption import corrupt_inputs
+
+            return corrupt_inputs(vlm, prompts, kind=self.noise, step=self.noise_step, seed=self.seed)
+        from mitigation.noise import diffuse_images
+
+        keys = [prompt.key for prompt in prompts]
+        return diffuse_images(encoded, keys, step=self.noise_step, seed=self.seed, model=vlm.model)
+
+    def _paired(
+        self,
+        vlm: "VLM",
+        prompts: "Sequence[Prompt]",
+        encoded: Mapping[str, Any],
+        noised: Mapping[str, Any],
+        max_new_tokens: int,
+    ) -> "Generation":
+        from interp.generation import Generation
+        from mitigation.paired import PairedContrastLogitsProcessor, pair_inputs, refuse_recording
+
+        refuse_recording(vlm.model)
+        pairing = PairedContrastLogitsProcessor(alpha=self.alpha, beta=self.beta)
+        both = vlm.generate(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            logits_processor=[pairing],
+            encoded=pair_inputs(vlm.model, encoded, noised),
+        )
+        rows = len(prompts)
+        return Generation(
+            texts=both.texts[:rows],
+            token_ids=both.token_ids[:rows],
+            margins=vlm.margin(pairing.first_scores).cpu(),
+            finished=both.finished[:rows],
+        )

@@ -1,0 +1,147 @@
+"""The second branch of contrastive decoding: the same continuation after another prompt, with a cache of its own.
+
+It shares nothing with the running ``generate``: positions are worked out once for the prompt and then counted on, so
+that no state of the model module (Qwen's ``rope_deltas``) is read or written, and the first forward makes the cache.
+Knows nothing of scores, or of how a picture was made worse.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from interp.capture import paused
+from interp.errors import UserError
+from interp.layout import Layout, layout_for
+from mitigation.rows import select_rows
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """A batch of prompts: the processor's ``inputs`` without their mask, and a position for every token."""
+
+    inputs: dict[str, Any]
+    mask: Int[Tensor, "row position"]
+    positions: Int[Tensor, "*axis row position"]  # Qwen: the text's count, then frame, row and column
+    padded: bool
+
+    def part(self, rows: Sequence[int], config: Any) -> "_Prompts":
+        index = torch.tensor(rows, device=self.mask.device)
+        return replace(
+            self,
+            inputs=select_rows(self.inputs, rows, config),
+            mask=self.mask.index_select(0, index),
+            positions=self.positions.index_select(-2, index),
+        )
+
+
+class SecondBranch:
+    """The same text over another picture, forwarded step by step.
+
+    ``inputs`` is what the model's processor gave for the whole batch, the picture already exchanged: ``input_ids``
+    and ``attention_mask`` (left padded), ``pixel_values``, and whatever else the first forward of the family needs.
+    ``blind`` allows prompts without a picture. UserError for right padding and missing images.
+    """
+
+    def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
+        layout = layout_for(model)
+        check_inputs(model, inputs, blind=blind)
+        self._model = model
+        # InstructBLIP's own forward makes embeddings of picture and prompt; an inner model decodes after them.
+        self._speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
+        self._prompts = _prompts(model, layout, inputs)
+        self.reset()
+
+    @property
+    def prompt_ids(self) -> Int[Tensor, "row position"]:
+        """The prompts this branch starts from."""
+        return self._prompts.inputs["input_ids"]
+
+    def part(self, rows: Sequence[int]) -> "SecondBranch":
+        """A branch over the prompts ``rows`` alone, in that order, not started."""
+        branch: SecondBranch = object.__new__(SecondBranch)
+        branch._model, branch._speaker = self._model, self._speaker
+        branch._prompts = self._prompts.part(rows, self._model.config)
+        branch.reset()
+        return branch
+
+    def reset(self) -> None:
+        """Forgets everything after the prompt, and the prompt's keys and values."""
+        self._cache: Any = None
+        self._mask = self._prompts.mask
+        self._next = self._prompts.positions[..., -1:] + 1
+
+    def start(self) -> Float[Tensor, "row vocab"]:
+        """Raw float32 logits for the first token after the prompt; begins anew."""
+        self.reset()
+        return self._forward(self._model, self._prompts.positions, **self._prompts.inputs)
+
+    def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
+        """Raw float32 logits after ``tokens``, one or several, were appended to every row."""
+        count = tokens.shape[1]
+        positions = self._next if count == 1 else self._next + torch.arange(count, device=tokens.device)
+        self._next = positions[..., -1:] + 1
+        if self._prompts.padded:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
+        return self._forward(self._speaker, positions, input_ids=tokens)
+
+    @torch.no_grad()
+    def _forward(
+        self, module: Any, positions: Int[Tensor, "*axis row new"], **inputs: Any
+    ) -> Float[Tensor, "row vocab"]:
+        with paused():  # who records attention around generate() wants the branch that answers
+            outputs = module(
+                # generate() drops a mask of ones, which lets attention run without one; both branches take one path.
+                attention_mask=self._mask if self._prompts.padded else None,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+                return_dict=True,
+                **inputs,
+            )
+        # Made by the first forward, so it is shared with nobody.
+        self._cache = getattr(outputs, "language_model_outputs", outputs).past_key_values
+        return outputs.logits[:, -1].float()
+
+
+def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) -> _Prompts:
+    """Positions as generate() counts them: from 0 at the first real token, padding at 0."""
+    rest = dict(inputs)
+    mask: Tensor = rest.pop("attention_mask")
+    positions = (mask.long().cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
+    if layout.position_kind == "mrope":
+        if rest.get("image_grid_thw") is None:
+            places = positions.expand(3, -1, -1)
+        else:
+            base: Any = model.get_submodule(layout.language_model.rpartition(".")[0])
+            places, _ = base.get_rope_index(**rest, attention_mask=mask)
+        positions = torch.cat([positions[None], places])
+    return _Prompts(rest, mask, positions, padded=bool((mask == 0).any()))
+
+
+def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
+    """UserError for missing inputs, right padding and (unless ``blind``) prompts without a picture."""
+    layout = layout_for(model)
+    needed = ("input_ids", "attention_mask") if blind else ("input_ids", "attention_mask", "pixel_values")
+    absent = [key for key in needed if inputs.get(key) is None]
+    if absent:
+        raise UserError(
+            f"no {' and no '.join(absent)} in the inputs; contrasting pictures needs them; hand over all that the "
+            f"processor returns for a text with an image"
+        )
+    # The last column alone: InstructBLIP's processor puts the picture's tokens before the padding.
+    if not bool(inputs["attention_mask"][:, -1].all()):
+        raise UserError(
+            "the prompts are padded on the right; generate() continues from the last column; set padding_side='left'"
+        )
+    without = (inputs["input_ids"] != layout.image_token_id(model.config)).all(dim=1)
+    if not blind and bool(without.any()):
+        rows = without.nonzero().flatten().tolist()
+        raise UserError(
+            f"no image in the prompts of rows {rows}; contrasting pictures needs one a prompt; leave these out"
+        )
