@@ -1,0 +1,154 @@
+"""A model behind an OpenAI-compatible endpoint: where it is and how it is asked. Imports neither torch nor openai.
+
+The key is named by its environment variable and never held here: this object is printed, hashed and written to disk.
+"""
+
+import os
+import re
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.api.model import ApiModel
+
+TOKEN_FIELDS = ("max_tokens", "max_completion_tokens")
+LOGPROBS = ("off", "auto")
+SHORTEST_SECRET = 8  # characters; what is shorter is a placeholder ("EMPTY") that a local server is content with
+# What a request is made of anyway; ``extra_body`` may add to it and not replace it.
+OWN_FIELDS = ("model", "messages", "temperature", "logprobs", "top_logprobs", "stream", "n", *TOKEN_FIELDS)
+
+
+@dataclass(frozen=True)
+class ApiConfig:
+    """One model of one endpoint.
+
+    ``base_url`` ends before ``/chat/completions``. ``key_env`` is the environment variable that holds the key, None for
+    a server that asks for none. ``temperature`` None leaves it to the endpoint. ``max_tokens`` replaces the run's
+    ``max_new_tokens`` (models that reason unseen need room for it), in the field that ``token_field`` names.
+    ``requests_per_minute`` None sets no pace. ``timeout`` is in seconds and bounds one attempt, ``retries`` counts the
+    attempts after the first. ``logprobs="auto"`` asks for log-probabilities and goes on without where there are none.
+    ``max_image_side`` scales larger images down (pixels). ``extra_body`` is sent along with every request.
+    ``price_note`` and ``terms`` are for people to read.
+
+    Raises:
+        UserError: an address that is not http(s), holds a secret or a query, or a value out of range.
+    """
+
+    name: str
+    model: str
+    base_url: str
+    key_env: str | None = None
+    temperature: float | None = 0.0
+    max_tokens: int | None = None
+    token_field: str = "max_tokens"
+    concurrency: int = 8
+    requests_per_minute: float | None = None
+    timeout: float = 60.0
+    retries: int = 6
+    logprobs: str = "off"
+    max_image_side: int | None = None
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    price_note: str = ""
+    terms: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise UserError(f"model {self.name!r} names no model of its endpoint; set model.model=<its id there>")
+        _check_address(self.base_url)
+        # The value is not repeated: whoever mistakes this field for the key's would see it written out.
+        if self.key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]{0,63}", self.key_env):
+            raise UserError(
+                "model.key_env is not the name of an environment variable (capitals, digits, '_'); "
+                "it names the variable that holds the key and is never the key itself; mend it"
+            )
+        _check_choice("token_field", self.token_field, TOKEN_FIELDS)
+        _check_choice("logprobs", self.logprobs, LOGPROBS)
+        for name, low in (("concurrency", 1), ("timeout", 0.01), ("retries", 0), ("max_tokens", 1)):
+            _check_least(name, getattr(self, name), low)
+        for name, low in (("temperature", 0), ("requests_per_minute", 0.01), ("max_image_side", 1)):
+            _check_least(name, getattr(self, name), low)
+        if taken := sorted(set(self.extra_body) & set(OWN_FIELDS)):
+            raise UserError(f"model.extra_body.{taken[0]} is set by the request itself; leave it out")
+
+    @property
+    def local(self) -> bool:
+        """True where the endpoint is this machine."""
+        host = urlsplit(self.base_url).hostname or ""
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def check(self) -> None:
+        """Refuses what would fail, or give the key away, once the requests begin.
+
+        Raises:
+            UserError: the key is not in the environment, stands in the configuration, or would travel unencrypted.
+        """
+        self.key()
+
+    def key(self) -> str | None:
+        """The key from the environment, None where the endpoint needs none. Raises as ``check``, never with the key."""
+        if self.key_env is None:
+            return None
+        key = os.environ.get(self.key_env, "").strip()
+        if not key:
+            if self.local:
+                return None
+            raise UserError(f"{self.key_env} is not set; {self.name} needs a key; export {self.key_env}=<your key>")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            raise UserError(f"{self.key_env} holds characters that no key has; set it to the key alone")
+        if len(key) >= SHORTEST_SECRET and key in repr(self):
+            raise UserError(f"the key in {self.key_env} also stands in the configuration, which is saved; take it out")
+        if urlsplit(self.base_url).scheme != "https" and not self.local:
+            raise UserError(
+                f"{self.base_url} is not encrypted, and the key in {self.key_env} would be sent to it; use https, "
+                "a tunnel to 127.0.0.1, or model.key_env=null for a server that asks for no key"
+            )
+        return key
+
+    def identity(self) -> dict[str, Any]:
+        """All that can change an answer, and nothing secret."""
+        names = ("model", "base_url", "temperature", "max_tokens", "logprobs", "max_image_side", "extra_body")
+        return {name: getattr(self, name) for name in names}
+
+    def connect(self, *, cache: Path | None = None) -> "ApiModel":
+        """The model, ready to be asked; nothing is sent yet. Answers are kept in ``cache``, if one is given.
+
+        Raises:
+            UserError: see ``check``; or the ``openai`` package is not installed.
+        """
+        from experiments.api.model import ApiModel
+
+        return ApiModel(self, cache=cache)
+
+
+def _check_address(address: str) -> None:
+    try:
+        parts = urlsplit(address)
+        parts.port  # noqa: B018  # a property that raises
+    except ValueError:
+        parts = urlsplit("")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        # Again without the value, which may hold a secret.
+        raise UserError(
+            "model.base_url holds a user name, a query or a fragment; it is saved with every run and may hold no "
+            "secret; give the address alone, and the key in the variable that model.key_env names"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"model.base_url={address!r} is not an http(s) address; e.g. http://127.0.0.1:8000/v1")
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"model.{name}={value!r} is not known; known: {', '.join(known)}; choose one")
+
+
+def _check_least(name: str, value: float | None, low: float) -> None:
+    if value is not None and not low <= value < float("inf"):
+        raise UserError(f"model.{name}={value} is out of range; it is at least {low:g}; mend it")

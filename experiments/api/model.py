@@ -1,0 +1,128 @@
+"""A model behind an endpoint that answers prompts as ``interp.vlm.VLM`` does, without weights, logits or tokens.
+
+Methods that work by words alone (``experiments.api.support``) take it for the model that they are given.
+"""
+
+import base64
+import io
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from experiments.api.cache import AnswerCache, content_key
+from experiments.api.config import ApiConfig
+from experiments.api.reading import Answer, plain
+from experiments.api.transport import Endpoint, Request
+from experiments.benchmarks.images import pixel_digest
+from experiments.outcomes import Status
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.generation import Generation
+    from interp.vlm import Prompt
+
+
+class ApiModel:
+    """``reported`` collects the names under which the endpoint answered, which may say more than the one asked for."""
+
+    revision = None
+
+    def __init__(self, config: ApiConfig, *, cache: Path | None = None) -> None:
+        self.config = config
+        self.name = config.name
+        self.reported: set[str] = set()
+        # What is drawn at random is meant to differ each time it is asked for.
+        self._cache = AnswerCache(cache) if cache is not None and config.temperature == 0 else None
+        self._endpoint = Endpoint(config)
+
+    def __repr__(self) -> str:
+        return f"ApiModel({self.config!r})"
+
+    def generate(self, prompts: "Sequence[Prompt]", *, max_new_tokens: int = 16) -> "Generation":
+        """Answers, ``concurrency`` at a time and in the order of ``prompts``, each with its status and reason.
+
+        ``margins`` are NaN where the endpoint tells no log-probabilities; see ``reading.first_token_margin``.
+
+        Raises:
+            UserError: no prompts, or the endpoint refuses the key, the model or the account.
+        """
+        import torch
+
+        from interp.generation import Generation
+
+        if not prompts:
+            raise UserError("no prompts in this batch; a batch has at least one; check the benchmark and its limit")
+        answers = self._answers(prompts, self.config.max_tokens or max_new_tokens)
+        self.reported |= {answer.model for answer in answers if answer.model}
+        return Generation(
+            texts=[answer.text for answer in answers],
+            token_ids=[[] for _ in answers],
+            margins=torch.tensor([answer.margin for answer in answers], dtype=torch.float32),
+            finished=[answer.status is Status.ANSWERED for answer in answers],
+            statuses=[answer.status.value for answer in answers],
+            reasons=[answer.reason for answer in answers],
+        )
+
+    def _answers(self, prompts: "Sequence[Prompt]", budget: int) -> list[Answer]:
+        stop = threading.Event()
+        with ThreadPoolExecutor(min(self.config.concurrency, len(prompts))) as pool:
+            futures = [pool.submit(self._answer, prompt, budget, stop) for prompt in prompts]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+                for future in futures:
+                    if future.done():
+                        future.result()
+                return [future.result() for future in futures]
+            except BaseException:  # Ctrl-C, or a refusal that concerns every request: none of the rest is sent
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _answer(self, prompt: "Prompt", budget: int, stop: threading.Event) -> Answer:
+        try:
+            picture = None if prompt.image is None else self._fitted(prompt.image)
+            url = "" if picture is None else _data_url(picture)
+        except Exception as error:  # whatever Pillow raises over a picture that it cannot scale or write
+            reason = f"the image cannot be sent ({type(error).__name__}: {plain(str(error))})"
+            return Answer(Status.BAD_IMAGE, reason=reason)
+        key = self._content_key(prompt, picture, budget)
+        kept = self._cache.get(key) if self._cache else None
+        if kept is not None:
+            return kept
+        request = Request(_messages(prompt, url), budget, with_image=picture is not None)
+        answer = self._endpoint.ask(request, stop)
+        if self._cache:
+            self._cache.put(key, answer)
+        return answer
+
+    def _content_key(self, prompt: "Prompt", picture: Image.Image | None, budget: int) -> str:
+        shown = "" if picture is None else pixel_digest(picture)
+        sent = self.config.identity() | {"max_tokens": budget, "token_field": self.config.token_field}
+        return content_key(sent | {"messages": _messages(prompt, shown)})
+
+    def _fitted(self, image: Image.Image) -> Image.Image:
+        image = image.convert("RGB")
+        longest = self.config.max_image_side
+        if longest is not None and max(image.size) > longest:
+            image.thumbnail((longest, longest))
+        return image
+
+
+def _messages(prompt: "Prompt", url: str) -> list[dict[str, Any]]:
+    """The prompt as chat messages, the image before the words as in the templates of the open models."""
+    system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
+    if not url:
+        return [*system, {"role": "user", "content": prompt.text}]
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": prompt.text}]
+    return [*system, {"role": "user", "content": parts}]
+
+
+def _data_url(image: Image.Image) -> str:
+    """The pixels without loss, so that what the endpoint sees is what the record says was shown."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
