@@ -100,6 +100,5 @@ def _diffuse_views(
         eps = torch.randn(views.shape[1:], generator=generator, device=generator.device)
         return torch.stack([diffuse(view, step=step, eps=eps) for view in noised])
     for view, (height, width) in zip(noised, shown, strict=True):
-        if height and width:
-            view[:, :height, :width] = diffuse(view[:, :height, :width], step=step, generator=generator)
+        view[:, :height, :width] = diffuse(view[:, :height, :width], step=step, generator=generator)
     return noised

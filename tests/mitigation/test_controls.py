@@ -1,0 +1,116 @@
+"""The controls: what must change nothing changes nothing, and what moves answers does what it says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt
+from mitigation.contrast import contrast
+from mitigation.controls import CutoffOnly, Sampled, SelfContrast, TextOnly, YesBias
+from mitigation.method import Baseline
+from mitigation.shift import ConstantShift
+from mitigation.vcd import VCD
+from tests.families import FAMILIES
+from tests.mitigation.conftest import uncached
+
+MARGINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20).map(np.array)
+SHARES = st.floats(0, 1)
+SELF_CHECKS: list[Any] = [CutoffOnly(0.3), CutoffOnly(1.0), SelfContrast(2.0, 0.3), SelfContrast(1.0, None)]
+
+
+@pytest.mark.parametrize("method", SELF_CHECKS, ids=repr)
+def test_greedy_self_checks_are_the_baseline(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
+    plain, checked = (m.generate(vlm, prompts, max_new_tokens=8) for m in (Baseline(), method))
+    assert checked.token_ids == plain.token_ids
+    torch.testing.assert_close(checked.margins, plain.margins, atol=1e-4, rtol=1e-5)
+
+
+def test_sampled_self_contrast_is_the_cutoff_and_both_are_arms(vlm: VLM, prompts: list[Prompt]) -> None:
+    beta = 0.9  # of a random model's nearly even probabilities; a trained one's are cut at 0.1
+    plain, cutoff, same, none = (
+        Sampled(method, temperature=1.5).generate(vlm, prompts, max_new_tokens=8).token_ids
+        for method in (Baseline(), CutoffOnly(beta), SelfContrast(2.0, beta), VCD(alpha=0.0, beta=beta))
+    )
+    assert cutoff == same == none
+    assert cutoff != plain
+
+
+def test_text_only_is_the_formula_against_the_text(vlm: VLM, prompts: list[Prompt]) -> None:
+    alpha, beta = 2.0, 0.05
+    generation = TextOnly(alpha, beta).generate(vlm, prompts, max_new_tokens=8)
+    for row, prompt in enumerate(prompts):
+        clean, blind = dict(vlm.encode([prompt])), dict(vlm.encode([Prompt(prompt.text)]))
+        expected, _ = uncached(vlm.model, clean, blind, alpha=alpha, beta=beta)
+        assert generation.token_ids[row] == expected[: len(generation.token_ids[row])]
+        first, second = (vlm.model(**inputs).logits[:, -1].detach() for inputs in (clean, blind))
+        margin = vlm.margin(contrast(first, second, alpha=alpha))
+        torch.testing.assert_close(generation.margins[row : row + 1], margin, atol=1e-3, rtol=1e-4)
+    assert generation.token_ids != Baseline().generate(vlm, prompts, max_new_tokens=8).token_ids
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "internvl", "idefics3"])
+def test_text_only_does_not_depend_on_the_batch(family: str, prompts: list[Prompt]) -> None:
+    vlm, method = VLM(*FAMILIES[family](), name=family), TextOnly(2.0, 0.01)
+    whole = method.generate(vlm, prompts, max_new_tokens=5)
+    for index, prompt in enumerate(prompts):
+        alone = method.generate(vlm, [prompt], max_new_tokens=5)
+        assert alone.token_ids == [whole.token_ids[index]]
+        torch.testing.assert_close(alone.margins, whole.margins[[index]], atol=1e-3, rtol=1e-4)
+
+
+@given(MARGINS, SHARES)
+def test_no_constant_comes_nearer_to_the_share(margins: np.ndarray, share: float) -> None:
+    shift = YesBias().fit(margins, share).shift
+    got = (margins + shift > 0).mean()
+    possible = [(margins > threshold).mean() for threshold in [-np.inf, *margins]]
+    assert abs(got - share) == pytest.approx(min(abs(p - share) for p in possible), abs=1e-12)
+
+
+@given(st.lists(st.integers(-8, 8).map(float), min_size=1, max_size=12).map(np.array), SHARES, st.integers(-30, 30))
+def test_a_constant_on_every_margin_is_undone(margins: np.ndarray, share: float, constant: int) -> None:
+    before, after = (YesBias().fit(m, share).shift for m in (margins, margins + constant))
+    assert after == before - constant
+
+
+@pytest.mark.parametrize(
+    ("margins", "share", "shift"),
+    [
+        ([-3.0, -1.0, 2.0, 5.0], 0.75, 2.0),  # the middle between −3 and −1
+        ([-3.0, -1.0], 0.0, 0.0),  # one above the highest
+        ([-3.0, -1.0], 1.0, 4.0),
+        ([1.0, 2.0], 0.25, -3.0),  # 0 and 0.5 are as near: the lower
+        ([1.0, 1.0, 4.0], 0.6, -2.5),  # equal margins move together: 1/3 is nearer than 1
+    ],
+)
+def test_worked_examples(margins: list[float], share: float, shift: float) -> None:
+    assert YesBias().fit(np.array(margins), share) == ConstantShift(shift)
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(UserError, match="0 of 0 margins"):
+        YesBias().fit(np.array([]), 0.5)
+    with pytest.raises(UserError, match="1 of 2 margins are not finite"):
+        YesBias().fit(np.array([1.0, np.inf]), 0.5)
+    with pytest.raises(UserError, match=r"target_yes_share=1\.5"):
+        YesBias().fit(np.array([1.0]), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TextOnly(alpha=-1.0), r"alpha=-1\.0; .*0 or more"),
+        (lambda: TextOnly(beta=0.0), r"beta=0\.0; .*\(0, 1\]"),
+        (lambda: SelfContrast(alpha=-1.0), r"alpha=-1\.0; .*0 or more"),
+        (lambda: SelfContrast(beta=2.0), r"beta=2\.0; .*\(0, 1\]"),
+        (lambda: CutoffOnly(beta=0.0), r"beta=0\.0; .*\(0, 1\]"),
+    ],
+)
+def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
