@@ -120,6 +120,7 @@ def judged(
             margin=float(generation.margins[index]),
             judgement=judgements.get(index, unspoken(judge)),
             judge=judge.name,
+            prompt=None if generation.prompts is None else generation.prompts[index],
         )
 
 

@@ -47,10 +47,12 @@ def answered(
     margin: float,
     judgement: Judgement | None,
     judge: str,
+    prompt: str | None = None,
 ) -> dict[str, Any]:
     """A record of an answer: its status, and apart from it what the judge read in it.
 
-    ``judgement`` is None where a refusal judge had nothing to read. A margin that is not a number becomes null.
+    ``judgement`` is None where a refusal judge had nothing to read; ``prompt`` is what the model read, as rendered.
+    A margin that is not a number becomes null.
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
@@ -58,6 +60,7 @@ def answered(
         "published_verdict": published_verdict(response) if sample.gold in ("yes", "no") else None,
         "response": response,
         "margin": margin if math.isfinite(margin) else None,
+        **({} if prompt is None else {"prompt": prompt}),
     }
 
 

@@ -161,6 +161,7 @@ class VLM:
             token_ids=rows,
             margins=self.margin(first[0]).cpu(),
             finished=[bool(row) and row[-1] in ends for row in rows],
+            prompts=[self.render(prompt) for prompt in prompts],
         )
 
     def _special_tokens(self) -> dict[str, Any]:
