@@ -1,0 +1,1 @@
+"""The seed papers' tables beside ours."""
