@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
@@ -217,7 +218,7 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
 
 
 def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int) -> Any:
-    from transformers import PrinterCallback
+    from transformers import PrinterCallback, Trainer
     from trl import SFTConfig, SFTTrainer
 
     arguments = _arguments(vlm, settings, out, steps)
@@ -231,10 +232,14 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
     if settings.trainer == "dpo":
         from mitigation.vrtuning.dpo import dpo_trainer
 
-        trainer = dpo_trainer(given, arguments, beta=settings.beta)
+        trainer = dpo_trainer(given, arguments, beta=settings.beta, layout=vlm.layout)
     else:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
+        if "." in vlm.layout.lm_head:
+            # TRL's fused head looks for the decoder directly under the model; InstructBLIP's is a level further down.
+            trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
+    trainer.processing_class = None  # the collator has it; here it would only be saved with every resume point
     return trainer
 
 
