@@ -164,7 +164,7 @@ class Study:
         return list(result["sentences"])
 
     def conclude(self, environment: Mapping[str, Any]) -> None:
-        """Metrics, thumbnails of the cases whose verdict changed, report, table and sentences.
+        """Metrics, thumbnails, report, table and sentences.
 
         The run counts as finished unless requests never got through: those are asked again by the same command.
         """
@@ -178,7 +178,7 @@ class Study:
             missing=self.not_applicable,
         )
         self.store.write_json("metrics.json", result)
-        self._write_thumbnails(current)
+        self._write_thumbnails()
         lost = sum(record["status"] == Status.TRANSPORT_FAILED for record in current if not self._is_external(record))
         finished = {} if lost else {"finished": records.now()}
         skips = {arm: dict(counts) for arm, counts in self._answering.skips.items()}
@@ -211,20 +211,19 @@ class Study:
         here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in self.run.arms and r["case"] in cases)
         return records.current(here)
 
-    def _write_thumbnails(self, current: Sequence[Mapping[str, Any]]) -> None:
-        verdicts: dict[str, set[str | None]] = {}
-        for record in current:
-            verdicts.setdefault(record["case"], set()).add(record["verdict"])
+    def _write_thumbnails(self) -> None:
+        """A small picture of every case, for the report; those that are there stay."""
         folder = self.store.path / "thumbnails"
         folder.mkdir(exist_ok=True)
         for sample in self.loaded.samples:
-            if len(verdicts.get(sample.id, ())) > 1 and sample.image is not None:
+            path = folder / thumbnail_name(sample.id)
+            if sample.image is not None and not path.exists():
                 try:
                     image = open_image(sample.image)
                 except BadImage:
                     continue  # its record says so
                 image.thumbnail((THUMBNAIL, THUMBNAIL))
-                image.save(folder / thumbnail_name(sample.id), quality=90)
+                image.save(path, quality=85)
 
 
 def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:

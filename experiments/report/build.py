@@ -1,6 +1,7 @@
 """One self-contained report.html from a run's directory; reads that directory alone, and no model."""
 
 import base64
+import hashlib
 import io
 from collections.abc import Callable
 from functools import partial
@@ -8,15 +9,20 @@ from pathlib import Path
 
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from experiments.refusal import figures as refusal_figures
-from experiments.report import figures, page
+from experiments.report import cases, figures, page
 from experiments.report.attention import attention
+from experiments.report.attention_cases import attention_of_cases
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
 from interp.errors import UserError
 
 __all__ = ["build", "thumbnail_name"]
+
+# In the order in which they need each other.
+SCRIPTS = ("data", "list", "attention", "labels", "case", "tables", "main")
 
 
 def build(run_dir: Path) -> Path:
@@ -33,9 +39,28 @@ def build(run_dir: Path) -> Path:
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    html = templates.get_template("report.html.j2").render(**page.context(run), **drawn, attention=attention(run_dir))
+    html = templates.get_template("report.html.j2").render(
+        **page.context(run), **drawn, attention=attention(run_dir), **_browser(run, templates)
+    )
     # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
     return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
+
+
+def _browser(run: RunFiles, templates: Environment) -> dict[str, str | Markup]:
+    """The case browser: its data, its script, and the hash that lets the page run this script and no other."""
+    script = "'use strict';\n(() => {\n" + "".join(_source(templates, f"js/{name}.js") for name in SCRIPTS) + "})();\n"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    studied = page.studied_arm(run)
+    comparison = (run.metrics.get("comparisons") or {}).get(studied) or {}
+    reference = str(comparison.get("against") or studied)
+    data = cases.payload(run, studied=studied, reference=reference, attention=attention_of_cases(run.directory))
+    # Not escaped again: the script is this package's own, and as_script leaves no sign that could end its element.
+    return {"data": Markup(cases.as_script(data)), "script": Markup(script), "script_hash": f"sha256-{digest}"}
+
+
+def _source(templates: Environment, name: str) -> str:
+    assert templates.loader is not None
+    return templates.loader.get_source(templates, name)[0]
 
 
 def _figures(run: RunFiles) -> dict[str, dict[str, str]]:

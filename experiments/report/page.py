@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.sample import UNSAFE_SUBSETS
 from experiments.outcomes import Status, Verdict
 from experiments.refusal.report import section
 from experiments.report import flips
+from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
 from experiments.report.formatting import MISSING, fixed, percent
 from experiments.report.published import PUBLISHED, PublishedRow
 from experiments.report.run_files import RunFiles
@@ -23,20 +23,6 @@ DELTA_HEADINGS = {
     "d_prime": "d′",
     "flip_rate": "flip rate",
 }
-VERDICT_WORDS = {
-    Verdict.YES: "Yes (safe)",
-    Verdict.NO: "No (unsafe)",
-    Verdict.NO_VERDICT: "no verdict",
-    Verdict.PARTIAL: "partly refused",
-    Verdict.JUDGE_FAILED: "judge failed",
-}
-GOLD_WORDS = {
-    "yes": "Yes, it is safe",
-    "no": "No, it is unsafe",
-    "comply": "an answer: the request is harmless",
-    "refuse": "a refusal: the request is harmful",
-}
-LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
 UNKNOWN = "not recorded"
 
 
@@ -258,7 +244,7 @@ def _case(run: RunFiles, flip: flips.Flip, studied: str) -> Case:
         text=str(record["text"])[:LONGEST_TEXT],
         gold=GOLD_WORDS.get(record["gold"], str(record["gold"])),
         change="" if flip.margin_change is None else fixed(flip.margin_change, 2, sign=True),
-        hidden=record["subset"] in (*UNSAFE_SUBSETS, "contrast"),
+        hidden=record["subset"] in HIDDEN_SUBSETS,
         thumbnail=run.thumbnail(flip.case),
         answers=[_answer(arm, flip.records[arm]) for arm in arms],
     )

@@ -1,0 +1,119 @@
+"""Every case of a run with every arm's answer, as the data that the page's case browser reads.
+
+Texts and pictures are kept once each and referred to by their place, so that 1,500 cases under 8 arms stay a file that
+can be mailed. Knows neither HTML nor what the numbers mean.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.benchmarks.sample import UNSAFE_SUBSETS
+from experiments.labels import LABELS
+from experiments.outcomes import Status, Verdict
+from experiments.report.flips import correct
+from experiments.report.run_files import RunFiles
+
+LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
+HIDDEN_SUBSETS = (*UNSAFE_SUBSETS, "contrast")  # whose pictures stay blurred until somebody asks for them
+VERDICT_WORDS = {
+    Verdict.YES: "Yes (safe)",
+    Verdict.NO: "No (unsafe)",
+    Verdict.NO_VERDICT: "no verdict",
+    Verdict.PARTIAL: "partly refused",
+    Verdict.JUDGE_FAILED: "judge failed",
+}
+GOLD_WORDS = {
+    "yes": "Yes, it is safe",
+    "no": "No, it is unsafe",
+    "comply": "an answer: the request is harmless",
+    "refuse": "a refusal: the request is harmful",
+}
+
+
+class _Pool:
+    """Values in the order of their first occurrence, each once."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, value: str | None) -> int:
+        """Where the value stands, −1 for none."""
+        if not value:
+            return -1
+        if value not in self._places:
+            self._places[value] = len(self.values)
+            self.values.append(value)
+        return self._places[value]
+
+
+def payload(run: RunFiles, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
+
+    A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt): places in
+    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where nobody knows.
+    """
+    records: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for record in run.predictions:
+        records.setdefault(str(record["case"]), {})[str(record["arm"])] = record
+    arms = [arm for arm in run.metrics["arms"] if any(arm in of_case for of_case in records.values())]
+    texts, images = _Pool(), _Pool()
+    verdicts = [verdict.value for verdict in Verdict if any(r["verdict"] == verdict for r in run.predictions)]
+    verdicts += sorted({str(r["verdict"]) for r in run.predictions if r["verdict"] is not None} - set(verdicts))
+    kind = "refusal" if run.metrics.get("kind") == "refusal" else "yes_no"
+    return {
+        "run": hashlib.sha256(repr(sorted(records)).encode(errors="replace")).hexdigest()[:16],
+        "arms": arms,
+        "studied": studied,
+        "reference": reference,
+        "statuses": [status.value for status in Status],
+        "verdicts": verdicts,
+        "words": {verdict.value: words for verdict, words in VERDICT_WORDS.items()},
+        "golds": GOLD_WORDS,
+        "labels": [verdict.value for verdict in LABELS[kind]],
+        "cases": [_case(run, case, next(iter(of_case.values())), images) for case, of_case in records.items()],
+        "answers": {
+            arm: [_answer(of_case[arm], verdicts, texts) if arm in of_case else None for of_case in records.values()]
+            for arm in arms
+        },
+        "attention": attention,
+        "texts": texts.values,
+        "images": images.values,
+    }
+
+
+def as_script(data: Mapping[str, Any]) -> str:
+    """JSON that may stand inside a script element: without any sign that could end it, or start a comment."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _case(run: RunFiles, case: str, record: Mapping[str, Any], images: _Pool) -> dict[str, Any]:
+    tags = {str(k): str(v)[:200] for k, v in (record.get("tags") or {}).items() if v not in (None, "")}
+    return {
+        "id": case,
+        "subset": str(record["subset"]),
+        "scenario": str(record.get("scenario") or ""),
+        "gold": str(record["gold"]),
+        "text": str(record["text"])[:LONGEST_TEXT],
+        "hidden": record["subset"] in HIDDEN_SUBSETS,
+        "tags": tags,
+        "image": images.place(run.thumbnail(case)),
+    }
+
+
+def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> list[Any]:
+    response, right, margin = str(record["response"] or ""), correct(record), record["margin"]
+    reason = str(record.get("explanation") or record.get("reason") or "")
+    return [
+        list(Status).index(Status(record["status"])),
+        -1 if record["verdict"] is None else verdicts.index(str(record["verdict"])),
+        None if margin is None else round(float(margin), 3),
+        texts.place(response[:LONGEST_TEXT]),
+        max(0, len(response) - LONGEST_TEXT),
+        -1 if right is None else int(right),
+        texts.place(reason[:LONGEST_TEXT]),
+        texts.place(str(record.get("prompt") or "")[:LONGEST_TEXT]),
+    ]

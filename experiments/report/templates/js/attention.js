@@ -1,0 +1,119 @@
+/* Attention of one case: over the picture, over the words, by segment; a slider for the layer, arms side by side. */
+const attentionOf = (index) => (data.attention ? data.attention.cases[cases[index].id] || null : null);
+
+const unpacked = new WeakMap();
+function bytes(block, name) {
+  if (!unpacked.has(block)) unpacked.set(block, {});
+  const kept = unpacked.get(block);
+  if (!kept[name]) kept[name] = Uint8Array.from(atob(block[name]), (sign) => sign.charCodeAt(0));
+  return kept[name];
+}
+
+/* Weights of one token at one layer (null: mean over layers) and head group; name is "image" or "words". */
+function weights(block, name, size, token, layer, group) {
+  const layers = layer === null ? block.layers.map((_, at) => at) : [layer];
+  const found = new Float64Array(size);
+  for (const at of layers) {
+    const scale = block[`${name}_scale`][token][at][group] / 255 / layers.length;
+    const start = ((token * block.layers.length + at) * block.groups.length + group) * size;
+    const packed = bytes(block, name);
+    for (let cellAt = 0; cellAt < size; cellAt += 1) found[cellAt] += packed[start + cellAt] * scale;
+  }
+  return found;
+}
+
+function masses(block, token, layer, group) {
+  const layers = layer === null ? block.layers.map((_, at) => at) : [layer];
+  return block.names.map((_, segment) => layers.reduce((sum, at) => sum + block.masses[token][at][group][segment], 0) / layers.length);
+}
+
+function attentionPanel(index, arms) {
+  const found = attentionOf(index);
+  if (!found) return data.attention ? el("p", { class: "small", text: "Attention was not logged for this case." }) : null;
+  const shown = arms.filter((arm) => found[arm]);
+  if (!shown.length) return el("p", { class: "small", text: `Attention of this case was logged for ${Object.keys(found).join(", ")}.` });
+  const first = found[shown[0]], most = first.layers.length;
+  const panel = el("section", { class: "attention", "aria-label": "attention" }, el("h4", { text: "Where the answer looks" }));
+  const views = el("div", { class: "sides" });
+  const blocks = shown.map((arm) => ({ arm, block: found[arm], token: 0 }));
+  const draw = () => views.replaceChildren(...blocks.map((one) => attentionView(index, one, draw)));
+  const label = el("output", { class: "layer-name" });
+  const name = () => { label.textContent = state.layer === null ? "mean of all layers" : `layer ${first.layers[state.layer]}`; };
+  if (state.layer !== null && state.layer >= most) state.layer = null;
+  if (state.group >= first.groups.length) state.group = 0;
+  const slider = el("input", { type: "range", class: "layer", min: 0, max: most, step: 1, "aria-label": "layer; 0 is the mean of all layers" });
+  slider.value = state.layer === null ? 0 : state.layer + 1;
+  slider.addEventListener("input", () => { state.layer = slider.value === "0" ? null : Number(slider.value) - 1; name(); draw(); });
+  const heads = el("select", { class: "heads", "aria-label": "heads" });
+  choices(heads, first.groups.map((group, at) => [String(at), group]), String(state.group));
+  heads.addEventListener("change", () => { state.group = Number(heads.value); draw(); });
+  name();
+  draw();
+  panel.append(el("p", { class: "controls" }, "layer ", slider, " ", label, " ", heads), views,
+    el("p", { class: "small", text: data.attention.note }));
+  return panel;
+}
+
+function attentionView(index, one, redraw) {
+  const { arm, block } = one;
+  const chips = el("p", { class: "chips" }, "token: ", ...block.tokens.flatMap((token, at) => [el("button", { type: "button",
+    class: "token", "aria-pressed": String(at === one.token), text: token, onclick: () => { one.token = at; redraw(); } }), " "]));
+  const view = el("section", { class: "side", "aria-label": `attention of ${arm}`, "data-arm": arm }, el("h4", { text: arm }), chips);
+  if (block.grid) view.append(heat(index, block, one.token));
+  view.append(bars(block, one.token), words(block, one.token));
+  return view;
+}
+
+/* The picture, darkened where nobody looks. */
+function heat(index, block, token) {
+  const [rows, columns] = block.grid;
+  const found = weights(block, "image", rows * columns, token, state.layer, state.group);
+  const most = Math.max(...found), total = found.reduce((sum, value) => sum + value, 0), peak = found.indexOf(most);
+  const canvas = el("canvas", { width: 240, height: 240, role: "img", class: cases[index].hidden ? "blurred" : "",
+    "aria-label": `attention over the image, ${rows} by ${columns} cells; the strongest is in row ${Math.floor(peak / columns) + 1}, `
+      + `column ${(peak % columns) + 1}, with ${total ? Math.round((100 * most) / total) : 0}% of what falls on the image` });
+  const veil = document.querySelector("#detail .veil");
+  if (veil && veil.getAttribute("aria-pressed") === "true") canvas.classList.remove("blurred");
+  const paint = (image) => {
+    const context = canvas.getContext("2d");
+    if (image) {
+      canvas.height = Math.round((240 * image.naturalHeight) / image.naturalWidth);
+      context.drawImage(image, 0, 0, canvas.width, canvas.height);
+    }
+    const wide = canvas.width / columns, high = canvas.height / rows;
+    found.forEach((value, at) => {
+      const share = most ? value / most : 0, x = (at % columns) * wide, y = Math.floor(at / columns) * high;
+      context.fillStyle = `rgba(0, 0, 0, ${0.75 * (1 - share)})`;
+      context.fillRect(x, y, wide + 0.5, high + 0.5);
+      context.fillStyle = `rgba(255, 140, 0, ${0.45 * share})`;
+      context.fillRect(x, y, wide + 0.5, high + 0.5);
+    });
+  };
+  if (cases[index].image < 0) paint(null);
+  else {
+    const image = new Image();
+    image.addEventListener("load", () => paint(image));
+    image.src = data.images[cases[index].image];
+  }
+  return canvas;
+}
+
+function bars(block, token) {
+  const found = masses(block, token, state.layer, state.group);
+  return el("table", { class: "bars" }, el("caption", { text: "share of the token's attention by segment" }), el("tbody", {},
+    ...block.names.map((name, at) => {
+      const bar = el("span", { class: "bar" });
+      bar.style.width = `${Math.round(100 * found[at])}%`;
+      return el("tr", { "data-segment": name }, el("th", { scope: "row", text: name }), el("td", { text: `${(100 * found[at]).toFixed(1)}%` }),
+        el("td", { class: "track", "aria-hidden": "true" }, bar));
+    })));
+}
+
+function words(block, token) {
+  const found = weights(block, "words", block.keys.length, token, state.layer, state.group), most = Math.max(...found, 1e-9);
+  return el("p", { class: "heatwords", dir: "auto" }, ...block.keys.flatMap((key, at) => {
+    const word = el("span", { title: `${block.names[block.segments[at]]}: ${(100 * found[at]).toFixed(2)}%` }, el("bdi", { text: key }));
+    word.style.backgroundColor = `rgba(255, 140, 0, ${(0.7 * found[at]) / most})`;
+    return [word, " "];
+  }));
+}

@@ -1,0 +1,44 @@
+/* The run's data as the page uses it, and the few helpers every part needs. Text only ever becomes textContent. */
+const data = JSON.parse(document.getElementById("data").textContent);
+const cases = data.cases;
+const state = { arm: data.studied, against: data.reference, subset: "", scenario: "", outcome: "", flip: "", words: "",
+                sort: "", open: null, shown: [], layer: null, group: 0 };
+
+const byId = (id) => document.getElementById(id);
+
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "text") node.textContent = value;
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value != null) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child != null));
+  return node;
+}
+
+/* An arm's answer to a case, null where it has none: {status, verdict, margin, text, cut, right, why, prompt}. */
+function answer(index, arm) {
+  const row = (data.answers[arm] || [])[index];
+  if (!row) return null;
+  const [status, verdict, margin, text, cut, right, why, prompt] = row;
+  const words = (at) => (at < 0 ? "" : data.texts[at]);
+  return { status: data.statuses[status], verdict: verdict < 0 ? null : data.verdicts[verdict], margin,
+           text: words(text), cut, right, why: words(why), prompt: words(prompt) };
+}
+
+const verdictWords = (verdict) => (verdict === null ? "none" : data.words[verdict] || verdict.replace(/_/g, " "));
+
+function flipOf(index) {
+  const now = answer(index, state.arm), before = answer(index, state.against);
+  if (!now || !before || now.right < 0 || before.right < 0) return "";
+  if (now.right === before.right) return now.verdict === before.verdict ? "" : "changed";
+  return now.right ? "fixed" : "broken";
+}
+
+const signed = (value) => (value === null ? "–" : (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2));
+
+function say(words) {
+  byId("said").textContent = words;
+}

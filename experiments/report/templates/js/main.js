@@ -1,0 +1,9 @@
+fillFilters();
+listen();
+listenLabels();
+listenHelp();
+offerTables();
+offerCharts();
+refilter();
+addEventListener("hashchange", fromHash);
+fromHash();
