@@ -17,7 +17,7 @@ from experiments.refusal.report import section
 from experiments.refusal.terminal import results
 from experiments.stats import wilson
 from interp.errors import UserError
-from tests.experiments.refusals import TYPES, frame
+from tests.experiments.refused import TYPES, frame
 
 
 def run(table: pd.DataFrame, **options: Any) -> dict[str, Any]:
