@@ -1,0 +1,161 @@
+"""``+exp=bench_vcd``: what contrastive decoding costs a token, beside plain decoding and the published loop.
+
+Random weights: a model's shape decides time and memory, its weights do not. Imports neither torch nor transformers.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments.bench.timing import Turns
+from experiments.bench.vcd_result import Measured, judged, tables, verdicts
+from experiments.bench.vcd_sizes import SIZES
+from experiments.schema import Run
+from experiments.store import open_run
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.bench.vcd_variants import Probe
+
+DOING = "alpha 1, beta 0.1, greedy; lazy has a head that is always sure of one token, the others the model's own"
+
+
+@dataclass(frozen=True)
+class VcdBench:
+    """The task. ``sizes`` name models, ``items`` the numbers of prompts in a batch.
+
+    Each model and number of items is measured once in every variant, then those that have taken the least time again,
+    up to ``repeats`` times, as far as that ends within ``seconds``. ``memory=False`` leaves the peaks out.
+
+    Raises:
+        UserError: an unknown size or device, numbers below 1, or 7b without a GPU.
+    """
+
+    sizes: list[str] = field(default_factory=lambda: ["tiny", "cpu"])
+    items: list[int] = field(default_factory=lambda: [1, 8, 32])
+    repeats: int = 30
+    seconds: float = 150.0
+    memory: bool = True
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [size for size in self.sizes if size not in SIZES]
+        if unknown or not self.sizes:
+            raise UserError(f"task.sizes={list(self.sizes)}: known are {', '.join(SIZES)}; give at least one of them")
+        if not self.items or min(self.items) < 1:
+            raise UserError(f"task.items={list(self.items)}: prompts in a batch; give one number or more, from 1")
+        if self.repeats < 1 or not self.seconds >= 0:
+            raise UserError(f"repeats={self.repeats}, seconds={self.seconds}: at least 1 and 0; mend task.repeats")
+        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
+            raise UserError(f"unknown device {self.device!r}; known: cpu, cuda, cuda:<number>; mend task.device")
+        if "7b" in self.sizes and self.device == "cpu":
+            raise UserError("size 7b on a CPU takes minutes a token; add task.device=cuda")
+
+    def __call__(self, run: Run) -> None:
+        """Measures, writes ``metrics.json`` into a new run directory, prints the table."""
+        console = Console()
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
+            console.print(
+                f"run {store.path}\ncontrastive decoding on {self.device} with LLaVAs of random weights: this measures "
+                f"time and memory, not any trained model\n{DOING}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            busy, started = os.getloadavg()[0], time.monotonic()
+            measured = self.measure(console, deadline=started + self.seconds)
+            store.write_json("metrics.json", self._metrics(measured, time.monotonic() - started, busy))
+            console.print(*tables(measured), sep="\n")
+            console.print(*verdicts([one.row() for one in measured]), sep="\n", highlight=False)
+
+    def measure(self, console: Console, *, deadline: float) -> list[Measured]:
+        """Models in the order of ``sizes``, of each its types, of each the numbers of items."""
+        from interp.loading import resolve_device
+
+        device = str(resolve_device(self.device))
+        columns = TextColumn("{task.description:<44}"), BarColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task("building models", total=None)
+
+            def say(what: str) -> None:
+                progress.update(bar, description=what)
+
+            measured = self._prepared(device, say)
+            for one in measured:
+                one.round()
+            self._repeat(measured, deadline)
+        return measured
+
+    def _prepared(self, device: str, say: Callable[[str], None]) -> list[Measured]:
+        from experiments.bench.vcd_variants import VARIANTS, Probe, Setting, peaks_elsewhere
+
+        settings = [Setting(size, dtype, device, self.seed) for size in self.sizes for dtype in SIZES[size].dtypes]
+        apart = peaks_elsewhere(settings, self.items, say) if self.memory and device == "cpu" else {}
+        measured = []
+        for setting in settings:
+            say(f"{setting.size} {setting.dtype}, building")
+            probe = Probe(setting)
+            for variant in VARIANTS:  # once, so that no first time is measured
+                probe.read(variant, 1, new_tokens=3)
+            for items in self.items:
+                one = _measured(probe, setting.size, setting.dtype, items, say)
+                if self.memory:
+                    here = device != "cpu"
+                    one.peaks |= {name: probe.peak(name, items) for name in VARIANTS} if here else apart[setting, items]
+                measured.append(one)
+        return measured
+
+    def _repeat(self, measured: list[Measured], deadline: float) -> None:
+        """The one that has taken least time goes next: where a round is short, there are more of them."""
+        while True:
+            now = time.monotonic()
+            fitting = [m for m in measured if len(m.turns.rounds) < self.repeats and now + m.cost <= deadline]
+            if not fitting:
+                return
+            min(fitting, key=lambda m: m.seconds).round()
+
+    def _metrics(self, measured: list[Measured], seconds: float, busy: float) -> dict[str, Any]:
+        import torch
+        import transformers
+
+        rows = [one.row() for one in measured]
+        return {
+            "benchmark": "vcd",
+            "weights": f"random, seed {self.seed}",
+            "what": DOING,
+            "sizes": {size: asdict(SIZES[size]) for size in self.sizes},
+            "environment": {
+                "device": torch.cuda.get_device_name(self.device) if self.device != "cpu" else platform.machine(),
+                "threads": torch.get_num_threads(),
+                "cores": os.cpu_count(),
+                "load_average_before": busy,  # well above 0: others were at work, and the times are theirs too
+                "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            },
+            "seconds": round(seconds, 1),
+            "rows": [row._asdict() for row in rows],
+            "bounds": [asdict(bound) | {"value": value, "met": bound.met(value)} for bound, value in judged(rows)],
+            "details": [one.details() for one in measured],
+        }
+
+
+def _measured(probe: "Probe", size: str, dtype: str, items: int, say: Callable[[str], None]) -> Measured:
+    from experiments.bench.vcd_variants import VARIANTS
+
+    def variant(name: str) -> Callable[[], float]:
+        def taking() -> float:
+            say(f"{size} {dtype}, {items} items, {name}")
+            reading = probe.read(name, items)
+            one.first.setdefault(name, reading)
+            one.prefills[-1][name] = reading.prefill
+            return reading.token
+
+        return taking
+
+    one = Measured(size, dtype, items, Turns({name: variant(name) for name in VARIANTS}))
+    return one

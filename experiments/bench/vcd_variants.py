@@ -1,0 +1,251 @@
+"""One batch decoded plainly and contrasted in four ways; each generation's prefill, time a token, tokens and peak."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from multiprocessing import get_context
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+from experiments.bench.llava import build, prompt_of
+from experiments.bench.memory import meter_for, return_freed_blocks
+from experiments.bench.vcd_sizes import SIZES
+from experiments.organism.architecture import SPECIAL
+from interp.errors import UserError
+from interp.vlm import VLM
+from mitigation.decoding import VisualContrastiveLogitsProcessor
+from mitigation.noise import diffuse_images
+from mitigation.paired import generate_paired
+
+ALPHA, BETA, NOISE_STEP = 1.0, 0.1, 500
+CERTAINTY = 1e4  # of a head whose second-best token is never within a factor of β
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Which model, where; all that a child process needs to build the same."""
+
+    size: str
+    dtype: str
+    device: str
+    seed: int
+
+
+class Reading(NamedTuple):
+    """One generation. ``prefill`` are seconds from the call to its first token, ``token`` the median of those between.
+
+    ``skipped`` is the share of the rows' steps that went without their noised branch, None where it is not counted.
+    """
+
+    prefill: float
+    token: float
+    tokens: list[list[int]]
+    skipped: float | None
+
+
+class Stamps(BaseStreamer):
+    """When each token was there; on a GPU the copy that ``generate`` makes for a streamer has waited for it."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+class Batch(NamedTuple):
+    """Equal prompts about equal pictures, encoded, and the same with diffused pictures."""
+
+    clean: Mapping[str, Any]
+    noised: Mapping[str, Any]
+
+
+class Decoded(NamedTuple):
+    """Prompts and answers, and what a lazy branch left out."""
+
+    sequences: Int[Tensor, "row position"]
+    skipped: float | None = None
+
+
+Decode = Callable[[Any, Batch, Stamps, int], Decoded]
+
+
+def _options(stamps: Stamps, new_tokens: int) -> dict[str, Any]:
+    # No token ends an answer: every generation has as many steps as the others.
+    return {"max_new_tokens": new_tokens, "streamer": stamps, "eos_token_id": None, "pad_token_id": 0}
+
+
+def _plain(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+    return Decoded(model.generate(**batch.clean, do_sample=False, **_options(stamps, new_tokens)))
+
+
+def _sequential(model: Any, batch: Batch, stamps: Stamps, new_tokens: int, *, lazy: bool = False) -> Decoded:
+    vcd = VisualContrastiveLogitsProcessor(model, batch.noised, alpha=ALPHA, beta=BETA, lazy=lazy)
+    options = _options(stamps, new_tokens)
+    sequences = model.generate(**batch.clean, do_sample=False, logits_processor=[vcd], **options)
+    return Decoded(sequences, vcd.skips.skipped / vcd.skips.steps)
+
+
+def _lazy(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+    return _sequential(model, batch, stamps, new_tokens, lazy=True)
+
+
+def _paired(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+    options = _options(stamps, new_tokens)
+    return Decoded(generate_paired(model, batch.clean, batch.noised, alpha=ALPHA, beta=BETA, **options).sequences)
+
+
+@torch.no_grad()
+def _two_forward(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+    """The published loop, a forward of either branch a token, without what ``generate`` does around it.
+
+    Each branch has a cache (the published code's shared one is a bug). Prompts are of equal length, so that it needs
+    neither masks nor positions: as fast as such a loop can be.
+    """
+    ids = batch.clean["input_ids"]
+    stamps.put(ids.cpu())
+    branches = [{"pixel_values": inputs["pixel_values"]} for inputs in batch]
+    fed = ids
+    for _ in range(new_tokens):
+        logits = []
+        for branch in branches:
+            output = model(input_ids=fed, use_cache=True, logits_to_keep=1, **branch)
+            branch.clear()
+            branch["past_key_values"] = output.past_key_values
+            logits.append(output.logits[:, -1].float())
+        fed = _choice(*logits)
+        ids = torch.cat([ids, fed], dim=1)
+        stamps.put(fed.cpu())
+    return Decoded(ids)
+
+
+def _choice(clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"]) -> Int[Tensor, "row 1"]:
+    cutoff = torch.log(torch.tensor(BETA)) + clean.max(dim=-1, keepdim=True).values
+    contrasted = (1 + ALPHA) * clean - ALPHA * noised
+    return contrasted.masked_fill(clean < cutoff, -float("inf")).argmax(dim=-1, keepdim=True)
+
+
+VARIANTS: dict[str, Decode] = {
+    "plain": _plain,
+    "two_forward": _two_forward,
+    "sequential": _sequential,
+    "paired": _paired,
+    "lazy": _lazy,
+}
+
+
+@contextmanager
+def certain_head(vlm: VLM) -> Iterator[None]:
+    """The model with an output head that is always sure of one of two words; a step's arithmetic stays as much.
+
+    Two rows of the head point along a random direction and against it, all others are 0.
+    """
+    head = vlm.model.get_submodule(vlm.layout.lm_head)
+    usual = head.weight
+    direction = torch.randn(usual.shape[1], generator=torch.Generator().manual_seed(0)).to(usual)
+    weight = torch.zeros_like(usual)
+    weight[len(SPECIAL)], weight[len(SPECIAL) + 1] = CERTAINTY * direction, -CERTAINTY * direction
+    head.weight = torch.nn.Parameter(weight, requires_grad=False)
+    try:
+        yield
+    finally:
+        head.weight = usual
+
+
+class Probe:
+    """A model with random weights in this process, and batches for it."""
+
+    def __init__(self, setting: Setting) -> None:
+        size, device = SIZES[setting.size], torch.device(setting.device)
+        dtype = getattr(torch, setting.dtype)
+        longest = size.prompt_tokens + size.new_tokens
+        self.vlm = build(size.shape, longest=longest, device=device, dtype=dtype, seed=setting.seed)
+        with torch.no_grad():  # else it may answer with an image
+            self.vlm.model.get_submodule(self.vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
+        self.seed, self.size, self.device = setting.seed, size, device
+        self._batches: dict[int, Batch] = {}
+
+    def read(self, variant: str, items: int, *, new_tokens: int | None = None) -> Reading:
+        """Decodes a batch of ``items`` prompts; lazy, with a head that is always sure."""
+        batch, stamps = self._batch(items), Stamps()
+        with certain_head(self.vlm) if variant == "lazy" else nullcontext():
+            meter_for(self.device).synchronise()
+            start = time.perf_counter()
+            try:
+                decoded = VARIANTS[variant](self.vlm.model, batch, stamps, new_tokens or self.size.new_tokens)
+            except torch.OutOfMemoryError as error:
+                raise UserError(no_memory(variant, items)) from error
+        first = stamps.times[1] - start
+        between = [later - earlier for earlier, later in zip(stamps.times[1:], stamps.times[2:], strict=False)]
+        answers = decoded.sequences[:, batch.clean["input_ids"].shape[1] :]
+        return Reading(first, median(between), answers.tolist(), decoded.skipped)
+
+    def peak(self, variant: str, items: int) -> int:
+        """Bytes that a short generation holds at most, above what was there before it."""
+        self._batch(items)
+        meter = meter_for(self.device)
+        meter.start()
+        self.read(variant, items, new_tokens=3)
+        return meter.peak()
+
+    def _batch(self, items: int) -> Batch:
+        if items not in self._batches:
+            prompt = prompt_of(self.vlm, self.size.prompt_tokens, seed=self.seed)
+            clean = self.vlm.encode([prompt] * items)
+            noised = diffuse_images(clean, [str(i) for i in range(items)], step=NOISE_STEP, seed=self.seed)
+            self._batches[items] = Batch({**clean}, noised)
+        return self._batches[items]
+
+
+def peaks_elsewhere(
+    settings: Sequence[Setting], items: Sequence[int], say: Callable[[str], None]
+) -> dict[tuple[Setting, int], dict[str, int]]:
+    """Peaks on a CPU, from a process that gives freed memory back at once, which would slow this one."""
+    found: dict[tuple[Setting, int], dict[str, int]] = {}
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (torch.get_num_threads(),)) as pool:
+        for setting, many, variant in product(settings, items, VARIANTS):
+            say(f"memory of {setting.size} {setting.dtype}, {many} items, {variant}")
+            try:
+                found.setdefault((setting, many), {})[variant] = pool.submit(_peak, setting, variant, many).result()
+            except BrokenProcessPool as error:  # the kernel ends a process for which there is no memory
+                raise UserError(no_memory(variant, many)) from error
+    return found
+
+
+def no_memory(variant: str, items: int) -> str:
+    """What to say when there was not enough."""
+    return (
+        f"{variant} decoding of {items} items did not end, most likely for want of memory; leave that out with "
+        "task.items=[...] or choose smaller task.sizes"
+    )
+
+
+def _begin(threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; only the first one has to say so
+    return_freed_blocks()
+    torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)  # one model at a time
+def _probe(setting: Setting) -> Probe:
+    probe = Probe(setting)
+    probe.read("paired", 1, new_tokens=3)  # what is made once and kept is not a variant's
+    return probe
+
+
+def _peak(setting: Setting, variant: str, items: int) -> int:
+    return _probe(setting).peak(variant, items)
