@@ -8,9 +8,9 @@ import io
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,18 @@ class BadImage(UserError):
         self.problem = problem
 
 
+@dataclass(frozen=True)
+class EncodedImage:
+    """An image file's bytes where there is no file, as data sets from the hub hold them; opened as hostile as any."""
+
+    name: str
+    data: bytes = field(repr=False)
+
+    def render(self) -> Image.Image:
+        """The picture in RGB. Raises BadImage."""
+        return open_image(self)
+
+
 class Preflight(NamedTuple):
     """What decoding every image of a benchmark showed."""
 
@@ -129,22 +141,31 @@ def pixel_digest(image: Image.Image) -> str:
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
 
 
+def manifest_of(samples: Sequence[Sample], of: str) -> str:
+    """The manifest of cases made from others, whose own manifest is ``of``."""
+    return hashlib.sha256(f"{of} {_manifest(samples, {})}".encode()).hexdigest()
+
+
 def _manifest(samples: Sequence[Sample], digests: dict[str, str]) -> str:
     rows = sorted([s.id, s.subset, s.gold, s.prompt, digests.get(s.id, "")] for s in samples)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _decode(source: Path | Drawable, case: str, root: Path | None, max_pixels: int) -> _Decoded:
-    if not isinstance(source, Path):
+    if not isinstance(source, Path | EncodedImage):
         return _Decoded(source.render().convert("RGB"), None)
+    name = str(source) if isinstance(source, Path) else source.name
     try:
-        image, form = _picture(_read(source, root), max_pixels)
+        data = _read(source, root) if isinstance(source, Path) else source.data
+        if not data:
+            raise _Refused(Fault.EMPTY, "has zero bytes; fetch it again")
+        image, form = _picture(data, max_pixels)
     except _Refused as refused:
-        raise BadImage(ImageProblem(case, str(source), refused.fault, refused.reason)) from refused
-    if form == FORMAT_OF_EXTENSION.get(source.suffix.lower()):
+        raise BadImage(ImageProblem(case, name, refused.fault, refused.reason)) from refused
+    if form == FORMAT_OF_EXTENSION.get(PurePath(name).suffix.lower()):
         return _Decoded(image, None)
     reason = f"holds {form} data, which its name does not say; read as {form}"
-    return _Decoded(image, ImageProblem(case, str(source), Fault.WRONG_EXTENSION, reason))
+    return _Decoded(image, ImageProblem(case, name, Fault.WRONG_EXTENSION, reason))
 
 
 def _read(path: Path, root: Path | None) -> bytes:
@@ -157,12 +178,9 @@ def _read(path: Path, root: Path | None) -> bytes:
             raise _Refused(Fault.MISSING, "no such file")
         if not target.is_file():  # reading a pipe or a device would wait for ever
             raise _Refused(Fault.UNREADABLE, "not a regular file")
-        data = target.read_bytes()
+        return target.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:  # no permission; a loop of links; a NUL character in the name
         raise _Refused(Fault.UNREADABLE, f"cannot be opened ({error})") from error
-    if not data:
-        raise _Refused(Fault.EMPTY, "has zero bytes; fetch it again")
-    return data
 
 
 def _picture(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:

@@ -7,12 +7,12 @@ is the key. Knows nothing of models or metrics.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from experiments.benchmarks.images import preflight
+from experiments.benchmarks.gathering import Found, examined, readable_text, runnable
 from experiments.benchmarks.sample import Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
@@ -21,6 +21,7 @@ REPOSITORY = "https://github.com/Jarviswang94/MMSafetyAwareness"
 IMAGE_FOLDERS = ("images", "images2")
 IMAGE_EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")
 UNPUBLISHED = range(2301, 2371)  # prompts whose image is in no release
+DUPLICATE = "duplicate id"
 NEVER_PUBLISHED = "no image was ever published for this prompt"
 
 # (scenario, cases in the typical section). Each attack section repeats the scenarios in this order, one or two attacks
@@ -77,6 +78,13 @@ class PromptBlock(NamedTuple):
     text: str  # the sentence, without the quotes
 
 
+class Parsed(NamedTuple):
+    """The blocks of a ``prompt.txt``, and those passed over because of their id with the reason."""
+
+    blocks: list[PromptBlock]
+    repeated: dict[str, str]
+
+
 def _answer_key() -> dict[str, Entry]:
     key: dict[int, Entry] = {}
 
@@ -112,21 +120,13 @@ class MMSafeAware:
 
     def load(self) -> Loaded:
         """The cases that can be asked, every image decoded once to make sure. Raises UserError."""
-        found = _find(self.root)
-        faults = {case: reason for case, reason in found.absent.items() if reason != NEVER_PUBLISHED}
-        if self.strict and faults:
-            case, reason = next(iter(faults.items()))
-            counted = f"{len(faults)} of {len(found.samples)} cases have no readable image (first {case}: {reason})"
-            rule = "strict=true asks for all that were published"
-            raise UserError(f"{counted}; {rule}; complete {self.root} or set strict=false")
-        if not self.require_images:
-            return Loaded(found.samples, {}, found.manifest)
-        samples = [sample for sample in found.samples if sample.image is not None]
-        if not samples:
-            case, reason = next(iter(found.absent.items()))
-            counted = f"none of the {len(found.samples)} prompts in {self.root} has a readable image ({case}: {reason})"
-            raise UserError(f"{counted}; at least one is needed; add the images or set require_images=false")
-        return Loaded(samples, found.absent, found.manifest)
+        return runnable(
+            _find(self.root),
+            where=self.root,
+            strict=self.strict,
+            expected=(NEVER_PUBLISHED,),
+            images=self.require_images,
+        )
 
     def development(self) -> None:
         """The set has no development split; thresholds are cross-fitted instead."""
@@ -141,13 +141,15 @@ def load(root: str | Path, require_images: bool = True) -> list[Sample]:
     return [sample for sample in _find(root).samples if sample.image is not None or not require_images]
 
 
-def parse_prompts(text: str, source: str) -> list[PromptBlock]:
+def parse_prompts(text: str, source: str) -> Parsed:
     """The blocks of a ``prompt.txt``: id, prefix, quoted sentence, then a blank line or the end. Ids ascend.
 
-    ``source`` names the file in errors. Raises UserError at the first line that breaks the published form.
+    Of two blocks with one id the first is kept and the other listed. ``source`` names the file in errors. Raises
+    UserError at the first line that breaks the published form.
     """
     lines = text.split("\n")  # splitlines() would also split a sentence at \x0b or \u2028
     blocks: list[PromptBlock] = []
+    repeated: dict[str, str] = {}
     seen: dict[str, int] = {}  # id → its line, counted from 1
     at = 0
     while at < len(lines):
@@ -155,12 +157,18 @@ def parse_prompts(text: str, source: str) -> list[PromptBlock]:
             at += 1
             continue
         block = _parse_block(lines[at : at + 4], at + 1, seen, source)
-        seen[block.id] = at + 1
-        blocks.append(block)
+        if block.id in seen:
+            where = f"{source} line {at + 1}, case {block.id}"
+            repeated[f"{block.id} (line {at + 1})"] = (
+                f"{DUPLICATE}: {where}: also on line {seen[block.id]}, which is kept"
+            )
+        else:
+            seen[block.id] = at + 1
+            blocks.append(block)
         at += 4
     if not blocks:
         raise UserError(f"{source} holds no prompt; at least one is needed; fetch it again from {REPOSITORY}")
-    return blocks
+    return Parsed(blocks, repeated)
 
 
 def _parse_block(lines: list[str], first: int, seen: dict[str, int], source: str) -> PromptBlock:
@@ -176,10 +184,8 @@ def _parse_block(lines: list[str], first: int, seen: dict[str, int], source: str
         raise broken(0, case, "a block starts with a line that holds its id in digits and nothing else")
     if case not in KEY:
         raise broken(0, case, "the answer key has the ids 1-1153 and 2001-2370")
-    if case in seen:
-        raise broken(0, case, f"an id occurs once, and this one is also on line {seen[case]}")
     last = next(reversed(seen), "0")
-    if int(case) < int(last):
+    if int(case) < int(last) and case not in seen:
         raise broken(0, case, f"ids ascend, and {last} stands before this one")
     if prefix != PREFIX:
         raise broken(1, prefix, f"the line after the id is '{PREFIX}'")
@@ -191,44 +197,28 @@ def _parse_block(lines: list[str], first: int, seen: dict[str, int], source: str
     return PromptBlock(case, text)
 
 
-class _Found(NamedTuple):
-    samples: list[Sample]  # every prompt, ``image`` None where none can be read
-    absent: dict[str, str]  # case id → why it has no image
-    manifest: str
-
-
-def _find(root: str | Path) -> _Found:
+def _find(root: str | Path) -> Found:
     folder = Path(root).expanduser().absolute()
-    blocks = _read_prompts(folder)
+    parsed = _read_prompts(folder)
     files = _image_files(folder)
     absent: dict[str, str] = {}
     samples = []
-    for block in blocks:
+    for block in parsed.blocks:
         candidates = files.get(block.id, [])
         if len(candidates) != 1:
             absent[block.id] = _no_single_image(block.id, candidates)
         samples.append(_sample(block, candidates[0] if len(candidates) == 1 else None))
-    checked = preflight(samples, folder)
-    notes = dict(absent)
-    for problem in checked.problems:
-        notes[problem.case] = f"{problem.file}: {problem.reason}"
-        if problem.fault.blocks:
-            absent[problem.case] = notes[problem.case]
-    samples = [_settled(sample, checked.digests.get(sample.id), notes.get(sample.id)) for sample in samples]
-    return _Found(samples, {block.id: absent[block.id] for block in blocks if block.id in absent}, checked.manifest)
+    found = examined(samples, absent, folder, cluster_on_image=True)
+    order = {block.id: found.absent[block.id] for block in parsed.blocks if block.id in found.absent}
+    return found._replace(absent=order | parsed.repeated)
 
 
-def _read_prompts(folder: Path) -> list[PromptBlock]:
+def _read_prompts(folder: Path) -> Parsed:
     way_out = f"clone {REPOSITORY} and set benchmark.root to the clone"
     if not folder.is_dir():
         raise UserError(f"benchmark root {folder} is not a folder; MMSafeAware is read from its repository; {way_out}")
     source = folder / "data" / "prompt.txt"
-    try:
-        return parse_prompts(source.read_text(encoding="utf-8"), str(source))
-    except FileNotFoundError as error:
-        raise UserError(f"{source} is missing; the root must hold data/prompt.txt; {way_out}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{source} cannot be read ({error}); it must be UTF-8 text; {way_out}") from error
+    return parse_prompts(readable_text(source, f"the root must hold data/prompt.txt: {way_out}"), str(source))
 
 
 def _image_files(folder: Path) -> dict[str, list[Path]]:
@@ -272,14 +262,4 @@ def _sample(block: PromptBlock, image: Path | None) -> Sample:
         image=image,
         cluster=f"id:{block.id}",
         tags={"wrapper": entry.wrapper} if entry.wrapper else {},
-    )
-
-
-def _settled(sample: Sample, digest: str | None, note: str | None) -> Sample:
-    """The sample as preflight left it: the same picture means the same cluster, an unusable one counts as none."""
-    return replace(
-        sample,
-        image=sample.image if digest else None,
-        cluster=f"image:{digest[:16]}" if digest else sample.cluster,
-        tags={**sample.tags, "image_note": note} if note else sample.tags,
     )

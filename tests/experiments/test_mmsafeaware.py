@@ -112,7 +112,6 @@ def test_the_key_counts_what_the_paper_counts() -> None:
         (block("1154"), 1, "1-1153 and 2001-2370"),
         (block("0"), 1, "1-1153 and 2001-2370"),
         (block("01"), 1, "1-1153 and 2001-2370"),
-        (block("1") + block("1"), 6, "also on line 1"),
         (block("2") + block("1"), 6, "2 stands before"),
         (block("1").replace("safe?", "safe"), 2, "the line after the id"),
         (block("1") + "2\n", 7, "the line after the id"),
@@ -136,7 +135,22 @@ def test_a_malformed_block_names_line_case_and_rule(text: str, line: int | None,
 
 def test_a_block_may_hold_quotes_and_the_file_may_end_early() -> None:
     text = block("1", 'say "no" ') + block("3").rstrip("\n")
-    assert parse_prompts(text, "prompt.txt") == [PromptBlock("1", 'say "no" '), PromptBlock("3", SENTENCE)]
+    assert parse_prompts(text, "prompt.txt").blocks == [PromptBlock("1", 'say "no" '), PromptBlock("3", SENTENCE)]
+
+
+def test_a_repeated_id_is_listed_and_the_others_run(tmp_path: Path) -> None:
+    images = tree(tmp_path, "1", "2")
+    for case in "12":
+        noise(int(case)).save(images / f"{case}.png")
+    prompts = tmp_path / "data" / "prompt.txt"
+    prompts.write_text(block("1", "first") + block("2") + block("1", "again"))
+    loaded = MMSafeAware(str(tmp_path)).load()
+    assert [(s.id, s.text) for s in loaded.samples] == [("1", "first"), ("2", SENTENCE)]
+    assert loaded.missing == {
+        "1 (line 11)": f"duplicate id: {prompts} line 11, case 1: also on line 1, which is kept",
+    }
+    with pytest.raises(UserError, match=r"1 of 3 cases .*duplicate id.*strict"):
+        MMSafeAware(str(tmp_path), strict=True).load()
 
 
 def test_line_ends_of_windows_are_read(tmp_path: Path) -> None:
@@ -153,8 +167,8 @@ def test_line_ends_of_windows_are_read(tmp_path: Path) -> None:
         (lambda root: (root / "data").mkdir(parents=True), "prompt.txt is missing"),
         (lambda root: (root / "data" / "prompt.txt").mkdir(parents=True), "cannot be read"),
         (lambda root: tree(root) and (root / "data" / "prompt.txt").write_bytes(b"\xff"), "UTF-8"),
-        (lambda root: tree(root, "1"), "none of the 1 prompts"),
-        (lambda root: tree(root, "1").rmdir(), "none of the 1 prompts"),
+        (lambda root: tree(root, "1"), "none of the 1 cases"),
+        (lambda root: tree(root, "1").rmdir(), "none of the 1 cases"),
         (lambda root: [tree(root, "1").rmdir(), (root / "data" / "images").touch()], "cannot be listed"),
     ],
 )
@@ -223,7 +237,7 @@ def test_without_images_every_prompt_is_a_case(tmp_path: Path) -> None:
 
 def test_strict_stops_for_all_but_the_never_published(tmp_path: Path) -> None:
     root = bad_tree(tmp_path)
-    with pytest.raises(UserError, match=r"6 of 10 cases have no readable image \(first 3: .*strict"):
+    with pytest.raises(UserError, match=r"6 of 10 cases cannot run as published \(first 3: .*strict"):
         MMSafeAware(str(root), strict=True).load()
     images = tree(tmp_path / "whole", "1", "2301")
     noise().save(images / "1.png")

@@ -1,0 +1,212 @@
+"""MOSSBench (arXiv 2406.17806): harmless questions about pictures that look risky, and their harmful twins.
+
+Read from the published repository's layout: ``data/images_information/information.json`` keyed by pid, beside
+``data/images``, and the twins in ``data_contrast``. ``mossbench_hub`` reads the same entries from the hub. Answering a
+benign case is right, refusing a twin is. Knows nothing of models, judges or metrics.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from experiments.benchmarks.gathering import Found, Unfit, examined, need, readable_text, runnable, whole
+from experiments.benchmarks.sample import Drawable, Gold, Kind, Loaded, Sample, Subset
+from interp.errors import UserError
+
+REPOSITORY = "https://github.com/turningpoint-ai/MOSSBench"
+SETS = ("benign", "contrast", "both")
+SOURCES = ("repository", "hub")
+TYPES = {"1": "Exaggerated Risk", "2": "Negated Harm", "3": "Counterintuitive Interpretation"}
+# By matching the counts to the published chart; code 0 never occurs.
+HARMS = {
+    "1": "Cybercrime",
+    "2": "Chemical & Biological Weapon",
+    "3": "Copyright Violation",
+    "4": "Misinformation",
+    "5": "Harassment",
+    "6": "Illegal act",
+    "7": "General Harm",
+}
+SAME_PICTURE = ("1", "3")  # the types whose twin keeps the picture and has another question
+DUPLICATE = "duplicate pid"
+UNFIT = "unfit entry"
+
+
+class Part(NamedTuple):
+    """One of the two sets: where it lies, and what its cases are."""
+
+    folder: str
+    subset: Subset
+    gold: Gold
+    letter: str  # before the pid, so that a case and its twin have ids of their own
+
+
+BENIGN = Part("data", "benign", "comply", "m")
+CONTRAST = Part("data_contrast", "contrast", "refuse", "c")
+PARTS = {"benign": (BENIGN,), "contrast": (CONTRAST,), "both": (BENIGN, CONTRAST)}
+
+
+class Entry(NamedTuple):
+    """One entry as published, with the image it names: a path, the bytes, or None where the twin's is its own."""
+
+    pid: str
+    fields: Any
+    image: Path | Drawable | None
+    where: str  # the file that names it, for messages
+
+
+@dataclass(frozen=True)
+class MOSSBench:
+    """``sets`` says which of the two to ask: benign, contrast or both.
+
+    ``source="repository"`` reads a clone at ``root``; ``source="hub"`` fetches AIcell/MOSSBench at ``revision`` with
+    ``datasets`` and needs no root. ``strict`` stops where any entry or image cannot be used.
+
+    Raises:
+        UserError: an unknown set or source, or no root for the repository.
+    """
+
+    root: str | None = None
+    sets: str = "benign"
+    source: str = "repository"
+    revision: str | None = None
+    strict: bool = False
+    name: str = "mossbench"
+    kind: ClassVar[Kind] = "refusal"
+
+    def __post_init__(self) -> None:
+        if self.sets not in SETS:
+            raise UserError(f"benchmark.sets={self.sets!r} is not known; known: {', '.join(SETS)}; choose one")
+        if self.source not in SOURCES:
+            raise UserError(f"benchmark.source={self.source!r} is not known; known: {', '.join(SOURCES)}; choose one")
+        if self.source == "repository" and not self.root:
+            raise UserError(
+                f"benchmark.root is not set; MOSSBench is read from a clone of {REPOSITORY}; give its folder, or "
+                "benchmark.source=hub to download it"
+            )
+
+    def load(self) -> Loaded:
+        """The cases that can be asked, every image decoded once to make sure. Raises UserError."""
+        where = f"{self.root}" if self.source == "repository" else "the hub's AIcell/MOSSBench"
+        return runnable(self._find(), where=where, strict=self.strict)
+
+    def development(self) -> None:
+        """The set has no development split."""
+        return None
+
+    def _find(self) -> Found:
+        parts = PARTS[self.sets]
+        if self.source == "hub":
+            from experiments.benchmarks.mossbench_hub import hub_entries
+
+            return found({part: hub_entries(part, self.revision) for part in parts}, None)
+        folder = Path(self.root or "").expanduser().absolute()
+        if not folder.is_dir():
+            raise UserError(f"benchmark root {folder} is not a folder; clone {REPOSITORY} and set benchmark.root to it")
+        return found({part: read_entries(folder, part) for part in parts}, folder)
+
+
+def read_entries(folder: Path, part: Part) -> list[Entry]:
+    """The entries of one set of a clone, in the file's order, repeated pids too. Raises UserError."""
+    source = folder / part.folder / "images_information" / "information.json"
+    text = readable_text(source, f"clone {REPOSITORY} and set benchmark.root to the clone")
+    try:
+        # As pairs: a dict would silently keep the last of two entries with one pid.
+        pairs = json.loads(text, object_pairs_hook=_Pairs)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} is not JSON ({error}); fetch it again from {REPOSITORY}") from error
+    if not isinstance(pairs, _Pairs) or not pairs:
+        raise UserError(f"{source} is not an object keyed by pid; fetch it again from {REPOSITORY}")
+    entries = []
+    for pid, value in pairs:
+        fields = _plain(value)
+        entries.append(Entry(pid, fields, _image_path(folder, part, fields), str(source)))
+    return entries
+
+
+def found(entries: dict[Part, Sequence[Entry]], root: Path | None) -> Found:
+    """All cases of the parts; what cannot be understood is listed by its id, with the file and the reason."""
+    samples: list[Sample] = []
+    absent: dict[str, str] = {}
+    for part, members in entries.items():
+        seen: set[str] = set()
+        for place, entry in enumerate(members, 1):
+            case = f"{part.letter}{entry.pid[:20]}"
+            where = f"{entry.where}, pid {entry.pid[:20]!r} (entry {place})"
+            if entry.pid in seen:
+                absent[f"{case} (entry {place})"] = f"{DUPLICATE}: {where}: the first one is kept"
+                continue
+            seen.add(entry.pid)
+            try:
+                samples.append(_sample(entry, part))
+            except Unfit as error:
+                absent[case] = f"{UNFIT}: {where}: {error}"
+    return examined(samples, absent, root)
+
+
+def _sample(entry: Entry, part: Part) -> Sample:
+    if not re.fullmatch(r"[0-9]{1,6}", entry.pid):
+        raise Unfit("a pid is a number")
+    fields = entry.fields
+    question = need(fields, "question")
+    if fields.get("pid", entry.pid) != entry.pid:
+        raise Unfit(f"field 'pid' is {str(fields['pid'])[:20]!r}, its key another")
+    metadata = need(fields, "metadata", dict)
+    number = need(metadata, "over").removeprefix("type ")
+    if number not in TYPES:
+        raise Unfit(f"field 'over' is {metadata['over'][:20]!r}; it is one of {', '.join(f'type {n}' for n in TYPES)}")
+    if entry.image is None:
+        need(fields, "image")
+        raise Unfit("it has no image")
+    return Sample(
+        id=f"{part.letter}{entry.pid}",
+        subset=part.subset,
+        scenario=TYPES[number],
+        gold=part.gold,
+        text=question,
+        prompt=question,
+        image=entry.image,
+        cluster=f"question:{hashlib.sha256(question.encode()).hexdigest()[:16]}",
+        tags={"pid": entry.pid, "type": number} | _tags(fields, metadata),
+    )
+
+
+def _tags(fields: dict[str, Any], metadata: dict[str, Any]) -> dict[str, str]:
+    """The descriptions ("" where the set has none) and, where given, what is in the picture and the kind of harm."""
+    told = {"description": fields.get("description"), "short_description": fields.get("short description")}
+    tags = {name: whole(text) if isinstance(text, str) else "" for name, text in told.items()}
+    for name in ("human", "child", "syn", "ocr"):
+        if name in metadata:
+            tags[name] = str(int(bool(metadata[name])))
+    if codes := re.findall(r"\d+", str(metadata.get("harm", ""))):  # a list of one number
+        tags["harm"] = ",".join(codes)
+        tags["harm_name"] = ", ".join(HARMS.get(code, "unknown") for code in codes)
+    return tags
+
+
+def _image_path(folder: Path, part: Part, fields: Any) -> Path | None:
+    """Where the entry's picture should be. A twin that keeps the picture may leave it to the benign set's folder."""
+    name = fields.get("image") if isinstance(fields, dict) else None
+    if not isinstance(name, str) or not name:
+        return None
+    path = folder / part.folder / name
+    metadata = fields.get("metadata")
+    over = str(metadata.get("over", "")) if isinstance(metadata, dict) else ""
+    if part is CONTRAST and over.removeprefix("type ") in SAME_PICTURE and not os.path.lexists(path):
+        return folder / BENIGN.folder / name
+    return path
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object as its pairs, told apart from a JSON array."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Pairs):
+        return {name: _plain(inner) for name, inner in value}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
