@@ -1,0 +1,1 @@
+"""VRTuning-style adapters trained and judged in one run: data, training, utility, attention, study, tables."""
