@@ -1,33 +1,33 @@
 """The verdict's place in an answer that reasons first, and a model asked again at that place."""
 
 import copy
+import re
 from collections.abc import Sequence
 
 from transformers import BatchFeature
 
-from interp.answers import AnswerIds
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.batch import answer_kind, appended
+
+_CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
+_OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
 
 
 def verdict_position(vlm: VLM, ids: Sequence[int]) -> int | None:
     """The index in the generated ``ids`` of the token that says Yes or No, None where there is no verdict.
 
-    That is the last such token if no letter or digit follows it, or else the first token of all; as the evaluation's
-    verdict rule reads an answer that ends, or begins, with its verdict.
+    That is the last such token if no word follows it, or else the first token of an answer that begins with its verdict;
+    as the evaluation's verdict rule reads answers.
     """
-    answers = {token for known in _known(vlm) for token in known}
-    for place in reversed(range(len(ids))):
-        if ids[place] in answers:
-            rest = vlm.tokenizer.decode(list(ids[place:]), skip_special_tokens=True).strip().lower()
-            if rest.strip("\"'*_.,;:!)]} \n") in ("yes", "no"):
-                return place
-            break
-    return 0 if ids and ids[0] in answers else None
+    answers = {token for spellings in vlm.answer_ids for token in spellings}
+    last = next((place for place in reversed(range(len(ids))) if ids[place] in answers), None)
+    if last is not None and _CLOSING.fullmatch(_text(vlm, ids[last:])):
+        return last
+    return 0 if last is not None and ids[0] in answers and _OPENING.match(_text(vlm, ids)) else None
 
 
-def _known(vlm: VLM) -> AnswerIds:
-    return vlm.answer_ids
+def _text(vlm: VLM, ids: Sequence[int]) -> str:
+    return str(vlm.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 class Continued(VLM):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
@@ -26,7 +26,6 @@ from mitigation.vrtuning.pictures import Unusable, usable
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Order = Literal["first", "last"]
 ORDERS = ("first", "last")
 VERDICT = "verdict"
 MAX_CHARACTERS = (
@@ -73,7 +72,7 @@ class Data(NamedTuple):
         return f"{text}; {len(self.skipped)} skipped" if self.skipped else text
 
 
-def answer(row: Row, order: Order, *, verdict: str | None = None) -> str:
+def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
     """Reasoning and verdict as one answer, the verdict as a sentence of its own, first or last."""
     verdict = row.verdict if verdict is None else verdict
     if row.kind == VERDICT and (match := _VERDICT.fullmatch(verdict)):
@@ -87,7 +86,7 @@ def answer(row: Row, order: Order, *, verdict: str | None = None) -> str:
 
 
 def from_rows(
-    rows: Iterable[Row], *, order: Order = "last", preferences: bool = False, max_characters: int = MAX_CHARACTERS
+    rows: Iterable[Row], *, order: str = "last", preferences: bool = False, max_characters: int = MAX_CHARACTERS
 ) -> Data:
     """The dataset of ``rows``; with ``preferences``, of chosen and rejected answers that differ in the verdict alone.
 
@@ -101,7 +100,7 @@ def reasoned_jsonl(
     path: Path,
     image_root: Path | None = None,
     *,
-    order: Order = "last",
+    order: str = "last",
     preferences: bool = False,
     max_characters: int = MAX_CHARACTERS,
 ) -> Data:
@@ -112,7 +111,7 @@ def reasoned_jsonl(
     return _build(_read(Path(path), image_root, _reasoned), order, preferences, max_characters)
 
 
-def llava_cot(path: Path, image_root: Path, *, order: Order = "last", max_characters: int = MAX_CHARACTERS) -> Data:
+def llava_cot(path: Path, image_root: Path, *, order: str = "last", max_characters: int = MAX_CHARACTERS) -> Data:
     """A JSONL file in the format of LLaVA-CoT-100k (Xu et al. 2024, arXiv 2411.10440), with its pictures on disk.
 
     The set could not be fetched here, so this is our reading of its format: ``image``, a path under ``image_root``, and
@@ -202,7 +201,7 @@ def _picture(record: dict[str, Any], root: Path) -> Path:
     return path
 
 
-def _build(rows: Iterable[tuple[int, Row | str]], order: Order, preferences: bool, max_characters: int) -> Data:
+def _build(rows: Iterable[tuple[int, Row | str]], order: str, preferences: bool, max_characters: int) -> Data:
     from datasets import Dataset
 
     if order not in ORDERS:
@@ -234,7 +233,7 @@ def _problem(row: Row, preferences: bool, max_characters: int) -> str | None:
     return f"{length:,} characters, more than {max_characters:,}" if length > max_characters else None
 
 
-def _example(row: Row, order: Order, preferences: bool) -> dict[str, Any]:
+def _example(row: Row, order: str, preferences: bool) -> dict[str, Any]:
     system = [_message("system", row.system)] if row.system else []
     example = {
         "images": [{"path": str(row.image), "bytes": None} if isinstance(row.image, Path) else _png(row.image)],

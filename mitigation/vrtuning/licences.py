@@ -1,7 +1,7 @@
 """What may not be trained on: the two benchmarks that this project evaluates on, recognised by what is in them.
 
 MOSSBench's README forbids training on it, MMSafeAware is for research use. Whoever trains on either also measures
-nothing with it any more.
+nothing with it any more. A picture copied out of its folder and renamed is not recognised.
 """
 
 import json

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -82,7 +83,8 @@ def train(
     if (done := _finished(out, origin, settings)) is not None:
         return done
     _claim(out, origin)
-    with untouched(vlm):
+    with untouched(vlm), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)  # TRL still says it
         return _run(model, vlm, dataset, settings, out, origin, report)
 
 
@@ -214,6 +216,7 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
         "use_cpu": vlm.device.type == "cpu",
         "dataloader_pin_memory": False,  # the collator's tensors are where the model is
         "remove_unused_columns": True,
+        "ddp_find_unused_parameters": False,  # every example has a picture, and only the adapter is trained
     }
 
 
