@@ -9,7 +9,7 @@ transformers; generating does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -94,6 +94,8 @@ class YesBias:
     say Yes.
     """
 
+    yes_no_only: ClassVar[bool] = True
+
     def fit(self, margins: Float[np.ndarray, "case"], target_yes_share: float) -> ConstantShift:
         """The shift after which the share of ``margins`` above 0 is nearest to ``target_yes_share``, a fraction of 1.
 
@@ -126,7 +128,7 @@ class Sampled:
 
     A case's draw follows from its ``Prompt.key`` and ``seed`` alone (``mitigation.sampling``), the same for every
     method, so that arms are paired in their chance as well. Margins are those of ``method``: before temperature and
-    draw. Not for methods that bring a decoding loop of their own (VCD's paired branch), which is refused.
+    draw. Not for methods that bring a decoding loop of their own, which are refused.
     """
 
     method: Any  # a Method; the type of a Hydra node that is built by itself
@@ -147,7 +149,7 @@ class Sampled:
         if not sampling.asked:
             raise UserError(
                 f"method={self.method!r} decodes in a loop of its own, which would stay greedy; sample a method that "
-                "answers through vlm.generate (for VCD: branch='sequential')"
+                "answers through vlm.generate"
             )
         return generation
 
@@ -169,7 +171,11 @@ class _SamplingVLM:
         from mitigation.sampling import CaseSampler
 
         self.asked = True
-        sampler = CaseSampler([p.key for p in prompts], temperature=self._temperature, seed=self._seed)
+        encoded = options.get("encoded")
+        # A paired branch stacks its noised rows under the clean ones; both take the token of one draw.
+        copies = 1 if encoded is None else len(encoded["input_ids"]) // len(prompts)
+        keys = [prompt.key for prompt in prompts] * copies
+        sampler = CaseSampler(keys, temperature=self._temperature, seed=self._seed)
         return self._vlm.generate(prompts, logits_processor=[*(logits_processor or ()), sampler], **options)
 
 
