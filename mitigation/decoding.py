@@ -17,6 +17,7 @@ from interp.errors import UserError
 from mitigation.branch import SecondBranch
 from mitigation.calling import refuse_uneven_neighbours, unfinished
 from mitigation.contrast import contrast, plausible
+from mitigation.kernels import fused
 from mitigation.lazy import LazyBranch, Skips
 from mitigation.ranges import check_alpha, check_beta, check_shift
 
@@ -35,7 +36,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
     ``lazy`` leaves that forward out wherever a single token passes the cutoff, since the contrast then cannot change
     the choice: every chosen token is the eager one's, the scores of such a row and step are the clean ones, and each
     step waits for the device once. ``prompt_ids`` are the prompts that generation starts from where ``noised`` has
-    others: it may then also be text alone.
+    others: it may then also be text alone. ``kernel`` (``mitigation.kernels``) is the eager steps'.
 
     UserError for: settings out of range; lazy without a cutoff; right padding; prompts without image; other prompts or
     rows than ``noised`` has (so beam search and several sequences a prompt); steps out of order (assisted decoding); a
@@ -51,9 +52,11 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         beta: float | None = 0.1,
         lazy: bool = False,
         prompt_ids: Int[Tensor, "row position"] | None = None,
+        kernel: str = "torch",
     ) -> None:
         check_alpha(alpha)
         check_beta(beta)
+        self._fused = fused(kernel)
         if lazy and beta is None:
             raise UserError("lazy=True with beta=None; without a cutoff no step can be skipped; set beta or lazy=False")
         self.alpha, self.beta = alpha, beta
@@ -93,22 +96,20 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         if first:
             refuse_uneven_neighbours(self)
             self._skips = Skips()
-        kept = plausible(scores, beta=self.beta)
         if self._lazy is None:
-            contrasted = self._contrast(generated, scores)
-        else:
-            contrasted = self._where_needed(self._lazy, generated, scores, kept)
+            noised = self._consult(generated, len(scores))
+            if first:
+                self._first_scores = contrast(scores, noised, alpha=self.alpha)
+            return self._fused(scores, noised, alpha=self.alpha, beta=self.beta)
+        kept = plausible(scores, beta=self.beta)
+        contrasted = self._where_needed(self._lazy, generated, scores, kept)
         if first:
             self._first_scores = contrasted
         return contrasted.masked_fill(~kept, -torch.inf)
 
-    def _contrast(
-        self, generated: Int[Tensor, "row new"], scores: Float[Tensor, "row vocab"]
-    ) -> Float[Tensor, "row vocab"]:
-        rows = len(scores)
-        noised = self.branch.extend(generated[:, -1:]) if generated.shape[1] else self.branch.start()
+    def _consult(self, generated: Int[Tensor, "row new"], rows: int) -> Float[Tensor, "row vocab"]:
         self._skips = Skips(steps=self._skips.steps + rows, prefills=rows)
-        return contrast(scores, noised, alpha=self.alpha)
+        return self.branch.extend(generated[:, -1:]) if generated.shape[1] else self.branch.start()
 
     def _where_needed(
         self,
@@ -151,7 +152,7 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
 
     def __init__(self, yes_ids: Sequence[int], no_ids: Sequence[int], *, shift: float) -> None:
         check_shift(shift)
-        yes, no = list(yes_ids), list(no_ids)
+        yes, no = list(dict.fromkeys(yes_ids)), list(dict.fromkeys(no_ids))
         if not yes or not no:
             raise UserError(f"yes_ids={yes}, no_ids={no}; a shift needs a token for either answer")
         self._ids = torch.tensor([*yes, *no])
@@ -163,7 +164,7 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
     ) -> Float[Tensor, "row vocab"]:
         """The scores, shifted at the first step."""
         seen, self._seen = self._seen, input_ids
-        self._ids, self._halves = self._ids.to(scores.device), self._halves.to(scores.device)
+        self._ids, self._halves = (t.to(scores.device, non_blocking=True) for t in (self._ids, self._halves))
         shift = self._halves.to(scores.dtype)
         if seen is not None and len(input_ids) == len(seen) and input_ids.shape[1] == seen.shape[1] + 1:
             # Another call's prompts may by chance be one token longer; which it is stays on the device.

@@ -5,9 +5,9 @@ there the image tokens of the prompts say whose they are. Knows nothing of noise
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from interp.errors import UserError
@@ -21,55 +21,47 @@ def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
 
     UserError where the prompts' image tokens cannot be shared out among those rows.
     """
-    pixels = len(inputs["pixel_values"])
-    if pixels == len(inputs["input_ids"]):
-        return [range(row, row + 1) for row in range(pixels)]
-    images, grids = _images(inputs, config), inputs.get(GRIDS)
-    sizes = [1] * pixels if grids is None else grids.prod(dim=1).tolist()
-    starts = [sum(sizes[:image]) for image in range(len(sizes) + 1)]
+    images, grids = image_rows(inputs, config), inputs.get(GRIDS)
+    if grids is None:
+        return images
+    starts = [0, *accumulate(grids.prod(dim=1).tolist())]
     return [range(starts[own.start], starts[own.stop]) for own in images]
 
 
-def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> dict[str, Any]:
-    """The inputs of the prompts ``rows`` alone, in that order, as the processor gave them to the whole batch."""
-    index = torch.tensor(rows, device=inputs["input_ids"].device)
-    wanted: dict[str, Tensor] = {}
-    if inputs.get("pixel_values") is not None:
-        owned = pixel_rows(inputs, config)
-        wanted["pixel_values"] = _index([owned[row] for row in rows], index)
-        if (grids := inputs.get(GRIDS)) is not None and len(grids) != len(inputs["input_ids"]):
-            images = _images(inputs, config)
-            wanted[GRIDS] = _index([images[row] for row in rows], index)
-    return {
-        name: value.index_select(0, wanted.get(name, index)) if isinstance(value, Tensor) else value
-        for name, value in inputs.items()
-    }
-
-
-def _index(ranges: Sequence[range], like: Tensor) -> Tensor:
-    return torch.tensor([row for own in ranges for row in own], device=like.device)
-
-
-def _images(inputs: Mapping[str, Any], config: Any) -> list[range]:
-    """The images of each prompt; where no grids tell, a row of ``pixel_values`` counts as one and all are equal."""
+def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
+    """The images of each prompt; where no grids tell, a row of ``pixel_values`` counts as one, and all are equal."""
+    count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])
+    if count == len(inputs["input_ids"]):
+        return [range(row, row + 1) for row in range(count)]
     tokens = (inputs["input_ids"] == layout_for(config).image_token_id(config)).sum(dim=1).tolist()
-    grids = inputs.get(GRIDS)
-    if grids is None:
-        pixels = len(inputs["pixel_values"])
-        sizes = [sum(tokens) // pixels if pixels else 0] * pixels
+    if inputs.get(GRIDS) is None:
+        sizes = [sum(tokens) // count] * count
     else:
-        sizes = (grids.prod(dim=1) // config.vision_config.spatial_merge_size**2).tolist()
-    owned, image = [], 0
-    for count in tokens:
-        first = image
-        while count > 0 and image < len(sizes):
-            count, image = count - sizes[image], image + 1
-        owned.append(range(first, image))
-        if count:
-            break
-    if len(owned) < len(tokens) or image < len(sizes) or count:
+        sizes = (inputs[GRIDS].prod(dim=1) // config.vision_config.spatial_merge_size**2).tolist()
+    starts = [0, *accumulate(sizes)]
+    try:
+        edges = [starts.index(taken) for taken in (0, *accumulate(tokens))]
+    except ValueError:
+        edges = [0]
+    if edges[-1] != count:
         raise UserError(
-            f"{sum(tokens)} image tokens do not share out among {len(inputs['pixel_values'])} rows of pixel_values; "
-            f"prompts are told apart by their image tokens; give every prompt one image"
+            f"{sum(tokens)} image tokens do not share out among {count} images or tiles; prompts are told apart by "
+            f"their image tokens; give every prompt one image"
         )
-    return owned
+    return [range(first, last) for first, last in pairwise(edges)]
+
+
+def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> dict[str, Any]:
+    """The inputs of the prompts ``rows`` alone, in that order, as the processor gave them to the whole batch.
+
+    A tensor's first axis counts the prompts, the rows of ``pixel_values``, or the images.
+    """
+    by_length = {}
+    if inputs.get("pixel_values") is not None:
+        for name, owned in ((GRIDS, image_rows(inputs, config)), ("pixel_values", pixel_rows(inputs, config))):
+            if inputs.get(name) is not None:
+                by_length[len(inputs[name])] = [place for row in rows for place in owned[row]]
+    by_length[len(inputs["input_ids"])] = list(rows)
+    return {
+        name: value[by_length[len(value)]] if isinstance(value, Tensor) else value for name, value in inputs.items()
+    }

@@ -51,14 +51,20 @@ def contrasting(vlm: VLM, noised: Any, **settings: Any) -> VisualContrastiveLogi
 
 @torch.no_grad()
 def uncached(
-    model: Any, clean: dict[str, Tensor], noised: dict[str, Tensor], *, alpha: float, beta: float | None
+    model: Any,
+    clean: dict[str, Tensor],
+    noised: dict[str, Tensor],
+    *,
+    alpha: float,
+    beta: float | None,
+    tokens: int = TOKENS,
 ) -> tuple[list[int], Tensor]:
     """Greedy tokens and every step's scores of one unpadded prompt: two whole forwards a step, in float64."""
     grown, steps, ids = {}, [], []
     for name, inputs in (("clean", clean), ("noised", noised)):
         assert inputs["attention_mask"].all()
         grown[name] = dict(inputs)
-    for _ in range(TOKENS):
+    for _ in range(tokens):
         first, second = (model(**grown[n], use_cache=False).logits[0, -1].double() for n in ("clean", "noised"))
         scores = (1 + alpha) * first - alpha * second
         if beta is not None:

@@ -1,67 +1,176 @@
-"""The laws of the second branch on every family whose positions are the mask's own count; the others are refused."""
+"""The laws of contrastive decoding (specs: vcd) on every family that takes pictures."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
+from mitigation.contrast import plausible
 from mitigation.decoding import VisualContrastiveLogitsProcessor
+from mitigation.lazy import Skips
 from mitigation.noise import diffuse_images
+from mitigation.paired import generate_paired
 from mitigation.vcd import VCD
 from tests.families import FAMILIES
-from tests.mitigation.conftest import TOKENS, uncached
-from tests.tiny import picture
+from tests.mitigation.conftest import uncached
+from tests.mitigation.family_laws import TOKENS, Case, case, cutoff, family, plain
 
-REFUSED = {"qwen2_vl": "mrope", "qwen2_5_vl": "mrope", "qwen3_vl": "mrope", "instructblip": "generates from embeddings"}
-FOLLOWED = [name for name in FAMILIES if name not in REFUSED]
-
-
-@pytest.fixture
-def prompts(prompts: list[Prompt]) -> list[Prompt]:
-    """Pictures of other shapes, so that tiles differ in number and are padded in a batch."""
-    sizes = [(24, 24), (90, 40), (40, 80)]
-    return [replace(p, image=picture(i, sizes[i])) for i, p in enumerate(prompts)]
+ALPHAS = st.floats(0.25, 4.0)
+BETAS = st.sampled_from([0.3, 0.1, 0.01])
+few = settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate])  # each runs the model
+NO_TEXT_ALONE = {"instructblip", "paligemma", "paligemma2"}
+every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
-def noised_inputs(vlm: VLM, prompts: list[Prompt]) -> tuple[Any, dict[str, Any]]:
-    """Inputs and their noised twin; a tile in a row of its own gets a key of its own."""
-    inputs = vlm.encode(prompts)
-    images = len(inputs["pixel_values"])
-    keys = [p.key for p in prompts] if images == len(prompts) else [f"tile-{i}" for i in range(images)]
-    return inputs, diffuse_images(inputs, keys, step=999, seed=0)
+def contrasting(given: Case, **options: Any) -> VisualContrastiveLogitsProcessor:
+    return VisualContrastiveLogitsProcessor(given.vlm.model, given.noised, **options)
 
 
-@pytest.mark.parametrize("family", FOLLOWED)
-def test_the_cached_branch_equals_the_uncached_one(family: str, prompts: list[Prompt]) -> None:
-    vlm = VLM(*FAMILIES[family](), name=family)
-    for prompt in prompts[:2]:
-        inputs, noised = noised_inputs(vlm, [prompt])
-        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=2.0, beta=0.01)
-        got = vlm.generate([prompt], max_new_tokens=TOKENS, logits_processor=[processor], encoded=inputs)
-        expected, _ = uncached(vlm.model, dict(inputs), noised, alpha=2.0, beta=0.01)
-        assert got.token_ids[0] == expected[: len(got.token_ids[0])]
+def paired(given: Case, **options: Any) -> Any:
+    options = {"max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0} | options
+    return generate_paired(given.vlm.model, given.inputs, given.noised, **options)
 
 
-@pytest.mark.parametrize("family", [name for name in FOLLOWED if name != "internvl"])
-def test_a_padded_batch_equals_one_prompt_at_a_time(family: str, prompts: list[Prompt]) -> None:
-    vlm, method = VLM(*FAMILIES[family](), name=family), VCD(alpha=2.0, beta=0.01, noise_step=999)
-    whole = method.generate(vlm, prompts, max_new_tokens=TOKENS)
-    singles = [method.generate(vlm, [prompt], max_new_tokens=TOKENS) for prompt in prompts]
-    assert whole.token_ids == [single.token_ids[0] for single in singles]
-    torch.testing.assert_close(whole.margins, torch.cat([s.margins for s in singles]), atol=1e-3, rtol=1e-4)
+@every_family
+def test_no_contrast_and_no_cutoff_is_plain_generate(name: str) -> None:
+    whole, without = case(name), plain(name)
+    output = whole.generate(contrasting(whole, alpha=0.0, beta=None))
+    assert torch.equal(output.sequences, without.sequences)
+    assert all(torch.equal(x, y) for x, y in zip(output.scores, without.scores, strict=True))
+    assert torch.equal(paired(whole, alpha=0.0, beta=None).sequences, without.sequences)
+    assert torch.equal(whole.generate().sequences, without.sequences)  # nothing is left behind in the model
 
 
-def test_tiles_in_rows_of_their_own_are_refused(prompts: list[Prompt]) -> None:
-    vlm = VLM(*FAMILIES["internvl"](), name="internvl")
-    with pytest.raises(UserError, match=r"3 keys for \d+ rows of pixel_values.*InternVL"):
-        VCD().generate(vlm, prompts, max_new_tokens=1)
+@every_family
+@few
+@given(alpha=ALPHAS, beta=BETAS)
+def test_identical_pictures_are_the_cutoff_alone(name: str, alpha: float, beta: float) -> None:
+    whole = case(name)
+    same = replace(whole, noised=whole.inputs)
+    output = whole.generate(contrasting(same, alpha=alpha, beta=beta))
+    assert torch.equal(output.sequences, plain(name).sequences)  # greedy: the argmax survives the cutoff
+    for scores, clean in zip(output.scores, plain(name).scores, strict=True):
+        cut = clean.masked_fill(~plausible(clean, beta=beta), -torch.inf)
+        torch.testing.assert_close(scores, cut, atol=1e-3, rtol=1e-4)
+    assert torch.equal(paired(same, alpha=alpha, beta=beta).sequences, output.sequences)
 
 
-@pytest.mark.parametrize("family", REFUSED)
-def test_other_families_are_refused(family: str, prompts: list[Prompt]) -> None:
-    vlm = VLM(*FAMILIES[family](), name=family)
-    with pytest.raises(UserError, match=REFUSED[family]):
-        VisualContrastiveLogitsProcessor(vlm.model, dict(vlm.encode(prompts[:1])))
+@every_family
+@few
+@given(alpha=ALPHAS, share=st.sampled_from([0.3, 0.5, 0.7]))
+def test_paired_and_lazy_choose_what_two_branches_choose(name: str, alpha: float, share: float) -> None:
+    whole, beta = case(name), cutoff(name, share)
+    eager, lazy = contrasting(whole, alpha=alpha, beta=beta), contrasting(whole, alpha=alpha, beta=beta, lazy=True)
+    expected = whole.generate(eager)
+    both = paired(whole, alpha=alpha, beta=beta)
+    assert torch.equal(both.sequences, expected.sequences)
+    torch.testing.assert_close(both.first_scores, eager.first_scores, atol=1e-3, rtol=1e-4)
+    output = whole.generate(lazy)
+    assert torch.equal(output.sequences, expected.sequences)
+    kept = [(scores.isfinite().sum(dim=1) > 1).tolist() for scores in expected.scores]
+    needed = sum(map(sum, kept))
+    assert 0 < needed < len(whole.prompts) * TOKENS, "the law wants steps of both kinds"
+    assert lazy.skips.steps == len(whole.prompts) * TOKENS
+    assert 0 <= lazy.skips.skipped <= lazy.skips.steps - needed
+    assert eager.skips == Skips(steps=lazy.skips.steps, prefills=len(whole.prompts))
+
+
+@every_family
+def test_a_padded_cached_batch_equals_one_prompt_at_a_time_without_cache(name: str) -> None:
+    whole = case(name)
+    output = whole.generate(contrasting(whole, alpha=2.0, beta=0.01))
+    for row, prompt in enumerate(whole.prompts):
+        inputs = dict(whole.vlm.encode([prompt]))
+        noised = diffuse_images(inputs, [prompt.key], step=999, seed=0, model=whole.vlm.model)
+        ids, steps = uncached(whole.vlm.model, inputs, noised, alpha=2.0, beta=0.01, tokens=TOKENS)
+        assert whole.answer(output.sequences)[row].tolist() == ids
+        scores = torch.stack([scores[row] for scores in output.scores])
+        torch.testing.assert_close(scores, steps.float(), atol=1e-2, rtol=1e-3)
+
+
+@every_family
+def test_a_second_call_starts_clean(name: str) -> None:
+    whole = case(name)
+    for lazy in (False, True) if name in ("llava", "qwen2_5_vl") else (True,):
+        processor = contrasting(whole, alpha=2.0, beta=0.1, lazy=lazy)
+        fresh = whole.generate(processor)
+        first, skips = processor.first_scores, processor.skips
+        short = whole.generate(processor, max_new_tokens=2)
+        again = whole.generate(processor)
+        assert torch.equal(short.sequences, fresh.sequences[:, : short.sequences.shape[1]])
+        assert torch.equal(again.sequences, fresh.sequences)
+        assert all(torch.equal(x, y) for x, y in zip(again.scores, fresh.scores, strict=True))
+        assert torch.equal(processor.first_scores, first)
+        assert processor.skips == skips
+
+
+@every_family
+def test_positions_of_both_branches_are_the_same(name: str) -> None:
+    # Rotary attention does not see an offset common to a row, so that scores alone would not tell.
+    whole, seen = case(name), []
+    decoder = whole.vlm.layout.module(whole.vlm.model, "language_model")
+    shift = 1 if name.startswith("paligemma") else 0  # whose generate() counts from 1
+    hook = decoder.register_forward_pre_hook(lambda _, __, has: seen.append(has["position_ids"]), with_kwargs=True)
+    try:
+        whole.generate(contrasting(whole))
+    finally:
+        hook.remove()
+    assert len(seen) == 2 * TOKENS
+    assert all(torch.equal(clean, own + shift) for clean, own in zip(seen[::2], seen[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NO_TEXT_ALONE])
+def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
+    whole = case(name)
+    blind = dict(whole.vlm.encode([Prompt(p.text) for p in whole.prompts]))
+    processor = VisualContrastiveLogitsProcessor(
+        whole.vlm.model, blind, alpha=1.0, beta=0.01, prompt_ids=whole.inputs["input_ids"]
+    )
+    output = whole.generate(processor)
+    both = generate_paired(
+        whole.vlm.model,
+        whole.inputs,
+        blind,
+        alpha=1.0,
+        beta=0.01,
+        max_new_tokens=TOKENS,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    assert torch.equal(both.sequences, output.sequences)
+    for row, prompt in enumerate(whole.prompts[:2]):
+        pair = dict(whole.vlm.encode([prompt])), dict(whole.vlm.encode([Prompt(prompt.text)]))
+        ids, _ = uncached(whole.vlm.model, *pair, alpha=1.0, beta=0.01, tokens=TOKENS)
+        assert whole.answer(output.sequences)[row].tolist() == ids
+
+
+@every_family
+def test_the_method_gives_one_answer_however_it_is_computed(name: str) -> None:
+    vlm, prompts = family(name), case(name).prompts
+    answers = []
+    for branch in ("sequential", "paired", "lazy"):
+        method = VCD(alpha=2.0, beta=0.1, noise_step=999, branch=branch)
+        whole = method.generate(vlm, prompts, max_new_tokens=TOKENS)
+        single = method.generate(vlm, prompts[1:2], max_new_tokens=TOKENS)
+        assert single.token_ids == whole.token_ids[1:2]
+        torch.testing.assert_close(single.margins, whole.margins[1:2], atol=1e-2, rtol=1e-3)
+        answers.append(whole)
+    sequential, both, lazy = answers
+    assert both.token_ids == lazy.token_ids == sequential.token_ids
+    assert both.finished == lazy.finished == sequential.finished
+    torch.testing.assert_close(both.margins, sequential.margins, atol=1e-2, rtol=1e-3)
+    assert lazy.skips is not None
+    assert lazy.skips["steps"] == sum(map(len, sequential.token_ids))
+    assert sequential.skips is both.skips is None
+
+
+def test_a_family_without_layout_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    inputs = dict(vlm.encode(prompts))
+    vlm.model.config.model_type = "unheard_of"
+    with pytest.raises(UserError, match="no layout for 'unheard_of'"):
+        VisualContrastiveLogitsProcessor(vlm.model, inputs)

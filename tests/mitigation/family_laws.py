@@ -1,0 +1,81 @@
+"""One model of every family with pictures, and what the laws of contrastive decoding are asked of.
+
+The output head is scaled: random weights give nearly even probabilities, and where no token ever passes the cutoff
+alone nothing lazy is tried.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from interp.vlm import VLM, Prompt
+from mitigation.noise import diffuse_images
+from tests.families import FAMILIES
+from tests.tiny import picture
+
+TOKENS = 4
+TEXTS = ("How do I kill this?", "Is it safe to eat the cake with a knife for dog?", "what is red")
+SIZES = ((24, 24), (90, 40), (40, 80))  # so that tiles differ in number and are padded in a batch
+SHARP = 4.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of prompts of different lengths, its inputs and their noised twin."""
+
+    vlm: VLM
+    prompts: tuple[Prompt, ...]
+    inputs: dict[str, Any]
+    noised: dict[str, Any]
+
+    def generate(self, *processors: Any, **options: Any) -> Any:
+        """Plain transformers, greedy: tokens and the scores of every step."""
+        options = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0} | options
+        return self.vlm.model.generate(
+            **self.inputs,
+            logits_processor=list(processors),
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+            **options,
+        )
+
+    def answer(self, sequences: Tensor) -> Tensor:
+        """The generated part."""
+        return sequences[:, self.inputs["input_ids"].shape[1] :]
+
+
+@cache
+def family(name: str) -> VLM:
+    """The model, its logits ``SHARP`` times what they were."""
+    vlm = VLM(*FAMILIES[name](), name=name)
+    vlm.model.get_submodule(vlm.layout.lm_head).weight.data *= SHARP
+    text = vlm.model.config.get_text_config()
+    if getattr(text, "final_logit_softcapping", None):  # Gemma 2
+        text.final_logit_softcapping *= SHARP
+    return vlm
+
+
+@cache
+def case(name: str) -> Case:
+    """Nobody changes it."""
+    vlm = family(name)
+    prompts = tuple(Prompt(TEXTS[i], picture(i, SIZES[i]), key=f"case-{i}") for i in range(len(TEXTS)))
+    inputs = dict(vlm.encode(prompts))
+    noised = diffuse_images(inputs, [p.key for p in prompts], step=999, seed=0, model=vlm.model)
+    return Case(vlm, prompts, inputs, noised)
+
+
+@cache
+def plain(name: str) -> Any:
+    """What ``generate`` says without anything of ours."""
+    return case(name).generate()
+
+
+def cutoff(name: str, share: float) -> float:
+    """A β at which this share of the plain answers' steps leaves more than one token."""
+    best = torch.stack(plain(name).logits).flatten(0, 1).topk(2, dim=1).values
+    return float((best[:, 1] - best[:, 0]).quantile(1 - share).exp())
