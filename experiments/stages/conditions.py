@@ -1,0 +1,92 @@
+"""The same cases asked in other ways: with an oracle's words added, and with the picture taken away or replaced. Pure.
+
+Each condition makes new cases of the same ids, whose answers a study records like any others.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from PIL import Image
+
+from experiments.attention.matching import swapped
+from experiments.benchmarks.images import open_image
+from experiments.benchmarks.sample import Drawable, Sample
+from experiments.stages.oracles import Oracle
+
+ASKED = "asked"
+GREY = (127, 127, 127)
+CONDITIONS: dict[str, str] = {
+    ASKED: "as asked, with its picture",
+    "description": "an oracle's description of the picture added",
+    "description_intent": "description and what the request means added",
+    "other_description": "control: the description of another case's picture added",
+    "caption_instead": "modality: the oracle's description instead of the picture",
+    "no_image": "modality: no picture",
+    "blank_image": "modality: a grey picture of the same size",
+    "swapped_image": "modality: another case's picture (the counterfactual twin's where there is one)",
+}
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A grey picture of the size of another, which is opened only when it is drawn."""
+
+    like: Path | Drawable
+
+    def render(self) -> Image.Image:
+        """Grey, in RGB."""
+        return Image.new("RGB", open_image(self.like).size, GREY)
+
+
+def captions(samples: Sequence[Sample], oracle: Oracle) -> list[Sample]:
+    """The cases asked what their picture shows."""
+    return [replace(sample, text=oracle.caption_question, prompt=oracle.caption_question) for sample in samples]
+
+
+def conditions(
+    samples: Sequence[Sample], everything: Sequence[Sample], oracle: Oracle, *, seed: int
+) -> dict[str, list[Sample]]:
+    """Condition → the cases that can be asked so; ``everything`` are the cases whose picture or words may be borrowed.
+
+    A case without a description leaves the conditions that need one, and one without a picture those about pictures.
+    """
+    made: dict[str, Callable[[Sample], Sample | None]] = {
+        ASKED: lambda sample: sample,
+        "description": lambda sample: _told(sample, oracle.description(sample)),
+        "description_intent": lambda sample: _told(sample, oracle.description(sample), oracle.intent(sample)),
+        "other_description": lambda sample: _told(sample, _strange(sample, everything, oracle, seed)),
+        "caption_instead": lambda sample: _without(_told(sample, oracle.description(sample))),
+        "no_image": _without,
+        "blank_image": lambda sample: replace(sample, image=Blank(sample.image)) if sample.image else None,
+        "swapped_image": lambda sample: _swapped(sample, everything, seed),
+    }
+    found = {name: [make(sample) for sample in samples if sample.image is not None] for name, make in made.items()}
+    return {name: [sample for sample in asked if sample is not None] for name, asked in found.items()}
+
+
+def _told(sample: Sample, *words: str | None) -> Sample | None:
+    """The words on a line of their own before the question; None where any of them is missing."""
+    told = [text for text in words if text]
+    return replace(sample, prompt=f"{' '.join(told)}\n{sample.prompt}") if len(told) == len(words) else None
+
+
+def _without(sample: Sample | None) -> Sample | None:
+    return None if sample is None else replace(sample, image=None)
+
+
+def _swapped(sample: Sample, everything: Sequence[Sample], seed: int) -> Sample | None:
+    other = swapped(everything, sample, seed=seed)
+    return None if other is None else replace(sample, image=other.image)
+
+
+def _strange(sample: Sample, everything: Sequence[Sample], oracle: Oracle, seed: int) -> str | None:
+    """The description of a case by hash whose description is another; None where there is none."""
+    own = oracle.description(sample)
+    rank = {other.id: hashlib.sha256(f"{seed}:{sample.id}:{other.id}".encode()).digest() for other in everything}
+    for other in sorted(everything, key=lambda one: rank[one.id]):
+        told = oracle.description(other) if other.image is not None else None
+        if told and told != own:
+            return told
+    return None
