@@ -72,14 +72,18 @@ class KernelBench:
 
     def __call__(self, run: Run) -> None:
         """Measures, writes ``metrics.json`` into a new run directory, prints the table. UserError without a GPU."""
-        from interp.loading import resolve_device
+        import torch
 
-        device = str(resolve_device(self.device))
+        if (torch.device(self.device).index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"task.device={self.device!r}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here; "
+                "run it where there is one, with a torch built for its driver"
+            )
         implementations()  # a missing triton is said before anything is made
         console = Console()
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             console.print(f"run {store.path}", highlight=False, soft_wrap=True)
-            rows = self.measure(device)
+            rows = self.measure(self.device)
             store.write_json("metrics.json", self._metrics(rows))
             console.print(table(rows))
 
@@ -135,7 +139,7 @@ class KernelBench:
 
 
 def implementations() -> "dict[str, Fused]":
-    """Eager torch, the same yet to be compiled for the shape it is called with, and the kernel; UserError without it."""
+    """Eager torch, the same not yet compiled for any shape, and the kernel. UserError without triton."""
     import torch
 
     from mitigation.kernels import contrast_and_cut, fused
