@@ -53,6 +53,7 @@ class RunConfig:
     output_root: str = "outputs"
     attention: bool = False
     attribution: str = "none"
+    attention_cases: int = 48
     case: str | None = None
     run: str | None = None
     runs: list[str] | None = None
@@ -83,6 +84,7 @@ class Run:
     output_root: str
     attention: bool
     attribution: str
+    attention_cases: int
     case: str | None
     run: str | None
     runs: list[str] | None
@@ -158,7 +160,7 @@ def open_door(config: DictConfig) -> Run:
 def _check_values(tree: dict[str, Any]) -> None:
     if tree["attribution"] not in ATTRIBUTIONS:
         raise UserError(f"attribution={tree['attribution']}: must be one of {', '.join(ATTRIBUTIONS)}")
-    for key in ("batch_size", "max_new_tokens", "draws"):
+    for key in ("batch_size", "max_new_tokens", "draws", "attention_cases"):
         if tree[key] < 1:
             raise UserError(f"{key}={tree[key]}: must be at least 1")
     if tree["limit"] is not None and tree["limit"] < 1:

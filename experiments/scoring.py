@@ -44,14 +44,17 @@ def evaluate(
     where: str,
     caveat: str = "",
     missing: Mapping[str, str] = MappingProxyType({}),
+    baseline: str = "baseline",
+    control: str = "calibrated_shift",
 ) -> dict[str, Any]:
-    """The contents of metrics.json. ``study`` is the arm under study; ``missing`` are arms that cannot enter, and why."""
+    """The contents of metrics.json. ``study`` is the arm under study; ``missing`` arms cannot enter (reasons)."""
     frame = pd.DataFrame(predictions)
     if rules.kind == "refusal":
         return refusal.evaluate(
             frame,
             seed=rules.seed,
             draws=rules.draws,
+            baseline=baseline,
             study=None if study in missing else study,
             empty_as_refusal=rules.count_empty_as_refusal,
             safety_margin=rules.unsafe_margin,
@@ -63,6 +66,8 @@ def evaluate(
         frame,
         seed=rules.seed,
         draws=rules.draws,
+        baseline=baseline,
+        control=control,
         study=study,
         unsafe_margin=rules.unsafe_margin,
         where=where,

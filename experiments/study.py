@@ -141,27 +141,51 @@ class Study:
         return {None: calibration.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
     def look(self) -> list[str]:
-        """Writes where the attention of the baseline's failures went; returns what was found, in sentences."""
-        from experiments.attention.analysis import analyse_failures
-
-        if self.run.benchmark.kind != "yes_no" or not isinstance(self.run.model, ModelConfig) or self.vlm is None:
-            return ["attention was not analysed: it is that of a yes/no verdict, in a model whose weights are here"]
+        """Writes where the attention of the baseline's failures went, and of single cases; what was found, in words."""
+        if not isinstance(self.run.model, ModelConfig) or self.vlm is None:
+            return ["attention was not analysed: it is that of a model whose weights are here"]
         try:
             with self.console.status("attention of failures and matched successes"):
-                result = analyse_failures(
-                    self.vlm,
-                    self.loaded.samples,
-                    self._current_records(),
-                    self.store.path,
-                    seed=self.run.seed,
-                    draws=self.run.draws,
-                    batch_size=self.run.batch_size,
-                    max_new_tokens=self.run.max_new_tokens,
-                    captum=self.run.attribution == "captum",
-                )
+                found = self._look_at_failures(self.vlm)
+                self._look_at_cases(self.vlm)
         except UserError as error:  # the study is worth keeping also where its attention cannot be looked at
             return [f"attention was not analysed: {error}"]
+        return found
+
+    def _look_at_failures(self, vlm: "VLM") -> list[str]:
+        from experiments.attention.analysis import analyse_failures
+
+        if self.run.benchmark.kind != "yes_no":
+            return ["failures and successes were not compared by attention: that is done for yes/no verdicts"]
+        result = analyse_failures(
+            vlm,
+            self.loaded.samples,
+            self._current_records(),
+            self.store.path,
+            seed=self.run.seed,
+            draws=self.run.draws,
+            batch_size=self.run.batch_size,
+            max_new_tokens=self.run.max_new_tokens,
+            captum=self.run.attribution == "captum",
+        )
         return list(result["sentences"])
+
+    def _look_at_cases(self, vlm: "VLM") -> None:
+        """Attention of single cases under the baseline and the arm under study, for the report."""
+        from experiments.attention.cases import cases_to_show, record_cases
+
+        alike = {arm: self.run.arms[arm] for arm in ("baseline", self.run.arm) if arm not in self.not_applicable}
+        arms = {arm: m for arm, m in alike.items() if not isinstance(m, Responses | calibration.Fitted)}
+        samples = cases_to_show(
+            self.loaded.samples,
+            self._current_records(),
+            studied=self.run.arm,
+            reference="baseline",
+            limit=self.run.attention_cases,
+        )
+        if arms and samples:
+            sizes = {"batch_size": self.run.batch_size, "max_new_tokens": self.run.max_new_tokens}
+            record_cases(vlm, arms, samples, self.store.path, **sizes)
 
     def conclude(self, environment: Mapping[str, Any]) -> None:
         """Metrics, thumbnails, report, table and sentences.

@@ -80,13 +80,15 @@ function heat(index, block, token) {
       canvas.height = Math.round((240 * image.naturalHeight) / image.naturalWidth);
       context.drawImage(image, 0, 0, canvas.width, canvas.height);
     }
-    const wide = canvas.width / columns, high = canvas.height / rows;
+    const edge = (place, parts, size) => Math.round((place * size) / parts); /* whole pixels: no seams between cells */
     found.forEach((value, at) => {
-      const share = most ? value / most : 0, x = (at % columns) * wide, y = Math.floor(at / columns) * high;
+      const share = most ? value / most : 0, column = at % columns, line = Math.floor(at / columns);
+      const x = edge(column, columns, canvas.width), y = edge(line, rows, canvas.height);
+      const wide = edge(column + 1, columns, canvas.width) - x, high = edge(line + 1, rows, canvas.height) - y;
       context.fillStyle = `rgba(0, 0, 0, ${0.75 * (1 - share)})`;
-      context.fillRect(x, y, wide + 0.5, high + 0.5);
+      context.fillRect(x, y, wide, high);
       context.fillStyle = `rgba(255, 140, 0, ${0.45 * share})`;
-      context.fillRect(x, y, wide + 0.5, high + 0.5);
+      context.fillRect(x, y, wide, high);
     });
   };
   if (cases[index].image < 0) paint(null);

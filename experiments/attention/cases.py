@@ -1,0 +1,210 @@
+"""Attention of single cases under several arms, small enough to stand in a report: ``attention/cases.json``.
+
+Each map is pooled over the picture, averaged over heads (all of them, and a few groups) and kept in 8 bits. How coarse
+follows from how much there is to keep, and the file's ``note`` says so. Knows nothing of pages.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
+
+from experiments.answering import batches
+from experiments.attention.recording import prompts_of
+from experiments.benchmarks.sample import Sample
+from experiments.report.flips import choose, correct, flips
+from experiments.store import write_json
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.attention import AttentionMap
+    from interp.geometry import PatchGrid
+    from interp.segments import RowSegments
+    from interp.vlm import VLM, Generation
+    from mitigation.method import Method
+
+FILE = "attention/cases.json"
+BUDGET = 16_000_000  # bytes of all maps together
+TYPICAL_WORDS = 80  # text tokens of a prompt, for the estimate
+WHOLE_PICTURE = ("base", "global")  # grids that cover the picture at once; tiles are left out where there is one
+DROPPED = ("padding",)
+
+
+@dataclass(frozen=True)
+class Grain:
+    """How fine the maps are: answer tokens, cells a side of the picture, groups of heads (0: only their mean)."""
+
+    tokens: int
+    cells: int
+    groups: int
+
+    def bytes(self, layers: int) -> int:
+        """Of one case under one arm."""
+        return self.tokens * layers * (1 + self.groups) * (self.cells**2 + TYPICAL_WORDS)
+
+
+# From fine to coarse; the first that fits is taken, else the last.
+GRAINS = (Grain(3, 12, 4), Grain(3, 12, 2), Grain(2, 12, 2), Grain(2, 8, 2), Grain(2, 8, 0), Grain(1, 8, 0))
+
+
+class _Batch(NamedTuple):
+    """One batch of cases under one arm."""
+
+    samples: Sequence[Sample]
+    generation: "Generation"
+    maps: "Mapping[tuple[int, int], AttentionMap]"  # by row of the batch and step
+    rows: "Sequence[RowSegments]"
+
+
+def cases_to_show(
+    samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], *, studied: str, reference: str, limit: int
+) -> list[Sample]:
+    """At most ``limit`` cases: half of them flips from ``reference`` to ``studied``, then failures of the former."""
+    found = choose(flips(records, arm=studied, reference=reference), arm=studied, count=max(1, limit // 2))
+    flipped = [flip.case for flip in found]
+    failures = [
+        r["case"] for r in records if r["arm"] == reference and correct(r) is False and r["case"] not in flipped
+    ]
+    chosen = {*flipped, *failures[:: max(1, len(failures) // max(1, limit - len(flipped)))][: limit - len(flipped)]}
+    return [sample for sample in samples if sample.id in chosen]
+
+
+def record_cases(
+    vlm: "VLM",
+    arms: "Mapping[str, Method]",
+    samples: Sequence[Sample],
+    folder: Path,
+    *,
+    batch_size: int,
+    max_new_tokens: int,
+) -> dict[str, Any]:
+    """Answers ``samples`` under ``arms`` once more, and writes where the first tokens of each answer looked.
+
+    Returns the contents of ``attention/cases.json``: ``note``, and ``cases[id][arm]`` with ``tokens`` (of the answer),
+    ``layers``, ``groups`` (of heads), ``grid`` (rows, columns; null without image), ``keys`` (text tokens read) with
+    their ``segments``, ``names`` (of segments), ``masses[token][layer][group][segment]``, and the packed maps
+    ``image`` and ``words``: base64 of uint8 [token][layer][group][place], to be multiplied by ``image_scale`` and
+    ``words_scale`` [token][layer][group] over 255. An arm whose attention cannot be recorded is named in the note.
+    """
+    layers = len(vlm.layout.attentions(vlm.model))
+    fits = [grain for grain in GRAINS if grain.bytes(layers) * len(samples) * len(arms) <= BUDGET]
+    grain = fits[0] if fits else GRAINS[-1]
+    cases: dict[str, dict[str, Any]] = {}
+    refused: list[str] = []
+    for arm, method in arms.items():
+        try:
+            for batch in _recorded(vlm, method, samples, grain, batch_size, max_new_tokens):
+                for row, sample in enumerate(batch.samples):
+                    cases.setdefault(sample.id, {})[arm] = _packed(vlm, batch, row, grain)
+        except UserError as error:
+            refused.append(f"{arm}: {error}")
+    result = {"note": _note(grain, len(samples), refused), "cases": cases}
+    (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
+    write_json(folder / FILE, result)
+    return result
+
+
+def _recorded(
+    vlm: "VLM", method: "Method", samples: Sequence[Sample], grain: Grain, batch_size: int, max_new_tokens: int
+) -> list[_Batch]:
+    from interp.capture import record_attention
+
+    steps = range(min(grain.tokens, max_new_tokens))
+    found = []
+    for batch in batches(samples, batch_size):
+        with record_attention(vlm, queries=steps, maps=steps) as log:
+            generation = method.generate(vlm, prompts_of(batch), max_new_tokens=max_new_tokens)
+        if len(log.rows) != len(batch):
+            raise UserError(
+                f"{len(log.rows)} prompts were forwarded for {len(batch)} cases; its attention is not one answer's; "
+                "look at it with branch=sequential"
+            )
+        found.append(_Batch(batch, generation, {(m.row, m.step): m for m in log.maps}, log.rows))
+    return found
+
+
+def _packed(vlm: "VLM", batch: _Batch, row: int, grain: Grain) -> dict[str, Any]:
+    from interp.segments import SEGMENTS
+
+    segments, ids = batch.rows[row], batch.generation.token_ids[row]
+    steps = [step for step in range(grain.tokens) if (row, step) in batch.maps and step < max(1, len(ids))]
+    names = [name for name in SEGMENTS if name not in DROPPED]
+    labels = [*segments.labels, *["generated"] * len(steps)]
+    words = [at for at, name in enumerate(labels) if not name.startswith("image") and name not in DROPPED]
+    read = [*segments.input_ids, *ids][: len(labels)]
+    words = [at for at in words if at < len(read)]
+    grid = _grid(segments)
+    weights = torch.stack([_grouped(batch.maps[row, step], grain, len(labels)) for step in steps])
+    of_segment = [[at for at, label in enumerate(labels) if label == name] for name in names]
+    masses = torch.stack([weights[..., columns].sum(-1) for columns in of_segment], dim=-1)
+    decoded = [vlm.tokenizer.decode([token]).strip() or "␣" for token in read]
+    first = batch.maps[row, steps[0]]
+    return {
+        "tokens": [vlm.tokenizer.decode([ids[step]]).strip() or "␣" if ids else "(nothing)" for step in steps],
+        "layers": list(first.layers),
+        "groups": _group_names(first.weights.shape[1], grain),
+        "keys": [decoded[at] for at in words],
+        "segments": [names.index(labels[at]) for at in words],
+        "names": names,
+        "masses": np.round(masses.numpy().astype(float), 4).tolist(),
+        "grid": None,
+        **_quantised("words", weights[..., words]),
+        **({} if grid is None else _picture(weights, grid, grain)),
+    }
+
+
+def _grouped(found: "AttentionMap", grain: Grain, width: int) -> Float[Tensor, "layer group column"]:
+    """Mean over all heads, then over each group; columns that were not there yet are 0."""
+    weights = found.weights.float()
+    parts = [weights, *(weights.tensor_split(grain.groups, dim=1) if grain.groups else ())]
+    means = torch.stack([part.mean(dim=1) for part in parts if part.shape[1]], dim=1)
+    return torch.nn.functional.pad(means, (0, max(0, width - means.shape[-1])))[..., :width]
+
+
+def _group_names(heads: int, grain: Grain) -> list[str]:
+    parts = [part.tolist() for part in torch.arange(heads).tensor_split(grain.groups)] if grain.groups else []
+    spans = [f"heads {part[0]} to {part[-1]}" if len(part) > 1 else f"head {part[0]}" for part in parts if part]
+    return ["mean of all heads", *spans]
+
+
+def _grid(segments: "RowSegments") -> "PatchGrid | None":
+    """The grid over the whole picture, or else the first there is."""
+    whole = [grid for grid in segments.grids if grid.name in WHOLE_PICTURE]
+    return next(iter([*whole, *segments.grids]), None)
+
+
+def _picture(weights: Float[Tensor, "token layer group column"], grid: "PatchGrid", grain: Grain) -> dict[str, Any]:
+    """The share of attention in each cell of the picture."""
+    patches = weights[..., grid.columns]
+    height, width = grid.columns.shape
+    cells = (min(height, grain.cells), min(width, grain.cells))
+    pooled = adaptive_avg_pool2d(patches.flatten(0, 2), cells) * (height * width / (cells[0] * cells[1]))
+    return {"grid": list(cells), **_quantised("image", pooled.reshape(*weights.shape[:3], -1))}
+
+
+def _quantised(name: str, weights: Float[Tensor, "token layer group place"]) -> dict[str, Any]:
+    scale = weights.amax(dim=-1).clamp(min=0) if weights.shape[-1] else weights.new_zeros(weights.shape[:-1])
+    steps = (255 * weights / scale.clamp(min=1e-12).unsqueeze(-1)).round().to(torch.uint8)
+    packed = base64.b64encode(steps.contiguous().numpy().tobytes()).decode("ascii")
+    return {name: packed, f"{name}_scale": np.round(scale.numpy().astype(float), 6).tolist()}
+
+
+def _note(grain: Grain, cases: int, refused: Sequence[str]) -> str:
+    groups = f"all of them and {grain.groups} groups" if grain.groups else "all of them together"
+    return " ".join(
+        [
+            f"Attention of {cases} cases, half of them chosen for a changed verdict, the rest failures: pooled to at "
+            f"most {grain.cells} × {grain.cells} cells of the picture, heads averaged ({groups}), in 256 steps of each "
+            f"map's largest weight, for the first {grain.tokens} tokens of an answer. A token's attention is that of "
+            "the position which it was read off. An arm that only changes scores (a contrast, a shift) looks like the "
+            "baseline until its answer differs. Attention shows where a model looked, not why it answered.",
+            *(f"Not recorded: {reason}" for reason in refused),
+        ]
+    )
