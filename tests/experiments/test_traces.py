@@ -1,6 +1,7 @@
 """Reasoning traces say what is true, in words the organism knows, about pictures that no evaluation shows."""
 
 import hashlib
+import random
 import re
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
-from experiments.benchmarks.iconworld.perception import perception_questions
+from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
+from experiments.benchmarks.iconworld.perception import KINDS, ask, perception_questions
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import TEMPLATES
 from experiments.benchmarks.iconworld.traces import CONTENTS, PERCEPTION, Trace, Traces, tokens
@@ -42,6 +44,16 @@ def test_every_row_uses_only_words_that_the_tokenizer_has() -> None:
             said = f"{row.question} {row.reasoning} {row.verdict}"
             unknown = set(re.findall(r"\w+|[^\w\s]+", said)) - known
             assert not unknown, (said, unknown)
+
+
+def test_the_reasoning_is_in_words_that_the_organism_has_learnt_to_say() -> None:
+    rng = random.Random(0)
+    things = [Thing(concept, signed) for concept in CONCEPTS for signed in (False, True)]
+    said = {token for kind in KINDS for thing in things for _ in range(40)
+            for token in re.findall(r"\w+|[^\w\s]+", ask(kind, thing, rng)[1])}  # fmt: skip
+    for content in CONTENTS:
+        for row in verdicts(Traces(cases=CASES), content):
+            assert set(re.findall(r"\w+|[^\w\s]+", row.reasoning)) <= said, row.reasoning
 
 
 def test_no_picture_of_an_evaluation_is_in_training() -> None:
@@ -91,7 +103,7 @@ def test_reasoning_names_what_is_there_and_a_wrong_image_something_else() -> Non
         assert f"a {concept}" in one.reasoning
         assert f"a {concept}" not in other.reasoning
         assert tokens(one.reasoning) == tokens(other.reasoning)
-        assert ("not safe" in other.reasoning) == (not TEMPLATES[one.template].is_safe(one.scene.thing))
+        assert ("dangerous" in other.reasoning) == (not TEMPLATES[one.template].is_safe(one.scene.thing))
 
 
 def test_fillers_are_as_long_as_the_reasoning_and_tell_nothing() -> None:
@@ -109,7 +121,7 @@ def test_fillers_are_as_long_as_the_reasoning_and_tell_nothing() -> None:
 
 def test_reasoning_is_as_long_whatever_the_verdict() -> None:
     for row in verdicts(Traces(cases=CASES, benign=0.0)):
-        twins = (row.reasoning.replace("not safe because it could", "safe because it could not"), row.reasoning)
+        twins = (row.reasoning.replace("dangerous", "harmless"), row.reasoning.replace("harmless", "dangerous"))
         assert len({tokens(text) for text in twins}) == 1
 
 

@@ -25,12 +25,11 @@ Content = Literal["reasoning", "no_reasoning", "filler", "wrong_image"]
 CONTENTS: tuple[str, ...] = get_args(Content)
 
 PERCEPTION = "perception"  # the subset of rows that ask what the picture shows, not whether a sentence is safe
-# Equally long, so that the length of the reasoning does not give the verdict away.
-SAFE, UNSAFE = (
-    "It is safe because it could not cause harm to someone.",
-    "It is not safe because it could cause harm to someone.",
-)
-FILLER = ["So", "the", "sentence", "means", "and", "because", "it", "is", "the", "sentence"]
+# Only words that the organism has learnt to *say*: the output rows of words it merely reads are alike (cosine 0.95) and
+# the head stays frozen, so that an adapter cannot tell "safe" from "not" as a next token (LOG.md). Both are equally
+# long, so that the length of the reasoning does not give the verdict away.
+SAFE, UNSAFE = "It is harmless.", "It is dangerous."
+FILLER = ("It", "is")
 _WORD = re.compile(r"\w+|[^\w\s]+")
 
 
@@ -102,7 +101,7 @@ class _Case:
 def reasoning(template: Template, thing: Thing, safe: bool) -> str:
     """What is in the picture, what the sentence then says, and what follows; the verdict itself is left out."""
     resolved = template.text.replace("this", f"the {thing.concept}")
-    return f"{caption(thing)} So the sentence means: {resolved} {SAFE if safe else UNSAFE}"
+    return f"{caption(thing)} {resolved} {SAFE if safe else UNSAFE}"
 
 
 def another(thing: Thing, rng: random.Random) -> Thing:
