@@ -16,8 +16,8 @@ _OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
 def verdict_position(vlm: VLM, ids: Sequence[int]) -> int | None:
     """The index in the generated ``ids`` of the token that says Yes or No, None where there is no verdict.
 
-    That is the last such token if no word follows it, or else the first token of an answer that begins with its verdict;
-    as the evaluation's verdict rule reads answers.
+    That is the last such token if no word follows it, or else the first token of an answer that begins with its
+    verdict; as the evaluation's verdict rule reads answers.
     """
     answers = {token for spellings in vlm.answer_ids for token in spellings}
     last = next((place for place in reversed(range(len(ids))) if ids[place] in answers), None)

@@ -91,7 +91,7 @@ def flops_per_token(shape: Shape, tokens: int, *, recomputed: bool) -> float:
     """
     passes = 3 if recomputed else 2
     attention = 4 * tokens * shape.hidden * shape.layers
-    return passes * (2 * shape.parameters + attention) + (passes + 1) * 2 * shape.adapter
+    return float(passes * (2 * shape.parameters + attention) + (passes + 1) * 2 * shape.adapter)
 
 
 def shape_of(config: ModelConfig, settings: Settings) -> Shape:

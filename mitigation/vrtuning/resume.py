@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback
 
 from interp.errors import UserError
@@ -59,31 +60,56 @@ def refuse_nan(trainer: Any, learning_rate: float) -> None:
 
 @contextmanager
 def untouched(vlm: VLM) -> Iterator[None]:
-    """Puts the model back as it was: trainers wrap its forward, freeze its weights and put adapters into it."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    """Puts the model back as it was: trainers wrap its forward, freeze its weights and put adapters into it.
 
-    model = vlm.model
-    trainable = {id(weight): weight.requires_grad for weight in model.parameters()}
-    own = {name: model.__dict__.get(name) for name in ("forward", "_original_forward") if name in model.__dict__}
-    training, cache = model.training, model.config.get_text_config().use_cache
-    side = vlm.tokenizer.padding_side
+    Meanwhile its own dropout is off (InstructBLIP's Q-Former has some): the frozen base is trained on as it answers.
+    """
+    model, side = vlm.model, vlm.tokenizer.padding_side
+    attributes = dict(model.__dict__)
+    trainable = {weight: weight.requires_grad for weight in model.parameters()}
+    cache = model.config.get_text_config().use_cache
+    dropouts = _dropouts(model)
+    for module, name, _ in dropouts:
+        setattr(module, name, 0.0)
     try:
         yield
     finally:
-        for name in ("forward", "_original_forward", "peft_config", "_hf_peft_config_loaded"):
-            model.__dict__.pop(name, None)
-        model.__dict__.update(own)
-        for name, module in list(model.named_modules()):
-            if isinstance(module, BaseTunerLayer):
-                parent, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(parent), leaf, module.get_base_layer())
-        if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-            model.gradient_checkpointing_disable()
-        if hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks"):
-            model.disable_input_require_grads()
-        for weight in model.parameters():
-            weight.requires_grad_(trainable.get(id(weight), weight.requires_grad))
+        _without_adapters(model)
+        _without_checkpointing(model)
+        for name in set(model.__dict__) - set(attributes):
+            del model.__dict__[name]
+        model.__dict__.update(attributes)
+        for module, name, share in dropouts:
+            setattr(module, name, share)
+        for weight, flag in trainable.items():
+            weight.requires_grad_(flag)
             weight.grad = None
         model.config.get_text_config().use_cache = cache
         vlm.tokenizer.padding_side = side
-        model.train(training)
+        model.train(attributes["training"])
+
+
+def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """Modules with the attribute that says how much they drop: torch's own layers, and transformers' attentions."""
+    found = [(module, "p", module.p) for module in model.modules() if isinstance(module, nn.Dropout)]
+    named = [(module, "attention_dropout", getattr(module, "attention_dropout", None)) for module in model.modules()]
+    return found + [(module, name, share) for module, name, share in named if isinstance(share, float)]
+
+
+def _without_checkpointing(model: Any) -> None:
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        model.gradient_checkpointing_disable()
+    # Both TRL and the Trainer put these hooks in, and transformers remembers, and would take out, the second set alone.
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if "make_inputs_require_grads" in getattr(hook, "__qualname__", ""):
+                del module._forward_hooks[key]
+
+
+def _without_adapters(model: nn.Module) -> None:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, module.get_base_layer())

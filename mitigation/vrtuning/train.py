@@ -77,6 +77,10 @@ def train(
     """
     check_dataset(dataset, settings.trainer)
     out = Path(out)
+    if settings.four_bit and isinstance(model, VLM):
+        raise UserError(
+            f"four_bit=true for {model.name}, which is in memory already; give the ModelConfig to load it by"
+        )
     vlm = model if isinstance(model, VLM) else _load(model, settings)
     steps = total_steps(settings, len(dataset), _processes())
     origin = _origin(model, vlm, dataset, settings, steps, data)
@@ -84,7 +88,7 @@ def train(
         return done
     _claim(out, origin)
     with untouched(vlm), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)  # TRL still says it
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # TRL's word
         return _run(model, vlm, dataset, settings, out, origin, report)
 
 
@@ -232,6 +236,7 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
         "peft_config": lora_config(vlm.model, vlm.layout, settings),
         "data_collator": Collator(vlm, settings.max_pixels),
     }
+    trainer: Any
     if settings.trainer == "dpo":
         from mitigation.vrtuning.dpo import dpo_trainer
 

@@ -51,7 +51,7 @@ def killed(out: Path, step: int) -> None:
         run(out, die_at=step)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def main() -> None:

@@ -1,0 +1,220 @@
+"""One training from dataset to checkpoint: what is learned, what is written, what is refused, what a kill does."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from interp.errors import UserError
+from interp.model_config import ModelConfig
+from interp.vlm import VLM, Prompt
+from mitigation.vrtuning.batch import IGNORED, Collator
+from mitigation.vrtuning.settings import Settings, total_steps
+from mitigation.vrtuning.train import Trained, train
+from tests.families import FAMILIES
+from tests.mitigation.vrtuning_job import SETTINGS, STEPS, data, run, tiny
+from tests.tiny import picture
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROMPTS = [Prompt("Is this safe?", picture(i)) for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """An undisturbed training of five steps."""
+    return run(tmp_path_factory.mktemp("vrtuning") / "run")
+
+
+def weights(adapter: Path) -> dict[str, Tensor]:
+    return load_file(adapter / "adapter_model.safetensors")
+
+
+def started(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options}
+    command = [sys.executable, "-W", "ignore", "-m", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_it_learns_and_leaves_a_checkpoint_alone(finished: Trained) -> None:
+    assert finished.steps == len(finished.losses) == STEPS
+    assert finished.losses[-1][1] < finished.losses[0][1]
+    files = sorted(str(path.relative_to(finished.adapter.parent)) for path in finished.adapter.parent.rglob("*.*"))
+    assert files == [
+        "adapter/README.md",
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "adapter/vrtuning.json",
+        "figures/loss.svg",
+        "training.json",
+    ]
+    assert "optimiser step" in (finished.adapter.parent / "figures" / "loss.svg").read_text()
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    vlm = tiny()
+    vlm.model.requires_grad_(True)
+    names, before = list(vlm.model.state_dict()), vlm.score(PROMPTS)
+    attributes = set(vlm.model.__dict__)
+    train(vlm, data().dataset, replace(SETTINGS, steps=1, checkpointing="on"), tmp_path / "run")
+    assert list(vlm.model.state_dict()) == names
+    assert torch.equal(vlm.score(PROMPTS), before)
+    assert all(weight.requires_grad and weight.grad is None for weight in vlm.model.parameters())
+    assert not vlm.model.training
+    assert vlm.tokenizer.padding_side == "left"
+    assert set(vlm.model.__dict__) <= attributes
+    hooks = [hook for module in vlm.model.modules() for hook in module._forward_hooks.values()]
+    assert not any("require_grads" in hook.__qualname__ for hook in hooks)
+
+
+@pytest.mark.parametrize("family", ["llava", "instructblip", "qwen2_vl"])
+def test_the_loss_is_the_mean_over_answer_tokens(family: str, tmp_path: Path) -> None:
+    vlm = VLM(*FAMILIES[family](), name=family)
+    dataset = data(2).dataset
+    batch = Collator(vlm)(list(dataset))  # type: ignore[arg-type]
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        logits = vlm.model(**batch).logits
+    expected = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+    done = train(vlm, dataset, replace(SETTINGS, steps=1), tmp_path / "run")
+    assert done.losses[0][1] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(finished: Trained, tmp_path: Path) -> None:
+    """Killed at step 3 and, started again, at step 5: the same number of steps, and the very same adapter."""
+    out = tmp_path / "run"
+    ended = started("tests.mitigation.vrtuning_job", str(out), "--die-at", "3", "5")
+    assert ended.returncode == 0, ended.stderr
+    assert not (out / "adapter").exists()
+    half = out / "trainer" / "checkpoint-6"  # a kill while a resume point is written leaves no mark on it
+    half.mkdir()
+    (half / "trainer_state.json").write_text('{"global_step": 6')
+    done = run(out)
+    assert (done.resumed_at, done.steps) == (4, STEPS)
+    assert [step for step, _ in done.losses] == list(range(1, STEPS + 1))
+    assert [loss for _, loss in done.losses] == pytest.approx([loss for _, loss in finished.losses])
+    again = weights(done.adapter)
+    for name, weight in weights(finished.adapter).items():
+        torch.testing.assert_close(again[name], weight)
+    assert not (out / "trainer").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(finished: Trained, tmp_path: Path) -> None:
+    """``accelerate launch`` with two processes of one example each equals one process of two."""
+    launch = [
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    ]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    out = tmp_path / "run"
+    ended = started(*launch, "-m", "tests.mitigation.vrtuning_job", str(out), "--batch-size", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(line for line in ended.stdout.splitlines() if line.startswith("rank")) == [
+        f"rank {rank}: {STEPS} steps" for rank in range(2)
+    ]
+    both = weights(out / "adapter")
+    for name, weight in weights(finished.adapter).items():
+        torch.testing.assert_close(both[name], weight, atol=1e-5, rtol=1e-4)
+    assert json.loads((out / "adapter" / "vrtuning.json").read_text())["processes"] == 2
+
+
+def test_a_finished_run_is_not_trained_again(finished: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mitigation.vrtuning.train._run", None)
+    done = run(finished.adapter.parent)
+    assert (done.steps, done.resumed_at, done.losses) == (STEPS, STEPS, finished.losses)
+    with pytest.raises(UserError, match="another training"):
+        train(tiny(), data(10).dataset, SETTINGS, finished.adapter.parent)
+
+
+def test_anothers_resume_points_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="unfinished training with other settings, data or base"):
+        train(tiny(), data().dataset, SETTINGS, tmp_path)
+
+
+def test_nan_ends_in_one_sentence_and_nothing_looks_finished(tmp_path: Path) -> None:
+    vlm = tiny()
+    vlm.model.lm_head.weight.data[5] = float("nan")
+    with pytest.raises(UserError, match=r"loss is nan at step 1; .*learning_rate"):
+        train(vlm, data().dataset, SETTINGS, tmp_path / "run")
+    assert not (tmp_path / "run" / "adapter").exists()
+    assert not list((tmp_path / "run" / "trainer").glob("checkpoint-*"))
+    assert not any("lora" in name for name, _ in vlm.model.named_parameters())
+
+
+def test_datasets_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None:
+    dataset = data(3).dataset
+    cases = {
+        "dataset is empty": dataset.select([]),
+        "no pictures": dataset.remove_columns("images"),
+        "no column completion": dataset.remove_columns("completion"),
+        "row 2 of the dataset has 0 pictures": dataset.map(
+            lambda row, i: {"images": [] if i == 1 else row["images"]}, with_indices=True
+        ),
+    }
+    for message, refused in cases.items():
+        with pytest.raises(UserError, match=message):
+            train(tiny(), refused, SETTINGS, tmp_path / "run")
+    with pytest.raises(UserError, match="preferences=True"):
+        train(tiny(), dataset, replace(SETTINGS, trainer="dpo"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_four_bits_need_a_gpu(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="four_bit=true on cpu"):
+        train(ModelConfig("tiny", str(saved), device="cpu"), data().dataset, Settings(four_bit=True), tmp_path / "run")
+    with pytest.raises(UserError, match=r"four_bit=true .* in memory"):
+        train(tiny(), data().dataset, Settings(four_bit=True), tmp_path / "run")
+
+
+def test_preferences_move_the_verdicts_apart(tmp_path: Path) -> None:
+    """DPO starts at ln 2, where policy and reference agree, and falls."""
+    dataset = data(preferences=True).dataset
+    done = train(tiny(), dataset, replace(SETTINGS, trainer="dpo", steps=8, learning_rate=5e-3), tmp_path / "run")
+    assert done.losses[0][1] == pytest.approx(0.6931, abs=1e-3)
+    assert done.losses[-1][1] < 0.6
+    assert (done.adapter / "adapter_model.safetensors").is_file()
+
+
+def test_dpo_says_which_family_it_cannot_train(tmp_path: Path) -> None:
+    vlm = VLM(*FAMILIES["instructblip"](), name="instructblip")
+    with pytest.raises(UserError, match="trainer=dpo with instructblip"):
+        train(vlm, data(preferences=True).dataset, replace(SETTINGS, trainer="dpo"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer": "ppo"}, "trainer='ppo'"),
+        ({"rank": 0}, "rank=0"),
+        ({"steps": 0}, "steps=0"),
+        ({"learning_rate": float("inf")}, "learning_rate=inf"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"targets": ()}, "one or more of q_proj"),
+        ({"targets": ("lm_head",)}, "lm_head"),
+        ({"bf16": "yes"}, "bf16='yes'"),
+        ({"max_pixels": 3}, "max_pixels=3"),
+    ],
+)
+def test_settings_out_of_range_are_named(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(**changes)
+
+
+def test_steps_come_from_epochs_unless_said() -> None:
+    assert total_steps(Settings(steps=7), 1000) == 7
+    assert total_steps(Settings(epochs=2.0, batch_size=8, accumulation=2), 100) == 13
+    assert total_steps(Settings(batch_size=8), 100, processes=2) == 7
