@@ -120,7 +120,7 @@ def notes(chosen: Chosen, oracle: Oracle) -> list[str]:
     if chosen.failures:
         found.append(
             "Failures were chosen because they met caution, so that as asked all do; how far a condition lowers it is "
-            "to be read beside the description of another picture, which lowers it by chance alone."
+            "to be read beside the description of another picture, whose words say nothing of the case."
         )
     if not chosen.matched and chosen.failures:
         found.append("No failure has a harmful twin in this run that met caution, so there is nothing to match with.")
