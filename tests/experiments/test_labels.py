@@ -105,7 +105,8 @@ def test_most_annotators_decide_and_an_even_split_leaves_the_judge(tmp_path: Pat
     assert ["twice" in applied.notes[0], "evenly split on case b" in applied.notes[1], len(applied.notes)] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("raw", [b"case;arm;label\na;baseline;refused\n", b"Label,CASE,arm,x\nREFUSED,a,baseline,1,2,3\n",
+@pytest.mark.parametrize("raw", [b"case;arm;label\na;baseline;refused",
+                                 b"Label,CASE,arm,x\nREFUSED,a,baseline,1,2,3\n",
                                  b'\xef\xbb\xbf"case","arm","label"\r\na,baseline,refused\r\n'])  # fmt: skip
 def test_what_spreadsheets_make_of_csv_is_read(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
