@@ -23,6 +23,7 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from experiments.bench.vcd_variants import Probe
 
+FIRST_SECONDS = 5.0  # of rounds that each model and number of items gets before any gets more
 DOING = "alpha 1, beta 0.1, greedy; lazy has a head that is always sure of one token, the others the model's own"
 
 
@@ -30,8 +31,9 @@ DOING = "alpha 1, beta 0.1, greedy; lazy has a head that is always sure of one t
 class VcdBench:
     """The task. ``sizes`` name models, ``items`` the numbers of prompts in a batch.
 
-    Each model and number of items is measured once in every variant, then those that have taken the least time again,
-    up to ``repeats`` times, as far as that ends within ``seconds``. ``memory=False`` leaves the peaks out.
+    Each model and number of items is measured at least once in every variant, for five seconds if that is longer; then
+    those that have taken the least time again, up to ``repeats`` times, as far as that ends within ``seconds``.
+    ``memory=False`` leaves the peaks out.
 
     Raises:
         UserError: an unknown size or device, numbers below 1, or 7b without a GPU.
@@ -88,7 +90,7 @@ class VcdBench:
 
             measured = self._prepared(device, say)
             for one in measured:
-                one.round()
+                self._begin(one)
             self._repeat(measured, deadline)
         return measured
 
@@ -96,7 +98,10 @@ class VcdBench:
         from experiments.bench.vcd_variants import VARIANTS, Probe, Setting, peaks_elsewhere
 
         settings = [Setting(size, dtype, device, self.seed) for size in self.sizes for dtype in SIZES[size].dtypes]
-        apart = peaks_elsewhere(settings, self.items, say) if self.memory and device == "cpu" else {}
+        apart: dict[tuple[Setting, int], dict[str, int]] = {}
+        if self.memory and device == "cpu":
+            first = [setting for setting in settings if setting.dtype == SIZES[setting.size].dtypes[0]]
+            apart = peaks_elsewhere(first, self.items, say)
         measured = []
         for setting in settings:
             say(f"{setting.size} {setting.dtype}, building")
@@ -105,11 +110,17 @@ class VcdBench:
                 probe.read(variant, 1, new_tokens=3)
             for items in self.items:
                 one = _measured(probe, setting.size, setting.dtype, items, say)
-                if self.memory:
-                    here = device != "cpu"
-                    one.peaks |= {name: probe.peak(name, items) for name in VARIANTS} if here else apart[setting, items]
+                if self.memory and device != "cpu":
+                    one.peaks |= {name: probe.peak(name, items) for name in VARIANTS}
+                one.peaks |= apart.get((setting, items), {})
                 measured.append(one)
         return measured
+
+    def _begin(self, one: Measured) -> None:
+        """A round, and more where they are short, so that what has a bound does not hang on a single one."""
+        one.round()
+        while one.seconds + one.cost < FIRST_SECONDS and len(one.turns.rounds) < self.repeats:
+            one.round()
 
     def _repeat(self, measured: list[Measured], deadline: float) -> None:
         """The one that has taken least time goes next: where a round is short, there are more of them."""
