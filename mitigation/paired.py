@@ -139,12 +139,12 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
         self.alpha, self.beta = alpha, beta
         self._sampling, self._warpers = sampling, sampling.warpers() if sampling else None
         self._fused = fused(kernel)
-        self._width: int | None = None
+        self._length: int | None = None
         self._first_scores: Tensor | None = None
 
     @property
     def first_scores(self) -> Float[Tensor, "pair vocab"]:
-        """The first call's contrasted scores, float32, before cutoff and sampling; UserError without a call."""
+        """The last call's first contrasted scores, float32, before cutoff and sampling; UserError without a call."""
         if self._first_scores is None:
             raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
         return self._first_scores
@@ -156,11 +156,11 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
         if len(scores) % 2:
             raise UserError(f"{len(scores)} rows; a pair is two: first all clean rows, then as many noised ones")
         clean, noised = scores.chunk(2)
-        # A token forbidden in both halves: −inf on either side would make a NaN of it.
-        noised = noised.clamp(min=torch.finfo(noised.dtype).min)
-        if self._width is None or input_ids.shape[1] <= self._width:
+        # A token forbidden in both halves: −inf on either side would make a NaN of it, also after times α.
+        noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
+        before, self._length = self._length, input_ids.shape[1]
+        if before is None or self._length != before + 1:
             refuse_uneven_neighbours(self)
-            self._width = input_ids.shape[1]
             self._first_scores = contrast(clean, noised, alpha=self.alpha)
         result = self._fused(clean, noised, alpha=self.alpha, beta=self.beta)
         if self._sampling is not None:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from interp.capture import Queries, record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
+from mitigation.corruption import corrupt_inputs
+from mitigation.decoding import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
+from mitigation.ranges import BRANCHES
 from mitigation.vcd import VCD
 from tests.tiny import picture
 
@@ -24,11 +27,38 @@ from tests.tiny import picture
         ({"beta": 1.5}, r"beta=1\.5; .*\(0, 1\]"),
         ({"noise_step": 1000}, "noise_step=1000; .*0 .*999"),
         ({"noise_step": -1}, "noise_step=-1; .*0 .*999"),
+        ({"noise": "salt"}, "noise='salt'; .*diffusion.*swapped"),
+        ({"branch": "third"}, "branch='third'; .*sequential, paired or lazy"),
+        ({"branch": "lazy", "beta": None}, "branch='lazy' with beta=None; .*branch=sequential"),
     ],
 )
 def test_settings_are_checked_when_made(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         VCD(**setting)
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("noise", ["blur", "black", "swapped"])
+def test_every_noise_is_contrasted_by_every_branch(vlm: VLM, prompts: list[Prompt], noise: str, branch: str) -> None:
+    got = VCD(alpha=3.0, beta=0.05, noise=noise, branch=branch).generate(vlm, prompts, max_new_tokens=4)
+    worse = corrupt_inputs(vlm, prompts, kind=noise, step=500, seed=0)
+    processor = VisualContrastiveLogitsProcessor(vlm.model, worse, alpha=3.0, beta=0.05)
+    expected = vlm.generate(prompts, max_new_tokens=4, logits_processor=[processor])
+    assert got.token_ids == expected.token_ids
+    assert got.texts == expected.texts
+    assert len(got.texts) == len(got.finished) == len(got.margins) == len(prompts)
+    assert got.token_ids != VCD(alpha=3.0, beta=0.05, noise_step=999).generate(vlm, prompts, max_new_tokens=4).token_ids
+
+
+def test_lazy_says_what_it_saved(vlm: VLM, prompts: list[Prompt]) -> None:
+    sure = VCD(beta=1.0, branch="lazy").generate(vlm, prompts, max_new_tokens=1)
+    assert sure.skips == {"steps": 3, "skipped": 3, "prefills": 0, "skipped_prefills": 3}
+    torch.testing.assert_close(sure.margins, vlm.score(prompts), atol=1e-4, rtol=1e-4)  # the plain ones
+    unsure = VCD(beta=1e-6, branch="lazy").generate(vlm, prompts, max_new_tokens=1)
+    assert unsure.skips == {"steps": 3, "skipped": 0, "prefills": 3, "skipped_prefills": 0}
+    eager = VCD(beta=1e-6).generate(vlm, prompts, max_new_tokens=1)
+    torch.testing.assert_close(unsure.margins, eager.margins, atol=1e-4, rtol=1e-4)
+    assert eager.skips is None
 
 
 def test_it_is_the_formula_decoded_greedily(vlm: VLM, prompts: list[Prompt], one_by_one: Callable[..., Any]) -> None:

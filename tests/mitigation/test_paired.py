@@ -1,0 +1,245 @@
+"""Clean and noised rows in one batch: two branches' tokens, draws from the right distribution, what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from transformers import LogitsProcessor, MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+from interp.capture import record_attention
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt
+from mitigation.contrast import contrast
+from mitigation.decoding import VisualContrastiveLogitsProcessor
+from mitigation.kernels import contrast_and_cut
+from mitigation.paired import PairedContrastLogitsProcessor, Sampling, generate_paired, pair_inputs
+from mitigation.vcd import VCD
+from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
+from tests.mitigation.family_laws import case
+
+DRAWS = 20_000
+
+
+def paired(vlm: VLM, inputs: Any, noised: Any, **options: Any) -> Any:
+    options = {"alpha": 2.0, "beta": 0.1, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0} | options
+    return generate_paired(vlm.model, inputs, noised, **options)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.1), (3.0, None), (2.0, 0.01)])
+def test_greedy_tokens_are_those_of_two_branches(vlm: VLM, inputs: Any, noised: Any, alpha: float, beta: Any) -> None:
+    sequential = contrasting(vlm, noised, alpha=alpha, beta=beta)
+    expected = generate(vlm, inputs, sequential)
+    output = paired(vlm, inputs, noised, alpha=alpha, beta=beta)
+    assert torch.equal(output.sequences, expected.sequences)
+    torch.testing.assert_close(output.first_scores, sequential.first_scores, atol=1e-4, rtol=1e-4)
+    assert output.first_scores.isfinite().all()
+
+
+def test_rows_end_together(vlm: VLM, inputs: Any, noised: Any) -> None:
+    free = answer(generate(vlm, inputs, contrasting(vlm, noised, alpha=3.0, beta=None)), inputs)
+    end = next(int(token) for token in free[0] if all(token not in row for row in free[1:]))
+    expected = generate(vlm, inputs, contrasting(vlm, noised, alpha=3.0, beta=None), eos_token_id=end)
+    assert torch.equal(
+        paired(vlm, inputs, noised, alpha=3.0, beta=None, eos_token_id=end).sequences, expected.sequences
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.5])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.6}, {"top_k": 4}, {"top_p": 0.7}, {"temperature": 1.7, "top_k": 6, "top_p": 0.8}],
+    ids=lambda settings: "_".join(settings) or "plain",
+)
+def test_draws_follow_the_distribution_that_transformers_samples_from(
+    vlm: VLM, inputs: Any, noised: Any, alpha: float, settings: dict[str, Any]
+) -> None:
+    # transformers' own loop, its own warpers, our processor before them: what it hands to multinomial.
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    processor = contrasting(vlm, noised, alpha=alpha, beta=0.1)
+    with torch.random.fork_rng(devices=[]):
+        law = generate(vlm, inputs, processor, do_sample=True, max_new_tokens=1, **off | settings).scores[0]
+    clean, worse = vlm.model(**inputs).logits[0, -1], vlm.model(**noised).logits[0, -1]
+    scores = torch.cat([row.detach().expand(DRAWS, -1) for row in (clean, worse)])
+    noise = torch.Generator().manual_seed(0)
+    pairing = PairedContrastLogitsProcessor(alpha=alpha, beta=0.1, sampling=Sampling(**off | settings, generator=noise))
+
+    drawn = pairing(torch.zeros(2 * DRAWS, 1, dtype=torch.long), scores)
+
+    assert torch.equal(drawn[:DRAWS], drawn[DRAWS:])
+    assert (drawn.isfinite().sum(dim=1) == 1).all()
+    counts = drawn[:DRAWS].argmax(dim=1).bincount(minlength=len(clean))
+    expected = law[0].softmax(dim=0)
+    assert counts[expected == 0].sum() == 0
+    assert (expected > 0).sum() > 2, "a law with a choice"
+    often = expected * DRAWS > 5
+    seen = torch.cat([counts[often], counts[~often].sum()[None]]).double()
+    hoped = torch.cat([expected[often], expected[~often].sum()[None]]).double() * DRAWS
+    some = hoped > 1e-9
+    assert chisquare(seen[some], hoped[some] / hoped[some].sum() * seen[some].sum()).pvalue > 1e-3
+
+
+def test_sampled_answers_repeat_with_their_seed_and_differ_without(vlm: VLM, inputs: Any, noised: Any) -> None:
+    def sampled(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        options = {"do_sample": True, "temperature": 3.0, "generator": generator}
+        return paired(vlm, inputs, noised, beta=0.01, **options).sequences
+
+    state = torch.random.get_rng_state()
+    assert torch.equal(sampled(1), sampled(1))
+    assert not torch.equal(sampled(1), sampled(2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_steps_of_a_sampled_answer_are_drawn_anew(vlm: VLM, inputs: Any, noised: Any) -> None:
+    pairing = PairedContrastLogitsProcessor(alpha=0.0, beta=None, sampling=Sampling(generator=torch.Generator()))
+    ids, even = torch.zeros(2 * 64, 1, dtype=torch.long), torch.zeros(2 * 64, 50)
+    first, second = (pairing(ids, even)[:64].argmax(dim=1) for _ in range(2))
+    assert (first == second).float().mean() < 0.2
+    assert (first[1:] == first[:-1]).float().mean() < 0.2
+
+
+def test_only_the_clean_rows_are_streamed(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
+    class Collect(BaseStreamer):
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+            self.ended = 0
+
+        def put(self, value: Tensor) -> None:
+            self.seen.append(value)
+
+        def end(self) -> None:
+            self.ended += 1
+
+    streamer = Collect()
+    output = paired(vlm, inputs, noised, streamer=streamer)
+    assert torch.equal(streamer.seen[0], inputs["input_ids"])
+    assert torch.equal(torch.stack(streamer.seen[1:], dim=1), answer(output, inputs))
+    assert streamer.ended == 1
+
+
+def test_forbidden_tokens_stay_forbidden_also_without_a_cutoff(vlm: VLM, inputs: Any, noised: Any) -> None:
+    free = answer(paired(vlm, inputs, noised, beta=None), inputs)
+    banned = free[:, 0].unique().tolist()
+    sequential = generate(vlm, inputs, contrasting(vlm, noised, alpha=2.0, beta=None), suppress_tokens=banned)
+    output = paired(vlm, inputs, noised, beta=None, suppress_tokens=banned)
+    assert not output.first_scores.isnan().any()
+    assert torch.equal(output.sequences, sequential.sequences)
+    assert not torch.isin(answer(output, inputs), torch.tensor(banned)).any()
+
+
+def test_other_processors_run_before_the_contrast(vlm: VLM, inputs: Any, noised: Any) -> None:
+    class Count(LogitsProcessor):
+        rows: int = 0
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            self.rows = len(scores)
+            return scores
+
+    count = Count()
+    assert torch.equal(
+        paired(vlm, inputs, noised, logits_processor=[count]).sequences, paired(vlm, inputs, noised).sequences
+    )
+    assert count.rows == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 1.3}, r"repetition_penalty=1\.0"),
+        ({"logits_processor": [RepetitionPenaltyLogitsProcessor(1.3)]}, r"repetition_penalty=1\.0"),
+        ({"num_beams": 2}, "num_beams=2; .*leave num_beams out"),
+        ({"num_return_sequences": 2}, "num_return_sequences=2; .*leave"),
+        ({"alpha": -1.0}, r"alpha=-1\.0"),
+        ({"beta": 2.0}, r"beta=2\.0"),
+        ({"do_sample": True, "temperature": 0.0}, r"temperature=0\.0"),
+        ({"do_sample": True, "top_k": -1}, "top_k=-1; .*0 or more"),
+        ({"do_sample": True, "top_p": 0.0}, r"top_p=0\.0; .*above 0"),
+        ({"kernel": "fortran"}, "unknown kernel 'fortran'"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, dict) else "",
+)
+def test_what_would_be_wrong_is_refused(
+    vlm: VLM, inputs: Any, noised: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        paired(vlm, inputs, noised, **options)
+
+
+def test_a_penalty_of_the_checkpoint_is_refused_and_its_sampling_left_aside(vlm: VLM, inputs: Any, noised: Any) -> None:
+    expected = paired(vlm, inputs, noised).sequences
+    config = vlm.model.generation_config
+    config.do_sample, config.temperature, config.top_k, config.num_beams = True, 9.0, 3, 5
+    assert torch.equal(paired(vlm, inputs, noised).sequences, expected)
+    config.repetition_penalty = 1.3
+    with pytest.raises(UserError, match=r"repetition_penalty=1\.0"):
+        paired(vlm, inputs, noised)
+    assert torch.equal(paired(vlm, inputs, noised, repetition_penalty=1.0).sequences, expected)
+
+
+def test_halves_that_do_not_fit_are_refused(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
+    with pytest.raises(UserError, match="2 noised prompts for 3 clean ones"):
+        paired(vlm, inputs, {name: value[:2] for name, value in noised.items()})
+    with pytest.raises(UserError, match=r"pixel_values is \(3, 3, 24, 24\) .* \(3, 3, 32, 32\)"):
+        paired(vlm, inputs, noised | {"pixel_values": torch.zeros(3, 3, 32, 32)})
+    right = inputs["attention_mask"].flip(1)
+    with pytest.raises(UserError, match="padded on the right"):
+        paired(vlm, dict(inputs) | {"attention_mask": right}, noised)
+    with pytest.raises(UserError, match="no pixel_values"):
+        paired(vlm, vlm.encode([Prompt(p.text) for p in prompts]), noised)
+    with pytest.raises(UserError, match="3 rows; a pair is two"):
+        PairedContrastLogitsProcessor(alpha=1.0, beta=0.1)(torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, 5))
+
+
+def test_tiles_and_prompts_of_other_lengths_are_filled_up() -> None:
+    whole = case("idefics3")
+    short = dict(whole.vlm.encode(whole.prompts[:1])), dict(whole.vlm.encode(whole.prompts[1:2]))
+    clean, worse = short
+    assert clean["pixel_values"].shape[1] != worse["pixel_values"].shape[1]
+    both = pair_inputs(whole.vlm.model, clean, worse)
+    alone = [whole.vlm.model(**half).logits[0, -1] for half in short]
+    torch.testing.assert_close(whole.vlm.model(**both).logits[:, -1], torch.stack(alone), atol=1e-2, rtol=1e-3)
+
+
+def test_nothing_is_said_of_first_scores_before_a_call() -> None:
+    pairing = PairedContrastLogitsProcessor(alpha=1.0, beta=0.5)
+    with pytest.raises(UserError, match="no scores yet"):
+        _ = pairing.first_scores
+    scores, ids = torch.randn(2, 4, 9), torch.zeros(8, 3, dtype=torch.long)
+    pairing(ids, scores.flatten(0, 1))
+    pairing(torch.zeros(8, 4, dtype=torch.long), torch.randn(8, 9))
+    torch.testing.assert_close(pairing.first_scores, contrast(*scores, alpha=1.0))
+    again = pairing(ids, -scores.flatten(0, 1))  # another call of generate starts clean
+    torch.testing.assert_close(pairing.first_scores, contrast(*-scores, alpha=1.0))
+    pairing(torch.zeros(8, 9, dtype=torch.long), scores.flatten(0, 1))  # of longer prompts
+    torch.testing.assert_close(pairing.first_scores, contrast(*scores, alpha=1.0))
+    torch.testing.assert_close(again[:4], contrast_and_cut(*-scores, alpha=1.0, beta=0.5))
+
+
+def test_recorded_attention_would_hold_both_halves_and_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    with record_attention(vlm), pytest.raises(UserError, match=r"attention is being recorded .*branch='sequential'"):
+        VCD(branch="paired").generate(vlm, prompts, max_new_tokens=1)
+    inputs = vlm.encode(prompts)
+    with record_attention(vlm), pytest.raises(UserError, match="attention is being recorded"):
+        paired(vlm, inputs, inputs)
+    paired(vlm, inputs, inputs)
+
+
+def test_a_minimum_length_holds_for_both_halves(vlm: VLM, inputs: Any, noised: Any) -> None:
+    first = int(answer(paired(vlm, inputs, noised), inputs)[0, 0])
+    longer = MinNewTokensLengthLogitsProcessor(inputs["input_ids"].shape[1], 2, first)
+    assert int(answer(paired(vlm, inputs, noised, logits_processor=[longer]), inputs)[0, 0]) != first
+
+
+def test_a_generator_elsewhere_is_refused(vlm: VLM) -> None:
+    pairing = PairedContrastLogitsProcessor(alpha=1.0, beta=0.1, sampling=Sampling(generator=torch.Generator()))
+    with pytest.raises(UserError, match=r"a generator on cpu for scores on meta; .*device='meta'"):
+        pairing(torch.zeros(2, 1, dtype=torch.long, device="meta"), torch.zeros(2, 5, device="meta"))
+
+
+def test_the_processor_of_two_branches_does_not_take_a_paired_batch(vlm: VLM, inputs: Any, noised: Any) -> None:
+    both = pair_inputs(vlm.model, inputs, noised)
+    with pytest.raises(UserError, match="6 rows for 3 prompts"):
+        generate(vlm, both, VisualContrastiveLogitsProcessor(vlm.model, noised))
