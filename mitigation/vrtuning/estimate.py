@@ -15,7 +15,7 @@ TOKENS = 1024  # an example's length, image tokens among them: LLaVA-1.5's 576 a
 ADAPTER_BYTES = 16  # a trained weight: float32 itself, its gradient, Adam's two moments
 FOUR_BIT_BYTES = 0.516  # NF4 with double quantisation: 4.127 bits a weight (Dettmers et al. 2023, arXiv 2305.14314)
 LAYER_BYTES = 34  # a token and unit of width in one layer's activations, 16 bit (Korthikanti et al. 2022, 2205.05198)
-LOGITS_ROWS = 256  # positions whose logits TRL holds at a time, forward and gradient, in float32
+TILE = (4096, 32768)  # positions and vocabulary entries whose logits TRL 1.16 holds at a time, in bfloat16
 RUNTIME_GIB = 1.5  # CUDA's context and libraries
 
 
@@ -80,7 +80,7 @@ def memory_gib(settings: Settings, shape: Shape, tokens: int) -> float:
         activations = LAYER_BYTES * width * shape.layers
     else:  # every layer's input, and one layer in full while it is computed again
         activations = 2 * width * shape.layers + LAYER_BYTES * width
-    logits = 2 * 4 * LOGITS_ROWS * shape.vocabulary
+    logits = 2 * min(settings.batch_size * tokens, TILE[0]) * min(shape.vocabulary, TILE[1])
     return (weights + ADAPTER_BYTES * shape.adapter + activations + logits) / GIB + RUNTIME_GIB
 
 

@@ -1,0 +1,192 @@
+"""A saved adapter: loaded by peft and by us alike, merged, put in and taken out, and read at its verdicts."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from interp.errors import UserError
+from interp.model_config import ModelConfig
+from interp.vlm import VLM, Prompt, load
+from mitigation.method import Baseline
+from mitigation.prompting import ContextPrompt
+from mitigation.vcd import VCD
+from mitigation.vrtuning import active
+from mitigation.vrtuning.checkpoint import write_card
+from mitigation.vrtuning.continued import Continued, verdict_position
+from mitigation.vrtuning.method import VRTuning
+from mitigation.vrtuning.train import Trained, train
+from tests.mitigation.vrtuning_job import SETTINGS, data
+from tests.tiny import picture, tiny_llava
+
+PROMPTS = [Prompt("Is this safe?", picture(i), key=str(i)) for i in range(3)]
+TOKENS = 10
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """An adapter for the saved tiny model that reasons first, and its merged checkpoint."""
+    folder = tmp_path_factory.mktemp("vrtuning")
+    for part in tiny_llava():
+        part.save_pretrained(folder / "base")
+    settings = replace(SETTINGS, steps=25, batch_size=4, save_steps=100, merge=True)
+    return train(ModelConfig("tiny", str(folder / "base")), data().dataset, settings, folder / "run")
+
+
+@pytest.fixture
+def base(trained: Trained) -> VLM:
+    return load(trained.adapter.parents[1] / "base")
+
+
+def method(trained: Trained, **options: object) -> VRTuning:
+    return VRTuning(str(trained.adapter), **options)  # type: ignore[arg-type]
+
+
+def same(one: object, other: object) -> None:
+    assert one.texts == other.texts  # type: ignore[attr-defined]
+    torch.testing.assert_close(one.margins, other.margins, atol=1e-4, rtol=1e-4)  # type: ignore[attr-defined]
+
+
+def test_peft_and_the_merged_checkpoint_answer_alike(trained: Trained, base: VLM) -> None:
+    ours = method(trained).generate(base, PROMPTS, max_new_tokens=TOKENS)
+    assert ours.texts != base.generate(PROMPTS, max_new_tokens=TOKENS).texts
+    assert trained.merged is not None
+    same(ours, load(trained.merged).generate(PROMPTS, max_new_tokens=TOKENS))
+    merged = AutoModelForImageTextToText.from_pretrained(trained.merged)
+    same(ours, VLM(merged, AutoProcessor.from_pretrained(trained.merged)).generate(PROMPTS, max_new_tokens=TOKENS))
+    wrapped = PeftModel.from_pretrained(base.model, trained.adapter)
+    same(ours, VLM(wrapped, base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
+
+
+def test_the_model_is_left_as_it_was_also_after_an_error(trained: Trained, base: VLM) -> None:
+    class Fails:
+        def generate(self, *_: object, **__: object) -> None:
+            raise KeyError
+
+    modules, before = dict(base.model.named_modules()), base.score(PROMPTS)
+    flags = [weight.requires_grad for weight in base.model.parameters()]
+    method(trained).generate(base, PROMPTS, max_new_tokens=2)
+    with pytest.raises(KeyError):
+        method(trained, inner=Fails()).generate(base, PROMPTS, max_new_tokens=2)
+    assert dict(base.model.named_modules()) == modules
+    assert [weight.requires_grad for weight in base.model.parameters()] == flags
+    assert torch.equal(base.score(PROMPTS), before)
+    assert not hasattr(base.model, "peft_config")
+
+
+def test_it_is_loaded_once_for_a_model(trained: Trained, base: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+    real = active._load
+    monkeypatch.setattr(active, "_load", lambda vlm, folder: loads.append(folder) or real(vlm, folder))
+    for _ in range(3):
+        method(trained).generate(base, PROMPTS, max_new_tokens=1)
+    assert len(loads) == 1
+
+
+@pytest.mark.parametrize("inner", [Baseline(), VCD(noise_step=999), VCD(branch="lazy"), ContextPrompt("Look.")])
+def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
+    trained: Trained, base: VLM, inner: object
+) -> None:
+    """Equal to the margin of the inner method on the prompt with the answer's reasoning already in it."""
+    answers = method(trained, inner=inner, answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
+    plain = method(trained, inner=inner).generate(base, PROMPTS, max_new_tokens=TOKENS)
+    assert plain.token_ids == answers.token_ids
+    assert not torch.allclose(plain.margins, answers.margins)
+    places = [verdict_position(base, ids) for ids in answers.token_ids]
+    assert any(places)
+    assert answers.margins.isnan().tolist() == [place is None for place in places]
+    for row, (prompt, place) in enumerate(zip(PROMPTS, places, strict=True)):
+        if not place:
+            continue
+        ids = answers.token_ids[row]
+        with active.adapted(base, trained.adapter, "again"):
+            alone = inner.generate(Continued(base, [ids[:place]]), [prompt], max_new_tokens=1)  # type: ignore[attr-defined]
+        assert alone.token_ids[0][0] == ids[place]
+        torch.testing.assert_close(answers.margins[row], alone.margins[0], atol=1e-4, rtol=1e-4)
+
+
+def test_an_answer_without_a_verdict_has_no_margin(trained: Trained, base: VLM) -> None:
+    cut = method(trained, answer="last").generate(base, PROMPTS, max_new_tokens=3)
+    assert cut.margins.isnan().all()
+    assert not method(trained).generate(base, PROMPTS, max_new_tokens=3).margins.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("the knife . No . </s>", 3),
+        ("Yes .", 0),
+        ("Yes", 0),
+        ("Yes , the knife", 0),
+        ("No knife . Yes .", 3),
+        ("the Yes knife", None),
+        ("the knife", None),
+        ("", None),
+    ],
+)
+def test_where_the_verdict_is(vlm: VLM, said: str, place: int | None) -> None:
+    ids = vlm.tokenizer.convert_tokens_to_ids(said.split())
+    assert verdict_position(vlm, ids) == place
+
+
+def test_another_adapter_is_another_method(trained: Trained, tmp_path: Path) -> None:
+    one = method(trained)
+    assert one == method(trained)
+    assert one.revision in repr(one)
+    copy = shutil.copytree(trained.adapter, tmp_path / "adapter")
+    weights = copy / "adapter_model.safetensors"
+    assert VRTuning(str(copy)).revision == VRTuning(str(tmp_path)).revision == one.revision
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    assert VRTuning(str(copy)).revision != one.revision
+
+
+def test_mistakes_are_named(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no adapter at .*adapter_model\.safetensors"):
+        VRTuning(str(tmp_path))
+    with pytest.raises(UserError, match="answer='middle'"):
+        method(trained, answer="middle")
+    with pytest.raises(UserError, match="inner=3 is no method"):
+        method(trained, inner=3)
+
+
+def test_an_adapter_for_another_base_is_refused(trained: Trained, base: VLM, tmp_path: Path) -> None:
+    other = VLM(*tiny_llava(seed=1), name="other", revision="sha256:0")
+    with pytest.raises(UserError, match=r"was trained on tiny \(sha256:\w+\), this model is other \(sha256:0\)"):
+        method(trained).generate(other, PROMPTS, max_new_tokens=1)
+    foreign = shutil.copytree(trained.adapter, tmp_path / "adapter")  # one without our record: only its shapes tell
+    (foreign / "vrtuning.json").unlink()
+    stranger = VRTuning(str(foreign))
+    same(stranger.generate(base, PROMPTS, max_new_tokens=1), method(trained).generate(base, PROMPTS, max_new_tokens=1))
+    for layer in other.layout.module(other.model, "layers"):
+        layer.mlp.up_proj = torch.nn.Linear(32, 48, bias=False)
+    names = list(other.model.state_dict())
+    with pytest.raises(UserError, match="does not fit other"):
+        stranger.generate(other, PROMPTS, max_new_tokens=1)
+    assert list(other.model.state_dict()) == names
+
+
+def test_a_model_with_an_adapter_takes_no_second_one(trained: Trained, base: VLM) -> None:
+    wrapped = VLM(PeftModel.from_pretrained(base.model, trained.adapter), base.processor, name="tiny")
+    with pytest.raises(UserError, match="already carries an adapter"):
+        method(trained).generate(wrapped, PROMPTS, max_new_tokens=1)
+
+
+def test_the_card_says_what_it_was_made_from(trained: Trained, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained.adapter, tmp_path / "adapter")
+    card = (folder / "README.md").read_text()
+    record = json.loads((folder / "vrtuning.json").read_text())
+    for part in ("tiny", record["base_revision"], record["data_digest"], "25 optimiser steps", "seed 0", "licence"):
+        assert part in card
+    assert "Not measured." in card
+    write_card(folder, [{"quantity": "AUROC", "before": "0.6", "after": "0.7"}])
+    card = (folder / "README.md").read_text()
+    assert "| quantity | before | after |\n|---|---|---|\n| AUROC | 0.6 | 0.7 |" in card
+    assert "Not measured." not in card
+    (folder / "vrtuning.json").unlink()
+    with pytest.raises(UserError, match=r"no vrtuning\.json"):
+        write_card(folder)
