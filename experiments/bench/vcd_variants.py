@@ -159,7 +159,8 @@ def certain_head(vlm: VLM) -> Iterator[None]:
     direction = torch.randn(usual.shape[1], generator=torch.Generator().manual_seed(0)).to(usual)
     weight = torch.zeros_like(usual)
     weight[len(SPECIAL)], weight[len(SPECIAL) + 1] = CERTAINTY * direction, -CERTAINTY * direction
-    head.weight = torch.nn.Parameter(weight, requires_grad=False)
+    # As the usual one: torch takes another, slower path through a linear layer whose weight needs no gradient.
+    head.weight = torch.nn.Parameter(weight, requires_grad=usual.requires_grad)
     try:
         yield
     finally:
