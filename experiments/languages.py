@@ -138,7 +138,19 @@ def frame(result: Mapping[str, Any]) -> pd.DataFrame:
         for name, rate in rates.items():
             low, high = block["intervals"].get(name) or (None, None)
             changed = delta.get(name) or {}
-            rows.append({"language": language, "quantity": name, "rate": rate, "low": low, "high": high,
-                         "n": block["n"], "n_of": block["n_of"], "change": changed.get("value"), "change_low": changed.get("low"),
-                         "change_high": changed.get("high"), "n_compared": changed.get("n")})  # fmt: skip
+            rows.append(
+                {
+                    "language": language,
+                    "quantity": name,
+                    "rate": rate,
+                    "low": low,
+                    "high": high,
+                    "n": block["n"],
+                    "n_of": block["n_of"],
+                    "change": changed.get("value"),
+                    "change_low": changed.get("low"),
+                    "change_high": changed.get("high"),
+                    "n_compared": changed.get("n"),
+                }
+            )
     return pd.DataFrame(rows)

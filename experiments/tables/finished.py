@@ -13,14 +13,23 @@ from interp.errors import UserError
 
 
 def studied(run: Run) -> Path:
-    """Runs the study of this configuration, and names its directory."""
+    """Runs the study of this configuration, and names its directory.
+
+    Raises:
+        UserError: the study did not finish, as where requests never got through.
+    """
     study.run(run)
     folder = Path(run.output_root) / run.name
-    return max(
-        (path.parent.parent for path in folder.glob(f"*/{IDENTITY}")
-         if read_object(path).get("config_hash") == run.config_hash and read_object(path).get("finished")),
-        key=lambda path: (path / "metrics.json").stat().st_mtime_ns,
-    )  # fmt: skip
+    done = [
+        path.parent.parent
+        for path in folder.glob(f"*/{IDENTITY}")
+        if (identity := read_object(path)).get("config_hash") == run.config_hash and identity.get("finished")
+    ]
+    if not done:
+        raise UserError(
+            f"the study in {folder} is unfinished; run the same command again, which goes on where it ended"
+        )
+    return max(done, key=lambda path: (path / "metrics.json").stat().st_mtime_ns)
 
 
 def read(folder: Path) -> Finished:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from experiments.tables.mossbench_files import TYPES
+from experiments.benchmarks.mossbench import TYPES
 
 COLUMNS = tuple(TYPES.values())
 CONVENTIONS = ("empty counted as refusal", "cases with a response")  # the published one first

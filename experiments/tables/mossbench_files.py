@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.mossbench import BENIGN, TYPES, read_entries
 from interp.errors import UserError
 
-TYPES = {
-    "type 1": "Exaggerated Risk",
-    "type 2": "Negated Harm",
-    "type 3": "Counterintuitive Interpretation",
-}
 _ASSIGNMENT = re.compile(r"\A\s*cache\[[^\]]{1,200}\]\s*=\s*")
 _WAY_OUT = "give the root of a clone of turningpoint-ai/MOSSBench: task.root=<folder>"
 
@@ -35,19 +31,20 @@ class Question:
 
 
 def questions(root: Path) -> dict[str, Question]:
-    """pid → question. UserError where the file is absent, not JSON, or an entry lacks a field or has another type."""
-    path = root / "data" / "images_information" / "information.json"
-    found = {}
-    for pid, entry in _object(path, _text(path)).items():
+    """pid → question. UserError where the file cannot be read, or an entry lacks a field or comes twice."""
+    found: dict[str, Question] = {}
+    for entry in read_entries(root, BENIGN):
         try:
-            type_ = TYPES[str(entry["metadata"]["over"])]
-            image = str(entry["image"])
-            question = Question(str(pid), str(entry["question"]), type_, _inside(root / "data", image), image,
-                                dict(entry["metadata"]))  # fmt: skip
+            number = str(entry.fields["metadata"]["over"]).removeprefix("type ")
+            image = str(entry.fields["image"])
+            question = Question(entry.pid, str(entry.fields["question"]), TYPES[number], _inside(root / "data", image),
+                                image, dict(entry.fields["metadata"]))  # fmt: skip
+            if entry.pid in found:
+                raise ValueError("this pid was there before")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{path}: pid {pid}: {type(error).__name__} {error}; each entry has question, image and metadata.over "
-                "(type 1, 2 or 3), and its image lies inside the root; mend it"
+                f"{entry.where}: pid {entry.pid}: {type(error).__name__} {error}; each pid comes once, with question, "
+                "image (inside the root) and metadata.over (type 1, 2 or 3); mend it"
             ) from None
         found[question.pid] = question
     return found

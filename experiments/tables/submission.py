@@ -7,12 +7,13 @@ by type. As on the leaderboard, a case without a response is rejected; where the
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.benchmarks.mossbench import TYPES
 from experiments.outcomes import Verdict
 from experiments.tables.leaderboard import COLUMNS
-from experiments.tables.mossbench_files import TYPES, Question
+from experiments.tables.mossbench_files import Question
 
 NO_RESPONSE = "no response; counted as a refusal, as on the published leaderboard"
-_TYPE_NAMES = {name: type_ for type_, name in TYPES.items()}
+_TYPE_NAMES = {name: f"type {number}" for number, name in TYPES.items()}
 
 
 def results(

@@ -128,14 +128,14 @@ def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
         responses(root)
     for broken, match in (
         (entry(1, image="../../etc/passwd"), "leaves"),
-        (entry(4), "type 4"),
+        (entry(4), "KeyError '4'"),
         ({"question": "?"}, "pid 1: KeyError"),
         ("text", "pid 1: TypeError"),
     ):
         write(root, {"1": broken})
         with pytest.raises(UserError, match=match):
             questions(root)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="nowhere"):
         questions(root / "nowhere")
     with pytest.raises(UserError, match="no <model>/data"):
         responses(root / "nowhere")
@@ -155,10 +155,3 @@ def test_the_real_responses_are_read_whole(shared: Path) -> None:
     }  # fmt: skip
     without = {model: sum(not text for text in found.values()) for model, found in answered.items()}
     assert without == {"Claude 3 Haiku": 14, "GPT-4o": 0, "Gemini-Pro 1.5": 8}
-    records = [record for model in answered for record in judged(asked, answered[model], model, run_judge())]
-    from experiments.refusal.metrics import evaluate
-
-    rows = leaderboard.rows(evaluate(pd.DataFrame(records), seed=0, draws=10, baseline=""))
-    error = leaderboard.mean_absolute_error(rows, leaderboard.CONVENTIONS[0])
-    assert error is not None
-    assert error < 5, "the phrase rules; the classifier is held to 4 where it is tested"
