@@ -30,10 +30,7 @@ SMALL = (
     "task.settings.batch_size=4",
     "task.data.cases=12",
 )
-WITH_VCD = (
-    "+arms.with_vcd={_target_: experiments.vrtuning.arms.NewAdapter, adapter: vrtuning, "
-    "inner: {_target_: mitigation.vcd.VCD, noise_step: 700}, answer: ${task.order}}"
-)
+WITH_VCD = "+method@arms.with_vcd=new_adapter_vcd"
 
 
 def small(exp: str, outputs: Path, *overrides: str) -> Run:
