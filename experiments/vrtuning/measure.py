@@ -19,6 +19,7 @@ from experiments.organism.evaluate import perception_accuracy
 from experiments.schema import Run
 from experiments.stats import Interval, draw_clusters, percentile_interval, resampled_sums, wilson
 from experiments.study import limited
+from interp.errors import UserError
 from interp.model_config import ModelConfig
 from mitigation.vrtuning.checkpoint import adapter_hash
 
@@ -124,10 +125,14 @@ def measured(
     for name, folder in folders.items():
         with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
             seen = utility(vlm, per_kind=per_kind, batch_size=run.batch_size)
-            shares = image_shares(vlm, samples, batch_size=run.batch_size, max_new_tokens=run.max_new_tokens)
+            found[name] = {"utility": seen}
+            try:
+                shares = image_shares(vlm, samples, batch_size=run.batch_size, max_new_tokens=run.max_new_tokens)
+            except UserError as error:  # a model whose attention cannot be recorded is still worth evaluating
+                found[name]["no_image_share"] = str(error)
+                continue
         before = shares if before is None else before
-        compared_shares = {
+        found[name]["image_share"] = {
             column: compared(before, shares, column, seed=run.seed, draws=run.draws) for column in ("verdict", "answer")
         }
-        found[name] = {"utility": seen, "image_share": compared_shares}
     return plain(found)

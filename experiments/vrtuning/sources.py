@@ -1,6 +1,6 @@
 """Where training rows come from, as ``mitigation.vrtuning.data`` wants them. Imports neither torch nor transformers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,10 +57,20 @@ def build(source: Source, content: str, order: str, *, preferences: bool = False
     return llava_cot(path, images or path.parent, order=order)  # type: ignore[arg-type]
 
 
-def rows(traces: list[Trace]) -> Iterator[Row]:
-    """The traces with their pictures drawn; what a preference is taught against is the opposite verdict."""
+def rows(traces: Sequence[Trace]) -> Iterator[Row]:
+    """The traces with their pictures drawn, each with an answer that a preference is taught against.
+
+    Of a verdict that is its opposite: each sentence stands on both sides, so that whoever has not looked is wrong as
+    often as right. Of a perception row it is what another row answers to the same question, or its own answer where
+    no other is known, which a preference cannot use.
+    """
+    known: dict[str, list[str]] = {}
+    for trace in traces:
+        if trace.subset == PERCEPTION:
+            known.setdefault(trace.question, []).append(trace.verdict)
     for trace in traces:
         replay = trace.subset == PERCEPTION
-        rejected = "" if replay else ("No." if trace.verdict == "Yes." else "Yes.")
+        others = known.get(trace.question, []) if replay else ["Yes.", "No."]
+        rejected = next((answer for answer in others if answer != trace.verdict), trace.verdict)
         kind = PERCEPTION if replay else VERDICT
         yield Row(trace.scene.render(), trace.question, trace.reasoning, trace.verdict, kind, rejected=rejected)

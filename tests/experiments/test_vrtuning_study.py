@@ -195,6 +195,18 @@ def test_benchmark_cases_under_another_name_are_refused(tmp_path: Path) -> None:
         build(Jsonl(str(path)), "reasoning", "first")
 
 
+def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
+    data = build(Traces(cases=40), "reasoning", "last", preferences=True)
+    for row in data.dataset:
+        chosen, rejected = (row[name][0]["content"] for name in ("chosen", "rejected"))
+        assert chosen != rejected
+        if row["kind"] == "verdict":
+            assert {chosen.split()[-1], rejected.split()[-1]} == {"Yes.", "No."}
+        assert rejected
+    assert {row["kind"] for row in data.dataset} == {"verdict", "perception"}
+    assert all("rejected verdict is the chosen one" in skipped.reason for skipped in data.skipped)
+
+
 def test_a_file_has_no_controls(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="content='filler'"):
         build(Jsonl(str(tmp_path / "rows.jsonl")), "filler", "first")
@@ -236,6 +248,8 @@ def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
     samples = IconWorld().load().samples[:3]
     shares = image_shares(vlm, samples, batch_size=2, max_new_tokens=4)
     assert list(shares["case"].unique()) == [sample.id for sample in samples]
+    none = image_shares(vlm, [], batch_size=2, max_new_tokens=4)
+    assert compared(none, none, "verdict", seed=0, draws=10)["n"] == 0
     for sample in samples:
         with record_attention(vlm) as log:
             vlm.generate(prompts_of([sample]), max_new_tokens=1)
