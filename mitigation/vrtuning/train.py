@@ -164,6 +164,7 @@ def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Train
     there = checkpoint.read_origin(folder)
     if there is None or _identity(there) != _identity(origin):
         raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
+    shutil.rmtree(out / "trainer", ignore_errors=True)  # still there if the run was killed after its last act
     found = json.loads((out / "training.json").read_text(encoding="utf-8"))
     merged = out / "merged"
     losses = [(int(step), float(loss)) for step, loss in found["losses"]]
@@ -274,6 +275,7 @@ def _publish(
         part = out / "merged.part"
         shutil.rmtree(part, ignore_errors=True)
         checkpoint.merge(model, draft, part)
+        shutil.rmtree(out / "merged", ignore_errors=True)  # of a run that was killed right here
         part.rename(out / "merged")
     draft.rename(out / "adapter")
     shutil.rmtree(out / "trainer")

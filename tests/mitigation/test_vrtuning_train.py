@@ -73,6 +73,17 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert not any("require_grads" in hook.__qualname__ for hook in hooks)
 
 
+@pytest.mark.parametrize(("options", "tolerance"), [({"checkpointing": "on"}, 1e-5), ({"bf16": "on"}, 0.05)])
+def test_what_a_gpu_would_switch_on_trains_the_same(
+    finished: Trained, options: dict[str, str], tolerance: float, tmp_path: Path
+) -> None:
+    vlm = tiny()
+    before = vlm.score(PROMPTS)
+    done = train(vlm, data().dataset, replace(SETTINGS, **options), tmp_path / "run")  # type: ignore[arg-type]
+    assert [loss for _, loss in done.losses] == pytest.approx([loss for _, loss in finished.losses], rel=tolerance)
+    assert torch.equal(vlm.score(PROMPTS), before)
+
+
 @pytest.mark.parametrize("family", ["llava", "instructblip", "qwen2_vl"])
 def test_the_loss_is_the_mean_over_answer_tokens(family: str, tmp_path: Path) -> None:
     vlm = VLM(*FAMILIES[family](), name=family)
@@ -132,8 +143,10 @@ def test_two_processes_train_as_one(finished: Trained, tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_trained_again(finished: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mitigation.vrtuning.train._run", None)
+    (finished.adapter.parent / "trainer").mkdir()  # as a kill between the last two acts would leave it
     done = run(finished.adapter.parent)
     assert (done.steps, done.resumed_at, done.losses) == (STEPS, STEPS, finished.losses)
+    assert not (finished.adapter.parent / "trainer").exists()
     with pytest.raises(UserError, match="another training"):
         train(tiny(), data(10).dataset, SETTINGS, finished.adapter.parent)
 
