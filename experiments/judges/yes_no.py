@@ -22,6 +22,8 @@ from typing import ClassVar, Literal
 
 from experiments.benchmarks.sample import Gold, Kind
 from experiments.judges.judge import Item, Judgement
+from experiments.judges.phrases import languages, primary
+from experiments.judges.verdict_words import first_word
 from experiments.outcomes import Verdict
 from interp.errors import UserError
 
@@ -89,10 +91,15 @@ class YesNo:
         return "yes_no" if self.rule == "anchored" else "published"
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """Verdicts yes, no or no_verdict."""
-        if self.rule == "anchored":
-            return [Judgement(anchored(item.response)) for item in items]
-        return [_published(item) for item in items]
+        """Verdicts yes, no or no_verdict; ``anchored`` reads other languages than English by their first words."""
+        return [_anchored(item) if self.rule == "anchored" else _published(item) for item in items]
+
+
+def _anchored(item: Item) -> Judgement:
+    language = primary(item.language)
+    if language == "en" or language not in languages():
+        return Judgement(anchored(item.response))
+    return Judgement(first_word(item.response, language))
 
 
 def _published(item: Item) -> Judgement:
