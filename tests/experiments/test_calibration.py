@@ -29,7 +29,7 @@ def test_a_yes_bias_says_yes_as_often_as_the_arm_under_study() -> None:
 
 def test_controls_and_cases_without_answer_do_not_count() -> None:
     baseline = said("baseline", "tocto", "nnnnx", [-3.0, -1.0, 50.0, -2.0, 0.0])
-    studied = said("vcd", "tocto", "nyyxy", [0.0] * 5)
+    studied = said("vcd", "tocto", "nynxy", [0.0] * 5)
     # Left are the first two, of which one says Yes: the middle between −3 and −1.
     assert fitted(YesBias(), [*baseline, *studied], study="vcd") == ConstantShift(2.0)
     assert fitted(YesBias(), baseline, study="vcd") == ConstantShift(0.0)
