@@ -58,9 +58,9 @@ def answered(
         "status": status.value,
         **judged(judgement, judge),
         "published_verdict": published_verdict(response) if sample.gold in ("yes", "no") else None,
-        "response": response,
+        "response": writable(response),
         "margin": margin if math.isfinite(margin) else None,
-        **({} if prompt is None else {"prompt": prompt}),
+        **({} if prompt is None else {"prompt": writable(prompt)}),
     }
 
 
@@ -70,7 +70,7 @@ def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:
         return {"verdict": None, "judge": judge}
     said: dict[str, Any] = {"verdict": judgement.verdict.value, "judge": judge}
     if judgement.explanation:
-        said["explanation"] = judgement.explanation
+        said["explanation"] = writable(judgement.explanation)
     if judgement.votes:
         said["votes"] = list(judgement.votes)
     return said
@@ -84,7 +84,7 @@ def failed(sample: Sample, arm: str, settings: str, status: Status, reason: str)
         "published_verdict": None,
         "response": None,
         "margin": None,
-        "reason": reason,
+        "reason": writable(reason),
     }
 
 
@@ -99,8 +99,13 @@ def _common(sample: Sample, arm: str, settings: str) -> dict[str, Any]:
         "cluster": sample.cluster,
         "pair": sample.pair,
         "tags": dict(sample.tags),
-        "text": sample.text,
+        "text": writable(sample.text),
     }
+
+
+def writable(text: str) -> str:
+    """The text as UTF-8 can hold it: half a surrogate pair, which JSON from elsewhere may carry, becomes "?"."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def now() -> str:

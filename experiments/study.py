@@ -15,6 +15,7 @@ from experiments.environment import describe
 from experiments.external import Responses
 from experiments.outcomes import Status
 from experiments.report.build import build, thumbnail_name
+from experiments.report.run_files import THUMBNAIL_QUALITY
 from experiments.schema import Run
 from experiments.store import RunStore, open_run
 from interp.errors import UserError
@@ -247,7 +248,7 @@ class Study:
                 except BadImage:
                     continue  # its record says so
                 image.thumbnail((THUMBNAIL, THUMBNAIL))
-                image.save(path, quality=85)
+                image.save(path, quality=THUMBNAIL_QUALITY)
 
 
 def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:

@@ -6,7 +6,6 @@ follows from how much there is to keep, and the file's ``note`` says so. Knows n
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.answering import batches
+from experiments.attention.grain import FILE, Grain, finest
 from experiments.attention.recording import prompts_of
 from experiments.benchmarks.sample import Sample
 from experiments.report.flips import choose, correct, flips
@@ -30,28 +30,8 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation
     from mitigation.method import Method
 
-FILE = "attention/cases.json"
-BUDGET = 16_000_000  # bytes of all maps together
-TYPICAL_WORDS = 80  # text tokens of a prompt, for the estimate
 WHOLE_PICTURE = ("base", "global")  # grids that cover the picture at once; tiles are left out where there is one
 DROPPED = ("padding",)
-
-
-@dataclass(frozen=True)
-class Grain:
-    """How fine the maps are: answer tokens, cells a side of the picture, groups of heads (0: only their mean)."""
-
-    tokens: int
-    cells: int
-    groups: int
-
-    def bytes(self, layers: int) -> int:
-        """Of one case under one arm."""
-        return self.tokens * layers * (1 + self.groups) * (self.cells**2 + TYPICAL_WORDS)
-
-
-# From fine to coarse; the first that fits is taken, else the last.
-GRAINS = (Grain(3, 12, 4), Grain(3, 12, 2), Grain(2, 12, 2), Grain(2, 8, 2), Grain(2, 8, 0), Grain(1, 8, 0))
 
 
 class _Batch(NamedTuple):
@@ -94,8 +74,7 @@ def record_cases(
     ``words_scale`` [token][layer][group] over 255. An arm whose attention cannot be recorded is named in the note.
     """
     layers = len(vlm.layout.attentions(vlm.model))
-    fits = [grain for grain in GRAINS if grain.bytes(layers) * len(samples) * len(arms) <= BUDGET]
-    grain = fits[0] if fits else GRAINS[-1]
+    grain = finest(layers=layers, maps=len(samples) * len(arms))
     cases: dict[str, dict[str, Any]] = {}
     refused: list[str] = []
     for arm, method in arms.items():

@@ -12,10 +12,12 @@ from typing import Any
 from experiments.benchmarks.sample import UNSAFE_SUBSETS
 from experiments.labels import LABELS
 from experiments.outcomes import Status, Verdict
+from experiments.records import writable
 from experiments.report.flips import correct
 from experiments.report.run_files import RunFiles
 
 LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
+LONGEST_NAME = 200  # characters of an id, a scenario, a tag
 HIDDEN_SUBSETS = (*UNSAFE_SUBSETS, "contrast")  # whose pictures stay blurred until somebody asks for them
 VERDICT_WORDS = {
     Verdict.YES: "Yes (safe)",
@@ -91,15 +93,15 @@ def as_script(data: Mapping[str, Any]) -> str:
 
 
 def _case(run: RunFiles, case: str, record: Mapping[str, Any], images: _Pool) -> dict[str, Any]:
-    tags = {str(k): str(v)[:200] for k, v in (record.get("tags") or {}).items() if v not in (None, "")}
+    tags = {str(k): str(v) for k, v in (record.get("tags") or {}).items() if v not in (None, "")}
     return {
-        "id": case,
+        "id": writable(case)[:LONGEST_NAME],
         "subset": str(record["subset"]),
-        "scenario": str(record.get("scenario") or ""),
+        "scenario": writable(str(record.get("scenario") or ""))[:LONGEST_NAME],
         "gold": str(record["gold"]),
         "text": str(record["text"])[:LONGEST_TEXT],
         "hidden": record["subset"] in HIDDEN_SUBSETS,
-        "tags": tags,
+        "tags": {key[:LONGEST_NAME]: value[:LONGEST_NAME] for key, value in tags.items()},
         "image": images.place(run.thumbnail(case)),
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 from experiments.outcomes import Status
 from interp.errors import UserError
 
+THUMBNAIL_QUALITY = 75  # of JPEG: 1,500 pictures must fit a file that can be mailed
 RECORD_KEYS = ("case", "arm", "status", "verdict", "response", "margin", "subset", "gold", "text")
 _WAY_OUT = "repeat the run's command, which finishes what is missing without repeating what is there"
 

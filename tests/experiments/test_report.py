@@ -1,5 +1,7 @@
 """The report: what it shows, what it never trusts, and what it says when a file is missing."""
 
+import base64
+import hashlib
 import json
 import re
 import shutil
@@ -86,8 +88,11 @@ def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, pa
 
 
 def test_page_is_self_contained(finished: Path, page: _Page) -> None:
+    scripts = page.all("script")
+    assert [script.get("type") for script in scripts] == ["application/json", None]
+    assert not any("src" in script for script in scripts)
     for tag, attrs in page.tags:
-        assert tag not in ("script", "link", "iframe", "object", "base")
+        assert tag not in ("link", "iframe", "object", "base")
         for name, value in attrs.items():
             if name in ("src", "srcset", "data"):
                 assert (value or "").startswith("data:")
@@ -97,7 +102,11 @@ def test_page_is_self_contained(finished: Path, page: _Page) -> None:
     css = (finished / "report.html").read_text().split("<style>")[1].split("</style>")[0]
     assert "url(" not in css
     assert "@import" not in css
-    assert "default-src 'none'" in (page.all("meta")[2]["content"] or "")
+    policy = page.all("meta")[2]["content"] or ""
+    assert "default-src 'none'" in policy
+    script = (finished / "report.html").read_text().split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy  # this script and no other
 
 
 def test_same_files_give_the_same_bytes(finished: Path, run: Path) -> None:
@@ -158,7 +167,7 @@ def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
     page = page_of(run)
     assert '<script>alert("x")</script></td><img src=x onerror=alert(1)>' in page.text
     assert "{{ 7*7 }}" in page.text
-    assert not page.all("script")
+    assert len(page.all("script")) == 2
     assert all("onerror" not in attrs for _, attrs in page.tags)
     assert len(page.all("article")) == 10
 
@@ -171,7 +180,7 @@ def test_metrics_and_environment_are_not_trusted_either(run: Path) -> None:
     environment = json.loads((run / "environment.json").read_text()) | {"command": HOSTILE, "config": {"a": HOSTILE}}
     (run / "environment.json").write_text(json.dumps(environment))
     page = page_of(run)
-    assert not page.all("script")
+    assert len(page.all("script")) == 2
     assert all("onerror" not in attrs for _, attrs in page.tags)
 
 
@@ -259,7 +268,8 @@ def test_no_directory_and_no_room_to_write(tmp_path: Path, run: Path) -> None:
 
 def test_missing_thumbnail_is_said(run: Path) -> None:
     shutil.rmtree(run / "thumbnails")
-    assert page_of(run).text.count("no thumbnail was kept") == 10
+    markup = build(run).read_text(encoding="utf-8").split('<script type="application/json"')[0]
+    assert markup.count("no thumbnail was kept") == 10
 
 
 @example("a/b", "a_b")

@@ -23,6 +23,11 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
+def asks_for_a_file(method: str) -> bool:
+    """True for methods that are nothing without a file that a person gives."""
+    return "???" in (CONF / "method" / f"{method}.yaml").read_text()
+
+
 @pytest.mark.parametrize("exp", options("exp"))
 def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
     run = run_of(f"+exp={exp}")
@@ -30,7 +35,7 @@ def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
     assert f"python -m experiments.run +exp={exp}" in (CONF / "exp" / f"{exp}.yaml").read_text()
 
 
-@pytest.mark.parametrize("method", options("method"))
+@pytest.mark.parametrize("method", [name for name in options("method") if not asks_for_a_file(name)])
 def test_every_method_composes_and_is_the_arm_under_study(method: str) -> None:
     run = run_of(f"method={method}")
     assert run.arm == method
@@ -43,9 +48,12 @@ def test_every_model_composes(model: str) -> None:
     assert run_of(f"model={model}").model.name == model
 
 
+CONTROLS = ("vcd_published", "text_only", "yes_bias", "calibrated_shift", "prompt")
+
+
 def test_the_main_experiment_has_its_arms_in_order() -> None:
     run = run_of("+exp=vcd_llava")
-    assert list(run.arms) == ["baseline", "vcd", "vcd_published", "calibrated_shift", "prompt"]
+    assert list(run.arms) == ["baseline", "vcd", *CONTROLS]
     assert run.arms["baseline"] == Baseline()
     assert run.arms["calibrated_shift"] == CalibratedShift()
     assert run.arms["vcd_published"] == VCD(alpha=1.0, beta=0.1, noise_step=500, seed=0)

@@ -18,6 +18,7 @@ from mitigation.method import Baseline
 from tests.experiments.compose import run_of
 
 LIMIT = 12
+ARMS = {"baseline", "vcd", "vcd_published", "calibrated_shift", "prompt", "text_only", "yes_bias"}
 
 
 def study(saved: Path, outputs: Path, *overrides: str) -> Run:
@@ -43,8 +44,8 @@ def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_case_is_recorded_once_under_every_arm(finished: Path) -> None:
     records = lines(finished)
     keys = [(record["case"], record["arm"]) for record in records]
-    assert len(keys) == len(set(keys)) == 5 * LIMIT
-    assert {arm for _, arm in keys} == {"baseline", "vcd", "vcd_published", "calibrated_shift", "prompt"}
+    assert len(keys) == len(set(keys)) == len(ARMS) * LIMIT
+    assert {arm for _, arm in keys} == ARMS
 
 
 def test_metrics_have_the_promised_shape(finished: Path) -> None:
@@ -54,7 +55,7 @@ def test_metrics_have_the_promised_shape(finished: Path) -> None:
         assert set(entry["accuracy"]) >= {"typical", "attack", "over_safety", "overall"}
         assert set(entry) >= {"d_prime", "criterion", "auroc", "flip_rate", "n", "n_of", "outcomes"}
         assert all(value is None or 0 <= value <= 1 for value in entry["accuracy"].values())
-    assert set(metrics["comparisons"]) == {"vcd", "vcd_published", "calibrated_shift", "prompt"}
+    assert set(metrics["comparisons"]) == ARMS - {"baseline"}
     assert len(metrics["summary"]) == 2
 
 
