@@ -51,7 +51,7 @@ class Request:
 
 
 class Endpoint:
-    """The connection to one endpoint; safe for several threads. The key lives in its HTTP client alone."""
+    """The connection to one endpoint; safe for several threads. It alone holds the key, and shows it nowhere."""
 
     def __init__(self, config: ApiConfig, *, rng: random.Random | None = None) -> None:
         self.config = config
