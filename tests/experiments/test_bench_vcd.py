@@ -129,8 +129,9 @@ def test_the_prompt_is_not_part_of_a_tokens_time(probe: Probe, monkeypatch: pyte
         return forward(*arguments, **given)
 
     monkeypatch.setattr(model, "forward", slow_prompt)
-    reading = probe.read("two_forward", 1)
-    assert reading.prefill > 1 > reading.token
+    reading = probe.read("two_forward", 1, new_tokens=2)  # one step between two tokens
+    assert reading.prefill > 1
+    assert reading.token < 0.5
 
 
 def fake(size: str, items: int, seconds: dict[str, float], clock: float = 0.0) -> Measured:
@@ -182,15 +183,27 @@ def test_every_bound_is_of_a_size_type_and_ratio_that_is_measured() -> None:
 def test_short_rounds_are_repeated_more_often_and_none_is_begun_too_late() -> None:
     seconds = dict.fromkeys(VARIANTS, 1.0)
     short, long = fake("tiny", 1, seconds), fake("tiny", 32, seconds)
+    order: list[int] = []
+
+    def round_of(one: Measured) -> Any:
+        def taking() -> None:
+            order.append(one.items)
+            one.turns.run()
+            one.seconds += one.seconds / (len(one.turns.rounds) - 1)
+
+        return taking
+
     for one, taken in ((short, 1.0), (long, 10.0)):
         one.round()
-        one.seconds = taken
-        one.round = lambda one=one: (one.turns.run(), setattr(one, "seconds", one.seconds + one.cost))
+        one.seconds, one.round = taken, round_of(one)
     bench = VcdBench(sizes=["tiny"], repeats=7)
-    bench._repeat([short, long], time.monotonic() + 5)
-    assert (len(short.turns.rounds), len(long.turns.rounds)) == (7, 1)
-    bench._repeat([short, long], math.inf)
-    assert (len(short.turns.rounds), len(long.turns.rounds)) == (7, 7)
+    bench._repeat([long, short], time.monotonic() + 5)
+    assert order == [1] * 6
+    bench._repeat([long, short], math.inf)
+    assert order == [1] * 6 + [32] * 6
+    bench = VcdBench(sizes=["tiny"], repeats=9)
+    bench._repeat([long, short], math.inf)
+    assert order[12:14] == [1, 1]
 
 
 @pytest.mark.gpu
