@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 def card(origin: "Origin", rows: Sequence[Mapping[str, str]]) -> str:
     """The card as Markdown; ``rows`` are those of the table before and after, column → cell."""
     revision = f" (`{origin.base_revision}`)" if origin.base_revision else ", built in memory"
-    shown = {name: value for name, value in origin.settings.items() if name not in ("report_to", "merge")}
-    settings = "\n".join(f"| {name} | {_cell(value)} |" for name, value in shown.items())
     versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
     return f"""\
 ---
@@ -41,9 +39,7 @@ LoRA on the language model only; vision tower, projector and output head are the
 
 ## Settings
 
-| setting | value |
-|---|---|
-{settings}
+{_table(_settings(origin))}
 
 ## Licence and limits
 
@@ -51,6 +47,11 @@ The adapter is a derivative of the base model: the base model's licence applies 
 of MOSSBench and MMSafeAware are refused in training. The adapter changes how a model answers safety questions; it is no
 safety guarantee.
 """
+
+
+def _settings(origin: "Origin") -> list[dict[str, str]]:
+    shown = {name: value for name, value in origin.settings.items() if name not in ("report_to", "merge")}
+    return [{"setting": name, "value": _cell(value)} for name, value in shown.items()]
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
