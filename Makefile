@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test check format clean
+.PHONY: help install install-dev demo test chromium check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,8 +28,15 @@ install-dev: .venv/.installed-dev ## the same with the tools that test and check
 demo: install ## install, then the main job: baseline, VCD and its controls on the bundled organism
 	$(BIN)/python -m experiments.run +exp=vcd_llava
 
-test: install-dev ## install, then the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu and not browser"
+test: install-dev chromium ## install, then the tests
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+# Debian's Chromium for the tests of the report, where it can be had; without it those tests skip and say so.
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null 2>&1 || test -n "$$CHROMIUM" \
+	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && echo "installing chromium" \
+	&& { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1; } \
+	|| echo "no Chromium here: the tests of the report in a browser will skip"
 
 check: install-dev ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -107,8 +107,8 @@ def judged(
     items = [item_of(samples[index], generation.texts[index]) for index in spoken]
     judgements = dict(zip(spoken, judge.judge(items), strict=True)) if items else {}
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
+        reason = "" if generation.reasons is None else generation.reasons[index]
         if status.excluded:
-            reason = (generation.reasons or [""] * len(samples))[index]
             yield records.failed(sample, arm, settings, status, reason)
             continue
         yield records.answered(
@@ -121,6 +121,7 @@ def judged(
             judgement=judgements.get(index, unspoken(judge)),
             judge=judge.name,
             prompt=None if generation.prompts is None else generation.prompts[index],
+            reason=reason,
         )
 
 

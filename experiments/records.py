@@ -48,11 +48,12 @@ def answered(
     judgement: Judgement | None,
     judge: str,
     prompt: str | None = None,
+    reason: str = "",
 ) -> dict[str, Any]:
     """A record of an answer: its status, and apart from it what the judge read in it.
 
     ``judgement`` is None where a refusal judge had nothing to read; ``prompt`` is what the model read, as rendered.
-    A margin that is not a number becomes null.
+    A margin that is not a number becomes null. ``reason`` says why there is no text, or not all of it.
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
@@ -61,6 +62,7 @@ def answered(
         "response": writable(response),
         "margin": margin if math.isfinite(margin) else None,
         **({} if prompt is None else {"prompt": writable(prompt)}),
+        **({"reason": writable(reason)} if reason else {}),
     }
 
 

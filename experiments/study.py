@@ -207,7 +207,9 @@ class Study:
         lost = sum(record["status"] == Status.TRANSPORT_FAILED for record in current if not self._is_external(record))
         finished = {} if lost else {"finished": records.now()}
         skips = {arm: dict(counts) for arm, counts in self._answering.skips.items()}
-        self.store.write_json("environment.json", {**environment, **finished, "skips": skips})
+        reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
+        more = finished | ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
+        self.store.write_json("environment.json", {**environment, **more})
         page = build(self.store.path)
         if not lost:
             self.store.finish()
