@@ -63,7 +63,7 @@ def evaluate(
     }
     result = plain(result)
     result["summary"] = [_sentence(result["points"][best], len(rows), where)]
-    result["caveats"] = [_caveat(len(rows), int(baseline.kept.sum()))]
+    result["caveats"] = [_caveat(len(rows), int(baseline.kept.sum()))] if len(rows) > 1 else []
     return result
 
 
@@ -159,8 +159,8 @@ def _sentence(best: Mapping[str, Any], settings: int, where: str) -> str:
     if auroc:
         moved = f"AUROC goes from {auroc['from']:.3f} to {auroc['to']:.3f} ({change(auroc, of_rates=False)})"
     return (
-        f"{where}: of {settings} settings α={best['alpha']:g} at noise step {best['noise_step']} has the highest "
-        f"overall accuracy, {share(overall['to'])} against the baseline's {share(overall['from'])} "
+        f"{where}: of {settings} setting{'s' * (settings > 1)} α={best['alpha']:g} at noise step {best['noise_step']} "
+        f"has the highest overall accuracy, {share(overall['to'])} against the baseline's {share(overall['from'])} "
         f"({change(overall)}); its unsafe accuracy minus that of the constant shift with the same over-safety accuracy "
         f"is {change(height)}, and {moved}: {_MEANING[best['conclusion']]}."
     )

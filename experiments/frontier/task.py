@@ -124,6 +124,7 @@ class Frontier:
             console.print(f"{len(found)} of {len(wanted)} answers taken from earlier runs", highlight=False)
 
     def _conclude(self, run: Run, store: RunStore, loaded: Loaded, console: Console) -> None:
+        from experiments import scoring
         from experiments.frontier.figure import draw
         from experiments.frontier.scores import evaluate
         from experiments.frontier.table import table
@@ -137,6 +138,7 @@ class Frontier:
             draws=run.draws,
             where=f"{run.model.name} on the {self.split} cases of {run.benchmark.name}",
         )
+        result["caveats"] = [*filter(None, [scoring.caveat(run)]), *result["caveats"]]
         store.write_json("metrics.json", result)
         folder = store.path / "figures"
         folder.mkdir(exist_ok=True)
