@@ -40,14 +40,16 @@ class _Prompts:
 
 
 class SecondBranch:
-    """The same text over another picture, forwarded step by step.
+    """The same text over another picture, forwarded step by step by ``model`` (transformers', or peft's around one).
 
     ``inputs`` is what the model's processor gave for the whole batch, the picture already exchanged: ``input_ids``
     and ``attention_mask`` (left padded), ``pixel_values``, and whatever else the first forward of the family needs.
     ``blind`` allows prompts without a picture. UserError for right padding and missing images.
     """
 
-    def __init__(self, model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
+    def __init__(self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
+        if hasattr(model, "get_base_model"):  # peft's wrapper, around the model that has the adapter's layers in it
+            model = model.get_base_model()
         layout = layout_for(model)
         check_inputs(model, inputs, blind=blind)
         self._model = model

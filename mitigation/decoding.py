@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedModel
+from transformers import LogitsProcessor
 
 from interp.errors import UserError
 from mitigation.branch import SecondBranch
@@ -45,7 +45,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Any,
         noised: Mapping[str, Any],
         *,
         alpha: float = 1.0,

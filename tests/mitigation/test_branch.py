@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from interp.errors import UserError
@@ -101,3 +102,11 @@ def test_without_pictures_it_is_refused_unless_asked_for(vlm: VLM) -> None:
     torch.testing.assert_close(logits, vlm.model(**blind).logits[:, -1], atol=1e-5, rtol=1e-5)
     seeing = dict(vlm.encode([Prompt("what is red", picture(1))]))
     assert (SecondBranch(vlm.model, seeing).start() - logits).abs().max() > 0.01
+
+
+def test_an_adapter_is_part_of_the_branch() -> None:
+    noised, model = case("qwen2_vl").noised, FAMILIES["qwen2_vl"]().model
+    plain = SecondBranch(model, noised).start()
+    with torch.random.fork_rng(devices=[]):
+        adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    assert (SecondBranch(adapted, noised).start() - plain).abs().max() > 1e-3
