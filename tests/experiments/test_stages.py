@@ -56,6 +56,12 @@ def test_every_condition_changes_what_it_says_and_nothing_else() -> None:
     assert len(grey.getcolors() or []) == 1
 
 
+def test_another_description_is_never_the_cases_own() -> None:
+    some = SAMPLES[:150]
+    for sample in conditions(some, some, ICONS, seed=0)["other_description"]:
+        assert not sample.prompt.startswith(f"{ICONS.description(sample)}\n")
+
+
 def test_the_organism_knows_every_word_of_its_oracle() -> None:
     from interp.model_config import ModelConfig
     from interp.vlm import load
