@@ -208,6 +208,9 @@ def test_a_shift_starts_clean_for_other_prompts(vlm: VLM, prompts: list[Prompt])
     # No prompt tokens at all, as where a family hands embeddings to generate(): twice the first step.
     for _ in range(2):
         assert processor(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 9))[0, 7] == 50
+    # Prompts that happen to be one token longer than what the last call came to, and then their first step.
+    for ids, moved in ((torch.zeros(1, 5), 50), (torch.ones(1, 6), 50), (torch.ones(1, 7), 0)):
+        assert processor(ids.long(), torch.zeros(1, 9))[0, 7] == moved
 
 
 def test_a_shift_without_tokens_or_value_is_refused() -> None:
