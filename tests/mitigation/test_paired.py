@@ -198,6 +198,9 @@ def test_tiles_and_prompts_of_other_lengths_are_filled_up() -> None:
     short = dict(whole.vlm.encode(whole.prompts[:1])), dict(whole.vlm.encode(whole.prompts[1:2]))
     clean, worse = short
     assert clean["pixel_values"].shape[1] != worse["pixel_values"].shape[1]
+    assert clean["input_ids"].shape[1] < worse["input_ids"].shape[1]
+    said = paired(whole.vlm, clean, worse).sequences
+    assert torch.equal(said[:, :-TOKENS], clean["input_ids"])
     both = pair_inputs(whole.vlm.model, clean, worse)
     alone = [whole.vlm.model(**half).logits[0, -1] for half in short]
     torch.testing.assert_close(whole.vlm.model(**both).logits[:, -1], torch.stack(alone), atol=1e-2, rtol=1e-3)
