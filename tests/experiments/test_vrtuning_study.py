@@ -13,10 +13,12 @@ from experiments import study
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.schema import Run
+from experiments.store import RunStore
 from experiments.vrtuning.arms import NewAdapter
 from experiments.vrtuning.measure import compared, image_shares
 from experiments.vrtuning.sources import Jsonl, build
 from experiments.vrtuning.tables import markdown
+from experiments.vrtuning.task import VRTuningStudy
 from interp.errors import UserError
 from interp.vlm import VLM, load
 from mitigation.vrtuning.licences import MMSAFEAWARE_PREFIX
@@ -129,14 +131,18 @@ def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monk
     assert (folder / "report.html").is_file()
 
 
-def test_other_training_settings_are_another_run(tmp_path: Path) -> None:
-    from experiments.vrtuning.task import _described
+def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_: VRTuningStudy, __: Run, store: RunStore, ___: object) -> None:
+        store.append([{"adapter": "vrtuning"}], "training.jsonl")
+        raise KeyboardInterrupt
 
-    hashes = set()
-    for change in ("task.settings.steps=5", "task.data.replay=0.1", "task.order=last", "task.adapters.vrtuning=filler"):
+    monkeypatch.setattr(VRTuningStudy, "_train_all", killed)
+    changes = ("task.settings.steps=5", "task.data.replay=0.1", "+task.adapters.more=filler", "task.settings.steps=5")
+    for change in changes:
         run = small("vrtuning_llava", tmp_path, change)
-        hashes.add(replace(run, config=run.config | {"training": _described(run.task)}).config_hash)  # type: ignore[arg-type]
-    assert len(hashes) == 4
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    assert len(list((tmp_path / "vrtuning_llava").iterdir())) == 3
 
 
 def test_the_ablations_differ_in_the_reasoning_alone() -> None:
@@ -203,7 +209,9 @@ def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_pi
         if row["kind"] == "verdict":
             assert {chosen.split()[-1], rejected.split()[-1]} == {"Yes.", "No."}
         assert rejected
-    assert {row["kind"] for row in data.dataset} == {"verdict", "perception"}
+    kinds = list(data.dataset["kind"])
+    assert kinds.count("verdict") == 40  # none of them skipped
+    assert "perception" in kinds
     assert all("rejected verdict is the chosen one" in skipped.reason for skipped in data.skipped)
 
 
