@@ -52,7 +52,7 @@ class Answering:
         label: str | None = None,
     ) -> None:
         """Records ``method`` on ``samples``; what is recorded already, but for failed transports, is passed over."""
-        settings = self._settings(method, manifest)
+        settings = self.settings(method, manifest)
         done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
         with _progress(self.console) as progress:
             bar = progress.add_task(label or arm, total=len(samples))
@@ -65,7 +65,7 @@ class Answering:
                     self.store.append([record for record in answered if record["case"] in missing], file)
                 progress.advance(bar, len(batch))
 
-    def _settings(self, method: "Method | Responses", manifest: str) -> str:
+    def settings(self, method: "Method | Responses", manifest: str) -> str:
         """The hash of all that can change an answer, beside the case itself."""
         if isinstance(method, Responses):
             return digest([repr(method), manifest])

@@ -47,6 +47,8 @@ class Rejudge:
         old = read_run(Path(self.run))
         kind: Kind = "refusal" if old.metrics.get("kind") == "refusal" else "yes_no"
         judge = self._judge(run, kind)
+        if judge is not None and hasattr(judge, "check"):
+            judge.check()
         console = Console()
         before = old.predictions
         after = before if judge is None else _judged(before, judge, run)

@@ -57,6 +57,8 @@ def run(run: Run) -> None:
 def check_arms(run: Run) -> dict[str, str]:
     """Arms that cannot enter this benchmark, with the reason; UserError for what no weights are needed to refuse."""
     not_applicable = scoring.not_applicable(run)
+    if hasattr(run.judge, "check"):
+        run.judge.check()
     for arm, method in run.arms.items():
         if isinstance(method, calibration.Fitted) and arm not in not_applicable:
             calibration.arms_needed(method, run.arm, run.arms)

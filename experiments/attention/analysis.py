@@ -89,7 +89,8 @@ def analyse_failures(
 
 def _clear(out_dir: Path) -> None:
     """Takes away what an earlier analysis of this run left, lest its figures be read with the new numbers."""
-    for pattern in ("attention.json", "attention/*.parquet", "attention/*.safetensors", "figures/att*_*.png"):
+    figures = ("figures/att*_*.png", "figures/att*_*.svg")
+    for pattern in ("attention.json", "attention/*.parquet", "attention/*.safetensors", *figures):
         for path in out_dir.glob(pattern):
             path.unlink()
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from experiments.attention.recording import Recorded
 from experiments.attention.wording import NAMES
 from experiments.benchmarks.sample import Sample
 from experiments.report.run_files import thumbnail_name
+from experiments.report.svg import svg_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +56,7 @@ def shown_of(sample: Sample, recorded: Recorded, index: int) -> Shown:
 def draw_failures(folder: Path, shown: Sequence[Shown], result: Mapping[str, Any]) -> list[str]:
     """The image share by layer in failures and successes, and each case of ``shown``; names under ``folder``."""
     names = [
-        _saved(_curves(subset, block), folder, f"attention_by_layer_{subset}")
+        _saved(_curves(subset, block), folder, f"attention_by_layer_{subset}", kind="svg")
         for subset, block in result["subsets"].items()
         if block["pairs"]
     ]
@@ -71,11 +72,15 @@ def draw_case(folder: Path, shown: Shown) -> list[str]:
     return [_saved(figure, folder, f"attention_{stem}_{name}") for name, figure in figures.items()]
 
 
-def _saved(figure: "Figure", folder: Path, name: str) -> str:
-    path = folder / "figures" / f"{name}.png"
+def _saved(figure: "Figure", folder: Path, name: str, *, kind: Literal["png", "svg"] = "png") -> str:
+    """Lines as SVG, which scales; pictures and grids of many cells as PNG."""
+    path = folder / "figures" / f"{name}.{kind}"
     path.parent.mkdir(exist_ok=True)
-    figure.savefig(path)
-    return f"figures/{name}.png"
+    if kind == "svg":
+        path.write_bytes(svg_bytes(figure))
+    else:
+        figure.savefig(path)
+    return f"figures/{name}.{kind}"
 
 
 def _image(shown: Shown) -> "Figure":

@@ -111,7 +111,7 @@ class Frontier:
     def _reuse(self, answering: Answering, arms: "dict[str, Method]", loaded: Loaded, console: Console) -> None:
         """Copies the records that earlier runs of this name made of these very cases and settings."""
         store, judge = answering.store, answering.run.judge.name
-        settings = {arm: answering._settings(method, loaded.manifest) for arm, method in arms.items()}
+        settings = {arm: answering.settings(method, loaded.manifest) for arm, method in arms.items()}
         wanted = {(sample.id, arm, settings[arm]) for arm in arms for sample in loaded.samples}
         wanted -= {records.key(record) for record in store.records(PREDICTIONS)}
         found = {}

@@ -1,4 +1,4 @@
-"""The judge of whoever names none. Imports neither torch nor scikit-learn."""
+"""The judge of whoever names none. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,16 @@ from experiments.judges.yes_no import YesNo
 
 @dataclass(frozen=True)
 class Automatic:
-    """The default judge of each kind of benchmark: anchored Yes/No, or the phrase rules for refusals."""
+    """The default judge of each kind of benchmark: anchored Yes/No, or the offline classifier of refusals.
+
+    The classifier agrees better with people than the phrase rules do (mean κ .87 against .74 on XSTest, each model left
+    out; LOG.md).
+    """
 
     def for_kind(self, kind: Kind) -> Judge:
         """The judge that reads answers of ``kind``."""
         if kind == "yes_no":
             return YesNo()
-        from experiments.judges.refusal_rule import RefusalRule
+        from experiments.judges.refusal_classifier import RefusalClassifier
 
-        return RefusalRule()
+        return RefusalClassifier()

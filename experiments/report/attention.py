@@ -15,10 +15,11 @@ WORDS = 8  # of those that draw most attention, how many are listed
 
 
 class Curve(NamedTuple):
-    """One figure as a data URI with its text alternative."""
+    """One figure as a data URI with its text alternative; ``name`` is that of its file."""
 
     uri: str
     alt: str
+    name: str
 
 
 class Attention(NamedTuple):
@@ -48,5 +49,6 @@ def _curve(path: Path) -> Curve | None:
     if not path.is_file():
         return None
     subset = path.stem.removeprefix(CURVES).replace("_", "-")
-    uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
-    return Curve(uri, f"Attention on the image by layer, failures and matched successes of {subset} cases.")
+    kind = {".svg": "svg+xml", ".png": "png"}.get(path.suffix, "png")
+    uri = f"data:image/{kind};base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+    return Curve(uri, f"Attention on the image by layer, failures and matched successes of {subset} cases.", path.stem)

@@ -2,12 +2,10 @@
 
 import base64
 import hashlib
-import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -17,6 +15,7 @@ from experiments.report import cases, figures, page
 from experiments.report.attention import attention
 from experiments.report.attention_cases import attention_of_cases
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
+from experiments.report.svg import svg_bytes
 from interp.errors import UserError
 
 __all__ = ["build", "thumbnail_name"]
@@ -78,7 +77,7 @@ def _figures(run: RunFiles) -> dict[str, dict[str, str]]:
         }
     embedded = {}
     for name, (drawing, words) in drawn.items():
-        screen, phone = _svg(drawing(form=figures.SCREEN)), _svg(drawing(form=figures.PHONE))
+        screen, phone = svg_bytes(drawing(form=figures.SCREEN)), svg_bytes(drawing(form=figures.PHONE))
         _write(run.directory / "figures" / f"{name}.svg", screen)
         embedded[name] = {"uri": _data_uri(screen), "phone_uri": _data_uri(phone), "alt": words}
     return embedded
@@ -86,14 +85,6 @@ def _figures(run: RunFiles) -> dict[str, dict[str, str]]:
 
 def _data_uri(svg: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
-
-
-def _svg(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    # Fixed ids and no date: the same metrics give the same file. Glyphs as paths: the same look without our fonts.
-    with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -97,7 +97,7 @@ def test_a_shift_of_the_margin_does_not_enter(saved: Path, tmp_path: Path, capsy
     assert list(metrics["not_applicable"]) == ["calibrated_shift"]
     said = " ".join(capsys.readouterr().out.split())
     assert "calibrated_shift does not enter" in said
-    assert "attention was not analysed" in said
+    assert "failures and successes were not compared by attention" in said
 
 
 def test_a_judge_of_other_answers_is_refused_before_any_weights(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, t
 def test_judging_again_by_the_same_rule_changes_nothing(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = run_of("task=rejudge", f"run={judged}", f"output_root={tmp_path}", "draws=50")
+    run = run_of("task=rejudge", f"run={judged}", "judge=refusal_rule", f"output_root={tmp_path}", "draws=50")
     run.task(run)
     assert "0 of 24 verdicts changed" in " ".join(capsys.readouterr().out.split())
 
