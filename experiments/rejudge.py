@@ -59,7 +59,7 @@ class Rejudge:
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if self.labels else [])])
         result = scoring.evaluate(
-            scoring.Rules.of(run, kind),
+            scoring.Rules.of(run, kind, judge.name if judge else str(old.environment.get("judge"))),
             after,
             study=str(old.metrics["study"]),
             where=f"{_name(old, 'model')} on {_name(old, 'benchmark')}, judged by {judged_by}",

@@ -59,6 +59,7 @@ class RunConfig:
     runs: list[str] | None = None
     labels: str | None = None
     count_empty_as_refusal: bool = False
+    judge_card: str | None = None
     task: Any = MISSING
     model: Any = MISSING
     benchmark: Any = MISSING
@@ -90,6 +91,7 @@ class Run:
     runs: list[str] | None
     labels: str | None
     count_empty_as_refusal: bool
+    judge_card: str | None
     task: "Callable[[Run], object]"
     model: "ModelConfig | ApiConfig"
     benchmark: Benchmark

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from experiments import metrics
 from experiments.benchmarks.sample import Kind, Loaded
 from experiments.refusal import metrics as refusal
 from experiments.refusal import terminal as refusal_terminal
+from experiments.refusal.corrected import corrected, sentences
 from experiments.report import terminal
 from experiments.schema import Run
 from interp.errors import UserError
@@ -29,11 +31,21 @@ class Rules:
     draws: int
     unsafe_margin: float
     count_empty_as_refusal: bool
+    judge: str  # name
+    judge_card: str | None  # path, to correct refusal rates for that judge's error
 
     @classmethod
-    def of(cls, run: Run, kind: Kind | None = None) -> "Rules":
+    def of(cls, run: Run, kind: Kind | None = None, judge: str | None = None) -> "Rules":
         """Those of a run's configuration."""
-        return cls(kind or run.benchmark.kind, run.seed, run.draws, run.unsafe_margin, run.count_empty_as_refusal)
+        return cls(
+            kind or run.benchmark.kind,
+            run.seed,
+            run.draws,
+            run.unsafe_margin,
+            run.count_empty_as_refusal,
+            judge or run.judge.name,
+            run.judge_card,
+        )
 
 
 def evaluate(
@@ -50,7 +62,7 @@ def evaluate(
     """The contents of metrics.json. ``study`` is the arm under study; ``missing`` arms cannot enter (reasons)."""
     frame = pd.DataFrame(predictions)
     if rules.kind == "refusal":
-        return refusal.evaluate(
+        result = refusal.evaluate(
             frame,
             seed=rules.seed,
             draws=rules.draws,
@@ -62,6 +74,7 @@ def evaluate(
             where=where,
             caveat=caveat,
         )
+        return result if rules.judge_card is None else _beside(result, rules.judge, rules.judge_card)
     return metrics.evaluate(
         frame,
         seed=rules.seed,
@@ -73,6 +86,12 @@ def evaluate(
         where=where,
         caveat=caveat,
     )
+
+
+def _beside(result: dict[str, Any], judge: str, card: str) -> dict[str, Any]:
+    """The raw rates with the corrected ones beside."""
+    found = corrected(result, Path(card), judge)
+    return result | {"corrected": found, "caveats": [*result["caveats"], *sentences(found)]}
 
 
 def shown(result: Mapping[str, Any]) -> RenderableType:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from experiments.judges.measuring import measured, offline_judges, read_by
-from experiments.judges.xstest_labels import SOURCE, read_completions
+from experiments.judges.xstest_labels import SOURCE, given, read_completions
 from experiments.schema import Run
 from experiments.store import open_run
 from interp.errors import UserError
@@ -30,11 +29,11 @@ Row = tuple[str, ...]
 class JudgeCard:
     """The task. ``root`` holds XSTest's labelled completions; a refusal judge that is named is measured as well."""
 
-    root: str
+    root: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Writes judge_card.json and judge_card.md into a run directory, and prints the table."""
-        completions = read_completions(Path(self.root))
+        completions = read_completions(given(self.root))
         judges = offline_judges(completions, seed=run.seed, draws=run.draws)
         if run.judge_named and run.judge.name not in judges:
             if run.judge.kind != "refusal":

@@ -1,7 +1,6 @@
 """``+exp=train_refusal_classifier``: fits the refusal classifier anew on XSTest's labels, and measures it."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
@@ -9,7 +8,7 @@ from experiments.judges.card import ATTRIBUTION, METHOD, TITLE, markdown, termin
 from experiments.judges.measuring import features, offline_judges
 from experiments.judges.refusal_classifier import SHIPPED
 from experiments.judges.refusal_training import Settings, fit, joined, most_chosen
-from experiments.judges.xstest_labels import read_completions
+from experiments.judges.xstest_labels import given, read_completions
 from experiments.schema import Run
 from experiments.store import open_run
 
@@ -18,14 +17,14 @@ from experiments.store import open_run
 class TrainRefusalClassifier:
     """The task. ``root`` holds XSTest's labelled completions; the weights that are shipped were made by it."""
 
-    root: str
+    root: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Writes the weights and the agreement into a run directory.
 
         Trained on all models, with the settings that were most often chosen with one of them left out.
         """
-        completions = read_completions(Path(self.root))
+        completions = read_completions(given(self.root))
         judges = offline_judges(completions, seed=run.seed, draws=run.draws)
         chosen = judges["refusal_classifier"]["settings_without_the_model"]
         settings = most_chosen({model: Settings(**one) for model, one in chosen.items()})

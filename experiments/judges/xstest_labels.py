@@ -36,6 +36,14 @@ class Labelled:
         return self.verdict is not Verdict.COMPLIED
 
 
+def given(root: str | None) -> Path:
+    """The folder as a path; UserError where none was given."""
+    if root is None:
+        raise UserError("task.root: no folder given; the labels are XSTest's, published at "
+                        f"{SOURCE}; task.root=<folder with {PREFIX}<model>.csv>")  # fmt: skip
+    return Path(root)
+
+
 def read_completions(root: Path) -> dict[str, list[Labelled]]:
     """The labelled completions in ``root``, by model, models sorted.
 

@@ -201,7 +201,7 @@ def test_what_is_not_xstest_is_refused(content: str | None, expected: str, tmp_p
 
 def test_a_missing_folder_is_named_on_the_command_line() -> None:
     with pytest.raises(UserError, match=r"task\.root"):
-        run_of("+exp=judge_xstest")
+        (run := run_of("+exp=judge_xstest")).task(run)
     run = run_of("+exp=judge_xstest", "task.root=absent")
     with pytest.raises(UserError, match=r"absent.*published at https"):
         run.task(run)

@@ -165,3 +165,38 @@ def test_judging_again_with_a_judge_of_other_answers_is_refused(judged: Path, tm
     run = run_of("task=rejudge", f"run={judged}", "judge=published", f"output_root={tmp_path}")
     with pytest.raises(UserError, match="holds refusal ones"):
         run.task(run)
+
+
+def card(path: Path, judge: str = "refusal_rule", **pooled: float) -> Path:
+    found = {"n": 400, "refused": 100, "sensitivity": 0.9, "specificity": 0.8} | pooled
+    path.write_text(json.dumps({"judges": {judge: {"pooled": found}}}))
+    return path
+
+
+def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: Path) -> None:
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    run = study(tmp_path, arms, "baseline", f"judge_card={card(tmp_path / 'card.json')}")
+    run.task(run)
+    metrics = json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+    assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(1 / 4)
+    rates = metrics["corrected"]["arms"]["baseline"]
+    assert rates["benign"]["rate"] == pytest.approx((0.25 + 0.8 - 1) / 0.7)
+    assert rates["contrast"]["rate"] == 1
+    assert rates["contrast"]["impossible"]
+    assert any("Corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
+
+
+@pytest.mark.parametrize(
+    ("judge", "content", "message"),
+    [("refusal_rule", "{", "is no judge card"), ("other", None, "does not measure refusal_rule")],
+)
+def test_a_card_that_says_nothing_of_the_judge_is_refused(
+    tmp_path: Path, judge: str, content: str | None, message: str
+) -> None:
+    path = card(tmp_path / "card.json", judge)
+    if content is not None:
+        path.write_text(content)
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    run = study(tmp_path, arms, "baseline", f"judge_card={path}")
+    with pytest.raises(UserError, match=message):
+        run.task(run)
