@@ -3,6 +3,7 @@
 Importing this module loads neither torch nor transformers; generating does.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ class VCD:
 
     ``branch`` is how the second image is forwarded, with the same answers: ``sequential``, a forward of its own each
     step; ``paired``, both images in one batch of twice the rows, which reads the weights once; ``lazy``, only where
-    more than one token passes the cutoff. Lazy margins are the plain ones where the first step was skipped (there the
-    verdict is the plain one too): for AUROC and tables of margins take one of the others, which always run both.
+    more than one token passes the cutoff. Lazy answers have no margin, for where the first step was skipped nobody
+    knows the contrasted one: for AUROC and tables of margins take one of the others, which always run both.
     """
 
     alpha: float = 1.0
@@ -46,7 +47,7 @@ class VCD:
         check_branch(self.branch, self.beta)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers; margins are of the contrasted scores before the cutoff, which would make ties.
+        """Greedy answers; margins are of the contrasted scores before the cutoff, which would make ties; lazy: NaN.
 
         ``skips`` says what a lazy branch saved. UserError where a prompt has no image, where the processor cannot work
         on this model (see ``VisualContrastiveLogitsProcessor``), and for a paired branch while attention is recorded.
@@ -66,7 +67,10 @@ class VCD:
         )
         generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor], encoded=encoded)
         margins = vlm.margin(processor.first_scores).cpu()
-        return replace(generation, margins=margins, skips=asdict(processor.skips) if lazy else None)
+        if lazy:
+            # Clean and contrasted margins side by side, or those of the unsure cases alone, would make a wrong AUROC.
+            return replace(generation, margins=margins.fill_(math.nan), skips=asdict(processor.skips))
+        return replace(generation, margins=margins)
 
     def _noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.noise != "diffusion":
@@ -103,4 +107,5 @@ class VCD:
             token_ids=both.token_ids[:rows],
             margins=vlm.margin(pairing.first_scores).cpu(),
             finished=both.finished[:rows],
+            prompts=both.prompts,
         )

@@ -97,6 +97,7 @@ class Replayed:
             token_ids=[ending.token_ids for ending in known],
             margins=torch.cat([self._margin(vlm, trace) for trace in traces]),
             finished=[ending.finished for ending in known],
+            prompts=[vlm.render(prompt) for prompt in prompts],
         )
 
     def _margin(self, vlm: VLM, trace: Trace) -> Float[Tensor, "1"]:

@@ -42,6 +42,7 @@ def test_replayed_answers_are_those_of_generate(vlm: VLM, beta: float | None) ->
             assert repr(method) == repr(replace(settings, alpha=alpha))
             assert replayed.token_ids == plain.token_ids
             assert (replayed.texts, replayed.finished) == (plain.texts, plain.finished)
+            assert replayed.prompts == plain.prompts
             torch.testing.assert_close(replayed.margins, plain.margins, atol=1e-4, rtol=1e-5)
             said.add(str(plain.token_ids))
     assert len(said) > 2  # or else no weight ever left the others' path

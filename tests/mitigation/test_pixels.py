@@ -108,8 +108,8 @@ def test_what_cannot_be_taken_apart_is_refused(built: dict[str, Pieces], prompts
         diffuse_images(inputs, ["a", "b", "c"], step=1, seed=0)
     with pytest.raises(UserError, match="2 keys for 3 images"):
         diffuse_images(inputs, ["a", "b"], step=1, seed=0, model=built["qwen2_vl"].model)
+    frames = {**inputs, "image_grid_thw": inputs["image_grid_thw"] + torch.tensor([1, 0, 0])}
     with pytest.raises(UserError, match="several frames"):
-        frames = {**inputs, "image_grid_thw": inputs["image_grid_thw"] + torch.tensor([1, 0, 0])}
         diffuse_images(frames, ["a", "b", "c"], step=1, seed=0, model=built["qwen2_vl"].model)
     with pytest.raises(UserError, match=r"3 keys for 7 rows .*InternVL"):
         diffuse_images(VLM(*built["internvl"]).encode(prompts), ["a", "b", "c"], step=1, seed=0)

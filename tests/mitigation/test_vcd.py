@@ -46,6 +46,7 @@ def test_every_noise_is_contrasted_by_every_branch(vlm: VLM, prompts: list[Promp
     expected = vlm.generate(prompts, max_new_tokens=4, logits_processor=[processor])
     assert got.token_ids == expected.token_ids
     assert got.texts == expected.texts
+    assert got.prompts == [vlm.render(prompt) for prompt in prompts]
     assert len(got.texts) == len(got.finished) == len(got.margins) == len(prompts)
     assert got.token_ids != VCD(alpha=3.0, beta=0.05, noise_step=999).generate(vlm, prompts, max_new_tokens=4).token_ids
 
@@ -53,11 +54,13 @@ def test_every_noise_is_contrasted_by_every_branch(vlm: VLM, prompts: list[Promp
 def test_lazy_says_what_it_saved(vlm: VLM, prompts: list[Prompt]) -> None:
     sure = VCD(beta=1.0, branch="lazy").generate(vlm, prompts, max_new_tokens=1)
     assert sure.skips == {"steps": 3, "skipped": 3, "prefills": 0, "skipped_prefills": 3}
-    torch.testing.assert_close(sure.margins, vlm.score(prompts), atol=1e-4, rtol=1e-4)  # the plain ones
     unsure = VCD(beta=1e-6, branch="lazy").generate(vlm, prompts, max_new_tokens=1)
     assert unsure.skips == {"steps": 3, "skipped": 0, "prefills": 3, "skipped_prefills": 0}
+    # Also where nothing was skipped: an AUROC of whichever cases were unsure would be of no arm.
+    assert sure.margins.isnan().all()
+    assert unsure.margins.isnan().all()
     eager = VCD(beta=1e-6).generate(vlm, prompts, max_new_tokens=1)
-    torch.testing.assert_close(unsure.margins, eager.margins, atol=1e-4, rtol=1e-4)
+    assert eager.margins.isfinite().all()
     assert eager.skips is None
 
 
