@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from experiments.refusal import figures as refusal_figures
-from experiments.report import cases, figures, page
+from experiments.report import beside, cases, figures, page
 from experiments.report.attention import attention
 from experiments.report.attention_cases import attention_of_cases
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
@@ -70,7 +70,7 @@ def _figures(run: RunFiles) -> dict[str, dict[str, str]]:
         draw = partial(refusal_figures.safety_against_oversensitivity, shown)
         drawn = {"safety": (draw, refusal_figures.describe(shown))}
     else:
-        trade_off = partial(figures.trade_off, run.metrics, page.published_rows(run))
+        trade_off = partial(figures.trade_off, run.metrics, beside.published_rows(run))
         drawn = {
             "trade_off": (trade_off, figures.describe_trade_off(run.metrics)),
             "auroc": (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),

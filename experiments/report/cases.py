@@ -54,8 +54,9 @@ class _Pool:
 def payload(run: RunFiles, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
     """The data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
 
-    A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt): places in
-    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where nobody knows.
+    A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, settings): places in
+    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where nobody knows. ``run`` is the
+    same for the same answers, whoever judged them: under it a browser keeps a person's labels.
     """
     records: dict[str, dict[str, Mapping[str, Any]]] = {}
     for record in run.predictions:
@@ -66,7 +67,7 @@ def payload(run: RunFiles, *, studied: str, reference: str, attention: Mapping[s
     verdicts += sorted({str(r["verdict"]) for r in run.predictions if r["verdict"] is not None} - set(verdicts))
     kind = "refusal" if run.metrics.get("kind") == "refusal" else "yes_no"
     return {
-        "run": hashlib.sha256(repr(sorted(records)).encode(errors="replace")).hexdigest()[:16],
+        "run": _of_answers(run),
         "arms": arms,
         "studied": studied,
         "reference": reference,
@@ -84,6 +85,11 @@ def payload(run: RunFiles, *, studied: str, reference: str, attention: Mapping[s
         "texts": texts.values,
         "images": images.values,
     }
+
+
+def _of_answers(run: RunFiles) -> str:
+    said = sorted(tuple(str(r.get(key)) for key in ("case", "arm", "settings", "response")) for r in run.predictions)
+    return hashlib.sha256(repr(said).encode(errors="replace")).hexdigest()[:16]
 
 
 def as_script(data: Mapping[str, Any]) -> str:
@@ -118,4 +124,5 @@ def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> lis
         -1 if right is None else int(right),
         texts.place(reason[:LONGEST_TEXT]),
         texts.place(str(record.get("prompt") or "")[:LONGEST_TEXT]),
+        texts.place(str(record.get("settings") or "")[:LONGEST_NAME]),
     ]

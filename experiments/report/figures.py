@@ -18,6 +18,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
 GREY = "#5f5f5f"
 CONTOURS = (0, 1, 2, 3)
+COVERING = 0.01  # arms nearer than this in both rates hide each other's marks
 
 
 class Style(NamedTuple):
@@ -99,7 +100,7 @@ def _draw_contours(axes: Axes, form: Format) -> None:
 
 
 def _draw_arms(axes: Axes, arms: Mapping[str, Any], form: Format) -> Iterator[Line2D]:
-    styles = arm_styles(list(arms))
+    styles, sizes = arm_styles(list(arms)), _sizes(arms)
     for name, arm in arms.items():
         style, intervals, label = styles[name], arm["intervals"], _cut(name, form)
         unsafe, over_safety = arm["accuracy"].get("unsafe"), arm["accuracy"].get("over_safety")
@@ -111,8 +112,21 @@ def _draw_arms(axes: Axes, arms: Mapping[str, Any], form: Format) -> Iterator[Li
             axes.plot([100 * end for end in ends], [y, y], color=style.colour, linewidth=1.5, zorder=3)
         if ends := complete(intervals.get("unsafe")):
             axes.plot([x, x], [100 * end for end in ends], color=style.colour, linewidth=1.5, zorder=3)
-        axes.plot(x, y, style.marker, color=style.colour, markersize=8, markeredgecolor="white", zorder=4)
+        axes.plot(x, y, style.marker, color=style.colour, markersize=sizes[name], markeredgecolor="white", zorder=4)
         yield Line2D([], [], color=style.colour, marker=style.marker, linestyle="", markersize=8, label=label)
+
+
+def _sizes(arms: Mapping[str, Any]) -> dict[str, float]:
+    """Marker sizes: an arm that later ones would cover is larger, so that a rim of it is seen."""
+    places = {name: (arm["accuracy"].get("over_safety"), arm["accuracy"].get("unsafe")) for name, arm in arms.items()}
+    sizes: dict[str, float] = {}
+    later: list[tuple[float, float]] = []
+    for name, (x, y) in reversed(places.items()):
+        known = x is not None and y is not None
+        covering = sum(abs(x - a) < COVERING and abs(y - b) < COVERING for a, b in later) if known else 0
+        sizes[name] = 8 + 5 * min(covering, 3)
+        later += [(x, y)] if known else []
+    return sizes
 
 
 def auroc(metrics: Mapping[str, Any], form: Format = SCREEN) -> Figure:

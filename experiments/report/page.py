@@ -1,16 +1,16 @@
 """A run's files → what the page's template prints. Knows neither HTML nor the disk."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from experiments.outcomes import Status, Verdict
 from experiments.refusal.report import section
 from experiments.report import flips
+from experiments.report.beside import mossbench_leaderboard, own_rows, published_rows
 from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
 from experiments.report.formatting import MISSING, fixed, percent
-from experiments.report.published import PUBLISHED, PublishedRow
 from experiments.report.run_files import RunFiles
 from experiments.report.tables import CEILING_MARK, arm_rows, comparison_rows
 
@@ -97,17 +97,14 @@ def context(run: RunFiles) -> dict[str, Any]:
         "comparisons": comparisons,
         "delta_headings": {k: v for k, v in DELTA_HEADINGS.items() if any(k in row.deltas for row in comparisons)},
         "published": published_rows(run),
+        "own_rows": own_rows(yes_no),
+        "leaderboard": mossbench_leaderboard(run) if refusals else None,
         "environment_text": json.dumps(run.environment, indent=2, ensure_ascii=False, default=str),
         "number": lambda count: MISSING if count is None else str(count),
         "percent": percent,
         "fixed": fixed,
         **_cases(run, studied),
     }
-
-
-def published_rows(run: RunFiles) -> Sequence[PublishedRow]:
-    """The published rows of the run's benchmark; empty where there are none to compare with."""
-    return PUBLISHED.get(str((run.environment.get("benchmark") or {}).get("name")), ())
 
 
 def studied_arm(run: RunFiles) -> str:
@@ -223,10 +220,11 @@ def _cases(run: RunFiles, studied: str) -> dict[str, Any]:
     chosen = flips.choose(found, arm=studied)
     n_fixed = sum(flip.fixed for flip in found)
     sentence = (
-        f"Against {reference}, {studied} fixed {n_fixed} cases (wrong to right) and broke {len(found) - n_fixed}. "
-        + (f"Below are {len(chosen)} of them: " if len(chosen) < len(found) else "All are below: ")
-        + "those with the largest change of margin, the subsets taking turns. Images of unsafe cases are blurred "
-        "until you ask for them."
+        f"Against {reference}, {studied} fixed {n_fixed} scored cases (wrong to right) and broke "
+        f"{len(found) - n_fixed}. The list holds every case; below it stand "
+        + (f"{len(chosen)} of the flipped ones" if len(chosen) < len(found) else "the flipped ones")
+        + " to read on paper"
+        + (", largest changes of margin first, the subsets taking turns." if len(chosen) < len(found) else ".")
         if found
         else f"No case changed between right and wrong from {reference} to {studied}."
     )

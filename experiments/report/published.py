@@ -5,6 +5,7 @@ which is the convention under which the published overall is the mean of the thr
 from the printed rates alone, uncorrected, because the counts behind them are not printed.
 """
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -33,7 +34,8 @@ class PublishedRow:
 
 
 def _z(rate: float) -> float:
-    return NormalDist().inv_cdf(rate)
+    """NaN, which is printed as missing, for a rate of 0 or 1."""
+    return NormalDist().inv_cdf(rate) if 0 < rate < 1 else math.nan
 
 
 def _table_1(name: str, typical: float, attack: float, over_safety: float, overall: float) -> PublishedRow:

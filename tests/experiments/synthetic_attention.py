@@ -26,6 +26,7 @@ def block(rng: random.Random, *, tokens: int = 2, layers: int = 4, groups: int =
 
     return {
         "tokens": ["No", "."][:tokens], "layers": list(range(layers)), "names": list(NAMES), "grid": [cells, cells],
+        "counts": [1, len(KEYS) - 1, 0, tokens, cells**2],
         "groups": ["mean of all heads", "heads 0 to 1", "head 2"][:groups], "keys": list(KEYS),
         "segments": [0, *[1] * (len(KEYS) - 1)], "masses": nested(shares), "image": packed(cells**2),
         "image_scale": nested(lambda: 0.2), "words": packed(len(KEYS)), "words_scale": nested(lambda: 0.3),

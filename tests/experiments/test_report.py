@@ -141,7 +141,7 @@ def test_ten_flipped_cases_with_every_arm_and_unsafe_images_blurred(finished: Pa
     unsafe = [flip for flip in chosen if flip.records["vcd"]["subset"] != "over_safety"]
     assert unsafe
     assert len(page.all("input", **{"class": "reveal"})) == len(unsafe)
-    assert f"fixed {table['fixed']} cases (wrong to right) and broke {table['broken']}" in page.text
+    assert f"fixed {table['fixed']} scored cases (wrong to right) and broke {table['broken']}" in page.text
 
 
 def test_blur_ends_only_at_the_readers_click(finished: Path, page: _Page) -> None:

@@ -1,5 +1,22 @@
 /* Attention of one case: over the picture, over the words, by segment; a slider for the layer, arms side by side. */
-const attentionOf = (index) => (data.attention ? data.attention.cases[cases[index].id] || null : null);
+function attentionOf(index, arm) {
+  const own = (found, key) => (found && Object.hasOwn(found, key) ? found[key] : null);
+  const found = own(data.attention && data.attention.cases, cases[index].id);
+  return arm === undefined ? found : own(found, arm);
+}
+
+/* The answer's first token that is a Yes or a No, else its first: where the verdict was read off. */
+const verdictToken = (block) => Math.max(0, block.tokens.findIndex((token) => /^(yes|no)$/i.test(token)));
+
+/* From a verdict to where it looked. */
+function lookAt(index, arm) {
+  if (arm !== state.arm && arm !== state.against) open(index, arm);
+  const view = [...document.querySelectorAll("#detail .attention .side")].find((side) => side.dataset.arm === arm);
+  const token = view.querySelectorAll("button.token")[verdictToken(attentionOf(index, arm))];
+  if (!token) return;
+  token.click();
+  document.querySelector("#detail .attention").scrollIntoView({ block: "nearest" });
+}
 
 const unpacked = new WeakMap();
 function bytes(block, name) {
@@ -30,13 +47,17 @@ function masses(block, token, layer, group) {
 function attentionPanel(index, arms) {
   const found = attentionOf(index);
   if (!found) return data.attention ? el("p", { class: "small", text: "Attention was not logged for this case." }) : null;
-  const shown = arms.filter((arm) => found[arm]);
+  const shown = arms.filter((arm) => Object.hasOwn(found, arm));
   if (!shown.length) return el("p", { class: "small", text: `Attention of this case was logged for ${Object.keys(found).join(", ")}.` });
   const first = found[shown[0]], most = first.layers.length;
   const panel = el("section", { class: "attention", "aria-label": "attention" }, el("h4", { text: "Where the answer looks" }));
   const views = el("div", { class: "sides" });
-  const blocks = shown.map((arm) => ({ arm, block: found[arm], token: 0 }));
-  const draw = () => views.replaceChildren(...blocks.map((one) => attentionView(index, one, draw)));
+  const blocks = shown.map((arm) => ({ arm, block: found[arm], token: verdictToken(found[arm]) }));
+  const draw = (chosen) => {
+    views.replaceChildren(...blocks.map((one) => attentionView(index, one, draw)));
+    const at = blocks.indexOf(chosen); /* the pressed button was drawn anew: the keyboard stays on it */
+    if (at >= 0) views.children[at].querySelectorAll("button.token")[chosen.token].focus();
+  };
   const label = el("output", { class: "layer-name" });
   const name = () => { label.textContent = state.layer === null ? "mean of all layers" : `layer ${first.layers[state.layer]}`; };
   if (state.layer !== null && state.layer >= most) state.layer = null;
@@ -50,14 +71,15 @@ function attentionPanel(index, arms) {
   name();
   draw();
   panel.append(el("p", { class: "controls" }, "layer ", slider, " ", label, " ", heads), views,
-    el("p", { class: "small", text: data.attention.note }));
+    el("p", { class: "small", text: "On the picture and the words, orange is where the token looks most and dark (or plain) where least, "
+      + `each map by its own largest weight. ${data.attention.note}` }));
   return panel;
 }
 
 function attentionView(index, one, redraw) {
   const { arm, block } = one;
   const chips = el("p", { class: "chips" }, "token: ", ...block.tokens.flatMap((token, at) => [el("button", { type: "button",
-    class: "token", "aria-pressed": String(at === one.token), text: token, onclick: () => { one.token = at; redraw(); } }), " "]));
+    class: "token", "aria-pressed": String(at === one.token), text: token, onclick: () => { one.token = at; redraw(one); } }), " "]));
   const view = el("section", { class: "side", "aria-label": `attention of ${arm}`, "data-arm": arm }, el("h4", { text: arm }), chips);
   if (block.grid) view.append(heat(index, block, one.token));
   view.append(bars(block, one.token), words(block, one.token));
@@ -91,31 +113,52 @@ function heat(index, block, token) {
       context.fillRect(x, y, wide, high);
     });
   };
-  if (cases[index].image < 0) paint(null);
-  else {
-    const image = new Image();
-    image.addEventListener("load", () => paint(image));
-    image.src = data.images[cases[index].image];
-  }
+  const image = pictureOf(cases[index].image);
+  if (!image || image.complete) paint(image);
+  else image.addEventListener("load", () => paint(image), { once: true });
   return canvas;
+}
+
+/* The picture last asked for is kept: a slider that decoded it anew at every step would flicker. */
+let picturePlace = -1, pictureKept = null;
+function pictureOf(place) {
+  if (place !== picturePlace) {
+    picturePlace = place;
+    pictureKept = place < 0 ? null : el("img", { src: data.images[place] });
+  }
+  return pictureKept;
 }
 
 function bars(block, token) {
   const found = masses(block, token, state.layer, state.group);
-  return el("table", { class: "bars" }, el("caption", { text: "share of the token's attention by segment" }), el("tbody", {},
+  const tokens = tokensRead(block, token), all = tokens.reduce((sum, count) => sum + count, 0);
+  const sum = found.reduce((total, share) => total + share, 0);
+  const even = (at) => (tokens[at] && sum ? `${(found[at] / sum / (tokens[at] / all)).toFixed(2)}×` : "–");
+  return el("table", { class: "bars" }, el("caption", { text: "share of the token's attention by segment"
+    + (all ? "; × is its length-normalised share: 1 is that of an even spread over tokens" : "") }), el("tbody", {},
     ...block.names.map((name, at) => {
       const bar = el("span", { class: "bar" });
       bar.style.width = `${Math.round(100 * found[at])}%`;
       return el("tr", { "data-segment": name }, el("th", { scope: "row", text: name }), el("td", { text: `${(100 * found[at]).toFixed(1)}%` }),
+        all ? el("td", { text: even(at) }) : null,
         el("td", { class: "track", "aria-hidden": "true" }, bar));
     })));
 }
 
+/* Tokens of each segment that a token of the answer can look at; nothing where the run did not count them. */
+function tokensRead(block, token) {
+  const later = block.tokens.length - token; /* of the answer: itself and what follows was not there yet */
+  return (block.counts || []).map((count, at) => (block.names[at] === "generated" ? Math.max(0, count - later) : count));
+}
+
 function words(block, token) {
   const found = weights(block, "words", block.keys.length, token, state.layer, state.group), most = Math.max(...found, 1e-9);
-  return el("p", { class: "heatwords", dir: "auto" }, ...block.keys.flatMap((key, at) => {
+  const order = block.keys.map((_, at) => at).sort((a, b) => found[b] - found[a]).slice(0, 5);
+  const top = order.map((at) => `${block.keys[at]} ${(100 * found[at]).toFixed(1)}%`).join(", ");
+  const shown = el("p", { class: "heatwords", dir: "auto", tabindex: 0, "aria-label": "attention over the words" }, ...block.keys.flatMap((key, at) => {
     const word = el("span", { title: `${block.names[block.segments[at]]}: ${(100 * found[at]).toFixed(2)}%` }, el("bdi", { text: key }));
-    word.style.backgroundColor = `rgba(255, 140, 0, ${(0.7 * found[at]) / most})`;
+    word.style.setProperty("--share", found[at] / most);
     return [word, " "];
   }));
+  return el("div", {}, shown, el("p", { class: "small" }, "most: ", el("bdi", { text: top })));
 }

@@ -10,7 +10,8 @@ function open(index, arm) {
   drawCase(index);
   const hash = `#case=${encodeURIComponent(cases[index].id)}&arm=${encodeURIComponent(state.arm)}`;
   if (location.hash !== hash) history.replaceState(null, "", hash);
-  say(`case ${state.shown.indexOf(index) + 1} of ${state.shown.length}`);
+  const place = state.shown.indexOf(index) + 1;
+  say(place ? `case ${place} of ${state.shown.length}` : "the open case is not among those that the filters leave");
 }
 
 function fromHash() {
@@ -63,11 +64,13 @@ function picture(one) {
 
 function side(index, arm) {
   const given = answer(index, arm);
-  const response = el("blockquote", { class: "response", dir: "auto" });
+  const response = el("blockquote", { class: "response", dir: "auto", tabindex: 0, "aria-label": `response of ${arm}` });
   if (given.text) response.append(el("bdi", { text: given.text }));
   else response.append(el("em", { text: "nothing" }));
   if (given.cut) response.append(el("span", { class: "small", text: ` … and ${given.cut} more characters` }));
-  const verdict = el("p", {}, "Verdict: ", el("strong", { class: mark(given), text: verdictWords(given.verdict) }));
+  const said = el("strong", { class: mark(given), text: verdictWords(given.verdict) });
+  const verdict = el("p", {}, "Verdict: ", attentionOf(index, arm) ? el("button", { type: "button", class: `look ${mark(given)}`,
+    title: "where the verdict looks", onclick: () => lookAt(index, arm) }, said) : said);
   if (given.right >= 0) verdict.append(given.right ? ", right" : ", wrong");
   if (given.status !== "answered") verdict.append(` (${given.status.replace(/_/g, " ")})`);
   if (given.margin !== null) verdict.append(` · margin ${signed(given.margin)}`);

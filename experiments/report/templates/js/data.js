@@ -22,10 +22,10 @@ function el(tag, attributes, ...children) {
 function answer(index, arm) {
   const row = (data.answers[arm] || [])[index];
   if (!row) return null;
-  const [status, verdict, margin, text, cut, right, why, prompt] = row;
+  const [status, verdict, margin, text, cut, right, why, prompt, settings] = row;
   const words = (at) => (at < 0 ? "" : data.texts[at]);
   return { status: data.statuses[status], verdict: verdict < 0 ? null : data.verdicts[verdict], margin,
-           text: words(text), cut, right, why: words(why), prompt: words(prompt) };
+           text: words(text), cut, right, why: words(why), prompt: words(prompt), settings: words(settings) };
 }
 
 const verdictWords = (verdict) => (verdict === null ? "none" : data.words[verdict] || verdict.replace(/_/g, " "));
@@ -37,7 +37,12 @@ function flipOf(index) {
   return now.right ? "fixed" : "broken";
 }
 
-const signed = (value) => (value === null ? "–" : (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2));
+/* Two decimals with a true minus sign; a rounded zero carries no sign. */
+function signed(value) {
+  if (value === null) return "–";
+  const size = Math.abs(value).toFixed(2);
+  return Number(size) === 0 ? size : (value < 0 ? "−" : "+") + size;
+}
 
 function say(words) {
   byId("said").textContent = words;

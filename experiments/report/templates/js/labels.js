@@ -25,16 +25,20 @@ function countLabels() {
 function labeller(index, arm) {
   const given = answer(index, arm), said = labels.get(labelKey(index, arm)) || "";
   const group = el("div", { class: "labeller", role: "group", "aria-label": `your verdict on ${arm}` });
-  const redraw = () => group.replaceWith(labeller(index, arm));
+  const redraw = (pressed) => {
+    const fresh = labeller(index, arm);
+    group.replaceWith(fresh);
+    fresh.querySelector(pressed).focus(); /* the keyboard stays where it was */
+  };
   const right = el("button", { type: "button", class: "mark-right", "aria-pressed": String(said !== "" && said === given.verdict),
     disabled: given.verdict === null, text: "verdict is right",
-    onclick: () => { setLabel(index, arm, said === given.verdict ? "" : given.verdict); redraw(); } });
+    onclick: () => { setLabel(index, arm, said === given.verdict ? "" : given.verdict); redraw(".mark-right"); } });
   const wrong = el("select", { class: "mark-wrong", "aria-label": `the verdict of ${arm} should be` },
     el("option", { value: "", text: "it should be …" }),
     ...data.labels.filter((verdict) => verdict !== given.verdict)
       .map((verdict) => el("option", { value: verdict, text: verdictWords(verdict) })));
   wrong.value = said && said !== given.verdict ? said : "";
-  wrong.addEventListener("change", () => { setLabel(index, arm, wrong.value); redraw(); });
+  wrong.addEventListener("change", () => { setLabel(index, arm, wrong.value); redraw(".mark-wrong"); });
   group.append(right, wrong);
   return group;
 }
@@ -43,12 +47,12 @@ function labeller(index, arm) {
 const cell = (value) => `"${(/^'*[=+\-@\t\r＝＋－＠]/.test(value) ? `'${value}` : value).replace(/"/g, '""')}"`;
 
 function labelsAsCsv() {
-  const lines = [["case", "arm", "annotator", "label", "judged"]];
+  const lines = [["case", "arm", "settings", "annotator", "label", "judged"]];
   const who = byId("annotator").value.trim() || "reader";
   for (const [key, verdict] of labels) {
     const [id, arm] = JSON.parse(key);
     const index = cases.findIndex((one) => one.id === id), given = index < 0 ? null : answer(index, arm);
-    if (given) lines.push([id, arm, who, verdict, given.verdict || ""]);
+    if (given) lines.push([id, arm, given.settings, who, verdict, given.verdict || ""]);
   }
   return lines.map((line) => line.map(cell).join(",")).join("\r\n") + "\r\n";
 }

@@ -5,7 +5,7 @@ let searchable = null;
 function haystack(index) {
   if (searchable === null) {
     searchable = cases.map((one, at) => {
-      const texts = new Set([one.id, one.text, one.scenario]);
+      const texts = new Set([one.id, one.text, one.scenario, ...Object.values(one.tags)]);
       for (const arm of data.arms) {
         const given = answer(at, arm);
         if (given) texts.add(given.text).add(given.why);
@@ -30,6 +30,7 @@ function passes(index, words) {
     if (kind === "right" && !(given && given.right === Number(value))) return false;
     if (kind === "none" && given && given.right >= 0) return false;
     if (kind === "verdict" && !(given && given.verdict === value)) return false;
+    if (kind === "status" && !(given && given.status === value)) return false;
     if (kind === "attention" && !attentionOf(index)) return false;
     if (kind === "labelled" && !labelledCase(index)) return false;
   }
@@ -78,12 +79,11 @@ function row(index, place) {
   const flip = flipOf(index);
   const verdict = (given) => (given ? el("span", { class: mark(given), text: given.status === "answered"
     ? verdictWords(given.verdict) : given.status.replace(/_/g, " ") }) : el("span", { text: "–" }));
-  const line = el("span", { class: "meta" }, flip ? el("span", { class: `tag ${flip}`, text: flip }) : null,
-    flip ? " " : null, el("bdi", { class: "id", text: one.id }),
-    el("span", { text: ` · ${one.subset.replace(/_/g, "-")} · ` }));
+  const line = el("span", { class: "meta" }, flip ? el("span", { class: `tag ${flip}`, text: flip }) : null, flip ? " " : null);
   if (before && state.against !== state.arm) line.append(verdict(before), " → ");
   line.append(verdict(now));
-  if (now && now.margin !== null) line.append(el("span", { text: ` · ${signed(now.margin)}` }));
+  if (now && now.margin !== null) line.append(el("span", { text: ` ${signed(now.margin)}` }));
+  line.append(` · ${one.subset.replace(/_/g, "-")} · `, el("bdi", { class: "id", text: one.id })); /* last: ids may be long */
   return el("div", { class: "row", role: "option", id: `row-${index}`, "aria-selected": String(index === state.open),
     "aria-setsize": state.shown.length, "aria-posinset": place + 1, "data-case": one.id, onclick: () => open(index) },
     el("bdi", { class: "text", text: one.text }), line);
@@ -121,7 +121,10 @@ function fillFilters() {
     .map((value) => [value, value])], state.scenario);
   byId("f-subset").value = state.subset;
   const seen = data.verdicts.map((verdict) => [`verdict:${verdict}`, `verdict ${verdictWords(verdict)}`]);
-  choices(byId("f-outcome"), [["", "any outcome"], ["right:1", "right"], ["right:0", "wrong"], ["none", "no answer"], ...seen,
+  const met = new Set(data.arms.flatMap((arm) => data.answers[arm].map((line) => (line ? line[0] : 0))));
+  const unusual = data.statuses.filter((status, at) => status !== "answered" && met.has(at));
+  choices(byId("f-outcome"), [["", "any outcome"], ["right:1", "right"], ["right:0", "wrong"], ["none", "not scored"], ...seen,
+    ...unusual.map((status) => [`status:${status}`, status.replace(/_/g, " ")]),
     ...(data.attention ? [["attention", "with attention"]] : []), ["labelled", "labelled here"]], state.outcome);
 }
 

@@ -1,9 +1,10 @@
 /* Tables as Markdown, CSV and LaTeX; charts as SVG files; the help drawer. */
 const text = (node) => node.textContent.replace(/\s+/g, " ").trim();
-const grid = (table) => [...table.rows].map((line) => [...line.cells].map(text));
+/* Lines of cells; one that spans several columns is followed by empty ones, so that every line has as many. */
+const grid = (table) => [...table.rows].map((line) => [...line.cells].flatMap((one) => [text(one), ...Array(one.colSpan - 1).fill("")]));
 
 const FORMS = {
-  Markdown: (lines) => lines.map((line, at) => `| ${line.map((value) => value.replace(/\|/g, "\\|")).join(" | ")} |`
+  Markdown: (lines) => lines.map((line, at) => `| ${line.map((value) => value.replace(/[\\|<]/g, "\\$&")).join(" | ")} |`
     + (at ? "" : `\n|${" --- |".repeat(line.length)}`)).join("\n"),
   CSV: (lines) => lines.map((line) => line.map(cell).join(",")).join("\r\n"),
   LaTeX: (lines) => {
