@@ -5,7 +5,7 @@ Loads no model. Joined runs become a run of their own, whose arms are named afte
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rich.console import Console
 from experiments import records, scoring
 from experiments.answering import PREDICTIONS
 from experiments.benchmarks.sample import Kind
+from experiments.report.attention_cases import FILE, attention_of_cases
 from experiments.report.build import build
 from experiments.report.run_files import RunFiles, read_run
 from experiments.schema import Run, digest
@@ -69,6 +70,9 @@ class Report:
             for part in parts:
                 if (part.directory / "thumbnails").is_dir():
                     shutil.copytree(part.directory / "thumbnails", store.path / "thumbnails", dirs_exist_ok=True)
+            if looked := joined_attention(parts, names, {line["arm"] for line in lines}):
+                (store.path / FILE).parent.mkdir(exist_ok=True)
+                store.write_json(FILE, looked)
             page = build(store.path)
             store.finish()
         console.print(scoring.shown(result))
@@ -97,6 +101,20 @@ def joined(parts: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, An
             if repeated == name:
                 lines.append(record | {"arm": f"{name}: {arm}"})
     return lines
+
+
+def joined_attention(parts: Sequence[RunFiles], names: Sequence[str], arms: Set[str]) -> dict[str, Any] | None:
+    """Attention of single cases under the joined run's ``arms``; None where no run logged any."""
+    cases: dict[str, dict[str, Any]] = {}
+    notes: dict[str, None] = {}
+    for part, name in zip(parts, names, strict=True):
+        found = attention_of_cases(part.directory) or {"note": "", "cases": {}}
+        for case, of_arm in found["cases"].items():
+            kept = {f"{name}: {arm}": block for arm, block in of_arm.items() if f"{name}: {arm}" in arms}
+            if kept:
+                cases.setdefault(case, {}).update(kept)
+                notes[f"{name}: {found['note']}"] = None
+    return {"note": " ".join(notes), "cases": cases} if cases else None
 
 
 def _kind(parts: Sequence[RunFiles]) -> Kind:

@@ -98,3 +98,21 @@ def test_an_unusual_status_can_be_filtered(browser: Any, tmp_path: Path) -> None
     with opened(browser, folder / "report.html") as tab:
         tab.select_option("#f-outcome", "status:provider_blocked")
         assert tab.locator(".row").count() == 1
+
+
+def test_models_of_different_depth_stand_side_by_side(browser: Any, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, predictions(12))
+    write_attention(folder, ["icon/0001"], ["baseline"], layers=2, groups=1)
+    found = json.loads((folder / "attention" / "cases.json").read_text())
+    write_attention(folder, ["icon/0001"], ["vcd"], layers=4, groups=3)
+    deeper = json.loads((folder / "attention" / "cases.json").read_text())
+    deeper["cases"]["icon/0001"] |= found["cases"]["icon/0001"]
+    (folder / "attention" / "cases.json").write_text(json.dumps(deeper))
+    build(folder)
+    with opened(browser, folder / "report.html", fragment=CASE) as tab:
+        tab.locator("input.layer").fill("4")
+        tab.locator("select.heads").select_option("2")
+        assert "layer 1, this model's last" in tab.locator('.attention .side[data-arm="baseline"]').inner_text()
+        assert "mean of all heads" in tab.locator('.attention .side[data-arm="baseline"]').inner_text()
+        assert "last" not in tab.locator('.attention .side[data-arm="vcd"]').inner_text()
+        assert "NaN" not in tab.locator(".attention").inner_text()

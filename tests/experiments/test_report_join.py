@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.report.attention_cases import attention_of_cases
 from experiments.report.run_files import read_run
 from interp.errors import UserError
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import ARMS, predictions, write_run
 
 
@@ -47,6 +49,21 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     assert metrics["arms"]["bigger: vcd"]["accuracy"] == alone
     assert "bigger: vcd" in (folder / "report.html").read_text()
     assert len(read_run(folder).predictions) == 2 * 4 * 40
+
+
+def test_attention_of_single_cases_is_joined_under_the_joined_arms(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", predictions(40))
+    other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")
+    write_attention(one, ["icon/0000"], ["baseline", "vcd"])
+    write_attention(other, ["icon/0000", "icon/0001"], ["vcd"], layers=6)
+    report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
+    (folder,) = (tmp_path / "out" / "joined").iterdir()
+    found = attention_of_cases(folder)
+    assert found is not None
+    arms = {case: list(of_arm) for case, of_arm in found["cases"].items()}
+    both = ["llava_organism: baseline", "llava_organism: vcd", "bigger: vcd"]
+    assert arms == {"icon/0000": both, "icon/0001": ["bigger: vcd"]}
+    assert found["note"] == "llava_organism: Made up. bigger: Made up."
 
 
 def test_an_arm_that_a_second_run_repeats_is_not_counted_twice(tmp_path: Path) -> None:

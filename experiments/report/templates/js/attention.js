@@ -49,7 +49,8 @@ function attentionPanel(index, arms) {
   if (!found) return data.attention ? el("p", { class: "small", text: "Attention was not logged for this case." }) : null;
   const shown = arms.filter((arm) => Object.hasOwn(found, arm));
   if (!shown.length) return el("p", { class: "small", text: `Attention of this case was logged for ${Object.keys(found).join(", ")}.` });
-  const first = found[shown[0]], most = first.layers.length;
+  const deepest = (best, arm) => (found[arm].layers.length > best.layers.length ? found[arm] : best);
+  const first = shown.reduce(deepest, found[shown[0]]), most = first.layers.length;
   const panel = el("section", { class: "attention", "aria-label": "attention" }, el("h4", { text: "Where the answer looks" }));
   const views = el("div", { class: "sides" });
   const blocks = shown.map((arm) => ({ arm, block: found[arm], token: verdictToken(found[arm]) }));
@@ -78,18 +79,23 @@ function attentionPanel(index, arms) {
 
 function attentionView(index, one, redraw) {
   const { arm, block } = one;
+  /* Joined runs may be of models of different depth: the shallower one stays at its last layer. */
+  const last = block.layers.length - 1, layer = state.layer === null ? null : Math.min(state.layer, last);
+  const group = state.group < block.groups.length ? state.group : 0;
   const chips = el("p", { class: "chips" }, "token: ", ...block.tokens.flatMap((token, at) => [el("button", { type: "button",
     class: "token", "aria-pressed": String(at === one.token), text: token, onclick: () => { one.token = at; redraw(one); } }), " "]));
   const view = el("section", { class: "side", "aria-label": `attention of ${arm}`, "data-arm": arm }, el("h4", { text: arm }), chips);
-  if (block.grid) view.append(heat(index, block, one.token));
-  view.append(bars(block, one.token), words(block, one.token));
+  if (layer !== state.layer) view.append(el("p", { class: "small", text: `layer ${block.layers[last]}, this model's last` }));
+  if (group !== state.group) view.append(el("p", { class: "small", text: block.groups[group] }));
+  if (block.grid) view.append(heat(index, block, one.token, layer, group));
+  view.append(bars(block, one.token, layer, group), words(block, one.token, layer, group));
   return view;
 }
 
 /* The picture, darkened where nobody looks. */
-function heat(index, block, token) {
+function heat(index, block, token, layer, group) {
   const [rows, columns] = block.grid;
-  const found = weights(block, "image", rows * columns, token, state.layer, state.group);
+  const found = weights(block, "image", rows * columns, token, layer, group);
   const most = Math.max(...found), total = found.reduce((sum, value) => sum + value, 0), peak = found.indexOf(most);
   const canvas = el("canvas", { width: 240, height: 240, role: "img", class: cases[index].hidden ? "blurred" : "",
     "aria-label": `attention over the image, ${rows} by ${columns} cells; the strongest is in row ${Math.floor(peak / columns) + 1}, `
@@ -129,8 +135,8 @@ function pictureOf(place) {
   return pictureKept;
 }
 
-function bars(block, token) {
-  const found = masses(block, token, state.layer, state.group);
+function bars(block, token, layer, group) {
+  const found = masses(block, token, layer, group);
   const tokens = tokensRead(block, token), all = tokens.reduce((sum, count) => sum + count, 0);
   const sum = found.reduce((total, share) => total + share, 0);
   const even = (at) => (tokens[at] && sum ? `${(found[at] / sum / (tokens[at] / all)).toFixed(2)}×` : "–");
@@ -151,8 +157,8 @@ function tokensRead(block, token) {
   return (block.counts || []).map((count, at) => (block.names[at] === "generated" ? Math.max(0, count - later) : count));
 }
 
-function words(block, token) {
-  const found = weights(block, "words", block.keys.length, token, state.layer, state.group), most = Math.max(...found, 1e-9);
+function words(block, token, layer, group) {
+  const found = weights(block, "words", block.keys.length, token, layer, group), most = Math.max(...found, 1e-9);
   const order = block.keys.map((_, at) => at).sort((a, b) => found[b] - found[a]).slice(0, 5);
   const top = order.map((at) => `${block.keys[at]} ${(100 * found[at]).toFixed(1)}%`).join(", ");
   const shown = el("p", { class: "heatwords", dir: "auto", tabindex: 0, "aria-label": "attention over the words" }, ...block.keys.flatMap((key, at) => {

@@ -78,5 +78,5 @@ function side(index, arm) {
     given.why ? el("p", { class: "small" }, "Judge: ", el("bdi", { text: given.why })) : null,
     given.text ? labeller(index, arm) : null,
     given.prompt ? el("details", {}, el("summary", { text: "the prompt as the model read it" }),
-      el("pre", { dir: "auto" }, el("bdi", { text: given.prompt }))) : null);
+      el("pre", { dir: "auto", tabindex: 0, "aria-label": `prompt of ${arm}` }, el("bdi", { text: given.prompt }))) : null);
 }
