@@ -8,7 +8,7 @@ import pytest
 
 from experiments.calibration import FOLDS, arms_needed, cross_fitted, fitted, fold_of
 from interp.errors import UserError
-from mitigation.controls import YesBias
+from mitigation.controls import CutoffOnly, Sampled, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
 from mitigation.shift import CalibratedShift, ConstantShift
 from mitigation.vcd import VCD
@@ -98,7 +98,18 @@ def test_settings_out_of_range_are_refused_at_the_door(overrides: tuple[str, ...
 
 
 def test_the_controls_of_an_experiment_have_its_settings() -> None:
-    arms = run_of("+exp=vcd_sampled", "method.temperature=0.7").arms
-    assert list(arms)[:2] == ["baseline", "sampled_vcd"]
-    assert arms["sampled_vcd"].temperature == 0.7
-    assert arms["sampled_vcd"].method == replace(VCD(), noise_step=700)
+    arms = run_of(
+        "+exp=vcd_sampled", "method.temperature=0.7", "method.method.beta=0.3", "method.method.alpha=2.0", "seed=5"
+    ).arms
+    contrasted = replace(VCD(), noise_step=700, alpha=2.0, beta=0.3, seed=5)
+    assert arms == {
+        "baseline": Sampled(Baseline(), 0.7, seed=5),
+        "sampled_vcd": Sampled(contrasted, 0.7, seed=5),
+        "greedy": Baseline(),
+        "sampled_cutoff_only": Sampled(CutoffOnly(beta=0.3), 0.7, seed=5),
+        "sampled_self_contrast": Sampled(SelfContrast(alpha=2.0, beta=0.3), 0.7, seed=5),
+        "calibrated_shift": CalibratedShift(),
+    }
+    contrast = run_of("+exp=vcd_llava", "method.alpha=3.0", "method.beta=null").arms
+    assert contrast["text_only"] == TextOnly(alpha=3.0, beta=None)
+    assert run_of("+exp=vcd_llava", "method=safety_prompt").arms["text_only"] == TextOnly(alpha=1.0, beta=0.1)
