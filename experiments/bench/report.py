@@ -121,7 +121,8 @@ def _block(rng: random.Random, grain: Grain, layers: int) -> dict[str, Any]:
 
     return {
         "tokens": ["No"] * grain.tokens, "layers": list(range(layers)), "groups": [f"group {g}" for g in range(groups)],
-        "keys": rng.choices(WORDS, k=keys), "segments": [2] * keys, "names": names, "grid": [grain.cells] * 2, "counts": [1, 0, keys - 1, 0, grain.tokens, grain.cells**2],
+        "keys": rng.choices(WORDS, k=keys), "segments": [2] * keys, "names": names, "grid": [grain.cells] * 2,
+        "counts": [1, 0, keys - 1, 0, grain.tokens, grain.cells**2],
         "masses": nested([0.1667] * len(names)), "image": packed(grain.cells**2), "image_scale": nested(0.123456),
         "words": packed(keys), "words_scale": nested(0.123456),
     }  # fmt: skip
