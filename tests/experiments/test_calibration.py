@@ -112,4 +112,3 @@ def test_the_controls_of_an_experiment_have_its_settings() -> None:
     }
     contrast = run_of("+exp=vcd_llava", "method.alpha=3.0", "method.beta=null").arms
     assert contrast["text_only"] == TextOnly(alpha=3.0, beta=None)
-    assert run_of("+exp=vcd_llava", "method=safety_prompt").arms["text_only"] == TextOnly(alpha=1.0, beta=0.1)
