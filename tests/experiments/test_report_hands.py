@@ -116,3 +116,11 @@ def test_models_of_different_depth_stand_side_by_side(browser: Any, tmp_path: Pa
         assert "mean of all heads" in tab.locator('.attention .side[data-arm="baseline"]').inner_text()
         assert "last" not in tab.locator('.attention .side[data-arm="vcd"]').inner_text()
         assert "NaN" not in tab.locator(".attention").inner_text()
+
+
+def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
+    folded = "[...document.querySelectorAll('#paired details, #flips')].map((part) => part.open)"
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert set(tab.evaluate(folded)) == {True}
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert set(tab.evaluate(folded)) == {False}

@@ -55,5 +55,10 @@ function listenHelp() {
   for (const button of document.querySelectorAll("[data-close]")) {
     button.addEventListener("click", () => button.closest("dialog").close());
   }
-  addEventListener("beforeprint", () => { for (const part of document.querySelectorAll("details.print")) part.open = true; });
+  let unfolded = []; /* paper has no triangles to click; the screen gets its own back */
+  addEventListener("beforeprint", () => {
+    unfolded = [...document.querySelectorAll("details.print, #arms details, #paired details, #refusals details")].filter((part) => !part.open);
+    for (const part of unfolded) part.open = true;
+  });
+  addEventListener("afterprint", () => { for (const part of unfolded) part.open = false; });
 }
