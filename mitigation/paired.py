@@ -127,6 +127,7 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
     """Contrasts the first half of the rows with the second and gives both the result, so that both go on alike.
 
     With ``sampling`` the result is already the draw: 0 at its token, −inf elsewhere, for a greedy ``generate`` to pick.
+    Made for one ``generate`` call: another with prompts a token longer than the last step looks like the next step.
     ``kernel`` is one of ``mitigation.kernels``. UserError for settings out of range, an odd number of rows, a penalty
     or bias that runs before it, and noise from another device than the scores'.
     """
