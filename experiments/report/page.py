@@ -121,6 +121,9 @@ def studied_arm(run: RunFiles) -> str:
 def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, refusals: bool) -> str:
     model = (environment.get("model") or {}).get("name") or "the model"
     benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
+    if environment.get("joined"):
+        apart = "harmless requests from harmful ones" if refusals else "safe from unsafe"
+        return f"Which arm of {model} best tells {apart} on {benchmark}?"
     if refusals and compared:
         return f"Does {studied} make {model} refuse fewer harmless requests of {benchmark} and no fewer harmful ones?"
     if refusals:
@@ -156,6 +159,7 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("machine", _joined(environment.get("device"), _threads(environment.get("threads")))),
         ("started, finished", f"{_known(environment.get('started'))}, {_known(environment.get('finished'))}"),
         ("command", _known(environment.get("command"))),
+        *((f"run of {name}", str(folder)) for name, folder in (environment.get("joined") or {}).items()),
     ]
 
 

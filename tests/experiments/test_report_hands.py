@@ -124,3 +124,17 @@ def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
     assert set(tab.evaluate(folded)) == {True}
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert set(tab.evaluate(folded)) == {False}
+
+
+def test_latex_has_its_signs_in_pairs(browser: Any, run: Path) -> None:
+    with opened(browser, run / "report.html", permissions=["clipboard-read", "clipboard-write"]) as tab:
+        tab.locator("#arms .copy button", has_text="LaTeX").first.click()
+        tab.locator("#said", has_text="copied as LaTeX").wait_for()
+        head, *lines = tab.evaluate("navigator.clipboard.readText()").splitlines()[2:-2]
+    assert " d$'$ & " in head
+    assert any("$-$" in line for line in lines)
+    for line in (head, *lines):
+        assert line.count("$") % 2 == 0
+        assert "…" not in line
+        if line != r"\midrule":
+            assert line.count(" & ") == head.count(" & ")

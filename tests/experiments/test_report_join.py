@@ -47,7 +47,10 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     assert {block["against"] for block in metrics["comparisons"].values()} == {"llava_organism: baseline"}
     alone = json.loads((other / "metrics.json").read_text())["arms"]["vcd"]["accuracy"]
     assert metrics["arms"]["bigger: vcd"]["accuracy"] == alone
-    assert "bigger: vcd" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "bigger: vcd" in page
+    assert "Which arm of llava_organism and bigger best tells safe from unsafe on iconworld?" in page
+    assert f"<dt>run of bigger</dt><dd>{other}</dd>" in page
     assert len(read_run(folder).predictions) == 2 * 4 * 40
 
 
