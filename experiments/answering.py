@@ -6,7 +6,7 @@ answered again as a whole, and only what is missing of it is appended. Knows not
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 PREDICTIONS = "predictions.jsonl"
+SKIPS = "skips.jsonl"
 
 
 @dataclass
@@ -39,7 +40,6 @@ class Answering:
     vlm: "VLM | None"
     store: RunStore
     console: Console
-    skips: dict[str, Counter[str]] = field(default_factory=dict)  # of this launch, by arm
 
     def answer(
         self,
@@ -93,9 +93,16 @@ class Answering:
             yield from judged(shown, arm, settings, generation, self.run.judge)
 
     def _count(self, arm: str, generation: "Generation") -> None:
-        """Adds up what a method says it saved."""
-        for name, count in (generation.skips or {}).items():
-            self.skips.setdefault(arm, Counter())[name] += count
+        """Notes what a method says it saved, on disk, so that a continued run's count is whole."""
+        if generation.skips:
+            self.store.append([{"arm": arm, **generation.skips}], SKIPS)
+
+    def skips(self) -> dict[str, dict[str, int]]:
+        """By arm, what was saved in all answers of the run so far."""
+        totals: dict[str, Counter[str]] = {}
+        for line in self.store.records(SKIPS):
+            totals.setdefault(line.pop("arm"), Counter()).update(line)
+        return {arm: dict(counts) for arm, counts in totals.items()}
 
 
 def judged(

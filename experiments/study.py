@@ -208,7 +208,7 @@ class Study:
         self._write_thumbnails()
         lost = sum(record["status"] == Status.TRANSPORT_FAILED for record in current if not self._is_external(record))
         finished = {} if lost else {"finished": records.now()}
-        skips = {arm: dict(counts) for arm, counts in self._answering.skips.items()}
+        skips = self._answering.skips()
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = finished | ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
         self.store.write_json("environment.json", {**environment, **more})
@@ -216,20 +216,12 @@ class Study:
         if not lost:
             self.store.finish()
         self.console.print(scoring.shown(result))
-        for sentence in self._savings():
+        for sentence in _savings(skips):
             self.console.print(sentence, highlight=False, markup=False)
         self.console.print(f"report: {page}", highlight=False, soft_wrap=True)
         if lost:
             total = f"{lost} of {len(current)} requests never got through"
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
-
-    def _savings(self) -> list[str]:
-        """What arms with a lazy second branch did not have to compute, in sentences; of this launch's answers alone."""
-        return [
-            f"{arm}: the second branch was skipped on {counts['skipped']} of {counts['steps']} steps and its prefill "
-            f"for {counts['skipped_prefills']} of {counts['prefills']} prompts."
-            for arm, counts in self._answering.skips.items()
-        ]
 
     def _is_external(self, record: Mapping[str, Any]) -> bool:
         return isinstance(self.run.arms.get(record["arm"]), Responses)
@@ -253,6 +245,16 @@ class Study:
                     continue  # its record says so
                 image.thumbnail((THUMBNAIL, THUMBNAIL))
                 image.save(path, quality=THUMBNAIL_QUALITY)
+
+
+def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What arms with a lazy second branch did not have to compute, in sentences."""
+    found = []
+    for arm, counts in skips.items():
+        steps = f"{counts['skipped']} of {counts['steps']} steps"
+        prefills = f"{counts['skipped_prefills']} of {counts['prefills'] + counts['skipped_prefills']} prompts"
+        found.append(f"{arm}: the second branch was skipped on {steps}, and its prefill altogether for {prefills}.")
+    return found
 
 
 def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:

@@ -150,7 +150,7 @@ class Frontier:
 
 def name_of(vcd: VCD) -> str:
     """The arm's name in the records: its weight and noise step."""
-    return f"alpha={vcd.alpha:g} step={vcd.noise_step}"
+    return f"alpha={vcd.alpha:.12g} step={vcd.noise_step}"
 
 
 def _complete_lines(file: Path) -> Sequence[dict[str, Any]]:

@@ -196,3 +196,18 @@ def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Pa
     assert run.arms == {"baseline": Baseline()}
     folder = evaluate(run)
     assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
+
+
+def test_a_lazy_branch_is_recorded_with_what_it_skipped(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("limit=8", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
+    run = run_of("method=vcd", "method.branch=lazy", "method.beta=0.9", f"model.path={saved}", *sizes)
+    folder = evaluate(run)
+    (counts,) = json.loads((folder / "environment.json").read_text())["skips"].values()
+    assert counts["prefills"] + counts["skipped_prefills"] == 8
+    assert 0 < counts["steps"] <= 16
+    assert len(lines(folder, "skips.jsonl")) == 3  # a batch each, so that a continued run counts them all
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"skipped on {counts['skipped']} of {counts['steps']} steps" in said
+    assert f"for {counts['skipped_prefills']} of 8 prompts" in said
