@@ -91,11 +91,19 @@ class Rejudge:
             store.write_json("metrics.json", result)
             again = {"judge": judged_by, "judged_run": str(old.directory), "finished": records.now()}
             store.write_json("environment.json", {**old.environment, **again})
-            if (old.directory / "thumbnails").is_dir():
-                shutil.copytree(old.directory / "thumbnails", store.path / "thumbnails", dirs_exist_ok=True)
+            _copy_what_a_judge_leaves(old.directory, store.path)
             page = build(store.path)
             store.finish()
         return page
+
+
+def _copy_what_a_judge_leaves(old: Path, new: Path) -> None:
+    """Pictures and attention, which no verdict changes."""
+    for pattern in ("thumbnails/*", "attention.json", "attention/cases.json", "figures/attention_by_layer_*"):
+        for path in old.glob(pattern):
+            target = new / path.relative_to(old)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:

@@ -69,9 +69,10 @@ def record_cases(
 
     Returns the contents of ``attention/cases.json``: ``note``, and ``cases[id][arm]`` with ``tokens`` (of the answer),
     ``layers``, ``groups`` (of heads), ``grid`` (rows, columns; null without image), ``keys`` (text tokens read) with
-    their ``segments``, ``names`` (of segments), ``masses[token][layer][group][segment]``, and the packed maps
-    ``image`` and ``words``: base64 of uint8 [token][layer][group][place], to be multiplied by ``image_scale`` and
-    ``words_scale`` [token][layer][group] over 255. An arm whose attention cannot be recorded is named in the note.
+    their ``segments``, ``names`` (of segments) with their ``counts`` of tokens, the shares
+    ``masses[token][layer][group][segment]``, and the packed maps ``image`` and ``words``: base64 of uint8
+    [token][layer][group][place], to be multiplied by ``image_scale`` and ``words_scale`` [token][layer][group] over
+    255. An arm whose attention cannot be recorded is named in the note.
     """
     layers = len(vlm.layout.attentions(vlm.model))
     grain = finest(layers=layers, maps=len(samples) * len(arms))
@@ -132,6 +133,7 @@ def _packed(vlm: "VLM", batch: _Batch, row: int, grain: Grain) -> dict[str, Any]
         "keys": [decoded[at] for at in words],
         "segments": [names.index(labels[at]) for at in words],
         "names": names,
+        "counts": [len(columns) for columns in of_segment],
         "masses": np.round(masses.numpy().astype(float), 4).tolist(),
         "grid": None,
         **_quantised("words", weights[..., words]),

@@ -88,7 +88,7 @@ def test_it_is_loaded_once_for_a_model(trained: Trained, base: VLM, monkeypatch:
     assert len(loads) == 1
 
 
-@pytest.mark.parametrize("inner", [Baseline(), VCD(noise_step=999), VCD(branch="lazy"), ContextPrompt("Look.")])
+@pytest.mark.parametrize("inner", [Baseline(), VCD(noise_step=999), VCD(branch="paired"), ContextPrompt("Look.")])
 def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
     trained: Trained, base: VLM, inner: object
 ) -> None:
