@@ -29,7 +29,7 @@ demo: install ## install, then the main job: baseline, VCD and its controls on t
 	$(BIN)/python -m experiments.run +exp=vcd_llava
 
 test: install-dev chromium ## install, then the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist loadfile
 
 # Debian's Chromium for the tests of the report, where it can be had; without it those tests skip and say so.
 chromium:
