@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.sample import Sample
 from experiments.outcomes import Status
@@ -28,7 +28,6 @@ class Responses:
     """
 
     path: str
-    needs_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """UserError for a file of another kind."""
