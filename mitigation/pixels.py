@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.layout import layout_for
+from mitigation.rows import image_rows
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ def _rows_by_picture(inputs: Mapping[str, Any], model: Any) -> list[int]:
     layout = layout_for(model)
     if layout.geometry != "tiles" or pixels.ndim == 5:
         return [1] * len(pixels)
-    tokens = (inputs["input_ids"] == layout.image_token_id(config)).sum(dim=1)
-    return (tokens // config.image_seq_length).tolist()
+    return [len(own) for own in image_rows(inputs, config)]
 
 
 def _size(view: Float[Tensor, "*tiles channel height width"]) -> tuple[int, int]:
