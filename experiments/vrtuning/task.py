@@ -7,6 +7,7 @@ case.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,6 +154,12 @@ def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
 
 def _check(task: VRTuningStudy, run: Run) -> None:
     """What no weights are needed to refuse."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: this experiment trains and evaluates in one process; call "
+            "mitigation.vrtuning.train.train under accelerate launch, and evaluate what it saves with "
+            "method=vrtuning method.adapter=<dir>"
+        )
     if not isinstance(run.model, ModelConfig):
         raise UserError(
             f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
