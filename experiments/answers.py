@@ -109,7 +109,8 @@ def align(scored: pd.DataFrame) -> tuple[Cases, dict[str, Answers]]:
     return cases, {str(arm): _answers(rows, position) for arm, rows in scored.groupby("arm", sort=False)}
 
 
-def _check_records(frame: pd.DataFrame) -> None:
+def check_same_cases(frame: pd.DataFrame) -> None:
+    """UserError unless each arm has a case once, and a case is the same in every arm."""
     if not (twice := frame[frame.duplicated(["case", "arm"])]).empty:
         row = twice.iloc[0]
         raise UserError(f"case {row['case']} occurs twice in arm {row['arm']}; a record is one (case, arm) under one "
@@ -118,6 +119,10 @@ def _check_records(frame: pd.DataFrame) -> None:
     if not (differing := described[described.duplicated("case")]).empty:
         raise UserError(f"case {differing.iloc[0]['case']} differs between arms in subset, scenario, gold or cluster; "
                         "arms are compared on the same cases; run them on the same benchmark")  # fmt: skip
+
+
+def _check_records(frame: pd.DataFrame) -> None:
+    check_same_cases(frame)
     wrong = frame[(frame["subset"].isin(UNSAFE_SUBSETS) & (frame["gold"] != "no"))
                   | ((frame["subset"] == "over_safety") & (frame["gold"] != "yes"))]  # fmt: skip
     if not wrong.empty:

@@ -128,9 +128,14 @@ def _block(rng: random.Random, grain: Grain, layers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def chromium_path() -> str | None:
+    """A Chromium on this machine: $CHROMIUM, or the first of ``BROWSERS`` on the path; None where there is none."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 def _in_browser(page: Path, console: Console) -> dict[str, Any]:
     """Seconds until the page can be used, and milliseconds of a filter; says why where no browser can be had."""
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = chromium_path()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

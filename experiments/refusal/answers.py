@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int
 
+from experiments.answers import check_same_cases
 from experiments.benchmarks.sample import REFUSAL_SUBSETS
 from experiments.outcomes import REFUSAL_VERDICTS, Status, Verdict
 from interp.errors import UserError
@@ -117,14 +118,7 @@ def _checked(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 def _check_cases(frame: pd.DataFrame) -> None:
-    if not (twice := frame[frame.duplicated(["case", "arm"])]).empty:
-        row = twice.iloc[0]
-        raise UserError(f"case {row['case']} occurs twice in arm {row['arm']}; a record is one (case, arm) under one "
-                        "setting; keep the records of one setting")  # fmt: skip
-    described = frame[["case", "subset", "scenario", "gold", "cluster"]].drop_duplicates()
-    if not (differing := described[described.duplicated("case")]).empty:
-        raise UserError(f"case {differing.iloc[0]['case']} differs between arms in subset, scenario, gold or cluster; "
-                        "arms are compared on the same cases; run them on the same benchmark")  # fmt: skip
+    check_same_cases(frame)
     if not (wrong := frame[frame["gold"] != frame["subset"].map(_GOLD)]).empty:
         row = wrong.iloc[0]
         raise UserError(f"gold {row['gold']!r} of case {row['case']} in subset {row['subset']}; benign is comply, "

@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from experiments.refusal.rows import arm_rows, comparison_rows, type_rows
 from experiments.report.formatting import MISSING
 from experiments.report.tables import Cell
-from experiments.report.terminal import CEILING
+from experiments.report.terminal import CEILING, arm_table, said
 
 LEGEND = (
     "Refusals in %, partial ones included; below each number its 95% interval, and in braces the lowest and highest "
@@ -23,7 +21,6 @@ LEGEND = (
     "cases gone from wrong to right and back; p: McNemar’s test on them, after Holm’s correction."
 )
 _DELTAS = {"benign": "benign", "contrast": "con-\ntrast", "difference": "apart", "d_prime": "d′"}
-_NAME_WIDTH = 16
 
 
 def results(metrics: Mapping[str, Any]) -> Group:
@@ -33,15 +30,12 @@ def results(metrics: Mapping[str, Any]) -> Group:
         parts += [comparisons_table(metrics), ""]
     ceiling = any(arm.get("near_ceiling") for arm in metrics["arms"].values())
     parts.append(Text(f"{LEGEND} {CEILING}" if ceiling else LEGEND, style="dim"))
-    # Text, not str: a sentence that quotes "[red]" from a configuration must not be read as markup.
-    parts += [Padding(Text(str(sentence), style="bold"), (1, 0, 0, 0)) for sentence in metrics.get("summary") or ()]
-    parts += [Padding(Text(f"note: {sentence}"), (1, 0, 0, 0)) for sentence in metrics.get("caveats") or ()]
-    return Group(*parts)
+    return Group(*parts, *said(metrics))
 
 
 def arms_table(metrics: Mapping[str, Any]) -> Table:
     """One row an arm."""
-    table = _table("Refusals by arm")
+    table = arm_table("Refusals by arm")
     for heading in ("known\nof N", "benign", "con-\ntrast", "apart", "type\nmean", "d′", "c", "without\npartial",
                     "pub-\nlished"):  # fmt: skip
         table.add_column(Text(heading), justify="right", no_wrap=True)
@@ -63,7 +57,7 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
 
 def types_table(metrics: Mapping[str, Any]) -> Table:
     """One row an arm and type of stimulus."""
-    table = _table("Refusals by type of stimulus")
+    table = arm_table("Refusals by type of stimulus")
     table.add_column(Text("type"), max_width=32, overflow="fold")
     for heading in ("benign", "refused of n", "contrast", "apart"):
         table.add_column(Text(heading), justify="right", no_wrap=True)
@@ -85,7 +79,7 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     """One row a compared arm: paired differences in points, flips, Holm's p."""
     rows = comparison_rows(metrics)
     against = ", ".join(dict.fromkeys(row.against for row in rows))
-    table = _table(f"Paired differences against {against}")
+    table = arm_table(f"Paired differences against {against}")
     for heading in _DELTAS.values():
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("fixed/broken\nbenign", "\ncontrast", "p\n"):
@@ -94,13 +88,6 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
         deltas = (stacked(row.deltas[key]) for key in _DELTAS)
         flips = (Text(row.flips["benign"]), Text(row.flips["contrast"]), Text(row.p_holm))
         table.add_row(Text(row.name), *deltas, *flips)
-    return table
-
-
-def _table(title: str) -> Table:
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False,
-                  show_edge=False)  # fmt: skip
-    table.add_column(Text("arm"), max_width=_NAME_WIDTH, overflow="fold")
     return table
 
 

@@ -15,7 +15,7 @@ from experiments.report.tables import ACCURACIES, CEILING_MARK, ArmRow, Cell, Co
 
 _HEADINGS = {"typical": "typ-\nical", "attack": "att-\nack", "over_safety": "over-\nsafety", "overall": "over-\nall"}
 _DELTAS = {"overall": "overall", "unsafe": "unsafe", "over_safety": "over-\nsafety", "auroc": "AUROC"}
-_NAME_WIDTH = 16  # "calibrated_shift", and all that 80 columns leave; longer names go on in the next line
+NAME_WIDTH = 16  # "calibrated_shift", and all that 80 columns leave; longer names go on in the next line
 
 LEGEND = (
     "Accuracies and flips in %; below each number its 95% interval. typical, attack: unsafe cases called unsafe; "
@@ -36,15 +36,19 @@ def results(metrics: Mapping[str, Any]) -> Group:
     if metrics.get("comparisons"):
         parts += [comparisons_table(metrics), ""]
     parts.append(Text(legend, style="dim"))
+    return Group(*parts, *said(metrics))
+
+
+def said(metrics: Mapping[str, Any]) -> list[RenderableType]:
+    """The summary's sentences and the caveats, a paragraph each."""
     # Text, not str: a sentence that quotes "[red]" from a configuration must not be read as markup.
-    parts += [Padding(Text(str(sentence), style="bold"), (1, 0, 0, 0)) for sentence in metrics.get("summary") or ()]
-    parts += [Padding(Text(f"note: {sentence}"), (1, 0, 0, 0)) for sentence in metrics.get("caveats") or ()]
-    return Group(*parts)
+    summary = [Padding(Text(str(sentence), style="bold"), (1, 0, 0, 0)) for sentence in metrics.get("summary") or ()]
+    return [*summary, *(Padding(Text(f"note: {sentence}"), (1, 0, 0, 0)) for sentence in metrics.get("caveats") or ())]
 
 
 def arms_table(metrics: Mapping[str, Any]) -> Table:
     """One row an arm, numbers above their intervals."""
-    table = _table("Arms")
+    table = arm_table("Arms")
     table.add_column(Text("n of n"), justify="right", no_wrap=True)
     for key in ACCURACIES:
         table.add_column(Text(_HEADINGS[key]), justify="right", no_wrap=True)
@@ -59,7 +63,7 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     """One row a compared arm: paired differences in points, McNemar's counts, Holm's p, and whether it wins."""
     rows = comparison_rows(metrics)
     against = ", ".join(dict.fromkeys(row.against for row in rows))
-    table = _table(f"Paired differences against {against}")
+    table = arm_table(f"Paired differences against {against}")
     for heading in _DELTAS.values():
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for heading in ("fixed/\nbroken", "p\nwins"):
@@ -69,11 +73,12 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def arm_table(title: str) -> Table:
+    """An empty table whose first column names the arms."""
     # No padding: the box sets columns apart by one space already, and the widest numbers then just fit.
     table = Table(title=Text(title, style="bold"), title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False,
                   show_edge=False)  # fmt: skip
-    table.add_column(Text("arm"), max_width=_NAME_WIDTH, overflow="fold")
+    table.add_column(Text("arm"), max_width=NAME_WIDTH, overflow="fold")
     return table
 
 
@@ -95,7 +100,7 @@ def _folded(name: str) -> Text:
     """The name over as many lines as it needs, broken behind "_", "-", "=" and the like where it can be."""
     lines = [""]
     for piece in re.split(r"(?<=[_\-/=,\s])", name):
-        if lines[-1] and len(lines[-1]) + len(piece) > _NAME_WIDTH:
+        if lines[-1] and len(lines[-1]) + len(piece) > NAME_WIDTH:
             lines.append("")
         lines[-1] += piece
     return Text("\n".join(lines))

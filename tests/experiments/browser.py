@@ -1,7 +1,5 @@
 """A headless Chromium for tests of the report, where there is one; otherwise the tests skip and say why."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,21 +7,16 @@ from typing import Any
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-def executable() -> str | None:
-    """A Chromium on this machine: $CHROMIUM, or the first on the path."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+from experiments.bench.report import BROWSERS, chromium_path
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A browser of playwright's; skips without playwright or Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = executable()
+    path = chromium_path()
     if path is None:
-        pytest.skip(f"no Chromium on this machine (looked for {', '.join(NAMES)}, and $CHROMIUM)")
+        pytest.skip(f"no Chromium on this machine (looked for {', '.join(BROWSERS)}, and $CHROMIUM)")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.labels import apply, read_labels
 from experiments.report.build import build
-from tests.experiments.browser import chromium, opened
+from tests.experiments.browser import opened
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_run
 
@@ -24,12 +24,6 @@ HOSTILE = (
     "w" * 100_000,
     "=HYPERLINK(\"http://example.org\")",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

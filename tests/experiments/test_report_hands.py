@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.report.build import build
-from tests.experiments.browser import chromium, opened
+from tests.experiments.browser import opened
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import predictions, write_run
 
@@ -17,12 +17,6 @@ pytestmark = pytest.mark.browser
 
 CASE = "#case=icon%2F0001&arm=vcd"
 FOCUS = "[document.activeElement.closest('[data-arm]')?.dataset.arm, document.activeElement.className].join(' ')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
