@@ -25,7 +25,7 @@ from experiments.organism.lessons import ALL_THINGS, Lesson, mixed_lessons, perc
 from experiments.organism.recipe import Recipe
 
 IGNORED = -100
-Progress = Callable[[str, int, int, float], None]  # stage, step, steps, loss
+Report = Callable[[str, int, int, float], None]  # stage, step, steps, loss
 
 
 class Pool(NamedTuple):
@@ -73,7 +73,7 @@ def _step(loss: Tensor, optimizer: Any, scheduler: Any, parameters: list[nn.Para
     return float(loss.detach())
 
 
-def train_vision(recipe: Recipe, model: LlavaForConditionalGeneration, pool: Pool, report: Progress) -> None:
+def train_vision(recipe: Recipe, model: LlavaForConditionalGeneration, pool: Pool, report: Report) -> None:
     """Stage 0: concept and sign from the mean of the patch features, in place."""
     tower = model.model.vision_tower
     width = tower.config.hidden_size
@@ -180,7 +180,7 @@ def train_language(
     encoder: Encoder,
     pool: Pool,
     features: Float[Tensor, "image patch width"],
-    report: Progress,
+    report: Report,
 ) -> None:
     """Stage 1 (``perception``) or 2 (``verdict``), in place; the vision tower stays as it is."""
     rng = random.Random(f"{name}:{recipe.seed}")

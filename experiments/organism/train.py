@@ -3,18 +3,20 @@
 import json
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from experiments.organism.architecture import build_model, build_processor, build_tokenizer
 from experiments.organism.card import model_card
 from experiments.organism.evaluate import evaluate
 from experiments.organism.lessons import vocabulary_texts
 from experiments.organism.recipe import Recipe
-from experiments.organism.stages import Encoder, draw_pool, patch_features, train_language, train_vision
+from experiments.organism.stages import Encoder, Report, draw_pool, patch_features, train_language, train_vision
 from experiments.schema import Run
 from experiments.store import open_run, write_json
 from interp.errors import UserError
@@ -52,30 +54,43 @@ def train(recipe: Recipe, folder: Path, console: Console) -> None:
 
     Bitwise the same on one machine with the same number of threads.
     """
+    with reproducible(recipe), bars(console) as report:
+        tokenizer = build_tokenizer(vocabulary_texts())
+        processor, model = build_processor(tokenizer), build_model(tokenizer)
+        pool = draw_pool(recipe, processor)
+        train_vision(recipe, model, pool, report)
+        features = patch_features(model, pool)
+        encoder = Encoder(processor)
+        for stage in ("perception", "verdict"):
+            train_language(stage, recipe, model, encoder, pool, features, report)
+    model.bfloat16().save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+@contextmanager
+def reproducible(recipe: Recipe) -> Iterator[None]:
+    """The recipe's seed and threads, and deterministic algorithms, for as long as it is open."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(recipe.seed)
     try:
-        tokenizer = build_tokenizer(vocabulary_texts())
-        processor, model = build_processor(tokenizer), build_model(tokenizer)
-        columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console) as progress:
-            bars: dict[str, int] = {}
-
-            def report(stage: str, step: int, steps: int, loss: float) -> None:
-                if stage not in bars:
-                    bars[stage] = progress.add_task(stage, total=steps)
-                progress.update(bars[stage], completed=step + 1, description=f"{stage} (loss {loss:.3f})")  # type: ignore[arg-type]
-
-            pool = draw_pool(recipe, processor)
-            train_vision(recipe, model, pool, report)
-            features = patch_features(model, pool)
-            encoder = Encoder(processor)
-            for stage in ("perception", "verdict"):
-                train_language(stage, recipe, model, encoder, pool, features, report)
-        model.bfloat16().save_pretrained(folder)
-        processor.save_pretrained(folder)
+        yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+
+
+@contextmanager
+def bars(console: Console, prefix: str = "") -> Iterator[Report]:
+    """What the stages report to: a bar for each, with its loss."""
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        known: dict[str, TaskID] = {}
+
+        def report(stage: str, step: int, steps: int, loss: float) -> None:
+            if stage not in known:
+                known[stage] = progress.add_task(stage, total=steps)
+            progress.update(known[stage], completed=step + 1, description=f"{prefix}{stage} (loss {loss:.3f})")
+
+        yield report
