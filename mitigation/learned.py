@@ -16,8 +16,12 @@ class Learned(Protocol):
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "Method":
         """The method as learned from ``prompts``, of which ``safe`` says where Yes is right.
 
-        What was learned is written to ``out``, a safetensors file; the method's ``repr`` names it by its content, so
-        that it determines the answers. It must not be judged on the cases it has learned from. UserError where these
-        cases cannot teach it, as when one kind is missing.
+        What was learned is written to ``out``, a safetensors file; the method's ``repr`` names it by a digest of its
+        content and not by its place, so that equal runs are equal wherever they are. It must not be judged on the cases
+        it has learned from. UserError where these cases cannot teach it, as when one kind is missing.
         """
+        ...
+
+    def read(self, out: Path) -> "Method":
+        """The method as ``learn`` left it in ``out``; UserError for a file that is not this method's."""
         ...

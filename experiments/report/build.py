@@ -15,6 +15,7 @@ from experiments.report import beside, cases, figures, page
 from experiments.report.attention import attention
 from experiments.report.attention_cases import attention_of_cases
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
+from experiments.report.sections import read_sections
 from experiments.report.svg import svg_bytes
 from interp.errors import UserError
 
@@ -27,8 +28,8 @@ SCRIPTS = ("data", "list", "attention", "labels", "case", "tables", "main")
 def build(run_dir: Path) -> Path:
     """Draw the run's figures, write its report.html, and return the latter's path.
 
-    Reads metrics.json, environment.json, predictions.jsonl, thumbnails/ and, where it is, attention.json; (re)writes
-    figures/trade_off.svg, figures/auroc.svg and report.html. The same files give the same bytes.
+    Reads metrics.json, environment.json, predictions.jsonl, thumbnails/ and, where they are, attention.json and
+    sections/; (re)writes figures/trade_off.svg, figures/auroc.svg and report.html. The same files give the same bytes.
 
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
@@ -39,7 +40,11 @@ def build(run_dir: Path) -> Path:
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     html = templates.get_template("report.html.j2").render(
-        **page.context(run), **drawn, attention=attention(run_dir), **_browser(run, templates)
+        **page.context(run),
+        **drawn,
+        attention=attention(run_dir),
+        sections=read_sections(run_dir),
+        **_browser(run, templates),
     )
     # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
     return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
