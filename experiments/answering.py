@@ -20,7 +20,7 @@ from experiments.external import Responses
 from experiments.judges.judge import Item, Judge, Judgement
 from experiments.outcomes import Status, Verdict
 from experiments.schema import Run, digest
-from experiments.store import RunStore
+from experiments.store import PREDICTIONS, RunStore
 from interp.model_config import ModelConfig
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 Thing = TypeVar("Thing")
-PREDICTIONS = "predictions.jsonl"
 SKIPS = "skips.jsonl"
 
 
@@ -54,16 +53,23 @@ class Answering:
         """Records ``method`` on ``samples``; what is recorded already, but for failed transports, is passed over."""
         settings = self.settings(method, manifest)
         done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
+        everything = list(batches(samples, self.run.batch_size))
+        pending = [batch for batch in everything if any((sample.id, arm, settings) not in done for sample in batch)]
+        launch = self.store.launch
         with _progress(self.console) as progress:
-            bar = progress.add_task(label or arm, total=len(samples))
-            for batch in batches(samples, self.run.batch_size):
+            waiting = sum(map(len, pending))
+            bar = progress.add_task(label or arm, total=len(samples), completed=len(samples) - waiting)
+            for turn, batch in enumerate(launch.share(pending)):
                 missing = {sample.id for sample in batch if (sample.id, arm, settings) not in done}
-                if missing and not isinstance(self.run.model, ModelConfig):  # each request costs money
+                if not isinstance(self.run.model, ModelConfig):  # each request costs money
                     batch = [sample for sample in batch if sample.id in missing]
-                if missing:
-                    answered = self._answer_batch(arm, method, settings, batch)
-                    self.store.append([record for record in answered if record["case"] in missing], file)
-                progress.advance(bar, len(batch))
+                answered = self._answer_batch(arm, method, settings, batch)
+                self.store.append([record for record in answered if record["case"] in missing], file)
+                # The others are taken to be as far.
+                progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
+        places = {(sample.id, arm, settings): place for place, batch in enumerate(everything) for sample in batch}
+        self.store.gather(file, places)
+        self.store.gather(SKIPS)
 
     def settings(self, method: "Method | Responses", manifest: str) -> str:
         """The hash of all that can change an answer, beside the case itself."""

@@ -1,28 +1,47 @@
 """``python -m experiments.run``: one command, one task. Only this file knows Hydra's application."""
 
+import errno
 import sys
+import time
 
 import hydra
 from omegaconf import DictConfig
 
+from experiments.launch import Launch, check_task
 from experiments.schema import open_door, register
 from interp.errors import UserError
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 register()
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def main(config: DictConfig) -> None:
     """Checks the configuration, then runs its task; what a person can mend ends in one sentence and exit code 2."""
+    launch = Launch()
     try:
+        launch = Launch.current()
+        launch.join()
         run = open_door(config)
+        check_task(run.task, launch)
         run.task(run)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        stop(launch, f"error: {error}", 2)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        stop(launch, f"error: {error.strerror}; make room and run the same command again, which goes on from here", 2)
     except KeyboardInterrupt:
-        print("stopped; the same command continues where it ended", file=sys.stderr)
-        sys.exit(130)
+        stop(launch, "stopped; the same command continues where it ended", 130)
+
+
+def stop(launch: Launch, sentence: str, code: int) -> None:
+    """Ends this process, and with it the launch; the first to fail says why."""
+    if launch.speaks():
+        print(sentence, file=sys.stderr, flush=True)
+    if launch.size > 1:
+        time.sleep(1)  # the launcher ends all as soon as one has ended: let the speaker speak
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 ``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced by batch). A run
 is unfinished until ``finish`` was called, after its report; the newest unfinished one with an equal configuration hash
-is continued.
+is continued. The processes of one launch share the directory: each appends to a part of its own (``parts.py``), and
+the first takes the parts together in ``gather`` and whenever a run is continued.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -16,26 +18,36 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
+from experiments import parts
+from experiments.launch import Launch
 from interp.errors import UserError
 
 IDENTITY = ".hydra/identity.json"
+PREDICTIONS = "predictions.jsonl"
 Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
 class RunStore:
-    """The open directory of one run, from :func:`open_run`; a context manager, or to be closed with ``close``."""
+    """The open directory of one run, from :func:`open_run`; a context manager, or to be closed with ``close``.
 
-    def __init__(self, path: Path, lock: IO[str], *, resumed: bool) -> None:
+    ``launch`` are the processes that share it. ``resumed``: whether it was there before.
+    """
+
+    def __init__(self, path: Path, lock: IO[str], *, resumed: bool, launch: Launch | None = None) -> None:
         self.path = path
         self.resumed = resumed
+        self.launch = launch or Launch()
         self._lock = lock
+        # Also one process sorts what several have begun; a run that never knew but one is in order as it is.
+        self._several = bool(read_object(path / IDENTITY).get("several"))
 
     def __enter__(self) -> "RunStore":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not self.resumed and not list(self.path.glob("*.jsonl")):
-            shutil.rmtree(self.path)  # nothing was answered: a run that failed at its model leaves no litter
+        if kind is not None and self.launch.first and not self.resumed and not list(self.path.glob("*.jsonl")):
+            # Nothing was answered: a run that failed at its model leaves no litter.
+            shutil.rmtree(self.path, ignore_errors=self.launch.size > 1)
         self.close()
 
     def close(self) -> None:
@@ -43,12 +55,15 @@ class RunStore:
         self._lock.close()
 
     def finish(self) -> None:
-        """The last act of a run: from now on the same command begins a new one."""
-        identity = self.path / IDENTITY
-        write_json(identity, read_object(identity) | {"finished": True})
+        """The last act of a run: from now on the same command begins a new one. The first process' word counts."""
+        if self.launch.first:
+            identity = self.path / IDENTITY
+            write_json(identity, read_object(identity) | {"finished": True})
 
-    def records(self, file: str = "predictions.jsonl") -> list[dict[str, Any]]:
+    def records(self, file: str = PREDICTIONS) -> list[dict[str, Any]]:
         """All complete lines; a half-written last line is cut off first, so that the next append starts clean.
+
+        Where several processes share the run, the lines of the last ``gather``, equal in all of them.
 
         Raises:
             UserError: a line other than the last cannot be read.
@@ -56,40 +71,81 @@ class RunStore:
         path = self.path / file
         if not path.exists():
             return []
-        raw = path.read_bytes()
-        complete, _, rest = raw.rpartition(b"\n")
-        if rest:
-            with path.open("rb+") as handle:
-                handle.truncate(len(raw) - len(rest))
+        if self.launch.first:
+            parts.mend(path)
+        complete, _, _ = path.read_bytes().rpartition(b"\n")
         return [_parsed(line, number, path) for number, line in enumerate(complete.split(b"\n"), 1) if line.strip()]
 
-    def append(self, records: Iterable[Mapping[str, Any]], file: str = "predictions.jsonl") -> None:
+    def append(self, records: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
         """Writes whole lines and forces them to disk before it returns.
 
         Raises:
             UserError: the disk is full or the directory cannot be written; what was there before stays.
         """
         lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+        path = self.path / file
+        if self.launch.size > 1:
+            path = parts.part(path, self.launch.rank)
+        before = path.stat().st_size if path.exists() else 0
         try:
-            with (self.path / file).open("a", encoding="utf-8") as handle:
+            with path.open("a", encoding="utf-8") as handle:
                 handle.write(lines)
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError as error:
-            raise UserError(
-                f"cannot write {self.path / file} ({error.strerror}); make room and run the same command again to go on"
-            ) from error
+            if path.is_file():
+                os.truncate(path, before)  # half a batch is none
+            raise _unwritten(path, error) from error
+
+    def gather(self, file: str = PREDICTIONS, places: Mapping[Key, int] | None = None) -> None:
+        """Waits for all processes, and takes what they have appended into one file.
+
+        The lines of ``places`` (case, arm, settings → number of its batch) come out in the order in which one process
+        would have written them.
+
+        Raises:
+            UserError: the disk is full or the directory cannot be written; what was appended stays in the parts.
+        """
+        self.launch.wait()
+        if self.launch.first and (self.launch.size > 1 or self._several):
+            try:
+                parts.merge(self.path / file, None if places is None else lambda line: places.get(_key(line)))
+            except OSError as error:
+                raise _unwritten(self.path / file, error) from error
+        self.launch.wait()
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Replaces ``name`` in one step, so that a reader never sees half of it."""
-        write_json(self.path / name, value)
+        """Replaces ``name`` in one step, so that a reader never sees half of it. Other processes than the first do not.
+
+        Raises:
+            UserError: the disk is full or the directory cannot be written; what was there before stays.
+        """
+        if self.launch.first:
+            write_json(self.path / name, value)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Atomic, indented, without NaN."""
+    """Atomic, indented, without NaN. UserError where it cannot be written; what was there before stays."""
     temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}); make room and run the same command again to go on")
+
+
+def _key(line: bytes) -> Key:
+    try:
+        record = json.loads(line)
+    except ValueError:  # who reads the records is told where it stands
+        record = {}
+    return record.get("case", ""), record.get("arm", ""), record.get("settings", "")
 
 
 def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
@@ -101,35 +157,75 @@ def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
         ) from error
 
 
-def open_run(output_root: str, name: str, config: Mapping[str, Any], config_hash: str, *, fresh: bool) -> RunStore:
-    """Continues the newest unfinished run with ``config_hash``, or begins one.
+def open_run(
+    output_root: str,
+    name: str,
+    config: Mapping[str, Any],
+    config_hash: str,
+    *,
+    fresh: bool,
+    launch: Launch | None = None,
+) -> RunStore:
+    """Continues the newest unfinished run with ``config_hash``, or begins one; all processes of a launch get the same.
 
     Raises:
-        UserError: the directory cannot be written, ``name`` leaves it, or another process is at work in the same run.
+        UserError: the directory cannot be written, ``name`` leaves it, or another launch is at work in the same run.
     """
+    launch = launch or Launch.current()
     folder = Path(output_root) / name
     if not folder.resolve().is_relative_to(Path(output_root).resolve()):
         raise UserError(f"name={name!r}: must stay inside {output_root}; use letters, digits, '_' and '-'")
-    path = None if fresh else _unfinished(folder, config_hash)
-    resumed = path is not None
+    launch.wait()  # until all have closed what they had open before
+    if not launch.first:
+        said = json.loads(launch.agree(None))
+        path = Path(said["path"])
+        return RunStore(path, _locked(path, fcntl.LOCK_SH), resumed=said["resumed"], launch=launch)
+    unfinished = None if fresh else _unfinished(folder, config_hash)
     try:
-        path = path or _new_directory(folder)
-        lock = (path / ".lock").open("a")
-        if not resumed:
-            (path / ".hydra").mkdir()
-            (path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-            write_json(path / IDENTITY, {"config_hash": config_hash, "finished": False})
+        path = unfinished or _new_directory(folder)
+        lock = _locked(path, fcntl.LOCK_EX)
+        _prepare(path, config, config_hash, several=launch.size > 1)
     except OSError as error:
         raise UserError(
             f"cannot write {folder} ({error.strerror}); make it writable or choose another place with output_root=<dir>"
         ) from error
+    if launch.size > 1:
+        _lock(lock, fcntl.LOCK_SH, path)  # from now on the others may join
+        launch.agree(json.dumps({"path": str(path.resolve()), "resumed": unfinished is not None}))
+    return RunStore(path, lock, resumed=unfinished is not None, launch=launch)
+
+
+def _prepare(path: Path, config: Mapping[str, Any], config_hash: str, *, several: bool) -> None:
+    """Writes down what the run is, or takes together what a launch before this has left; nobody else is writing."""
+    identity = path / IDENTITY
+    if not identity.exists():
+        identity.parent.mkdir(exist_ok=True)
+        (identity.parent / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+        write_json(identity, {"config_hash": config_hash, "finished": False} | ({"several": True} if several else {}))
+    elif several and not read_object(identity).get("several"):
+        write_json(identity, read_object(identity) | {"several": True})
+    for file in parts.leftover(path):
+        parts.merge(file)
+    for file in path.glob("*.jsonl"):
+        parts.mend(file)
+
+
+def _locked(path: Path, kind: int) -> IO[str]:
+    lock = (path / ".lock").open("a+")  # over NFS a shared lock needs a file that can be read
+    _lock(lock, kind, path)
+    return lock
+
+
+def _lock(lock: IO[str], kind: int, path: Path) -> None:
+    """Held until the process ends, by the first of a launch or by all of it."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
         raise UserError(
             f"another process is writing {path}; wait for it, or start a second run with fresh=true"
         ) from error
-    return RunStore(path, lock, resumed=resumed)
 
 
 def _new_directory(folder: Path) -> Path:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from experiments import calibration, records, scoring
+from experiments import calibration, learning, records, scoring
 from experiments.answering import PREDICTIONS, Answering, batches
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.sample import Loaded, Sample
 from experiments.environment import describe
 from experiments.external import Responses
+from experiments.launch import Launch, sharded
 from experiments.outcomes import Status
 from experiments.report.build import build, thumbnail_name
 from experiments.report.run_files import THUMBNAIL_QUALITY
@@ -20,6 +21,7 @@ from experiments.schema import Run
 from experiments.store import RunStore, open_run
 from interp.errors import UserError
 from interp.model_config import ModelConfig
+from mitigation.learned import Learned
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -32,9 +34,14 @@ THUMBNAIL = 160  # pixels, the longer side
 SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
 
 
+@sharded
 def run(run: Run) -> None:
-    """Evaluates all arms, writes the record, the metrics and the report, and prints the summary."""
-    console = Console()
+    """Evaluates all arms, writes the record, the metrics and the report, and prints the summary.
+
+    Where several processes were launched they share the cases, and the first does what comes after.
+    """
+    launch = Launch.current()
+    console = launch.console()
     not_applicable = check_arms(run)
     complete = load_cases(run, console)
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
@@ -48,10 +55,12 @@ def run(run: Run) -> None:
         store.write_json("environment.json", environment)
         study = Study(run, vlm, store, loaded, console, scoring.shortfall(complete), not_applicable)
         study.answer_all()
-        looked = study.look() if run.attention else []
-        study.conclude(environment)
-        for sentence in looked:
-            console.print(sentence, highlight=False, markup=False)
+        if launch.first:
+            looked = study.look() if run.attention else []
+            study.conclude(environment)
+            for sentence in looked:
+                console.print(sentence, highlight=False, markup=False)
+    launch.wait()  # whoever goes on finds the run finished
 
 
 def check_arms(run: Run) -> dict[str, str]:
@@ -62,7 +71,13 @@ def check_arms(run: Run) -> dict[str, str]:
     for arm, method in run.arms.items():
         if isinstance(method, calibration.Fitted) and arm not in not_applicable:
             calibration.arms_needed(method, run.arm, run.arms)
+    learning.check({arm: method for arm, method in run.arms.items() if arm not in not_applicable}, run.benchmark)
     if not isinstance(run.model, ModelConfig):
+        if (size := Launch.current().size) > 1:
+            raise UserError(
+                f"WORLD_SIZE={size}: model {run.model.name} answers over an API, which one process asks with many "
+                "requests at a time; start it with python -m experiments.run"
+            )
         from experiments.api.support import check_methods
 
         check_methods({arm: method for arm, method in run.arms.items() if arm not in not_applicable})
@@ -77,7 +92,7 @@ def connected(run: Run) -> Any:
     if isinstance(run.model, ModelConfig):
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
-        return load(run.model)
+        return load(Launch.current().placed(run.model))
     return run.model.connect(cache=Path(run.output_root) / "api_cache")
 
 
@@ -116,6 +131,7 @@ class Study:
 
     def __post_init__(self) -> None:
         self._answering = Answering(self.run, self.vlm, self.store, self.console)
+        self._learned: dict[str, Method] = {}
 
     def answer_all(self) -> None:
         """Every arm on every case, skipping what is recorded; the baseline first, since shifts are fitted on it."""
@@ -128,7 +144,22 @@ class Study:
                     label = f"{arm}{'' if fold is None else f' {fold}'}"
                     self._answering.answer(arm, shift, members, self.loaded.manifest, label=label)
             else:
-                self._answering.answer(arm, method, self.loaded.samples, self.loaded.manifest)
+                self._answering.answer(arm, self._ready(arm), self.loaded.samples, self.loaded.manifest)
+
+    def _ready(self, arm: str) -> "Method":
+        """The arm's method as it answers: what has to learn has learned on the development split."""
+        method = self.run.arms[arm]
+        if not isinstance(method, Learned):
+            return method
+        if arm not in self._learned:
+            development = self.run.benchmark.development()
+            assert development is not None  # checked before any weights
+            assert self.vlm is not None
+            samples = limited(development.samples, self.run.limit)
+            out = self.store.path / learning.FOLDER / f"{arm}.safetensors"
+            with self.console.status(f"{arm} learns from {len(samples)} cases of the development split"):
+                self._learned[arm] = learning.learned(arm, method, self.vlm, samples, out, self.store.launch)
+        return self._learned[arm]
 
     def _fitted_shifts(self, method: calibration.Fitted) -> "Mapping[int | None, Method]":
         """One shift from the development split, or one a fold where the benchmark has none."""
@@ -138,9 +169,7 @@ class Study:
         samples = limited(development.samples, self.run.limit)
         for arm in calibration.arms_needed(method, self.run.arm, self.run.arms):
             label = f"{arm}, development split"
-            self._answering.answer(
-                arm, self.run.arms[arm], samples, development.manifest, file=DEVELOPMENT, label=label
-            )
+            self._answering.answer(arm, self._ready(arm), samples, development.manifest, file=DEVELOPMENT, label=label)
         return {None: calibration.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
     def look(self) -> list[str]:
@@ -178,7 +207,7 @@ class Study:
         from experiments.attention.cases import cases_to_show, record_cases
 
         alike = {arm: self.run.arms[arm] for arm in ("baseline", self.run.arm) if arm not in self.not_applicable}
-        arms = {arm: m for arm, m in alike.items() if not isinstance(m, Responses | calibration.Fitted)}
+        arms = {arm: self._ready(arm) for arm, m in alike.items() if not isinstance(m, Responses | calibration.Fitted)}
         samples = cases_to_show(
             self.loaded.samples,
             self._current_records(),
