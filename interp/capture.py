@@ -57,6 +57,11 @@ def paused() -> Iterator[None]:
         _PAUSED.reset(token)
 
 
+def is_paused() -> bool:
+    """Whether this is a forward inside ``paused``, of a branch that does not answer."""
+    return _PAUSED.get()
+
+
 @dataclass
 class Record:
     """What ``record_attention`` has seen so far. Rows are counted through all batches, in the order they ran."""

@@ -73,16 +73,18 @@ class AttentionCall:
         """The same call for the queries at ``places`` alone, with the mask written out."""
         return replace(self, query=self.query[:, :, places], mask=self.allowed(places))
 
-    def rows(self) -> Float[Tensor, "row head query key"]:
-        """All attention weights, in float32 whatever the model's type. Holds them all: take a few queries (``at``)."""
+    def scores(self) -> Float[Tensor, "row head query key"]:
+        """Attention logits in float32, scaled and soft-capped, before the mask. Holds them all, as ``rows`` does."""
         groups = self.key.shape[1]
         query = rearrange(self.query.float(), "row (group n) query dim -> row group n query dim", group=groups)
         pattern = "row group n query dim, row group key dim -> row group n query key"
         scores = rearrange(einsum(query, self.key.float(), pattern), "row group n query key -> row (group n) query key")
         scores = scores * self.scaling
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
-        mask = self.allowed()
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+
+    def rows(self) -> Float[Tensor, "row head query key"]:
+        """All attention weights, in float32 whatever the model's type. Holds them all: take a few queries (``at``)."""
+        scores, mask = self.scores(), self.allowed()
         if mask.dtype == torch.bool:
             return scores.masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1)
         return (scores + mask.float()).softmax(-1)
@@ -230,7 +232,8 @@ def intercept(
 
 def _implementations(model: Any) -> list[tuple[Any, str | None]]:
     """Every config of the model and its parts, with its attention implementation."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    # IDEFICS' gated layers have a number under this name.
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")}
     waiting = list(configs.values())
     while waiting:
         config = waiting.pop()

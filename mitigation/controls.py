@@ -171,9 +171,10 @@ class _SamplingVLM:
         from mitigation.sampling import CaseSampler
 
         self.asked = True
-        encoded = options.get("encoded")
+        if options.get("encoded") is None:  # by this VLM, for whoever listens to what it encodes
+            options["encoded"] = self.encode(prompts)
         # A paired branch stacks its noised rows under the clean ones; both take the token of one draw.
-        copies = 1 if encoded is None else len(encoded["input_ids"]) // len(prompts)
+        copies = len(options["encoded"]["input_ids"]) // len(prompts)
         keys = [prompt.key for prompt in prompts] * copies
         sampler = CaseSampler(keys, temperature=self._temperature, seed=self._seed)
         return self._vlm.generate(prompts, logits_processor=[*(logits_processor or ()), sampler], **options)

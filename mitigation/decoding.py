@@ -62,7 +62,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         self.alpha, self.beta = alpha, beta
         self.branch = SecondBranch(model, noised, blind=prompt_ids is not None)
         self._lazy = LazyBranch(self.branch) if lazy else None
-        self._steps = _Steps(self.branch.prompt_ids if prompt_ids is None else prompt_ids)
+        self._steps = Steps(self.branch.prompt_ids if prompt_ids is None else prompt_ids)
         if len(self.branch.prompt_ids) != self._steps.rows:
             raise UserError(
                 f"{len(self.branch.prompt_ids)} noised prompts for {self._steps.rows} clean ones; each row is "
@@ -172,7 +172,7 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
         return scores.index_add(1, self._ids, shift.expand(len(scores), -1))
 
 
-class _Steps:
+class Steps:
     """Follows the tokens of one ``generate`` call after another: the prompts, then one more for every row a step.
 
     Shapes are checked at once. Contents are compared on their own device, which writes the answer down when it gets

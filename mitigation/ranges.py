@@ -13,6 +13,11 @@ NOISE_KINDS = ("diffusion", "blur", "black", "swapped")
 """How the picture of the second branch is made worse; see ``mitigation.corruption``."""
 
 
+PRIORS = ("none", "blank", "noise", "neutral", "swapped")
+"""What the sentence is asked with in place of its picture; see ``mitigation.prior``."""
+
+PRIOR_PICTURES = 32
+
 BRANCHES = ("sequential", "paired", "lazy")
 """How the second branch is forwarded; see ``mitigation.vcd.VCD``."""
 
@@ -58,6 +63,31 @@ def check_branch(branch: Any, beta: Any) -> None:
             "branch='lazy' with beta=None; without a plausibility cutoff no step can be skipped; set beta, or take "
             "branch=sequential"
         )
+
+
+def check_weight(weight: Any, *, least: float = -math.inf) -> None:
+    """UserError unless ``weight`` is a finite number of at least ``least``."""
+    if not _is_number(weight) or not math.isfinite(weight) or weight < least:
+        bound = "" if least == -math.inf else f", {least:g} or more"
+        raise UserError(f"weight={weight!r}; the weight is a finite number{bound}; 0 changes nothing")
+
+
+def check_prior(prior: Any, pictures: Any) -> None:
+    """UserError unless ``prior`` is one of ``PRIORS`` and ``pictures`` a number of pictures that it may have."""
+    if prior not in PRIORS:
+        raise UserError(f"prior={prior!r}; the sentence alone is asked with {', '.join(PRIORS)}; choose one of these")
+    if not _is_integer(pictures) or not 1 <= pictures <= PRIOR_PICTURES:
+        raise UserError(
+            f"pictures={pictures!r}; the prior is a mean over 1 to {PRIOR_PICTURES} pictures, each one more forward"
+        )
+
+
+def check_layers(layers: Any) -> None:
+    """UserError unless ``layers`` are None (all) or indices of layers, each once."""
+    if layers is None:
+        return
+    if not layers or not all(_is_integer(layer) and layer >= 0 for layer in layers) or len(set(layers)) < len(layers):
+        raise UserError(f"layers={list(layers)!r}; layers are indices from 0, each once; null (None) takes all of them")
 
 
 def check_temperature(temperature: Any) -> None:

@@ -1,0 +1,71 @@
+"""Attention steering: an answer given while the model looks at its picture more, in layers chosen by evidence.
+
+The idea is PAI's (Liu et al. 2024, arXiv 2407.21771), which raises all layers from a first one on; which layers matter
+is what ``interp.knockout`` measures. Importing this module loads neither torch nor transformers; generating does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interp.errors import UserError
+from mitigation.prior import check_pictured
+from mitigation.ranges import check_layers, check_shift, check_weight
+from mitigation.shifted import with_shift
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+
+
+@dataclass(frozen=True)
+class AttentionSteering:
+    """Greedy answers with ``weight`` added to the attention logits on image tokens in ``layers`` (None: all).
+
+    ``layers`` count decoder layers from 0. ``relative`` and ``all_text`` as in
+    ``mitigation.attention_edit.steer_attention``: weight times the logit's size instead of a constant, and every token
+    of text after the picture instead of the prompt's last and the generated ones. ``shift`` is added to the Yes/No
+    margin of the first token. ``method`` answers under the steering (None: greedily); a second branch of it, as prior
+    correction's, is not steered. A weight of 0 is that method as it is.
+    """
+
+    weight: float = 1.0
+    layers: tuple[int, ...] | None = None
+    shift: float = 0.0
+    relative: bool = False
+    all_text: bool = False
+    method: Any = None  # a Method; the type of a Hydra node that is built by itself
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_weight(self.weight)
+        check_layers(self.layers)
+        check_shift(self.shift)
+        if self.layers is not None:
+            object.__setattr__(self, "layers", tuple(self.layers))  # a configuration's is a list
+        if self.method is not None and not callable(getattr(self.method, "generate", None)):
+            raise UserError(f"method={self.method!r}; what answers under steering is a method such as VCD(); name one")
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be steered."""
+        return bool(self.shift) or bool(getattr(self.method, "yes_no_only", False))
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Answers with margins as steered.
+
+        UserError where a prompt has no image, where the family has no image tokens in its sequence or no such layer,
+        and as the method's.
+        """
+        from mitigation.attention_edit import steer_attention
+        from mitigation.method import Baseline
+
+        check_pictured(prompts, "attention is steered towards an image's tokens")
+        method = Baseline() if self.method is None else self.method
+
+        def answer(shifting: "VLM") -> "Generation":
+            with steer_attention(
+                shifting, self.weight, layers=self.layers, relative=self.relative, all_text=self.all_text
+            ):
+                return method.generate(shifting, prompts, max_new_tokens=max_new_tokens)
+
+        return with_shift(vlm, self.shift, answer) if self.shift else answer(vlm)
