@@ -1,16 +1,22 @@
 """Finds a checkpoint and builds its ``VLM``; the one place weights are read.
 
-What can fail fast is asked first: device, place, architecture, file format, processor, and only then the weights.
+What can fail fast is asked first: device, place, architecture, file format, memory, processor, and only then the
+weights. ``interp.hub`` finds a checkpoint, ``interp.memory`` says whether it fits.
 """
 
 import hashlib
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from interp.bounds import set_bounds
 from interp.errors import UserError
+from interp.hub import Source, brief, find, gated, warning_of_remote_code
 from interp.layout import LAYOUTS, layout_for
-from interp.model_config import ORGANISM, ModelConfig
+from interp.memory import check_room, device_map, offloaded, stored_numbers
+from interp.model_config import ModelConfig
 from interp.rendering import check_chat_template
 
 if TYPE_CHECKING:
@@ -18,24 +24,7 @@ if TYPE_CHECKING:
 
     from interp.vlm import VLM
 
-ORGANISMS = Path(__file__).parent / "organisms"
-HUB_TIMEOUT = 10.0  # seconds for the one request that asks whether the hub knows the id
 HASH_LENGTH = 12
-BRIEF = 160  # characters of another library's message that are quoted
-
-
-class Source(NamedTuple):
-    """Where a checkpoint is read from: a folder or hub id, and whether the network is off limits."""
-
-    path: str
-    revision: str | None = None  # as asked for: by the commit alone, a copy in the cache is not found again as "main"
-    local_only: bool = True
-    commit: str | None = None
-    files: tuple[str, ...] | None = None  # None where the hub was not asked
-
-    def arguments(self) -> dict[str, Any]:
-        """What every ``from_pretrained`` is given."""
-        return {"revision": self.revision or "main", "local_files_only": self.local_only}
 
 
 def load(
@@ -68,19 +57,27 @@ def load(
     config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     config = replace(config, **changes)
-    target = resolve_device(config.device)
+    if config.trust_remote_code:
+        print(f"warning: {warning_of_remote_code(config)}", file=sys.stderr)
+    target = resolve_device(config.device, config.name)
     place = find(config)
-    read_config(place, config)
+    found = read_config(place, config)
     check_format(place)
+    kind = dtype_on(config.dtype, target)
+    places = device_map(config, found, kind)
+    if places is not None and (warning := offloaded(places)):
+        print(f"warning: {warning}", file=sys.stderr)
+    elif places is None:
+        check_room(config, place.numbers or _stored(place), str(kind).removeprefix("torch."), target)
     processor = read_processor(place, config)
-    model = read_weights(place, config, target)
+    model = read_weights(place, config, target, kind, places)
     from interp.vlm import VLM
 
     return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
 
 
-def resolve_device(name: str) -> "torch.device":
-    """The device that ``name`` means here; ``auto`` is CUDA where there is any."""
+def resolve_device(name: str, model: str = "the model") -> "torch.device":
+    """The device that ``name`` means here; ``auto`` is CUDA where there is any. ``model`` is named in the error."""
     import torch
 
     if name == "auto":
@@ -89,66 +86,17 @@ def resolve_device(name: str) -> "torch.device":
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device {name} asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; "
-            "set model.device=cpu or install a torch built for this machine's driver"
+            f"for {model} set model.device=cpu, choose a smaller model, or install a torch built for this machine's "
+            "driver"
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device mps asked for, but torch has no Metal here; set model.device=cpu")
+        raise UserError(f"device mps asked for, but torch has no Metal here; for {model} set model.device=cpu")
     return device
 
 
-def find(config: ModelConfig) -> Source:
-    """Where ``config.path`` leads, at the cost of one request if it is a hub id."""
-    path = config.path
-    if path.startswith(ORGANISM):
-        return Source(str(_organism(path.removeprefix(ORGANISM))))
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return Source(str(folder))
-    if folder.exists() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
-        raise UserError(
-            f"no model folder at {path}; a model is {ORGANISM}<name>, an existing folder or a hub id owner/name; "
-            f"mend model.path or take the bundled {ORGANISM}llava"
-        )
-    return _on_hub(path, config.revision)
-
-
-def _organism(name: str) -> Path:
-    folder = ORGANISMS / name
-    if not name or not (folder / "config.json").is_file():
-        known = sorted(path.parent.name for path in ORGANISMS.glob("*/config.json"))
-        raise UserError(
-            f"no bundled organism {name!r}; known: {', '.join(known) or 'none'}; choose one, a folder or a hub id"
-        )
-    return folder
-
-
-def _on_hub(repository: str, revision: str | None) -> Source:
-    """Asks the hub once. Its client would otherwise retry each file for half a minute where there is no network."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        info = HfApi().model_info(repository, revision=revision, timeout=HUB_TIMEOUT)
-    except HFValidationError as error:
-        raise UserError(f"{repository!r} is neither a folder nor a hub id owner/name; mend model.path") from error
-    except RevisionNotFoundError as error:
-        raise UserError(
-            f"the hub has no revision {revision!r} of {repository}; it is a branch, tag or commit; mend model.revision"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"the hub knows no model {repository!r} that you may read; check the spelling, or log in with "
-            "`hf auth login` if it is private"
-        ) from error
-    except Exception as error:  # whatever the HTTP client calls a dead network, a proxy's refusal or a full server
-        if isinstance(cached := try_to_load_from_cache(repository, "config.json", revision=revision), str):
-            return Source(repository, revision, commit=Path(cached).parent.name)
-        raise UserError(
-            f"cannot fetch {repository}: the hub is not reachable ({_brief(error)}) and no copy is cached; give a "
-            f"local folder, or take the bundled organism with model=llava_organism"
-        ) from error
-    files = tuple(file.rfilename for file in info.siblings or ())
-    return Source(repository, revision, local_only=False, commit=info.sha, files=files)
+def _stored(place: Source) -> dict[str, int] | None:
+    folder = Path(place.path)
+    return stored_numbers(folder) if folder.is_dir() else None
 
 
 def read_config(place: Source, config: ModelConfig) -> Any:
@@ -169,7 +117,7 @@ def read_config(place: Source, config: ModelConfig) -> Any:
 
 
 def check_format(place: Source) -> None:
-    """Safetensors or nothing: other formats run code when they are opened."""
+    """Safetensors or nothing: other formats run code when they are opened. Of several files, each that is listed."""
     folder = Path(place.path)
     if place.files is not None:
         files: list[str] = list(place.files)
@@ -183,6 +131,22 @@ def check_format(place: Source) -> None:
             f"no safetensors weights at {place.path} (found: {', '.join(others) or 'no weights'}); only safetensors is "
             "read, since other formats run code; convert them with save_pretrained"
         )
+    if missing := sorted(_listed(folder) - set(files)):
+        raise UserError(
+            f"{place.path} lacks {len(missing)} of its weight files ({missing[0]}, ...); a download may have been cut "
+            "short; get the rest"
+        )
+
+
+def _listed(folder: Path) -> set[str]:
+    """The files that a checkpoint in several parts is made of; empty for one in a single file, or on the hub."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.is_file():
+        return set()
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {index}; it names the files of the weights; get it anew") from error
 
 
 def read_processor(place: Source, config: ModelConfig) -> Any:
@@ -197,40 +161,56 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
         )
     if config.chat_template is not None:
         processor.chat_template = config.chat_template
+    set_bounds(processor.image_processor, config)
     check_chat_template(processor, config.name)
     return processor
 
 
-def read_weights(place: Source, config: ModelConfig, device: "torch.device") -> Any:
-    """The model on ``device`` in eval mode, every parameter of it read from the checkpoint."""
+def read_weights(
+    place: Source, config: ModelConfig, device: "torch.device", dtype: "torch.dtype", places: dict[str, Any] | None
+) -> Any:
+    """The model in eval mode on ``device``, or spread over ``places``; every parameter read from the checkpoint."""
     import torch
     from transformers import AutoModelForImageTextToText
+    from transformers.integrations import is_deepspeed_zero3_enabled
 
+    if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
+        places = {"": device}  # straight there: this machine's memory need not hold the weights
     model, info = _reading(
         place,
         "weights",
         AutoModelForImageTextToText.from_pretrained,
-        dtype=_dtype(config.dtype, device),
+        dtype=dtype,
+        device_map=places,
         attn_implementation=config.attn_implementation,
         trust_remote_code=config.trust_remote_code,
         use_safetensors=True,
         output_loading_info=True,
+        model=config,
     )
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             f"the weights at {place.path} lack {len(missing)} parameters ({missing[0]}, ...), which would stay random; "
             "get the whole checkpoint, or build the model yourself and pass VLM(model, processor)"
         )
+    if places is not None:
+        return model
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:
-        needed = f" needs about {config.memory_gib} GiB in bfloat16" if config.memory_gib else " is too large"
-        raise UserError(
-            f"{config.name}{needed} for {device}; set model.device=cpu or choose a smaller model"
-        ) from error
+        raise UserError(_too_large(config, device)) from error
 
 
-def _dtype(name: str, device: "torch.device") -> "torch.dtype":
+def _too_large(config: ModelConfig, device: object) -> str:
+    needed = f" needs about {config.memory_gib} GiB in bfloat16" if config.memory_gib else " is too large"
+    return (
+        f"{config.name}{needed} for {device}; choose a smaller model, spread it with model.device_map=auto, or set "
+        "model.device=cpu"
+    )
+
+
+def dtype_on(name: str, device: "torch.device") -> "torch.dtype":
+    """The type that ``name`` means on ``device``."""
     import torch
 
     if name != "auto":
@@ -240,10 +220,15 @@ def _dtype(name: str, device: "torch.device") -> "torch.dtype":
     return torch.float32
 
 
-def _reading(place: Source, what: str, read: Any, **arguments: Any) -> Any:
+def _reading(place: Source, what: str, read: Any, model: ModelConfig | None = None, **arguments: Any) -> Any:
     """``read`` at ``place``, its error as one sentence: transformers raises a dozen types for files it cannot use."""
+    import torch
+
     try:
         return read(place.path, **place.arguments(), **arguments)
+    except torch.OutOfMemoryError as error:
+        assert model is not None
+        raise UserError(_too_large(model, "the GPU")) from error
     except Exception as error:
         raise UserError(_sentence(place, what, error, arguments.get("attn_implementation"))) from error
 
@@ -256,29 +241,23 @@ def _sentence(place: Source, what: str, error: Exception, attention: str | None)
         causes.append(cause)
     text = str(error)
     if any(isinstance(cause, GatedRepoError) for cause in causes):
-        return (
-            f"{place.path} is gated; its owner must let you in; ask for access on its hub page and log in with "
-            "`hf auth login`, or give a local folder"
-        )
+        return gated(place.path)
     if "torchvision" in text:
         return (
             f"the {what} of {place.path} needs torchvision; install the build that fits this torch, or choose a family "
             "that does without (llava, llava_next, instructblip)"
         )
+    if "num2words" in text:
+        return f"the {what} of {place.path} needs num2words; pip install 'forestlens[processors]'"
     if "trust_remote_code" in text:
         return f"{place.path} brings its own code, which is run only if you say so; set model.trust_remote_code=true"
     if attention and ("attn_implementation" in text or "attention" in text.lower()):
-        return f"attention {attention!r} cannot be used ({_brief(error)}); set model.attn_implementation=sdpa or eager"
+        return f"attention {attention!r} cannot be used ({brief(error)}); set model.attn_implementation=sdpa or eager"
     if not place.local_only:
         way_out = "try again"
     else:
         way_out = "mend its files" if Path(place.path).is_dir() else "fetch the whole of it once with network"
-    return f"cannot read the {what} of {place.path} ({_brief(error)}); {way_out}, or choose another model"
-
-
-def _brief(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.rstrip(".") if len(text) <= BRIEF else text[:BRIEF].rsplit(" ", 1)[0] + " ..."
+    return f"cannot read the {what} of {place.path} ({brief(error)}); {way_out}, or choose another model"
 
 
 def weights_hash(folder: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from interp import loading
+from interp import hub, loading
 from interp.errors import UserError
 from interp.model_config import ModelConfig
 from interp.vlm import VLM, Prompt, load
@@ -74,14 +74,16 @@ def test_no_such_organism(name: str) -> None:
 
 
 def test_an_organism_is_a_folder_of_the_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "ORGANISMS", saved.parent)
+    monkeypatch.setattr(hub, "ORGANISMS", saved.parent)
     assert load("organism:tiny-saved").revision.startswith("sha256:")
 
 
 @pytest.mark.usefixtures("no_weights")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_cuda_asked_for_but_absent(saved: Path) -> None:
-    with pytest.raises(UserError, match=r"device cuda asked for, but torch .* sees 0 CUDA devices"):
+    with pytest.raises(
+        UserError, match=r"device cuda .* torch .* sees 0 CUDA devices; for tiny-saved set model.device=cpu"
+    ):
         load(str(saved), device="cuda")
 
 
@@ -172,3 +174,21 @@ def test_missing_and_misshapen_parameters(checkpoint: Path) -> None:
 def test_an_attention_implementation_that_is_not_there(saved: Path) -> None:
     with pytest.raises(UserError, match=r"attention 'nonsense' cannot be used \(.*attn_implementation=sdpa"):
         load(str(saved), attn_implementation="nonsense")
+
+
+@pytest.mark.parametrize(("revision", "pin"), [(None, True), ("main", True), ("0123456789" * 4, False)])
+def test_remote_code_is_warned_of(
+    saved: Path, revision: str | None, pin: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(ModelConfig("tiny", str(saved), trust_remote_code=True, revision=revision))
+    warning = capsys.readouterr().err
+    assert f"warning: model.trust_remote_code=true: Python code from {saved} runs with your rights" in warning
+    assert ("pin model.revision to a commit" in warning) == pin
+    load(ModelConfig("tiny", str(saved)))
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no config.json in {tmp_path}; .*give a saved checkpoint's folder"):
+        load(str(tmp_path))

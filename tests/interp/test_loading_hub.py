@@ -13,8 +13,12 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.hf_api import ModelInfo
 
 from interp.errors import UserError
+from interp.hub import find
+from interp.model_config import ModelConfig
 from interp.vlm import VLM, Prompt, load
 from tests.tiny import picture
 
@@ -41,6 +45,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
                 return self.answer(404, code="RevisionNotFound")
             files = [{"rfilename": path.name} for path in self.folder.iterdir()]
             return self.answer(200, json.dumps({"id": "/".join(parts[2:4]), "sha": COMMIT, "siblings": files}).encode())
+        if parts[:2] == ["api", "models"] and parts[3:4] in (["refused"], ["busy"]):
+            return self.answer(403 if parts[3] == "refused" else 429)
         if parts[:2] == ["some", "gated"]:
             return self.answer(403, code="GatedRepo")
         if parts[:3] == ["some", "model", "resolve"]:
@@ -122,8 +128,14 @@ def waits(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("path", "revision", "named"),
     [
-        ("some/typo", None, "the hub knows no model 'some/typo' that you may read"),
-        ("some/gated", None, "some/gated is gated"),
+        ("some/typo", None, "knows no model 'some/typo' that you may read; check the spelling .*HF_TOKEN, or .*folder"),
+        (
+            "some/gated",
+            None,
+            "some/gated is gated; .*accept its licence .*`hf auth login` or set HF_TOKEN, or give a local",
+        ),
+        ("some/refused", None, r"the hub refuses your token for some/refused \(403\); renew it with .*HF_TOKEN"),
+        ("some/busy", None, "the hub asks to wait before some/busy is fetched .*try later"),
         ("some/model", "v9", "the hub has no revision 'v9' of some/model"),
         ("so..me/mo--del", None, "neither a folder nor a hub id"),
     ],
@@ -131,3 +143,27 @@ def waits(seconds: float) -> None:
 def test_what_the_hub_refuses(path: str, revision: str | None, named: str) -> None:
     with pytest.raises(UserError, match=named):
         load(path, revision=revision)
+
+
+@pytest.mark.usefixtures("no_weights", "hub")
+def test_a_hub_that_this_process_may_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="some/model: HF_HUB_OFFLINE is set and no copy is cached; unset it, or give a"):
+        load("some/model")
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_model_s_size_is_known_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HfApi, "model_info", sized)
+    config = ModelConfig("large", "some/model", device="cpu")
+    assert find(config).numbers == {"BF16": 10**13}
+    with pytest.raises(UserError, match=r"weights of large need 37252.9 GiB in float32 and cpu has .* smaller model"):
+        load(config)
+
+
+def sized(*_: Any, **__: Any) -> ModelInfo:
+    """What the hub says of a model of ten million million parameters."""
+    files = [{"rfilename": "model.safetensors"}]
+    return ModelInfo(
+        id="some/model", sha=COMMIT, siblings=files, safetensors={"parameters": {"BF16": 10**13}, "total": 10**13}
+    )

@@ -28,12 +28,24 @@ def test_devices(device: str) -> None:
         ({"device": "cpu:1"}, "'cpu:1'"),
         ({"device": "cuda:"}, "'cuda:'"),
         ({"memory_gib": 0.0}, "memory_gib 0.0"),
+        ({"device_map": "somewhere"}, "unknown device_map 'somewhere'"),
+        ({"device_map": "auto", "device": "cuda:1"}, "device cuda:1 and device_map auto are both given"),
+        ({"max_memory": {"cpu": "1GiB"}}, "max_memory bounds the places of a device_map"),
+        ({"max_pixels": 0}, "model.max_pixels=0"),
+        ({"longest_edge": -1}, "model.longest_edge=-1"),
+        ({"min_pixels": 9, "max_pixels": 4}, "model.min_pixels=9 is above model.max_pixels=4"),
         ({"memory_gib": float("nan")}, "memory_gib nan"),
     ],
 )
 def test_refusals_name_the_value(fields: dict, named: str) -> None:
     with pytest.raises(UserError, match=named):
         ModelConfig(**{"name": "tiny", "path": "a/b", **fields})
+
+
+def test_bounds_are_told_apart_from_the_checkpoint_s_own() -> None:
+    assert ModelConfig("tiny", "a/b").pixel_bounds == ()
+    bounded = ModelConfig("tiny", "a/b", max_tiles=2, min_pixels=9)
+    assert bounded.pixel_bounds == (("min_pixels", 9), ("max_tiles", 2))
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
