@@ -23,7 +23,10 @@ COLUMNS = ("row", "step", "query", "layer", "head", "segment", "tokens", "mass")
 
 @dataclass(frozen=True)
 class Masses:
-    """The masses of one forward; ``real`` is False for queries that mean nothing, ``tokens`` are counts by segment."""
+    """The masses of one forward; ``real`` is False for queries that mean nothing, ``tokens`` are counts by segment.
+
+    ``imageless`` says that no picture can have tokens here: tables then miss its mass instead of calling it 0.
+    """
 
     mass: Float[Tensor, "layer row head query segment"]
     layers: tuple[int, ...]
@@ -32,6 +35,7 @@ class Masses:
     first_row: int
     tokens: Float[Tensor, "row segment"]
     real: Bool[Tensor, "row query"]
+    imageless: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def _table(piece: Masses) -> pd.DataFrame:
     rows, queries = np.nonzero(piece.real.numpy())
     mass = piece.mass.numpy()[:, rows, :, queries]  # query layer head segment: numpy puts paired indices first
     count, layers, heads, segments = mass.shape
+    if piece.imageless:
+        mass = np.where([name in IMAGE_SEGMENTS for name in SEGMENTS], np.nan, mass).astype(mass.dtype)
     column = np.asarray(piece.columns, dtype=np.int32)[queries]
     inner = layers * heads * segments
 
@@ -97,11 +103,14 @@ def normalised(masses: pd.DataFrame) -> pd.DataFrame:
 
 
 def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFrame:
-    """Row, step, layer → ``share``: the mass on images, mean over heads; by default of what the sink leaves."""
+    """Row, step, layer → ``share``: the mass on images, mean over heads; by default of what the sink leaves.
+
+    Missing where the family has no image tokens (it reads pictures by cross-attention).
+    """
     table = normalised(masses)
     value = "mass_without_sink" if without_sink else "mass"
     images = table[table["segment"].isin(IMAGE_SEGMENTS)]
-    heads = images.groupby(["row", "step", "layer", "head"])[value].sum()
+    heads = images.groupby(["row", "step", "layer", "head"])[value].sum(min_count=1)
     return heads.groupby(level=["row", "step", "layer"]).mean().rename("share").reset_index()
 
 

@@ -106,13 +106,14 @@ def pixel_map(vlm: "VLM", attribution: GradientAttribution) -> Float[Tensor, "he
     Where image tokens lie nowhere in the picture (InstructBLIP) each pixel is on its own.
 
     Raises:
-        UserError: the family cuts its pictures into tiles.
+        UserError: the family cuts its pictures into tiles, or has no image tokens to sum for.
     """
     geometry, pixels, grids = vlm.layout.geometry, attribution.pixels, attribution.row.grids
     if geometry == "thw":
         # Patches come flattened, in the order in which they are merged into tokens.
         rows, columns = grids[0].columns.shape
         return reduce(pixels, "(row column patch) value -> row column", "sum", row=rows, column=columns)
+    vlm.layout.require_image_tokens(vlm.name)
     if geometry not in SPATIAL:
         raise UserError(
             f"the pixels of {vlm.name} are cut into tiles that overlap in the picture; only whole pictures can be "

@@ -161,7 +161,7 @@ class _Recorder:
     """The hooks of one ``record_attention``: around each forward, and at each attention call in it."""
 
     def __init__(self, vlm: "VLM", queries: Steps, maps: Steps, layers: Sequence[int]) -> None:
-        self.name = vlm.name
+        self.name, self.imageless = vlm.name, vlm.layout.cross_attended
         self.follower = Follower(vlm)
         self.logs, self.maps = _wanted(queries), _wanted(maps)
         self.first = min([0, *(step for steps in (queries, maps) if not isinstance(steps, Queries) for step in steps)])
@@ -219,6 +219,7 @@ class _Recorder:
                     first_row=batch.first_row,
                     tokens=batch.segments.indicator(0, sight.forward.total).sum(1),
                     real=batch.real(sight.logged),
+                    imageless=self.imageless,
                 )
             )
         if sight.mapped:

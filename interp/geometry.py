@@ -159,6 +159,7 @@ GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
     "thw": _thw,
     "tiles": _tiles,
     "queries": _queries,
+    "cross_attention": _queries,  # never called: there are no columns to lay out
 }
 
 

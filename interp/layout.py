@@ -11,14 +11,15 @@ from typing import Any, Literal
 
 from interp.errors import UserError
 
-Geometry = Literal["patches", "anyres", "thw", "tiles", "queries"]
+Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attention"]
 """How one image's tokens lie:
 
 ``patches``  one contiguous run, row-major over the picture;
 ``anyres``   one run: a base grid of the whole picture, then the unpadded high-resolution grid with a newline column;
 ``thw``      one run, row-major, its grid given by ``image_grid_thw`` over the merge size;
 ``tiles``    one run a tile (row-major tiles, then the whole picture), with delimiter tokens between the runs;
-``queries``  one run of learned queries that stand for no place in the picture.
+``queries``  one run of learned queries that stand for no place in the picture;
+``cross_attention``  nowhere in the sequence: the picture's features are the keys of cross-attention layers alone.
 """
 
 PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "projector")
@@ -29,9 +30,12 @@ class Layout:
     """Where things are in one model family. The six paths are dotted names under the top-level model.
 
     ``attention`` is the self-attention's name inside a decoder layer; ``text_config`` the decoder's entry in the
-    model's config, the only one whose attention implementation may be switched; ``image_token`` the config's attribute
-    that holds the id of the tokens the image features replace; ``position_kind`` is ``"mrope"`` where a token's
-    position is not its column alone; ``note`` says what a reader of the maps must know.
+    model's config, the only one whose attention implementation may be switched ("": the config itself);
+    ``image_token`` the config's attribute that holds the id of the tokens the image features replace;
+    ``crossing_layers`` the text config's attribute that lists which of ``layers`` attend to the picture and have no
+    self-attention; ``position_kind`` is ``"mrope"`` where a token's position is not its column alone; ``prompt`` is
+    ``"pieces"`` where the processor takes no rendered text (``interp.pieces``); ``along`` are the inputs that a
+    decoding step goes on needing, a row a token; ``note`` says what a reader of the maps must know.
     """
 
     model_type: str
@@ -46,7 +50,15 @@ class Layout:
     attention: str = "self_attn"
     text_config: str = "text_config"
     image_token: str = "image_token_id"
+    crossing_layers: str = ""
+    prompt: Literal["text", "pieces"] = "text"
+    along: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def cross_attended(self) -> bool:
+        """Whether the picture is read by cross-attention, so that no token of the sequence stands for it."""
+        return self.geometry == "cross_attention"
 
     def path(self, part: str) -> str:
         """The dotted path of ``part``; UserError for a part that no layout has."""
@@ -66,12 +78,29 @@ class Layout:
             ) from error
 
     def attentions(self, model: Any) -> dict[int, Any]:
-        """Layer index → self-attention module of the language model."""
-        return {i: layer.get_submodule(self.attention) for i, layer in enumerate(self.module(model, "layers"))}
+        """Layer index → self-attention module of the language model; layers that only attend to a picture have none."""
+        text = model.config.get_text_config()
+        crossing = getattr(text, self.crossing_layers) if self.crossing_layers else ()
+        layers = enumerate(self.module(model, "layers"))
+        return {i: layer.get_submodule(self.attention) for i, layer in layers if i not in crossing}
 
     def image_token_id(self, config: Any) -> int:
-        """The id at image positions of ``input_ids``; the config's, since a processor's may be a begin marker."""
+        """The id at image positions of ``input_ids``; the config's, since a processor's may be a begin marker.
+
+        Raises:
+            UserError: the family reads its pictures by cross-attention.
+        """
+        self.require_image_tokens()
         return int(getattr(config, self.image_token))
+
+    def require_image_tokens(self, name: str = "") -> None:
+        """UserError for a family whose sequence holds no image tokens: their share is not zero, there is none."""
+        if self.cross_attended:
+            raise UserError(
+                f"no image tokens in the sequence of {name or self.model_type}: it reads pictures by cross-attention, "
+                "so shares, maps and edges of image tokens do not apply; use occlude_image or an image swap,"
+                " or choose another family"
+            )
 
 
 _STANDARD: dict[str, Any] = {
@@ -130,6 +159,28 @@ _ALL = (
         note="image first; the prompt attends to itself in both directions",
     ),
     Layout("gemma3", **_STANDARD, geometry="patches", note="an image's tokens attend to each other in both directions"),
+    Layout(
+        "idefics",
+        language_model="model",
+        layers="model.layers",
+        final_norm="model.norm",
+        lm_head="lm_head",
+        vision_tower="model.vision_model",
+        projector="model.perceiver_resampler",
+        geometry="cross_attention",
+        text_config="",  # the decoder's settings are the config's own
+        prompt="pieces",
+        along=("image_attention_mask",),
+        note="pictures are read by gated cross-attention between the layers: tokens attend to text alone",
+    ),
+    Layout(
+        "mllama",
+        **_STANDARD | {"vision_tower": "model.vision_model"},
+        geometry="cross_attention",
+        crossing_layers="cross_attention_layers",
+        along=("cross_attention_mask",),
+        note="pictures are read by cross-attention layers of their own, which have no self-attention",
+    ),
 )
 
 LAYOUTS: dict[str, Layout] = {layout.model_type: layout for layout in _ALL}

@@ -3,7 +3,9 @@
 A token belongs to the first of these that fits: ``padding``, ``image_0``, ``sink`` (the row's first token that is
 neither padding nor image: BOS, or whatever stands there), ``user`` (the question), ``system`` (the system text that the
 prompt gave; a template's own default counts as template), ``template`` (roles, delimiters, and all else). Whatever
-comes after the prompt is ``generated``. Knows nothing of attention.
+comes after the prompt is ``generated``. A family that reads its picture by cross-attention has no image tokens: the one
+placeholder that some put in the sequence is ``template``, and asking for the image's columns is refused. Knows nothing
+of attention.
 """
 
 import re
@@ -46,11 +48,14 @@ class RowSegments:
     input_ids: tuple[int, ...]
     words: tuple[Word, ...]
     grids: tuple[PatchGrid, ...]
+    imageless: str = ""  # why no picture can have columns here, for families of which that is so
 
     def columns(self, segment: str) -> list[int]:
-        """The columns of one segment; UserError for a name that is none."""
+        """The columns of one segment; UserError for a name that is none, and for an image that has no tokens at all."""
         if segment not in SEGMENTS:
             raise UserError(f"no segment '{segment}'; known: {', '.join(SEGMENTS)}")
+        if segment == IMAGE and self.imageless:
+            raise UserError(self.imageless)
         return [column for column, label in enumerate(self.labels) if label == segment]
 
 
@@ -97,7 +102,7 @@ def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any])
         raise UserError(
             "these inputs are padded on the right; the last column must be each prompt's own; use vlm.encode"
         )
-    image_id = vlm.layout.image_token_id(vlm.model.config)
+    image_id = None if vlm.layout.cross_attended else vlm.layout.image_token_id(vlm.model.config)
     pictures = [prompt.image is not None for prompt in prompts]
     return Segments(
         tuple(
@@ -112,7 +117,7 @@ def _row(
     prompt: "Prompt",
     ids: list[int],
     mask: list[int],
-    image_id: int,
+    image_id: int | None,
     encoded: Mapping[str, Any],
     index: int,
 ) -> RowSegments:
@@ -131,7 +136,16 @@ def _row(
     if text:
         labels[text[0]] = "sink"
     words = _words(rendered, places.get("user"), spans, vlm.name)
-    return RowSegments(tuple(labels), tuple(ids), words, _grids(vlm, prompt, image, ids, encoded, index))
+    grids = _grids(vlm, prompt, image, ids, encoded, index)
+    return RowSegments(tuple(labels), tuple(ids), words, grids, _imageless(vlm))
+
+
+def _imageless(vlm: "VLM") -> str:
+    try:
+        vlm.layout.require_image_tokens(vlm.name)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _words(rendered: str, place: Span | None, spans: Mapping[int, Span | None], name: str) -> tuple[Word, ...]:

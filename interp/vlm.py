@@ -21,6 +21,7 @@ from interp.errors import UserError
 from interp.generation import GREEDY, Generation, check_call, first_logits, new_tokens, own_length, seeded
 from interp.layout import layout_for
 from interp.loading import load
+from interp.pieces import encode_pieces
 from interp.rendering import render, to_rgb
 
 __all__ = ["VLM", "Generation", "Prompt", "load"]
@@ -111,8 +112,11 @@ class VLM:
         begin = self.tokenizer.bos_token
         if begin and texts[0].startswith(begin):
             options["add_special_tokens"] = False  # the template has written <s>; a second one would shift the rest
-        process = self.processor if images else self._without_images
-        batch = process(text=texts, images=images or None, **options)
+        if self.layout.prompt == "pieces":
+            batch = encode_pieces(self.processor, texts, [picture for (picture,) in images], name=self.name)
+        else:
+            process = self.processor if images else self._without_images
+            batch = process(text=texts, images=images or None, **options)
         batch.pop("labels", None)  # PaliGemma's processor makes them unasked, and all of them "ignore"
         return batch.to(self.device, dtype=self.dtype)
 

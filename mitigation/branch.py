@@ -52,7 +52,7 @@ class SecondBranch:
             model = model.get_base_model()
         layout = layout_for(model)
         check_inputs(model, inputs, blind=blind)
-        self._model = model
+        self._model, self._along = model, layout.along
         # InstructBLIP's own forward makes embeddings of picture and prompt; an inner model decodes after them.
         self._speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
         self._prompts = _prompts(model, layout, inputs)
@@ -66,7 +66,7 @@ class SecondBranch:
     def part(self, rows: Sequence[int]) -> "SecondBranch":
         """A branch over the prompts ``rows`` alone, in that order, not started."""
         branch: SecondBranch = object.__new__(SecondBranch)
-        branch._model, branch._speaker = self._model, self._speaker
+        branch._model, branch._speaker, branch._along = self._model, self._speaker, self._along
         branch._prompts = self._prompts.part(rows, self._model.config)
         branch.reset()
         return branch
@@ -74,6 +74,7 @@ class SecondBranch:
     def reset(self) -> None:
         """Forgets everything after the prompt, and the prompt's keys and values."""
         self._cache: Any = None
+        self._seen: dict[str, Any] = {}
         self._mask = self._prompts.mask
         self._next = self._prompts.positions[..., -1:] + 1
 
@@ -89,7 +90,14 @@ class SecondBranch:
         self._next = positions[..., -1:] + 1
         if self._prompts.padded:
             self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
-        return self._forward(self._speaker, positions, input_ids=tokens)
+        return self._forward(self._speaker, positions, input_ids=tokens, **self._of_the_picture(count))
+
+    def _of_the_picture(self, count: int) -> dict[str, Any]:
+        """What ``count`` new tokens see of a picture read by cross-attention: what the prompt's last one saw."""
+        given = self._prompts.inputs
+        masks = {name: given[name][:, -1:] for name in self._along if given.get(name) is not None}
+        rows = {name: mask.expand(-1, count, *mask.shape[2:]) for name, mask in masks.items()}
+        return rows | self._seen
 
     @torch.no_grad()
     def _forward(
@@ -108,6 +116,10 @@ class SecondBranch:
             )
         # Made by the first forward, so it is shared with nobody.
         self._cache = getattr(outputs, "language_model_outputs", outputs).past_key_values
+        if "image_attention_mask" in self._along:  # IDEFICS keeps no keys of the picture, and takes its features again
+            resampled = self._model.config.use_resampler
+            name = "perceiver_embeddings" if resampled else "image_encoder_embeddings"
+            self._seen = {name: outputs.image_hidden_states}
         return outputs.logits[:, -1].float()
 
 
@@ -141,8 +153,13 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
         raise UserError(
             "the prompts are padded on the right; generate() continues from the last column; set padding_side='left'"
         )
-    without = (inputs["input_ids"] != layout.image_token_id(model.config)).all(dim=1)
-    if not blind and bool(without.any()):
+    if blind:
+        return
+    if layout.cross_attended:
+        without = ~torch.stack([inputs[name].flatten(1).any(dim=1) for name in layout.along]).any(dim=0)
+    else:
+        without = (inputs["input_ids"] != layout.image_token_id(model.config)).all(dim=1)
+    if bool(without.any()):
         rows = without.nonzero().flatten().tolist()
         raise UserError(
             f"no image in the prompts of rows {rows}; contrasting pictures needs one a prompt; leave these out"

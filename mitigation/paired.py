@@ -24,6 +24,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from interp.errors import UserError
 from interp.interface import NAME, SOFT_CAPPED_NAME
+from interp.layout import LAYOUTS, layout_for
 from mitigation.branch import check_inputs
 from mitigation.calling import refuse_uneven_neighbours
 from mitigation.contrast import contrast
@@ -33,6 +34,7 @@ from mitigation.ranges import check_alpha, check_beta, check_temperature
 # What fills a token's tensors up on the left where the halves' prompts differ in length. Everything else in a
 # processor's output is by picture, or (the Q-Former's text) not padded on the left.
 _FILL = {"input_ids": None, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
+_FILL |= {name: 0 for layout in LAYOUTS.values() for name in layout.along}
 _PLAIN: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": None, "top_p": 1.0}
 
 
@@ -194,6 +196,7 @@ def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mappi
     """
     check_inputs(model, inputs)
     check_inputs(model, noised, blind=True)
+    _refuse_bare_rows(model, noised)
     rows, other = len(inputs["input_ids"]), len(noised["input_ids"])
     if rows != other:
         raise UserError(f"{other} noised prompts for {rows} clean ones; each row is contrasted with its own; pair them")
@@ -205,6 +208,17 @@ def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mappi
         elif isinstance(clean, Tensor):
             both[name] = _joined(name, clean, torch.zeros_like(noised["input_ids"]) if worse is None else worse)
     return both
+
+
+def _refuse_bare_rows(model: PreTrainedModel, noised: Mapping[str, Any]) -> None:
+    """Llama 3.2 skips its cross-attention layers for a batch without pictures, and cannot for half of one."""
+    layout = layout_for(model)
+    if layout.cross_attended and noised.get("pixel_values") is None:
+        raise UserError(
+            f"the noised prompts have no picture, and {layout.model_type} leaves out layers for a whole batch without "
+            "pictures; prompts with and without cannot be one batch; contrast them in two branches "
+            "(branch='sequential', VisualContrastiveLogitsProcessor)"
+        )
 
 
 def _joined(name: str, clean: Tensor, worse: Tensor) -> Tensor:
@@ -229,12 +243,12 @@ def _joined(name: str, clean: Tensor, worse: Tensor) -> Tensor:
         ) from error
 
 
-def _widen(tokens: Int[Tensor, "row _"], width: int, fill: int | None) -> Int[Tensor, "row width"]:
+def _widen(tokens: Int[Tensor, "row _ *rest"], width: int, fill: int | None) -> Int[Tensor, "row width *rest"]:
     missing = width - tokens.shape[1]
     if not missing:
         return tokens
-    left = tokens[:, :1].expand(-1, missing) if fill is None else tokens.new_full((len(tokens), missing), fill)
-    return torch.cat([left, tokens], dim=1)
+    left = tokens[:, :1].expand(-1, missing, *tokens.shape[2:])
+    return torch.cat([left if fill is None else torch.full_like(left, fill), tokens], dim=1)
 
 
 def refuse_recording(model: PreTrainedModel) -> None:

@@ -1,8 +1,9 @@
-"""A processor's ``pixel_values`` as pictures, and back: families lay them out in four ways.
+"""A processor's ``pixel_values`` as pictures, and back: families lay them out in five ways.
 
 A row a picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP); a row a picture with a second axis of tiles (LLaVA-NeXT,
-Idefics3, SmolVLM); a row a tile (InternVL); a row a patch, each pixel written ``temporal_patch_size`` times (Qwen2-VL,
-Qwen2.5-VL, Qwen3-VL). Knows nothing of noise, text or what a picture shows.
+Idefics3, SmolVLM; IDEFICS, of one tile), before which Llama 3.2 has an axis of pictures; a row a tile (InternVL); a row
+a patch, each pixel written ``temporal_patch_size`` times (Qwen2-VL, Qwen2.5-VL, Qwen3-VL). Knows nothing of noise, text
+or what a picture shows.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,6 +48,11 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
         return _patched(pixels, inputs["image_grid_thw"], count, model)
     rows = _rows_by_picture(inputs, model) if model is not None else [1] * len(pixels)
     _check_count(count, len(rows) if sum(rows) == len(pixels) else len(pixels))
+    if pixels.ndim == 6:
+        if pixels.shape[1] != 1:
+            raise UserError(f"{pixels.shape[1]} images in one prompt; a key seeds the noise of one; give a prompt one")
+        tiles = pixels[:, 0]
+        return Pictures(list(tiles), _shown(tiles, None), False, lambda views: torch.stack(views)[:, None])
     if pixels.ndim == 5:
         return Pictures(list(pixels), _shown(pixels, inputs.get("pixel_attention_mask")), False, torch.stack)
     views = list(pixels.split(rows))

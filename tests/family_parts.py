@@ -34,6 +34,7 @@ TEXT: dict[str, Any] = {
     "eos_token_id": 2,
 }
 PATCH = 8
+GATES = ("lambda_1", "lambda_2", "alpha_cross_attn", "alpha_dense", "gate", "gate_attn", "gate_ffn")
 VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -59,6 +60,10 @@ USER_COLON = (
     "{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>{% else %} {{ part['text'] }}{% endif %}"
     "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
+# The wording of IDEFICS' model card: no space after a picture.
+USER_PICTURE = USER_COLON.replace("<image>", "<fake_token_around_image><image><fake_token_around_image>").replace(
+    "{% else %} {{", "{% else %}{{ ' ' if loop.first else '' }}{{"
+)
 # Gemma has no system role: the system text is put before the first question.
 TURNS = (
     "<s>{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'][0]['text'] + '\n\n' %}"
@@ -67,6 +72,13 @@ TURNS = (
     "{% for part in m['content'] %}{% if part['type'] == 'image' %}<start_of_image>"
     "{% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+# Llama 3's headers; the picture's placeholder comes first in its turn.
+HEADERS = (
+    "<s>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<|image|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 # Neither PaliGemma nor InstructBLIP publishes a template: the words alone, for PaliGemma after the image.
 WORDS_ALONE = (
@@ -134,10 +146,13 @@ def build(model_class: Any, config: Any, processor: Any, *, seed: int, attention
                 # The defaults of several vision configs (1e-10, layer scales) would hide the image from a tiny model.
                 if weight.ndim > 1 and weight.std() < 0.1:
                     weight.normal_(0, 0.2)
-                elif name.endswith(("lambda_1", "lambda_2")):
-                    weight.fill_(1.0)
+                elif name.endswith(GATES):
+                    weight.fill_(1.0)  # at first they are shut or nearly so
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
-    head = model.get_output_embeddings().weight
+    head = model.get_output_embeddings()
+    silent = (0, 1, getattr(config, "image_token_id", 0))  # a trained model never says <pad>, <s> or a placeholder
     with torch.no_grad():
-        head[[0, 1, config.image_token_id]] = 0  # a trained model never says <pad>, <s> or a placeholder
+        head.weight[[token for token in silent if token < len(head.weight)]] = 0
+        if getattr(head, "additional_fc", None) is not None:  # IDEFICS: of placeholders and marks alone
+            head.additional_fc.weight.zero_()
     return Pieces(model, processor)

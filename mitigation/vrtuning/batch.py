@@ -13,10 +13,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from interp.layout import LAYOUTS
 from interp.vlm import VLM, Prompt
 from mitigation.vrtuning.pictures import bounded
 
 IGNORED = -100
+ALONG = {name for layout in LAYOUTS.values() for name in layout.along}
 
 
 def appended(
@@ -38,10 +40,16 @@ def appended(
             new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
             rows.append(torch.cat([row[kept], row.new_tensor(new)]))
         grown[name] = _padded(rows, fill, side)
+    for name in sorted(set(ALONG) & batch.keys()):  # a new token sees of the picture what the prompt's last one sees
+        rows = [
+            torch.cat([row[kept], row[-1:].expand(len(tail), *row.shape[1:])])
+            for row, kept, tail in zip(batch[name], mask, tails, strict=True)
+        ]
+        grown[name] = _padded(rows, 0, side)
     return grown
 
 
-def _padded(rows: list[Tensor], fill: int, side: Literal["left", "right"]) -> Int[Tensor, "row column"]:
+def _padded(rows: list[Tensor], fill: int, side: Literal["left", "right"]) -> Int[Tensor, "row column *_"]:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
 
 

@@ -24,10 +24,10 @@ def eager_weights(vlm: VLM) -> Iterator[dict[int, list[Tensor]]]:
     hooks = [
         module.register_forward_hook(partial(keep, layer)) for layer, module in vlm.layout.attentions(vlm.model).items()
     ]
-    vlm.model.set_attn_implementation({"text_config": "eager"})
+    vlm.model.set_attn_implementation({vlm.layout.text_config: "eager"})
     try:
         yield found
     finally:
-        vlm.model.set_attn_implementation({"text_config": before})
+        vlm.model.set_attn_implementation({vlm.layout.text_config: before})
         for hook in hooks:
             hook.remove()

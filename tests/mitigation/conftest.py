@@ -77,6 +77,9 @@ def uncached(
                     causal = int(model.config.model_type == "paligemma")  # its prompt sees both ways and has type 0
                     tail = {"input_ids": ids[-1], "attention_mask": 1, "token_type_ids": causal}.get(key, 0)
                     inputs[key] = torch.cat([inputs[key], inputs[key].new_full((1, 1), tail)], dim=1)
+            for key in ("image_attention_mask", "cross_attention_mask"):
+                if key in inputs:
+                    inputs[key] = torch.cat([inputs[key], inputs[key][:, -1:]], dim=1)
     return ids, torch.stack(steps)
 
 

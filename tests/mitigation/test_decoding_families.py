@@ -1,6 +1,7 @@
 """The laws of contrastive decoding (specs: vcd) on every family that takes pictures."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -132,17 +133,12 @@ def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
         whole.vlm.model, blind, alpha=1.0, beta=0.01, prompt_ids=whole.inputs["input_ids"]
     )
     output = whole.generate(processor)
-    both = generate_paired(
-        whole.vlm.model,
-        whole.inputs,
-        blind,
-        alpha=1.0,
-        beta=0.01,
-        max_new_tokens=TOKENS,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    assert torch.equal(both.sequences, output.sequences)
+    one_batch = partial(paired, replace(whole, noised=blind), alpha=1.0, beta=0.01)
+    if name == "mllama":  # leaves its cross-attention layers out for a batch without pictures, and cannot for half
+        with pytest.raises(UserError, match="prompts with and without cannot be one batch"):
+            one_batch()
+    else:
+        assert torch.equal(one_batch().sequences, output.sequences)
     for row, prompt in enumerate(whole.prompts[:2]):
         pair = dict(whole.vlm.encode([prompt])), dict(whole.vlm.encode([Prompt(prompt.text)]))
         ids, _ = uncached(whole.vlm.model, *pair, alpha=1.0, beta=0.01, tokens=TOKENS)

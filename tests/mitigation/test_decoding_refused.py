@@ -8,6 +8,7 @@ from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
+from tests.families import FAMILIES
 from tests.mitigation.conftest import contrasting, generate
 
 PENALTIES: list[tuple[dict[str, Any], str]] = [
@@ -104,3 +105,11 @@ def test_steps_out_of_order_are_refused(vlm: VLM, inputs: Any, noised: Any) -> N
 def test_settings_out_of_range_are_refused(vlm: VLM, noised: Any, setting: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         contrasting(vlm, noised, **setting)
+
+
+def test_a_prompt_that_sees_no_picture_is_refused_where_pixels_are_always_there() -> None:
+    """IDEFICS is given pixels of 0 and a mask of 0 with a text alone."""
+    vlm = VLM(*FAMILIES["idefics"](), name="idefics")
+    inputs = vlm.encode([Prompt("Is it safe?"), Prompt("what is red")])
+    with pytest.raises(UserError, match=r"no image in the prompts of rows \[0, 1\]"):
+        contrasting(vlm, inputs)

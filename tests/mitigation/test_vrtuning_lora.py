@@ -70,7 +70,8 @@ def test_labels_are_the_answer_and_its_end_alone(family: VLM) -> None:
     """Prompts are encoded as in evaluation; no image token, no padding and no prompt token is learned."""
     batch = Collator(family)(examples(family))
     encoded = family.encode([Prompt(row.question, row.image) for row in ROWS])  # type: ignore[arg-type]
-    image = family.layout.image_token_id(family.model.config)
+    cross = family.layout.cross_attended
+    image = family.processor.image_token_id if cross else family.layout.image_token_id(family.model.config)
     for row, (text, prompt) in enumerate(zip(("the knife is red. Yes.", "No."), encoded["input_ids"], strict=True)):
         learned = batch["labels"][row] != IGNORED
         kept = batch["input_ids"][row][batch["attention_mask"][row].bool() & ~learned]
