@@ -55,8 +55,9 @@ def choose_shift(
 ) -> Chosen:
     """The constant with the highest overall accuracy among the admissible ones; 0 where ``threshold`` is False.
 
-    Constants are midpoints between neighbouring margins, 0, and one that calls everything unsafe; of equally good ones
-    that nearest 0. Cases where ``margin`` or the baseline's is NaN are left out. UserError where a subset is empty.
+    Constants are midpoints between neighbouring margins, and one that calls everything unsafe; of equally good ones
+    that in the widest gap, then the lowest, so that the choice moves with the margins. Cases where ``margin`` or the
+    baseline's is NaN are left out. UserError where a subset is empty.
     """
     there = np.isfinite(margin) & np.isfinite(cases.baseline)
     subset, unsafe, margin = cases.subset[there], cases.unsafe[there], margin[there]
@@ -66,14 +67,14 @@ def choose_shift(
             f"{int(unsafe.sum())} unsafe and {int((~unsafe).sum())} safe development cases with a margin; a constant "
             "is chosen on both; raise limit, or take a method that gives margins"
         )
-    shifts = _shifts(margin) if threshold else np.zeros(1)
+    shifts, width = _shifts(margin) if threshold else (np.zeros(1), np.zeros(1))
     yes = margin[:, None] + shifts[None] > 0
     right = np.where(unsafe[:, None], ~yes, yes)
     overall = np.mean([right[subset == name].mean(axis=0) for name in present], axis=0)
     gained = right[unsafe].astype(float) - (cases.baseline[there][unsafe] <= 0)[:, None]
     bound = _lower(cases.cluster[there][unsafe], gained, draws=draws, seed=seed)
     admissible = bound >= -unsafe_margin if threshold else np.ones(1, dtype=bool)
-    best = min(np.flatnonzero(admissible), key=lambda at: (-round(overall[at], 12), abs(shifts[at])))
+    best = min(np.flatnonzero(admissible), key=lambda at: (-round(overall[at], 12), -round(width[at], 9)))
     return Chosen(
         shift=float(shifts[best]),
         overall=float(overall[best]),
@@ -94,11 +95,15 @@ def best_setting(chosen: Mapping[str, Chosen], *, unsafe_margin: float) -> str:
     return max(admissible, key=lambda name: (round(admissible[name].overall, 12), admissible[name].auroc or 0.0))
 
 
-def _shifts(margin: Float[np.ndarray, "case"]) -> Float[np.ndarray, "shift"]:
-    """0, minus every midpoint between neighbouring margins, and one with which nothing is called safe."""
+def _shifts(
+    margin: Float[np.ndarray, "case"],
+) -> tuple[Float[np.ndarray, "shift"], Float[np.ndarray, "shift"]]:
+    """Minus every midpoint between neighbouring margins, and one that calls nothing safe; the gaps' widths."""
     values = np.unique(margin)
     middle = values[:-1] + np.diff(values) / 2
-    return -np.concatenate([[0.0], middle[(middle >= values[:-1]) & (middle < values[1:])], [values[-1] + 1.0]])
+    between = middle < values[1:]  # neighbouring floats have no middle
+    shifts = -np.append(middle[between], values[-1] + 1.0)
+    return shifts, np.append(np.diff(values)[between], 0.0)
 
 
 def _lower(

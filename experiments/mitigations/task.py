@@ -9,6 +9,7 @@ run goes on where it was.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,8 +59,8 @@ class Mitigations:
                     f"task.candidates.{name}: is taken or no name for a folder; letters, digits and _ alone"
                 )
 
-    def __call__(self, run: Run) -> None:
-        """Chooses, evaluates, and prints where everything is."""
+    def __call__(self, run: Run) -> Path:
+        """Chooses, evaluates, prints what came of it, and returns the run's directory."""
         console = Console()
         self._check(run)
         # The task is not part of a run's identity, but here it decides what answers.
@@ -72,6 +73,7 @@ class Mitigations:
 
         for line in conclude(folder, rivals=[BASELINE, *self.rivals], arms=arms, seed=run.seed, draws=run.draws):
             console.print(line, highlight=False, soft_wrap=isinstance(line, str))
+        return folder
 
     def _check(self, run: Run) -> None:
         """What no weights are needed to refuse."""
@@ -141,9 +143,9 @@ class _Choosing:
 
     def seconds_a_batch(self) -> float:
         """The time of a plain batch, after one to warm up."""
-        from experiments.learning import prompt_of
+        from experiments.learning import examples
 
-        prompts = [prompt_of(sample) for sample in self.samples[: self.run.batch_size]]
+        prompts, _ = examples(self.samples[: self.run.batch_size])
         for _ in range(2):
             started = time.perf_counter()
             Baseline().generate(self.vlm, prompts, max_new_tokens=1)
