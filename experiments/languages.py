@@ -14,6 +14,7 @@ from rich.console import Console
 
 from experiments import metrics, scoring
 from experiments.benchmarks.sample import Kind
+from experiments.launch import Launch, sharded
 from experiments.refusal import metrics as refusal
 from experiments.schema import Run
 from experiments.stats import DRAWS
@@ -28,6 +29,7 @@ _WORDS: dict[Kind, dict[str, str]] = {
 }
 
 
+@sharded
 @dataclass(frozen=True)
 class Languages:
     """The task. ``run`` is a finished run on a translated benchmark; without one the study is run first.
@@ -49,6 +51,8 @@ class Languages:
                 "benchmark@benchmark.of=<name> benchmark.questions=<file>, or run=<finished run>"
             )
         folder = folders[0] if folders else finished.studied(run)
+        if not Launch.current().first:
+            return
         result = compare(
             finished.records(folder), arm=self.arm, reference=self.reference, seed=run.seed, draws=run.draws
         )

@@ -5,6 +5,7 @@ whatever the model runs.
 """
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from interp.model_config import ModelConfig
 
 T = TypeVar("T")
-MEETING = timedelta(minutes=10)  # in which all processes have to have started
+MEETING = timedelta(minutes=5)  # in which all processes have to have started
 PATIENCE = timedelta(days=30)  # for the slowest share, or for what the first process does alone
 SPOKEN = "forestlens/spoken"
 
@@ -102,6 +103,11 @@ class Launch:
         """The model on a GPU of this process' own, by turns where there are fewer; on a CPU as it is."""
         if self.size == 1:
             return model
+        if model.device_map is not None:
+            raise UserError(
+                f"WORLD_SIZE={self.size} and model.device_map={model.device_map}: each process would spread "
+                f"{model.name} over all cards; start one process, or leave device_map out"
+            )
         import torch
 
         from interp.loading import resolve_device
@@ -111,6 +117,26 @@ class Launch:
             return model
         local = int(os.environ.get("LOCAL_RANK", self.rank))
         return replace(model, device=f"cuda:{local % torch.cuda.device_count()}")
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """While open, a model that is loaded is whole in every process.
+
+    Under a launch for FSDP or ZeRO-3, transformers would give all but one process of a machine empty weights, or a
+    shard: what training wants, and what nobody can answer with.
+    """
+    name = "ACCELERATE_USE_FSDP"
+    before = os.environ.get(name)
+    if before is not None:
+        os.environ[name] = "false"
+    if (zero := sys.modules.get("transformers.integrations.deepspeed")) is not None:
+        zero.unset_hf_deepspeed_config()  # of a training that is over
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
 
 
 def sharded(task: T) -> T:

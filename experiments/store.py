@@ -191,7 +191,7 @@ def open_run(
         ) from error
     if launch.size > 1:
         _lock(lock, fcntl.LOCK_SH, path)  # from now on the others may join
-        launch.agree(json.dumps({"path": str(path.resolve()), "resumed": unfinished is not None}))
+        launch.agree(json.dumps({"path": str(path), "resumed": unfinished is not None}))
     return RunStore(path, lock, resumed=unfinished is not None, launch=launch)
 
 

@@ -13,7 +13,7 @@ from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.sample import Loaded, Sample
 from experiments.environment import describe
 from experiments.external import Responses
-from experiments.launch import Launch, sharded
+from experiments.launch import Launch, sharded, whole_weights
 from experiments.outcomes import Status
 from experiments.report.build import build, thumbnail_name
 from experiments.report.run_files import THUMBNAIL_QUALITY
@@ -92,7 +92,8 @@ def connected(run: Run) -> Any:
     if isinstance(run.model, ModelConfig):
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
-        return load(Launch.current().placed(run.model))
+        with whole_weights():
+            return load(Launch.current().placed(run.model))
     return run.model.connect(cache=Path(run.output_root) / "api_cache")
 
 
@@ -240,12 +241,12 @@ class Study:
         skips = self._answering.skips()
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = finished | ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
-        self.store.write_json("environment.json", {**environment, **more})
+        self.store.write_json("environment.json", {**environment, **more, **self._answering.efficiency()})
         page = build(self.store.path)
         if not lost:
             self.store.finish()
         self.console.print(scoring.shown(result))
-        for sentence in _savings(skips):
+        for sentence in [*_savings(skips), *self._answering.shared()]:
             self.console.print(sentence, highlight=False, markup=False)
         self.console.print(f"report: {page}", highlight=False, soft_wrap=True)
         if lost:

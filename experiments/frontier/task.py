@@ -15,6 +15,7 @@ from experiments import records
 from experiments.answering import PREDICTIONS, Answering
 from experiments.benchmarks.sample import Loaded
 from experiments.environment import describe
+from experiments.launch import Launch, sharded, whole_weights
 from experiments.schema import Run
 from experiments.store import RunStore, open_run
 from experiments.study import limited, load_cases
@@ -29,6 +30,7 @@ BASELINE = "baseline"
 SPLITS = ("development", "test")
 
 
+@sharded
 @dataclass(frozen=True)
 class Frontier:
     """Every pair of ``alphas`` and ``noise_steps``, with one cutoff ``beta``, on one split of a yes/no benchmark.
@@ -60,7 +62,8 @@ class Frontier:
 
     def __call__(self, run: Run) -> None:
         """Answers, scores, draws and prints; what an earlier run of this name has answered is taken from there."""
-        console = Console()
+        launch = Launch.current()
+        console = launch.console()
         if run.benchmark.kind != "yes_no":
             raise UserError(
                 f"benchmark {run.benchmark.name} asks for no Yes or No; the frontier needs a yes/no benchmark"
@@ -76,14 +79,16 @@ class Frontier:
                           f"{run.benchmark.name}: {len(grid)} settings", highlight=False, soft_wrap=True)  # fmt: skip
             from interp.vlm import load  # torch and transformers: only when everything else is in order
 
-            vlm = load(weights)
+            with whole_weights():
+                vlm = load(launch.placed(weights))
             environment = describe(run, vlm, loaded)
             store.write_json("environment.json", environment)
             answering = Answering(run, vlm, store, console)
             if not run.fresh:
                 self._reuse(answering, arms, loaded, console)
             self._answer(answering, grid, loaded)
-            self._conclude(run, store, loaded, console)
+            if launch.first:
+                self._conclude(run, store, loaded, console)
             store.write_json("environment.json", {**environment, "finished": records.now()})
             store.finish()
 
@@ -119,7 +124,9 @@ class Frontier:
             for record in _complete_lines(file) if file.parent != store.path and wanted else ():
                 if records.key(record) in wanted and record.get("judge") == judge:
                     found[records.key(record)] = record
-        store.append(found.values(), PREDICTIONS)
+        if store.launch.first:
+            store.append(found.values(), PREDICTIONS)
+        store.gather(PREDICTIONS)
         if found:
             console.print(f"{len(found)} of {len(wanted)} answers taken from earlier runs", highlight=False)
 

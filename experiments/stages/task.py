@@ -14,6 +14,7 @@ from experiments import scoring, study
 from experiments.answering import PREDICTIONS, Answering
 from experiments.benchmarks.sample import Sample
 from experiments.environment import describe
+from experiments.launch import Launch, sharded
 from experiments.records import now
 from experiments.report.formatting import fixed_interval, p_value, percent, percent_interval
 from experiments.schema import Run, digest
@@ -32,6 +33,7 @@ CAPTION_TOKENS = 128
 OURS = "The wordings are ours: the paper's prompts are not published."
 
 
+@sharded
 @dataclass(frozen=True)
 class ReasoningStages:
     """The task. ``limit`` is how many failures are looked at (None: all), by hash of their ids.
@@ -47,7 +49,8 @@ class ReasoningStages:
 
     def __call__(self, run: Run) -> None:
         """Runs what is missing, and prints the table and two sentences."""
-        console = Console()
+        launch = Launch.current()
+        console = launch.console()
         alone = replace(run, arm="baseline", arms={"baseline": run.arms["baseline"]})
         study.check_arms(alone)
         complete = study.load_cases(alone, console)
@@ -59,7 +62,8 @@ class ReasoningStages:
             work = study.Study(alone, vlm, store, loaded, console, scoring.shortfall(complete))
             work.answer_all()
             result = self.look(alone, vlm, store, loaded.samples, loaded.manifest, console)
-            work.conclude(environment)
+            if launch.first:
+                work.conclude(environment)
         if result["caution"]:
             console.print(table(result))
         for line in (*result["sentences"], *result["notes"], f"stages: {store.path / 'stages.json'}"):
@@ -88,7 +92,8 @@ class ReasoningStages:
         result["notes"] = list(notes(chosen, oracle))
         result["finished"] = now()
         store.write_json("stages.json", result)
-        frame(result).to_csv(store.path / "stages.csv", index=False)
+        if store.launch.first:
+            frame(result).to_csv(store.path / "stages.csv", index=False)
         return result
 
     def _perceive(

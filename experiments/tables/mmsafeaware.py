@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from experiments.launch import Launch, sharded
 from experiments.report.formatting import fixed, percent
 from experiments.schema import Run
 from experiments.store import open_run, write_json
@@ -25,6 +26,7 @@ TITLES = {
 _SHORT = {"macro_mean": "macro\nmean", "two_thirds_unsafe": "(2U+O)\n/ 3", "case_weighted": "case-\nweighted"}
 
 
+@sharded
 @dataclass(frozen=True)
 class PaperTable:
     """The task. ``table`` is 1, 2 or 3; ``runs`` are directories of finished runs (else the study is run first).
@@ -44,15 +46,18 @@ class PaperTable:
     def __call__(self, run: Run) -> None:
         """Prints the table with all conventions of Overall by name."""
         folders = finished.given(self.runs, run)
+        studied = [] if folders else [finished.studied(run)]
+        if not Launch.current().first:
+            return
         if folders:
             found = [finished.read(folder) for folder in folders]
             shown = lines(self.table, found, self.arm)  # before the directory is made: what cannot be shown leaves none
-            with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
+            with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True, launch=Launch()) as store:
                 self._write(store.path, found, shown)
                 store.finish()
                 folder = store.path
         else:
-            folder = finished.studied(run)
+            folder = studied[0]
             found = [finished.read(folder)]
             shown = lines(self.table, found, self.arm)
             self._write(folder, found, shown)

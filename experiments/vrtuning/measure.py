@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.answering import batches
 from experiments.attention.recording import prompts_of
 from experiments.benchmarks.sample import SCORED_SUBSETS, Sample
+from experiments.launch import Launch, whole_weights
 from experiments.metrics import plain
 from experiments.organism.evaluate import perception_accuracy
 from experiments.schema import Run
@@ -116,7 +117,8 @@ def measured(
     from mitigation.vrtuning.active import adapted
 
     assert isinstance(run.model, ModelConfig)
-    vlm = load(run.model)
+    with whole_weights():
+        vlm = load(Launch.current().placed(run.model))
     scored = [sample for sample in run.benchmark.load().samples if sample.subset in SCORED_SUBSETS]
     samples = limited(scored, attention if run.limit is None else min(attention, run.limit))
     per_kind = perception if run.limit is None else min(perception, run.limit)

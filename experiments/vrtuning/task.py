@@ -3,11 +3,10 @@
 In the run's directory: ``training.jsonl`` (what each adapter was trained on), ``adapters/<name>/`` (``adapter/`` with
 its model card, ``figures/loss.svg``), ``vrtuning.json`` and ``vrtuning.md`` (perception, attention, tables), and all
 that a study leaves. An interrupted run goes on where it was: training from its last resume point, the study case by
-case.
+case. Under ``accelerate launch`` all processes train, the first measures, and all answer their share of the study.
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import study
+from experiments.launch import Launch, sharded
 from experiments.schema import Run
 from experiments.store import RunStore, open_run, read_object, write_json
 from experiments.vrtuning.arms import NewAdapter
@@ -34,6 +34,7 @@ BASELINE = "baseline"
 SKIPPED_LISTED = 100  # rows left out of the training data that are listed by line and reason
 
 
+@sharded
 @dataclass(frozen=True)
 class VRTuningStudy:
     """The task with its options.
@@ -64,15 +65,19 @@ class VRTuningStudy:
 
     def __call__(self, run: Run) -> None:
         """Trains, measures, evaluates, and prints where everything is."""
-        console = Console()
+        launch = Launch.current()
+        console = launch.console()
         _check(self, run)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"training": _described(self)})
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
             self._train_all(run, store, console)
-            self._measure_all(run, store, console)
+            if launch.first:
+                self._measure_all(run, store, console)
             folder = store.path
         study.run(replace(run, fresh=False, arms=trained_arms(run, folder)))
+        if not launch.first:
+            return
         for line in write_tables(folder, run.arms):
             console.print(line, highlight=False, soft_wrap=isinstance(line, str))
 
@@ -83,8 +88,9 @@ class VRTuningStudy:
             data = build(self.data, content, self.order, preferences=self.settings.trainer == "dpo")
             datasets[name] = data
             console.print(f"{name}: {data.summary()}", highlight=False, markup=False)
-            if name not in written:
+            if name not in written and store.launch.first:
                 store.append([_record(name, content, self.order, data)], TRAINING)
+        store.gather(TRAINING)
         self._say_estimate(run, max(len(data.dataset) for data in datasets.values()), console)
         for name, data in datasets.items():
             self._train(run, name, data, store.path / "adapters" / name, console)
@@ -154,12 +160,6 @@ def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
 
 def _check(task: VRTuningStudy, run: Run) -> None:
     """What no weights are needed to refuse."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: this experiment trains and evaluates in one process; call "
-            "mitigation.vrtuning.train.train under accelerate launch, and evaluate what it saves with "
-            "method=vrtuning method.adapter=<dir>"
-        )
     if not isinstance(run.model, ModelConfig):
         raise UserError(
             f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
