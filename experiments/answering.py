@@ -1,19 +1,23 @@
 """Cases in, records out: a method is asked in fixed batches, and a judge reads what it says.
 
-Fixed batches in the benchmark's order make a continued run equal an undisturbed one: a batch not wholly recorded is
-answered again as a whole, and only what is missing of it is appended. Knows nothing of statistics or reports.
+Batches that depend on cases and settings alone (``experiments.batching``) make a continued run equal an undisturbed
+one: a batch not wholly recorded is answered again as a whole, and only what is missing of it is appended. Knows nothing
+of statistics or reports.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
+from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments import records
+from experiments import protocol, records
+from experiments.batching import Fitting, Opened, batches, form, opened
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.sample import Sample
 from experiments.external import Responses
@@ -21,24 +25,33 @@ from experiments.judges.judge import Item, Judge, Judgement
 from experiments.outcomes import Status, Verdict
 from experiments.schema import Run, digest
 from experiments.store import PREDICTIONS, RunStore
+from interp.errors import UserError
 from interp.model_config import ModelConfig
 
 if TYPE_CHECKING:
+    from interp.features import FeatureCache
+    from interp.lengths import Lengths
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
-Thing = TypeVar("Thing")
+__all__ = ["PREDICTIONS", "SKIPS", "Answering", "batches", "item_of", "judged", "unspoken"]
+
 SKIPS = "skips.jsonl"
+MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and how many prompts it is asked at once since
 
 
 @dataclass
 class Answering:
-    """One model (None where every arm brings its own responses) and one judge at work on one run's store."""
+    """One model (None where every arm brings its own responses) and one judge at work on one run's store.
+
+    ``fitting`` has the prompts that each arm can be asked at once, where memory has run out.
+    """
 
     run: Run
     vlm: "VLM | None"
     store: RunStore
     console: Console
+    fitting: dict[str, Fitting] = field(default_factory=dict)
 
     def answer(
         self,
@@ -50,35 +63,87 @@ class Answering:
         file: str = PREDICTIONS,
         label: str | None = None,
     ) -> None:
-        """Records ``method`` on ``samples``; what is recorded already, but for failed transports, is passed over."""
+        """Records ``method`` on ``samples``; what is recorded already, but for failed transports, is passed over.
+
+        Raises:
+            UserError: the method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
+        """
+        if self._scored and (reason := protocol.unscored(method)):
+            raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
         settings = self.settings(method, manifest)
         done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
-        everything = list(batches(samples, self.run.batch_size))
+        everything = form(samples, self._lengths, rows=self.run.batch_size, tokens=self.run.batch_tokens)
         pending = [batch for batch in everything if any((sample.id, arm, settings) not in done for sample in batch)]
         launch = self.store.launch
-        with _progress(self.console) as progress:
+        fitted = [line["rows"] for line in self.store.records(MEMORY) if line["arm"] == arm]
+        self.fitting[arm] = Fitting(min([self.run.batch_size, *fitted]), partial(self._note_memory, arm))
+        if not isinstance(self.run.model, ModelConfig):  # each request costs money
+            work = [[s for s in batch if (s.id, arm, settings) not in done] for batch in launch.share(pending)]
+        else:
+            work = launch.share(pending)
+        with (
+            _progress(self.console) as progress,
+            self._features(),
+            closing(opened(work, workers=self.run.image_workers)) as ready,
+        ):
             waiting = sum(map(len, pending))
             bar = progress.add_task(label or arm, total=len(samples), completed=len(samples) - waiting)
-            for turn, batch in enumerate(launch.share(pending)):
-                missing = {sample.id for sample in batch if (sample.id, arm, settings) not in done}
-                if not isinstance(self.run.model, ModelConfig):  # each request costs money
-                    batch = [sample for sample in batch if sample.id in missing]
-                answered = self._answer_batch(arm, method, settings, batch)
-                self.store.append([record for record in answered if record["case"] in missing], file)
+            for turn, (batch, pictures) in enumerate(ready):
+                answered = self._answer_batch(arm, method, settings, batch, pictures)
+                fresh = [r for r in answered if (r["case"], arm, settings) not in done]
+                self.store.append(fresh, file)
                 # The others are taken to be as far.
                 progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
         places = {(sample.id, arm, settings): place for place, batch in enumerate(everything) for sample in batch}
         self.store.gather(file, places)
         self.store.gather(SKIPS)
+        self.store.gather(MEMORY)
+
+    @property
+    def _scored(self) -> bool:
+        return self.run.protocol == "score"
+
+    @property
+    def _new_tokens(self) -> int:
+        return 1 if self._scored else self.run.max_new_tokens
+
+    @cached_property
+    def _lengths(self) -> "Lengths | None":
+        """Counts prompts; None where the model is not here."""
+        if self.vlm is None or not isinstance(self.run.model, ModelConfig):
+            return None
+        from interp.lengths import Lengths
+
+        return Lengths(self.vlm)
+
+    @cached_property
+    def features(self) -> "FeatureCache":
+        """What the arms of this run share of their pictures."""
+        from interp.features import FeatureCache
+
+        return FeatureCache(self.run.feature_cache_mib)
+
+    def _features(self) -> AbstractContextManager[None]:
+        if self.vlm is None or not isinstance(self.run.model, ModelConfig):
+            return nullcontext()
+        from interp.features import shared_features
+
+        return shared_features(self.vlm, self.features)
 
     def settings(self, method: "Method | Responses", manifest: str) -> str:
         """The hash of all that can change an answer, beside the case itself."""
         if isinstance(method, Responses):
             return digest([repr(method), manifest])
-        return digest([*_identity(self.run, self.vlm), repr(method), self.run.max_new_tokens, manifest])
+        score = ["score"] if self._scored else []  # without, so that the hashes of generated answers stay
+        return digest([*_identity(self.run, self.vlm), repr(method), self._new_tokens, manifest, *score])
 
     def _answer_batch(
-        self, arm: str, method: "Method | Responses", settings: str, batch: Sequence[Sample]
+        self,
+        arm: str,
+        method: "Method | Responses",
+        settings: str,
+        batch: Sequence[Sample],
+        pictures: Sequence[Opened],
     ) -> Iterator[dict[str, Any]]:
         if isinstance(method, Responses):
             known, generation = method.answers(batch)
@@ -86,17 +151,49 @@ class Answering:
             return
         prompts: list[Prompt] = []
         shown: list[Sample] = []
-        for sample in batch:
-            try:
-                prompts.append(_prompt(sample))
+        for sample, picture in zip(batch, pictures, strict=True):
+            if isinstance(picture, BadImage):
+                yield records.failed(sample, arm, settings, Status.BAD_IMAGE, str(picture))
+            else:
+                prompts.append(_prompt(sample, picture))
                 shown.append(sample)
-            except BadImage as error:
-                yield records.failed(sample, arm, settings, Status.BAD_IMAGE, str(error))
         if prompts:
-            assert self.vlm is not None
-            generation = method.generate(self.vlm, prompts, max_new_tokens=self.run.max_new_tokens)
-            self._count(arm, generation)
-            yield from judged(shown, arm, settings, generation, self.run.judge)
+            generation = self._generate(arm, method, prompts)
+            if self._scored:
+                yield from scored(shown, arm, settings, generation)
+            else:
+                yield from judged(shown, arm, settings, generation, self.run.judge)
+
+    def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
+        vlm = self.vlm
+        assert vlm is not None
+        generation = self.fitting[arm].ask(
+            prompts, lambda part: method.generate(vlm, part, max_new_tokens=self._new_tokens)
+        )
+        self._count(arm, generation)
+        return generation
+
+    def _note_memory(self, arm: str, rows: int) -> None:
+        self.store.append([{"arm": arm, "rows": rows}], MEMORY)
+        self.console.print(f"{arm}: out of memory; asking {rows} at once from here on", highlight=False, markup=False)
+
+    def efficiency(self) -> dict[str, Any]:
+        """For environment.json: pictures shared between arms in this launch, and arms for which memory ran out."""
+        fitted: dict[str, int] = {}
+        for line in self.store.records(MEMORY):
+            fitted[line["arm"]] = min(line["rows"], fitted.get(line["arm"], line["rows"]))
+        found: dict[str, Any] = {"batch_rows": fitted} if fitted else {}
+        return found | ({"vision_features": self.features.counts()} if self.features.reused else {})
+
+    def shared(self) -> list[str]:
+        """What arms have shared of their pictures in this launch, in a sentence; none where they have not."""
+        known = self.features
+        if not known.reused:
+            return []
+        return [
+            f"The image features of {known.reused:,} of {known.reused + known.computed:,} pictures were those of an "
+            f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held."
+        ]
 
     def _count(self, arm: str, generation: "Generation") -> None:
         """Notes what a method says it saved, on disk, so that a continued run's count is whole."""
@@ -138,6 +235,26 @@ def judged(
         )
 
 
+def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> Iterator[dict[str, Any]]:
+    """The records of one batch under ``protocol=score``: verdicts by the margins, which no judge is asked about."""
+    read = protocol.as_scored(generation)
+    prompts = [None] * len(samples) if read.prompts is None else read.prompts
+    for sample, word, margin, prompt in zip(samples, read.texts, read.margins.tolist(), prompts, strict=True):
+        yield protocol.mark(
+            records.answered(
+                sample,
+                arm,
+                settings,
+                status=Status.ANSWERED,
+                response=word,
+                margin=margin,
+                judgement=protocol.judgement(word),
+                judge=protocol.JUDGE,
+                prompt=prompt,
+            )
+        )
+
+
 def unspoken(judge: Judge) -> Judgement | None:
     """What an answer without text means: no verdict, where one was asked for; of a refusal nobody knows."""
     return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
@@ -149,23 +266,17 @@ def item_of(sample: Sample, response: str) -> Item:
     return Item(sample.id, sample.text, response, image, sample.gold, sample.tags.get("language", "en"))
 
 
-def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
-    """Runs of ``size`` items in order; the last may be shorter."""
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
-
-
-def _prompt(sample: Sample) -> "Prompt":
+def _prompt(sample: Sample, picture: Image.Image | None) -> "Prompt":
     from interp.vlm import Prompt
 
-    return Prompt(sample.prompt, None if sample.image is None else open_image(sample.image), key=sample.id)
+    return Prompt(sample.prompt, picture, key=sample.id)
 
 
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:
     """The model, as far as it can change an answer; of one behind an API, all that its configuration says."""
     assert vlm is not None
     if isinstance(run.model, ModelConfig):
-        return [vlm.name, vlm.revision, str(vlm.dtype), run.model.chat_template]
+        return [vlm.name, vlm.revision, str(vlm.dtype), run.model.chat_template, *run.model.pixel_bounds]
     return [vlm.name, repr(run.model)]
 
 

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 # What may differ between two launches of one run, so that the second continues the first.
-NOT_IN_HASH = ("fresh", "output_root", "task")
+NOT_IN_HASH = ("fresh", "output_root", "task", "image_workers", "feature_cache_mib")
 ATTRIBUTIONS = ("none", "captum")
+PROTOCOLS = ("generate", "score")  # experiments/protocol.py
 
 
 @dataclass
@@ -45,6 +46,10 @@ class RunConfig:
     seed: int = 0
     limit: int | None = None
     batch_size: int = 32
+    batch_tokens: int | None = 16384
+    image_workers: int = 2
+    feature_cache_mib: int = 2048
+    protocol: str = "generate"
     max_new_tokens: int = 16
     draws: int = 10_000
     unsafe_margin: float = 0.02
@@ -77,6 +82,10 @@ class Run:
     seed: int
     limit: int | None
     batch_size: int
+    batch_tokens: int | None
+    image_workers: int
+    feature_cache_mib: int
+    protocol: str
     max_new_tokens: int
     draws: int
     unsafe_margin: float
@@ -162,6 +171,13 @@ def open_door(config: DictConfig) -> Run:
 def _check_values(tree: dict[str, Any]) -> None:
     if tree["attribution"] not in ATTRIBUTIONS:
         raise UserError(f"attribution={tree['attribution']}: must be one of {', '.join(ATTRIBUTIONS)}")
+    if tree["protocol"] not in PROTOCOLS:
+        raise UserError(f"protocol={tree['protocol']}: must be one of {', '.join(PROTOCOLS)}")
+    for key in ("image_workers", "feature_cache_mib"):
+        if tree[key] < 0:
+            raise UserError(f"{key}={tree[key]}: must be at least 0, which switches it off")
+    if tree["batch_tokens"] is not None and tree["batch_tokens"] < 1:
+        raise UserError(f"batch_tokens={tree['batch_tokens']}: must be at least 1, or null for batches in order")
     for key in ("batch_size", "max_new_tokens", "draws", "attention_cases"):
         if tree[key] < 1:
             raise UserError(f"{key}={tree[key]}: must be at least 1")

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from rich.console import RenderableType
 
-from experiments import metrics
+from experiments import metrics, protocol
 from experiments.benchmarks.sample import Kind, Loaded
 from experiments.refusal import metrics as refusal
 from experiments.refusal import terminal as refusal_terminal
@@ -100,14 +100,19 @@ def shown(result: Mapping[str, Any]) -> RenderableType:
 
 
 def not_applicable(run: Run) -> dict[str, str]:
-    """Arms that cannot enter a refusal benchmark, and why; UserError where the judge reads other answers."""
+    """Arms that cannot enter a refusal benchmark, or by this protocol, and why.
+
+    Raises:
+        UserError: the judge reads other answers, or nothing here can be scored.
+    """
+    protocol.check(run)
     if run.judge.kind != run.benchmark.kind:
         raise UserError(
             f"judge {run.judge.name} reads {run.judge.kind} answers and {run.benchmark.name} asks for "
             f"{run.benchmark.kind}; leave judge out, or choose one of that kind in conf/judge"
         )
     if run.benchmark.kind == "yes_no":
-        return {}
+        return protocol.not_applicable(run)
     return {arm: NO_VERDICT_TO_SHIFT for arm, method in run.arms.items() if getattr(method, "yes_no_only", False)}
 
 

@@ -1,0 +1,200 @@
+"""What a model's vision part made of a batch of pictures, kept for the next time that the same pixels come.
+
+Arms of a study ask about the same pictures in the same batches; everything up to the projected image features then is
+the same work again. ``shared_features`` puts itself where the family computes them: ``get_image_features`` of the
+module around the decoder, or the vision tower's forward where the text takes part in what follows (InstructBLIP's
+Q-Former) or the features do not enter the sequence (cross-attention). Knows nothing of arms or files.
+"""
+
+import hashlib
+import inspect
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+MEBIBYTE = 2**20
+# Of get_image_features nothing else is read by a forward; what a tower says beside would only fill the memory.
+_KEPT = {"get_image_features": ("pooler_output", "deepstack_features"), "forward": ("last_hidden_state",)}
+_OWN_HOOKS = "transformers.utils.output_capturing"  # transformers' own, which stay on a model and change nothing
+
+
+class _Entry(NamedTuple):
+    kind: type[ModelOutput]
+    values: dict[str, Any]  # tensors on the CPU, or lists of them
+    device: torch.device
+    pictures: int
+    seconds: float
+
+
+@dataclass
+class FeatureCache:
+    """At most ``mib`` MiB of features in main memory; 0 keeps none.
+
+    When it is full, what is there stays and nothing more enters. Arms come to their batches in the same order, so that
+    the least recently used features are always those needed next: throwing them out would never leave a hit.
+
+    ``reused`` and ``computed`` count pictures (tiles, where each is a row by itself), ``seconds`` what the reused ones
+    took when they were computed.
+    """
+
+    mib: int
+    reused: int = 0
+    computed: int = 0
+    seconds: float = 0.0
+    held: int = 0  # bytes
+    _entries: dict[bytes, _Entry] = field(default_factory=dict, repr=False)
+
+    def counts(self) -> dict[str, int | float]:
+        """For the record of a run."""
+        return {
+            "pictures_reused": self.reused,
+            "pictures_computed": self.computed,
+            "seconds_saved": round(self.seconds, 3),
+            "mib": round(self.held / MEBIBYTE, 3),
+        }
+
+    def asked(self, key: bytes) -> "ModelOutput | None":
+        """The features under ``key``, on their device."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        start = time.perf_counter()
+        values = {name: _moved(value, entry.device) for name, value in entry.values.items()}
+        self.reused += entry.pictures
+        self.seconds += max(0.0, entry.seconds - (time.perf_counter() - start))
+        return entry.kind(**values)
+
+    def keep(self, key: bytes, output: ModelOutput, names: Sequence[str], pictures: int, seconds: float) -> None:
+        """Takes the parts ``names`` of an output in, if there is room for them."""
+        self.computed += pictures
+        found = {name: output[name] for name in names if output.get(name) is not None}
+        tensors = [tensor for value in found.values() for tensor in _tensors(value)]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if not tensors or self.held + size > self.mib * MEBIBYTE:
+            return
+        self.held += size
+        values = {name: _moved(value, torch.device("cpu")) for name, value in found.items()}
+        self._entries[key] = _Entry(type(output), values, tensors[0].device, pictures, seconds)
+
+
+@contextmanager
+def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
+    """While open, features of pixels that ``cache`` has seen are taken from it; None changes nothing.
+
+    The key is everything that goes into the computation: all pixels of the batch, with whatever says how they lie, and
+    the state of the vision weights. So noised pixels never get the clean features, and an answer has the very bits that
+    it has without the cache: a picture by itself would not do, since a matrix product rounds differently in a batch of
+    another size. Passed by where more than weights and pixels may matter: gradients, training, adapters or somebody's
+    hooks in the vision part, outputs that ask for attentions.
+    """
+    if cache is None or cache.mib == 0:
+        yield
+        return
+    owner, name = _place(vlm)
+    original = getattr(owner, name)
+    signature = inspect.signature(original)
+    before = owner.__dict__.get(name)  # accelerate puts a forward of its own on a module
+
+    @wraps(original)  # generate() reads its signature
+    def shared(*arguments: Any, **given: Any) -> Any:
+        bound = signature.bind(*arguments, **given).arguments
+        bound |= bound.pop("kwargs", {})
+        if _passed_by(vlm, bound):
+            return original(*arguments, **given)
+        key = _key(vlm, bound)
+        found = cache.asked(key)
+        if found is not None:
+            return found
+        _wait()
+        start = time.perf_counter()
+        output = original(*arguments, **given)
+        _wait()
+        if isinstance(output, ModelOutput):
+            cache.keep(key, output, _KEPT[name], _pictures(bound), time.perf_counter() - start)
+        return output
+
+    setattr(owner, name, shared)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+        if before is not None:
+            setattr(owner, name, before)
+
+
+def _place(vlm: "VLM") -> tuple[nn.Module, str]:
+    """The module and the name of its function that turns pixels into features that the text has no part in."""
+    around: nn.Module = vlm.model.get_submodule(vlm.layout.language_model.rpartition(".")[0])
+    if around is not vlm.model and callable(getattr(around, "get_image_features", None)):
+        return around, "get_image_features"
+    return vlm.layout.module(vlm.model, "vision_tower"), "forward"
+
+
+def _pictures(bound: Mapping[str, Any]) -> int:
+    """How many pictures (in InternVL, tiles) a call is about."""
+    grids = bound.get("image_grid_thw")
+    return len(next(_tensors(list(bound.values()))) if grids is None else grids)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _passed_by(vlm: "VLM", given: Mapping[str, Any]) -> bool:
+    if torch.is_grad_enabled() or given.get("output_attentions") or given.get("output_hidden_states"):
+        return True
+    return any(
+        module.training or hasattr(module, "get_base_layer") or _hooked(module) for module in _vision_modules(vlm)
+    )
+
+
+def _vision_modules(vlm: "VLM") -> Iterator[nn.Module]:
+    for part in ("vision_tower", "projector"):
+        yield from vlm.layout.module(vlm.model, part).modules()
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(getattr(hook, "__module__", None) != _OWN_HOOKS for hook in hooks)
+
+
+def _key(vlm: "VLM", bound: Mapping[str, Any]) -> bytes:
+    digest = hashlib.sha256()
+    for module in _vision_modules(vlm):
+        for weight in module.parameters(recurse=False):
+            # Another weight, or one that was written to since.
+            digest.update(b"%d %d " % (weight.data_ptr(), weight._version))
+    for name, value in sorted(bound.items()):
+        if value is None or name == "return_dict":  # as if it had not been said
+            continue
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.device}".encode())
+            digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy().data)
+        else:
+            digest.update(f"{name} {value!r}".encode())
+    return digest.digest()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return type(value)(_moved(one, device) for one in value)
