@@ -29,7 +29,7 @@ class AttentionSteering:
     """
 
     weight: float = 1.0
-    layers: tuple[int, ...] | None = None
+    layers: Any = None  # a sequence of indices, kept as a tuple: a configuration's is a list
     shift: float = 0.0
     relative: bool = False
     all_text: bool = False
@@ -41,7 +41,7 @@ class AttentionSteering:
         check_layers(self.layers)
         check_shift(self.shift)
         if self.layers is not None:
-            object.__setattr__(self, "layers", tuple(self.layers))  # a configuration's is a list
+            object.__setattr__(self, "layers", tuple(self.layers))
         if self.method is not None and not callable(getattr(self.method, "generate", None)):
             raise UserError(f"method={self.method!r}; what answers under steering is a method such as VCD(); name one")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from interp.errors import UserError
 from mitigation.prior import check_pictured, prior_inputs, ruled
-from mitigation.ranges import check_alpha, check_beta, check_shift, check_weight
+from mitigation.ranges import check_alpha, check_beta, check_gamma, check_shift
 from mitigation.shifted import with_shift
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class PAI:
         check_alpha(self.alpha)
         check_beta(self.beta)
         check_shift(self.shift)
-        check_weight(self.gamma, least=1)
+        check_gamma(self.gamma)
         if isinstance(self.first_layer, bool) or not isinstance(self.first_layer, int) or self.first_layer < 0:
             raise UserError(f"first_layer={self.first_layer!r}; layers count from 0; 0 steers all of them")
 

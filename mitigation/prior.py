@@ -31,8 +31,8 @@ NOISE_STEP = 999
 class PriorCorrection:
     """Greedy answers by log p(token | picture) − ``weight`` × log p(token | ``prior``), over the plausible tokens.
 
-    A first token that is Yes or No follows the corrected margin: the margin with the picture less ``weight`` × the mean
-    margin of the prior's pictures, plus ``shift``. ``beta`` is the cutoff relative to the likeliest token (None: none),
+    Where the model's likeliest first token is Yes or No, the answer is one of them by the corrected margin: the margin
+    with the picture less ``weight`` × the mean margin of the prior's pictures, plus ``shift``. ``beta`` is the cutoff relative to the likeliest token (None: none),
     as in ``mitigation.vcd.VCD``; it does not hold between the two answers. A weight of 0 is the model as it is.
 
     ``prior`` is what stands in the picture's place, at its size: ``none`` (no picture; families that cannot be asked so
@@ -51,7 +51,7 @@ class PriorCorrection:
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
-        check_weight(self.weight, least=0)
+        check_weight(self.weight, least=0.0)
         check_prior(self.prior, self.pictures)
         check_beta(self.beta)
         check_seed(self.seed)

@@ -52,7 +52,7 @@ class PriorShare(NamedTuple):
 
 
 def prior_share(
-    margins: Float[np.ndarray, "case"], priors: Float[np.ndarray, "case"], sentences: Sequence[str]
+    margins: Float[np.ndarray, "case"], priors: Float[np.ndarray, "other"], sentences: Sequence[str]
 ) -> PriorShare:
     """``margins`` with the picture and ``priors`` without (means over several) of cases that ask ``sentences``.
 

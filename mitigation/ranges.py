@@ -72,6 +72,12 @@ def check_weight(weight: Any, *, least: float = -math.inf) -> None:
         raise UserError(f"weight={weight!r}; the weight is a finite number{bound}; 0 changes nothing")
 
 
+def check_gamma(gamma: Any) -> None:
+    """UserError unless γ, the weight of guidance, is a finite number of at least 1."""
+    if not _is_number(gamma) or not math.isfinite(gamma) or gamma < 1:
+        raise UserError(f"gamma={gamma!r}; the weight of guidance is a finite number, 1 or more; 1 means none")
+
+
 def check_prior(prior: Any, pictures: Any) -> None:
     """UserError unless ``prior`` is one of ``PRIORS`` and ``pictures`` a number of pictures that it may have."""
     if prior not in PRIORS:
@@ -110,6 +116,21 @@ def check_shift(shift: Any) -> None:
     if not _is_number(shift) or not math.isfinite(shift):
         raise UserError(
             f"shift={shift!r}; the shift of the Yes/No margin is a finite number of logits; 0 changes nothing"
+        )
+
+
+def check_strength(strength: Any) -> None:
+    """UserError unless ``strength``, the factor of what is added to the residual stream, is a finite number."""
+    if not _is_number(strength) or not math.isfinite(strength):
+        raise UserError(f"strength={strength!r}; the strength is a finite number; 0 changes nothing")
+
+
+def check_point(point: Any) -> None:
+    """UserError unless ``point`` is None or a point of the residual stream after a layer."""
+    if point is not None and not (_is_integer(point) and point >= 1):
+        raise UserError(
+            f"point={point!r}; a point of the residual stream is the number of layers before it, 1 or more; null "
+            "(None) takes the best"
         )
 
 

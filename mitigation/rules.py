@@ -76,12 +76,18 @@ def less_prior(
 
     With ``answers`` (at the first token) every spelling of an answer has the prior of that answer in any spelling:
     the margin is then exactly the clean one less weight × the mean of the priors' margins, and a spelling that the
-    prior hardly knows does not win by its rarity.
+    prior hardly knows does not win by its rarity. Where the likeliest clean token is an answer, all others are −inf:
+    for the same reason a word that the sentence alone would never begin with must not win against a verdict.
     """
     prior = priors.log_softmax(-1)
-    for ids in answers or ():
+    if answers is None:
+        return clean.log_softmax(-1) - weight * prior.mean(0)
+    for ids in answers:
         prior[..., ids] = prior[..., ids].logsumexp(-1, keepdim=True)
-    return clean.log_softmax(-1) - weight * prior.mean(0)
+    ids = torch.tensor([*answers.yes, *answers.no], device=clean.device)
+    other = ~torch.isin(torch.arange(clean.shape[1], device=clean.device), ids)
+    verdict = torch.isin(clean.argmax(-1, keepdim=True), ids)
+    return (clean.log_softmax(-1) - weight * prior.mean(0)).masked_fill(verdict & other, -torch.inf)
 
 
 def m3id(

@@ -1,0 +1,51 @@
+"""The slow way to decode by a rule, and a model that answers Yes or No."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from interp.vlm import VLM
+
+GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+
+
+def decided(vlm: VLM) -> VLM:
+    """The model, whose every token is Yes or No by its own margin."""
+    bias = torch.zeros(vlm.model.config.get_text_config().vocab_size)
+    bias[[*vlm.answer_ids.yes, *vlm.answer_ids.no]] = 20.0
+    vlm.model.get_submodule(vlm.layout.lm_head).register_forward_hook(lambda module, args, output: output + bias)
+    return vlm
+
+
+@torch.no_grad()
+def slow_rule(
+    vlm: VLM,
+    clean: Any,
+    others: Sequence[Any],
+    rule: Callable[[Tensor, list[Tensor], int], Tensor],
+    *,
+    beta: float | None,
+    tokens: int,
+) -> tuple[list[int], float]:
+    """Greedy tokens and the margin of one unpadded prompt: every forward anew, ``rule`` on float64 vectors."""
+    grown, ids, margin = [dict(inputs) for inputs in (clean, *others)], [], 0.0
+    for step in range(tokens):
+        first, *rest = (vlm.model(**inputs, use_cache=False).logits[0, -1].double() for inputs in grown)
+        scores = rule(first, rest, step)
+        if not step:
+            margin = float(vlm.margin(scores[None].float()))
+        if beta is not None:
+            cut = scores.masked_fill(first.softmax(0) < beta * first.softmax(0).max(), -torch.inf)
+            answers = [*vlm.answer_ids.yes, *vlm.answer_ids.no]
+            if not step and int(cut.argmax()) in answers:  # the cutoff does not hold between the two answers
+                cut[answers] = scores[answers]
+            scores = cut
+        ids.append(int(scores.argmax()))
+        for inputs in grown:
+            for key in GROWING:
+                if key in inputs:
+                    tail = {"input_ids": ids[-1], "attention_mask": 1}.get(key, 0)
+                    inputs[key] = torch.cat([inputs[key], inputs[key].new_full((1, 1), tail)], dim=1)
+    return ids, margin

@@ -1,0 +1,191 @@
+"""Steering equals eager attention with its logits raised by a slow loop; a weight of 0 is nothing; nothing is left."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from interp.errors import UserError
+from interp.interface import _TAPS
+from interp.segments import Segments, segment
+from interp.vlm import VLM, Prompt
+from mitigation.attention_edit import steer_attention
+from mitigation.attention_steering import AttentionSteering
+from mitigation.controls import Sampled
+from mitigation.method import Baseline
+from mitigation.prior import PriorCorrection, prior_inputs
+from mitigation.shift import ConstantShift
+from mitigation.shifted import Shifted
+from tests import families
+from tests.tiny import picture
+
+PROMPTS = [
+    Prompt("Is this safe? Answer with Yes or No, please.", picture(2, (40, 40)), system="consider careful"),
+    Prompt("the cake", picture(3, (40, 40))),
+]
+WEIGHT = 1.5
+
+
+@contextmanager
+def eager_raised(
+    vlm: VLM, segments: Segments, layers: list[int] | None, *, relative: bool, all_text: bool
+) -> Iterator[None]:
+    """transformers' eager attention whose mask holds what is to be added, by a loop over rows, queries and keys."""
+    attentions = {module: layer for layer, module in vlm.layout.attentions(vlm.model).items()}
+    source = sys.modules[type(next(iter(attentions))).__module__]
+    eager = source.eager_attention_forward
+
+    def raising(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        if module in attentions and (layers is None or attentions[module] in layers):
+            rows, heads, queries, _ = query.shape
+            shape = (rows, heads, queries, key.shape[2])
+            mask = torch.zeros(shape) if attention_mask is None else attention_mask.expand(shape).clone()
+            for r, row in enumerate(segments.rows):
+                labels = row.labels
+                seen = [k for k in range(len(labels)) if labels[k] == "image_0"]
+                for q in range(queries):
+                    column = shape[3] - queries + q
+                    text = column >= len(labels) or (column > seen[0] and labels[column] != "image_0")
+                    if not (text if all_text else column >= len(labels) - 1):
+                        continue
+                    for h in range(heads):
+                        for k in seen:
+                            logit = query[r, h, q] @ key[r, h * key.shape[1] // heads, k] * options["scaling"]
+                            if options.get("softcap"):
+                                logit = options["softcap"] * torch.tanh(logit / options["softcap"])
+                            if mask[r, h, q, k] == 0:  # below it a window or a later column is hidden
+                                mask[r, h, q, k] = WEIGHT * (abs(logit) if relative else 1)
+            attention_mask = mask
+        return eager(module, query, key, value, attention_mask, **options)
+
+    before = [(m.config, m.config._attn_implementation) for m in vlm.model.modules() if hasattr(m, "config")]
+    vlm.model.set_attn_implementation({vlm.layout.text_config: "eager"})
+    source.eager_attention_forward = raising
+    try:
+        yield
+    finally:
+        source.eager_attention_forward = eager
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+def logits(vlm: VLM, encoded: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return vlm.model(**encoded).logits[encoded["attention_mask"].bool()].float()
+
+
+@pytest.mark.parametrize("family", [families.llava, families.llava_mistral, families.qwen2_5_vl, families.paligemma2])
+@pytest.mark.parametrize("relative", [False, True])
+def test_equal_to_eager_with_raised_logits(family: Callable[[], families.Pieces], relative: bool) -> None:
+    vlm, layers, all_text = VLM(*family()), [1] if relative else None, not relative
+    encoded = vlm.encode(PROMPTS)
+    segments, whole = segment(vlm, PROMPTS, encoded), logits(vlm, encoded)
+    with eager_raised(vlm, segments, layers, relative=relative, all_text=all_text):
+        expected = logits(vlm, encoded)
+    with steer_attention(vlm, WEIGHT, layers=layers, relative=relative, all_text=all_text, segments=segments):
+        raised = logits(vlm, encoded)
+    torch.testing.assert_close(raised, expected, atol=5e-5, rtol=1e-4)
+    assert (raised - whole).abs().max() > 1e-3
+    assert torch.equal(logits(vlm, encoded), whole)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_while_generating(vlm: VLM, relative: bool) -> None:
+    options = {"max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True, "do_sample": False,
+               "pad_token_id": 0, "eos_token_id": None}  # fmt: skip
+    encoded = vlm.encode(PROMPTS)
+    with eager_raised(vlm, segment(vlm, PROMPTS, encoded), None, relative=relative, all_text=False):
+        expected = vlm.model.generate(**encoded, **options)
+    with steer_attention(vlm, WEIGHT, relative=relative):  # encoded inside: no segments given
+        got = vlm.model.generate(**vlm.encode(PROMPTS), **options)
+    assert torch.equal(got.sequences, expected.sequences)
+    torch.testing.assert_close(torch.stack(got.logits), torch.stack(expected.logits), atol=5e-5, rtol=1e-4)
+
+
+def test_half_precision_and_no_weight(vlm: VLM, prompts: list[Prompt]) -> None:
+    method, none = AttentionSteering(2.0, [1], relative=True), AttentionSteering(0.0)
+    assert method.layers == (1,)
+    exact = method.generate(vlm, prompts, max_new_tokens=2)
+    for model in (vlm, VLM(vlm.model.to(torch.bfloat16), vlm.processor)):
+        plain, left = (m.generate(model, prompts, max_new_tokens=4) for m in (Baseline(), none))
+        assert left.token_ids == plain.token_ids
+        assert torch.equal(left.margins, plain.margins)
+        steered = method.generate(model, prompts, max_new_tokens=2).margins
+        torch.testing.assert_close(steered, exact.margins, atol=0.1, rtol=0.1)
+        assert (steered - plain.margins).abs().max() > 0.01
+
+
+def test_an_answer_does_not_depend_on_its_batch(vlm: VLM, prompts: list[Prompt]) -> None:
+    method = AttentionSteering(-1.0, shift=0.5, all_text=True, method=PriorCorrection())
+    whole = method.generate(vlm, prompts, max_new_tokens=4)
+    for row, prompt in enumerate(prompts):
+        alone = method.generate(vlm, [prompt], max_new_tokens=4)
+        assert alone.token_ids == [whole.token_ids[row]]
+        torch.testing.assert_close(alone.margins, whole.margins[[row]], atol=1e-4, rtol=1e-4)
+
+
+def test_a_second_branch_is_not_steered(vlm: VLM, prompts: list[Prompt]) -> None:
+    got = AttentionSteering(2.0, method=PriorCorrection(0.5)).generate(vlm, prompts, max_new_tokens=1).margins
+    blank = vlm.score(prompts, encoded=prior_inputs(vlm, prompts, "blank", pictures=1, seed=0)[0])
+    with steer_attention(vlm, 2.0):
+        steered = vlm.score(prompts)
+    torch.testing.assert_close(got, steered - 0.5 * blank, atol=1e-4, rtol=1e-4)
+
+
+def test_within_other_methods_it_hears_what_is_encoded(vlm: VLM, prompts: list[Prompt]) -> None:
+    steering, shift = AttentionSteering(1.0), 0.3
+    inside = AttentionSteering(1.0, shift=shift).generate(vlm, prompts, max_new_tokens=3)
+    outside = Shifted(steering, shift).generate(vlm, prompts, max_new_tokens=3)
+    beneath = AttentionSteering(1.0, method=ConstantShift(shift)).generate(vlm, prompts, max_new_tokens=3)
+    assert inside.token_ids == outside.token_ids == beneath.token_ids
+    torch.testing.assert_close(inside.margins, outside.margins)
+    drawn = Sampled(steering).generate(vlm, prompts, max_new_tokens=3)
+    torch.testing.assert_close(drawn.margins, steering.generate(vlm, prompts, max_new_tokens=1).margins)
+
+
+def test_nothing_is_left_behind(vlm: VLM) -> None:
+    def hooks() -> int:
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
+
+    before, implementation = hooks(), vlm.model.config.text_config._attn_implementation
+
+    def fail() -> None:
+        with steer_attention(vlm, 1.0):
+            assert hooks() > before
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with steer_attention(vlm, 0.0):
+        assert hooks() == before
+    assert (hooks(), vlm.model.config.text_config._attn_implementation) == (before, implementation)
+    assert "encode" not in vars(vlm)
+    assert not _TAPS
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"weight": float("inf")}, "weight=inf; "),
+        ({"layers": []}, r"layers=\[\]; .*null"),
+        ({"layers": [1, 1]}, r"layers=\[1, 1\]; .*once"),
+        ({"shift": float("nan")}, "shift=nan; "),
+        ({"method": 3}, "method=3; "),
+    ],
+)
+def test_settings_are_checked_when_made(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AttentionSteering(**setting)
+
+
+def test_what_cannot_be_steered_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    with pytest.raises(UserError, match="no layer 7 in tiny; known: 0 to 1"):
+        AttentionSteering(layers=(7,)).generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="no image in prompt 'blind'"):
+        AttentionSteering().generate(vlm, [Prompt("what is red", key="blind")], max_new_tokens=1)
+    mllama = VLM(*families.FAMILIES["mllama"](), name="mllama")
+    with pytest.raises(UserError, match="no image tokens in the sequence of mllama"):
+        AttentionSteering().generate(mllama, prompts, max_new_tokens=1)
