@@ -32,8 +32,9 @@ class PriorCorrection:
     """Greedy answers by log p(token | picture) − ``weight`` × log p(token | ``prior``), over the plausible tokens.
 
     Where the model's likeliest first token is Yes or No, the answer is one of them by the corrected margin: the margin
-    with the picture less ``weight`` × the mean margin of the prior's pictures, plus ``shift``. ``beta`` is the cutoff relative to the likeliest token (None: none),
-    as in ``mitigation.vcd.VCD``; it does not hold between the two answers. A weight of 0 is the model as it is.
+    with the picture less ``weight`` × the mean margin of the prior's pictures, plus ``shift``. ``beta`` is the cutoff
+    relative to the likeliest token (None: none), as in ``mitigation.vcd.VCD``; it does not hold between the two
+    answers. A weight of 0 is the model as it is.
 
     ``prior`` is what stands in the picture's place, at its size: ``none`` (no picture; families that cannot be asked so
     refuse), ``blank`` (mid-grey), ``noise`` (the blank one diffused as far as VCD's schedule goes, so that nothing of

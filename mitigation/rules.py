@@ -84,9 +84,9 @@ def less_prior(
         return clean.log_softmax(-1) - weight * prior.mean(0)
     for ids in answers:
         prior[..., ids] = prior[..., ids].logsumexp(-1, keepdim=True)
-    ids = torch.tensor([*answers.yes, *answers.no], device=clean.device)
-    other = ~torch.isin(torch.arange(clean.shape[1], device=clean.device), ids)
-    verdict = torch.isin(clean.argmax(-1, keepdim=True), ids)
+    either = torch.tensor([*answers.yes, *answers.no], device=clean.device)
+    other = ~torch.isin(torch.arange(clean.shape[1], device=clean.device), either)
+    verdict = torch.isin(clean.argmax(-1, keepdim=True), either)
     return (clean.log_softmax(-1) - weight * prior.mean(0)).masked_fill(verdict & other, -torch.inf)
 
 

@@ -35,7 +35,7 @@ def eager_raised(
 ) -> Iterator[None]:
     """transformers' eager attention whose mask holds what is to be added, by a loop over rows, queries and keys."""
     attentions = {module: layer for layer, module in vlm.layout.attentions(vlm.model).items()}
-    source = sys.modules[type(next(iter(attentions))).__module__]
+    source: Any = sys.modules[type(next(iter(attentions))).__module__]
     eager = source.eager_attention_forward
 
     def raising(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
