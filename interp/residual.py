@@ -91,7 +91,7 @@ def residuals(
             its sequence.
     """
     points = tuple(range(last_point(vlm) + 1)) if points is None else tuple(points)
-    _check_places(vlm, places, READABLE)
+    check_places(vlm, places, READABLE)
     if not prompts or batch_size < 1:
         raise UserError(
             f"{len(prompts)} prompts in batches of {batch_size}; reading needs at least one of each; check the limit"
@@ -178,7 +178,7 @@ class _Sight:
     def where(self, place: str, start: int, columns: int) -> Bool[Tensor, "row column"]:
         """On the CPU; the same for all points of a forward."""
         if place not in self.masks:
-            _check_places(self.vlm, [place], EDITABLE)
+            check_places(self.vlm, [place], EDITABLE)
             if self.refusal is not None:
                 raise self.refusal
             if self.forward is None:
@@ -242,17 +242,14 @@ def at_place(segments: Segments, place: str, start: int, stop: int) -> Bool[Tens
     return own[:, start:]
 
 
-def _check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> None:
+def check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> None:
+    """UserError for a place that is not ``known``, for none, and for image tokens where the sequence has none."""
     unknown = [place for place in places if place not in known]
     if unknown or not places:
         named = f"place '{unknown[0]}'" if unknown else "places"
         raise UserError(f"no {named} in a prompt; known: {', '.join(known)}; choose among these")
-    # Families that reach their picture by cross-attention have one placeholder, which holds nothing of the picture.
-    if getattr(vlm.layout, "cross_attended", False) and any("image" in place for place in places):
-        raise UserError(
-            f"image tokens are unsupported for {vlm.name}: it reads pictures by cross-attention and has none of their "
-            "tokens in its sequence; choose other places"
-        )
+    if any("image" in place for place in places):
+        vlm.layout.require_image_tokens(vlm.name)
 
 
 def _means(hidden: Float[Tensor, "row column width"], where: Bool[Tensor, "row column"]) -> Float[Tensor, "row width"]:

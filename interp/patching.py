@@ -1,0 +1,258 @@
+"""Activation patching between the members of a counterfactual pair: same sentence and other picture, or the reverse.
+
+The clean prompt is run with the hidden states of one place at one point exchanged for those the other prompt had there;
+how far its margin moves towards the other's says what of the difference passes there (Vig et al. 2020; Meng et al.
+2022, "Locating and Editing Factual Associations in GPT", section 2). Points and places are those of
+``interp.residual``. Patching is column by column, so a pair that does not align is refused. The other direction is the
+same call with the two lists exchanged; the two need not agree. Knows nothing of how pairs are found.
+
+Where a family puts the picture in again after a point (Qwen3-VL's first layers, cross-attention), it is put in as the
+clean prompt has it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.residual import READABLE, Here, at_place, check_places, edit_residual, last_point
+from interp.segments import IMAGE, Segments, segment
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+PATCHABLE = (*READABLE, "all")
+"""Places that can be patched; ``all`` is the whole prompt."""
+
+SINGLE = ("verdict", "sink", "last_image", "last_user")
+FREE = ("user", "system", IMAGE)  # segments in which the two members may differ
+LEAST_GAP = 0.1
+NO_PLACE = "neither prompt has such a place"
+
+
+@dataclass(frozen=True)
+class PatchEffects:
+    """What patching did to each pair's clean prompt; margins in logits, float32, on the CPU.
+
+    ``moved`` is the patched margin less the clean one, NaN where neither prompt has the place. ``reasons[place][row]``
+    says why an effect is NaN, and is "" where it is a number.
+    """
+
+    moved: Float[Tensor, "place point row"]
+    clean: Float[Tensor, "row"]
+    other: Float[Tensor, "row"]
+    places: tuple[str, ...]
+    points: tuple[int, ...]
+    reasons: tuple[tuple[str, ...], ...]
+
+    @property
+    def values(self) -> Float[Tensor, "place point row"]:
+        """``moved`` over the gap between the two margins: 0 = nothing, 1 = the other prompt's margin; or NaN."""
+        unknown = torch.tensor([[bool(reason) for reason in rows] for rows in self.reasons])
+        return (self.moved / (self.other - self.clean)).masked_fill(unknown[:, None], torch.nan)
+
+    def at(self, place: str, point: int) -> Float[Tensor, "row"]:
+        """The effects of one place and point; UserError for one that was not patched."""
+        for name, value, known in (("place", place, self.places), ("point", point, self.points)):
+            if value not in known:
+                have = ", ".join(map(str, known))
+                raise UserError(f"no {name} {value!r} among what was patched; there are: {have}; patch it too")
+        return self.values[self.places.index(place), self.points.index(point)]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Tidy: place, point, row, clean, other, moved, effect, reason."""
+        values = self.values
+        return pd.DataFrame(
+            {
+                "place": place,
+                "point": point,
+                "row": row,
+                "clean": float(self.clean[row]),
+                "other": float(self.other[row]),
+                "moved": float(self.moved[i, j, row]),
+                "effect": float(values[i, j, row]),
+                "reason": self.reasons[i][row],
+            }
+            for i, place in enumerate(self.places)
+            for j, point in enumerate(self.points)
+            for row in range(len(self.clean))
+        )
+
+
+def patch_effect(
+    vlm: "VLM",
+    clean: "Sequence[Prompt]",
+    other: "Sequence[Prompt]",
+    *,
+    places: Sequence[str] = ("verdict", "image", "user"),
+    points: Sequence[int] | None = None,
+    batch_size: int = 16,
+    least_gap: float = LEAST_GAP,
+) -> PatchEffects:
+    """Puts the states of ``other`` into runs of ``clean``, pair by pair, each place and point (default: 0 to L) alone.
+
+    places · points + 2 forwards a batch, and the other prompts' states at these places and points in memory. Effects
+    are NaN for pairs whose margins are less than ``least_gap`` logits apart.
+
+    Raises:
+        UserError: lists of unlike length or empty, an unknown place or point, image tokens asked of a model that has
+            none in its sequence, or a pair that does not align at a place (``misaligned``).
+    """
+    places = tuple(places)
+    points = tuple(range(last_point(vlm) + 1)) if points is None else tuple(points)
+    check_places(vlm, places, PATCHABLE)
+    if len(clean) != len(other) or not clean or batch_size < 1:
+        raise UserError(
+            f"{len(clean)} clean prompts, {len(other)} others, in batches of {batch_size}; patching needs one other a "
+            "clean prompt and at least one of each; check the pairs"
+        )
+    moved, margins, absent = [], [], []
+    for first in range(0, len(clean), batch_size):
+        stop = first + batch_size
+        batch = _Pairs.of(vlm, clean[first:stop], other[first:stop], first)
+        columns = {place: batch.aligned(place) for place in places}
+        before, after = (vlm.score(batch.clean, encoded=batch.clean_inputs), batch.read(vlm, columns, points))
+        found = [[batch.patched(vlm, columns[place], place, point) for point in points] for place in places]
+        moved.append(torch.stack([torch.stack(row) for row in found]) - before)
+        margins.append(torch.stack([before, after]))
+        absent.append(torch.stack([_absent(columns[place][0], len(before)) for place in places]))
+    clean_margins, other_margins = torch.cat(margins, 1)
+    missing = torch.cat(absent, 1)
+    return PatchEffects(
+        moved=torch.cat(moved, 2).masked_fill(missing[:, None], torch.nan),
+        clean=clean_margins,
+        other=other_margins,
+        places=places,
+        points=points,
+        reasons=_reasons(missing.tolist(), (other_margins - clean_margins).abs().tolist(), least_gap),
+    )
+
+
+def misaligned(vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", *, places: Sequence[str]) -> list[str]:
+    """Why each pair cannot be patched at ``places``; "" for one that can. For sorting pairs out beforehand.
+
+    A place aligns if both prompts have as many columns there, at the same positions (or it is a single column), picture
+    grids of one shape, and, outside question, system text and picture, the same tokens.
+
+    Raises:
+        UserError: an unknown place, or lists of unlike length.
+    """
+    check_places(vlm, places, PATCHABLE)
+    found = []
+    for i, (one, another) in enumerate(zip(clean, other, strict=True)):
+        batch = _Pairs.of(vlm, [one], [another], i)
+        found.append(next((reason for place in places if (reason := batch.mismatch(place, 0))), ""))
+    return found
+
+
+Columns = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
+"""Rows and columns of a batch."""
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """A batch of pairs, and what the others' runs had at the places and points asked for (``states``)."""
+
+    clean: "Sequence[Prompt]"
+    other: "Sequence[Prompt]"
+    first: int  # of the batch, among all pairs
+    clean_inputs: Any
+    other_inputs: Any
+    clean_segments: Segments
+    other_segments: Segments
+    states: dict[tuple[str, int], Float[Tensor, "n width"]]
+
+    @classmethod
+    def of(cls, vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", first: int) -> "_Pairs":
+        a, b = vlm.encode(clean), vlm.encode(other)
+        return cls(clean, other, first, a, b, segment(vlm, clean, a), segment(vlm, other, b), {})
+
+    def aligned(self, place: str) -> tuple[Columns, Columns]:
+        """The columns of a place in the clean batch and in the other one, in the same order."""
+        for row in range(len(self.clean)):
+            reason = self.mismatch(place, row)
+            if reason:
+                raise UserError(
+                    f"pair {self.first + row} ({_name(self.clean[row])} and {_name(self.other[row])}) does not align "
+                    f"at '{place}': {reason}; patching goes column by column; leave the pair out (misaligned) or "
+                    "choose another place"
+                )
+        found = (_columns(some, place).nonzero(as_tuple=True) for some in (self.clean_segments, self.other_segments))
+        a, b = found
+        return (a[0], a[1]), (b[0], b[1])
+
+    def mismatch(self, place: str, row: int) -> str:
+        """What keeps a pair from aligning at a place, or ""."""
+        sides = (self.clean_segments, self.other_segments)
+        one, another = (_columns(some, place)[row].nonzero()[:, 0].tolist() for some in sides)
+        a, b = (some.rows[row] for some in sides)
+        if len(one) != len(another):
+            return f"{len(one)} columns against {len(another)}"
+        labels = [(a.labels[i], b.labels[j]) for i, j in zip(one, another, strict=True)]
+        tokens = [(a.input_ids[i], b.input_ids[j]) for i, j in zip(one, another, strict=True)]
+        if any(left != right for left, right in labels):
+            return "segments of other lengths"
+        if place not in SINGLE and _positions(a.labels, one) != _positions(b.labels, another):
+            return "its columns stand at other positions"
+        shapes = [[tuple(grid.columns.shape) for grid in side.grids] for side in (a, b)]
+        if any(left == IMAGE for left, _ in labels) and shapes[0] != shapes[1]:
+            return f"picture grids of {shapes[0]} against {shapes[1]}"
+        if any(left != right for (left, right), (name, _) in zip(tokens, labels, strict=True) if name not in FREE):
+            return "other tokens outside question and picture"
+        return ""
+
+    def read(
+        self, vlm: "VLM", columns: dict[str, tuple[Columns, Columns]], points: Sequence[int]
+    ) -> Float[Tensor, "row"]:
+        """The others' margins; keeps their states at these columns."""
+
+        def keep(here: Here) -> None:
+            for place, (_, (rows, there)) in columns.items():
+                self.states[place, here.point] = here.hidden[rows, there]
+
+        with edit_residual(vlm, keep, points=points):
+            return vlm.score(self.other, encoded=self.other_inputs)
+
+    def patched(self, vlm: "VLM", columns: tuple[Columns, Columns], place: str, point: int) -> Float[Tensor, "row"]:
+        """The clean prompts' margins with one place at one point exchanged."""
+        rows, there = columns[0]
+
+        def put(here: Here) -> Tensor:
+            hidden = here.hidden.clone()
+            hidden[rows, there] = self.states[place, point]
+            return hidden
+
+        with edit_residual(vlm, put, points=[point]):
+            return vlm.score(self.clean, encoded=self.clean_inputs)
+
+
+def _columns(segments: Segments, place: str) -> Tensor:
+    """Row × column, True at a place; ``all`` is everything but padding."""
+    if place == "all":
+        return torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
+    return at_place(segments, place, 0, segments.width)
+
+
+def _positions(labels: Sequence[str], columns: list[int]) -> list[int]:
+    """Of columns in their own prompt: padding, which may lie between picture and text, takes no place."""
+    return [sum(label != "padding" for label in labels[:column]) for column in columns]
+
+
+def _absent(columns: Columns, rows: int) -> Tensor:
+    """Which rows of a batch have no column."""
+    return torch.bincount(columns[0], minlength=rows) == 0
+
+
+def _reasons(missing: list[list[bool]], gaps: list[float], least: float) -> tuple[tuple[str, ...], ...]:
+    near = [f"margins only {gap:.2g} logits apart" if gap < least or gap == 0 else "" for gap in gaps]
+    return tuple(tuple(NO_PLACE if gone else why for gone, why in zip(row, near, strict=True)) for row in missing)
+
+
+def _name(prompt: "Prompt") -> str:
+    return f"'{prompt.key or prompt.text}'"
