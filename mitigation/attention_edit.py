@@ -36,7 +36,7 @@ def steer_attention(
 ) -> Iterator[None]:
     """Adds ``weight`` to attention logits A on image tokens in ``layers`` (default: all) of every forward while open.
 
-    ``relative``: A + weight·|A| (PAI, arXiv 2407.21771, equation 3) instead of A + weight, which multiplies an image
+    ``relative``: A + weight·|A| (PAI, arXiv 2407.21771) instead of A + weight, which multiplies an image
     token's odds by exp(weight). Queries are the prompt's last token and the generated ones; with ``all_text`` every
     token after the picture that is none of it. ``layers`` count decoder layers from 0. ``segments`` are those of inputs
     that were encoded before. A weight of 0 leaves the model alone; below 0 the picture is looked at less. It nests with

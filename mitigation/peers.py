@@ -26,7 +26,7 @@ DISTURBANCE = "You are a confused objects detector to provide a fuzzy overview o
 
 @dataclass(frozen=True)
 class InstructionContrast:
-    """ICD (Wang et al. 2024, arXiv 2403.18715, section 3.3): (1 + α)·l − α·l′, l′ under a disturbing instruction.
+    """ICD (Wang et al. 2024, arXiv 2403.18715): (1 + α)·l − α·l′, l′ under a disturbing instruction.
 
     Picture and question stay; ``disturbance`` is the system prompt of l′, in place of the prompt's own. ``alpha`` = 1
     and the cutoff ``beta`` = 0.1 are the defaults of the authors' script for LLaVA (github.com/p1k0pan/ICD,
@@ -135,13 +135,13 @@ class M3ID:
 
 @dataclass(frozen=True)
 class PAI:
-    """PAI (Liu et al. 2024, arXiv 2407.21771, section 3): attention to the picture raised, the text alone taken out.
+    """PAI (Liu et al. 2024, arXiv 2407.21771): attention to the picture raised, the text alone taken out.
 
     Attention logits A on image tokens become A + ``alpha``·|A| at the prompt's last and the generated tokens, in the
-    layers from ``first_layer`` on (equation 3); then γ·log p(picture) − (γ − 1)·log p(text alone) with ``gamma`` over
-    the tokens above the cutoff ``beta`` (equation 4). α = 0.2, γ = 1.1, layers 2 to 32 and β = 0.1 are the authors'
+    layers from ``first_layer`` on; then γ·log p(picture) − (γ − 1)·log p(text alone) with ``gamma`` over
+    the tokens above the cutoff ``beta``. α = 0.2, γ = 1.1, layers 2 to 32 and β = 0.1 are the authors'
     commands for POPE and CHAIR on 7B models (github.com/LALBJ/PAI, README and ``CFG.py``; the script's own default for
-    γ is 2). Sources disagree: the paper's equation 4 is of probabilities, the code's of their logs, which is followed;
+    γ is 2). Sources disagree: the paper's equation is of probabilities, the code's of their logs, which is followed;
     the second branch there is not steered, nor is it here. A model of few layers is steered in few: choose
     ``first_layer`` for it.
     """

@@ -92,8 +92,9 @@ def check_layers(layers: Any) -> None:
     """UserError unless ``layers`` are None (all) or indices of layers, each once."""
     if layers is None:
         return
-    if not layers or not all(_is_integer(layer) and layer >= 0 for layer in layers) or len(set(layers)) < len(layers):
-        raise UserError(f"layers={list(layers)!r}; layers are indices from 0, each once; null (None) takes all of them")
+    listed = isinstance(layers, list | tuple | range) and len(layers) > 0
+    if not listed or not all(_is_integer(n) and n >= 0 for n in layers) or len(set(layers)) < len(layers):
+        raise UserError(f"layers={layers!r}; layers are indices from 0, each once; null (None) takes all of them")
 
 
 def check_temperature(temperature: Any) -> None:

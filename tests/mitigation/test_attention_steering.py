@@ -171,6 +171,7 @@ def test_nothing_is_left_behind(vlm: VLM) -> None:
     [
         ({"weight": float("inf")}, "weight=inf; "),
         ({"layers": []}, r"layers=\[\]; .*null"),
+        ({"layers": 1}, "layers=1; .*null"),
         ({"layers": [1, 1]}, r"layers=\[1, 1\]; .*once"),
         ({"shift": float("nan")}, "shift=nan; "),
         ({"method": 3}, "method=3; "),
