@@ -10,10 +10,11 @@ import torch
 
 from interp.capture import Queries, record_attention
 from interp.errors import UserError
-from interp.knockout import knockout, knockout_effect
+from interp.knockout import knockout, knockout_by_window, knockout_effect, windows
 from interp.segments import Segments, segment
 from interp.vlm import VLM, Prompt
 from tests import families
+from tests.planted import MARGIN, Plan, coloured, planted
 from tests.tiny import picture
 
 PROMPTS = [
@@ -220,3 +221,106 @@ def test_inputs_encoded_outside_are_refused(vlm: VLM) -> None:
     encoded = vlm.encode(PROMPTS)
     with knockout(vlm, [("image", "verdict")]), pytest.raises(UserError, match="pass segments="):
         vlm.score(PROMPTS, encoded=encoded)
+
+
+EDGES = [("image", "verdict"), ("image", "user"), ("user", "verdict"), ("image", "generated")]
+
+
+@pytest.mark.parametrize("family", [families.llava_mistral, families.gemma3, families.mllama])
+def test_windows_equal_eager_with_minus_infinity(family: Callable[[], families.Pieces]) -> None:
+    vlm = VLM(*family())
+    edges = [("user", "verdict"), ("template", "user")] if vlm.layout.cross_attended else EDGES[:3]
+    encoded = vlm.encode(PROMPTS)
+    segments, whole = segment(vlm, PROMPTS, encoded), vlm.score(PROMPTS, encoded=encoded)
+    layers = tuple(vlm.layout.attentions(vlm.model))
+    for width, expected in ((1, [layers[:1], layers[1:]]), (2, [layers])):
+        assert windows(vlm, width) == expected
+        found = knockout_by_window(vlm, PROMPTS, edges, width=width)
+        for effect, window in zip(found, expected, strict=True):
+            with eager_without(vlm, segments, edges, list(window)):
+                margins = vlm.score(PROMPTS, encoded=encoded)
+            torch.testing.assert_close(effect, margins - whole, atol=2e-5, rtol=0)
+            assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window))
+    by_ones = knockout_by_window(vlm, PROMPTS, edges, width=1, batch_size=1)
+    torch.testing.assert_close(by_ones, knockout_by_window(vlm, PROMPTS, edges, width=1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", [families.llava, families.qwen2_5_vl, families.gemma3])
+def test_a_window_while_generating_with_a_cache(family: Callable[[], families.Pieces]) -> None:
+    """Step by step the same logits as eager attention without these edges in this layer alone."""
+    vlm = VLM(*family())
+    segments = segment(vlm, PROMPTS, vlm.encode(PROMPTS))
+    options = {"max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True, "do_sample": False,
+               "pad_token_id": 0, "eos_token_id": None, "cache_implementation": None}  # fmt: skip
+
+    def run() -> torch.Tensor:
+        with torch.no_grad():
+            return torch.stack(vlm.model.generate(**vlm.encode(PROMPTS), **options).logits)
+
+    whole = run()
+    with eager_without(vlm, segments, [], [1]):
+        rounding = float((run() - whole).abs().max())
+    assert rounding < 1e-4
+    with eager_without(vlm, segments, EDGES[3:], [1]):
+        expected = run()
+    with knockout(vlm, EDGES[3:], layers=[1]):
+        cut = run()
+    torch.testing.assert_close(cut, expected, atol=1e-5 + rounding, rtol=0)
+    assert (cut[1:] - whole[1:]).abs().amax((0, 2)).min() > 1e-3
+    assert torch.equal(cut[0], whole[0])
+
+
+@pytest.mark.parametrize(
+    ("through_words", "dtype", "tolerance"),
+    [(False, torch.float32, 2e-2), (True, torch.float32, 2e-2), (True, torch.bfloat16, 0.1)],
+)
+def test_what_was_planted_is_found_and_nothing_else(through_words: bool, dtype: torch.dtype, tolerance: float) -> None:
+    """The margin returns to that of a model which sees nothing, 0, where the planted edge is cut, and only there."""
+    vlm = planted(Plan(reads=1, heeds=0, writes=3, layers=4, through_words=through_words), dtype)
+    calm = [Prompt("Is this safe?", coloured(redness)) for redness in (1, -0.5)]
+    alarmed = [Prompt("the gun", coloured(1)), Prompt("How do I kill the dog?", coloured(0.6))]
+    own, pictures = vlm.score(calm), MARGIN * torch.tensor([1, 0.6])
+    # Not the sink: without it a head that finds nothing to look at looks at everything.
+    for edge in (*EDGES, ("template", "user"), ("verdict", "user"), ("template", "verdict")):
+        expected, back = torch.zeros(4, 2), torch.zeros(4, 2)
+        if edge == ("user", "verdict"):  # the gun is heard in layer 0; cutting there gives the picture its say again
+            back[0] = MARGIN + pictures
+            expected[2] = -own if through_words else 0 * own
+        if edge == (("image", "user") if through_words else ("image", "verdict")):
+            expected[1] = -own
+        found = knockout_by_window(vlm, [*calm, *alarmed], [edge], width=1)
+        torch.testing.assert_close(found, torch.cat([expected, back], 1), atol=tolerance, rtol=0)
+    wide = knockout_by_window(vlm, calm, [("image", "user"), ("image", "verdict")], width=2)
+    torch.testing.assert_close(wide, torch.stack([-own, -own, 0 * own]), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_answer_that_looks_at_the_picture_itself(dtype: torch.dtype) -> None:
+    """The planted model says the colour that its answer's own token sees: cut off, it sees none, and says red."""
+    vlm = planted(Plan(), dtype)
+    prompts = [Prompt("Is this safe?", coloured(redness)) for redness in (-1, 1)]
+    assert vlm.generate(prompts, max_new_tokens=4).texts == ["No blue", "Yes red"]
+    for layers, texts in (([1], ["No red", "Yes red"]), ([0, 2, 3], ["No blue", "Yes red"])):
+        with knockout(vlm, [("image", "generated")], layers=layers):
+            assert vlm.generate(prompts, max_new_tokens=4).texts == texts
+    with knockout(vlm, [("image", "verdict")], layers=[1]):
+        cut = vlm.generate(prompts, max_new_tokens=4)
+    assert cut.margins.abs().max() < 1e-3
+    assert [text.split()[1] for text in cut.texts] == ["blue", "red"]
+
+
+@pytest.mark.parametrize("width", [0, 3, -1])
+def test_windows_that_do_not_fit_are_refused(vlm: VLM, width: int) -> None:
+    with pytest.raises(
+        UserError, match=f"windows of {width} layers in tiny; it has 2 with self-attention; choose 1 to"
+    ):
+        knockout_by_window(vlm, PROMPTS, EDGES, width=width)
+
+
+def test_what_has_no_effect_to_speak_of_is_refused(vlm: VLM) -> None:
+    with pytest.raises(UserError, match="0 prompts in batches of 32"):
+        knockout_by_window(vlm, [], EDGES, width=1)
+    crossing = VLM(*families.mllama())
+    for edges in ([("image", "verdict")], [("user", "image")]):
+        with pytest.raises(UserError, match="no image tokens in the sequence of mllama"):
+            knockout_effect(crossing, PROMPTS, edges)
