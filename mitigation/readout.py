@@ -1,0 +1,134 @@
+"""Reading the truth out of the residual stream and bringing it to the verdict.
+
+Importing this module loads neither torch nor transformers; learning and generating do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mitigation.ranges import check_point, check_seed, check_shift, check_strength
+from mitigation.shifted import with_shift
+from mitigation.vectors import Vectors, check_width, digest_of, read_vectors, write_vectors
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from interp.vlm import VLM, Generation, Prompt
+    from mitigation.ridge import Readout
+
+KIND = "TruthReadout"
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class TruthReadout:
+    """Learns a probe of the truth from labelled cases, and adds its logit to the model's own verdict.
+
+    *What it is:* a classifier trained on n labelled cases that reads the model's own hidden states. At the verdict
+    column (``point`` of the residual stream; None: the one that reads best) a linear probe says how much more likely
+    safe is than unsafe, in logits. What the question alone explains of the hidden state is taken away first (a linear
+    regression on the mean embedding of the question's tokens, which needs no label), for it drowns the rest. While
+    generating, ``strength`` times that logit is added at the same place, along the mean gradient of the Yes/No margin,
+    of such a length that the margin moves by as many logits to first order; the answer's text follows its first token.
+    ``strength`` 0 changes nothing.
+
+    With ``conjunction`` the probe also reads products of the mean image state and the question's embedding. Then it
+    *computes* which pictures make which sentences safe, and finds what the model may never have joined.
+
+    *What it cannot claim:* that the model "knows" more than a linear probe of these cases finds; that it holds for
+    sentences unlike those learned from, whose prior it has never seen; or that it is no threshold: ``shift`` and the
+    table of a study tell. The number of cases, the cross-validated AUROC (folds of whole questions) and the AUROC with
+    the labels shuffled stand in the file and in ``LearnedReadout.about``.
+    """
+
+    strength: float = 4.0
+    shift: float = 0.0
+    point: int | None = None
+    conjunction: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_strength(self.strength)
+        check_shift(self.shift)
+        check_point(self.point)
+        check_seed(self.seed)
+
+    def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedReadout":
+        """The probe of the point and penalty with the best cross-validated AUROC, fitted on all cases.
+
+        Raises:
+            UserError: one kind of case or nearly all questions missing, or a point that the model does not have.
+        """
+        from mitigation.probing import learn_readout, margin_gradient
+
+        tensors, about = learn_readout(
+            vlm, prompts, safe, point=self.point, conjunction=self.conjunction, folds=FOLDS, seed=self.seed
+        )
+        gradient = margin_gradient(vlm, prompts, point=about["point"])
+        tensors["direction"] = gradient / gradient.square().sum()
+        write_vectors(out, KIND, tensors, {**about, "model": vlm.name, "revision": vlm.revision})
+        return self.read(out)
+
+    def read(self, out: Path) -> "LearnedReadout":
+        """What was learned into ``out``; UserError for another file."""
+        read_vectors(out, KIND)
+        return LearnedReadout(out, digest_of(out), strength=self.strength, shift=self.shift)
+
+
+@dataclass(frozen=True)
+class LearnedReadout:
+    """What ``TruthReadout`` has learned, at work; see there. ``digest`` is that of the file ``path``."""
+
+    path: Path = field(repr=False, compare=False)
+    digest: str
+    strength: float = 4.0
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_strength(self.strength)
+        check_shift(self.shift)
+
+    @cached_property
+    def _vectors(self) -> Vectors:
+        return read_vectors(self.path, KIND)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """How it was learned: ``point``, ``n``, ``n_safe``, held-out ``auroc`` and ``auroc_shuffled``, penalties."""
+        return self._vectors.about
+
+    def logits(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Float[Tensor, 'row']":
+        """What the probe says of each prompt, one forward a batch: logits that it is safe, float32 on the CPU."""
+        from mitigation.probing import pooled
+
+        return self._readout(vlm).logits(pooled(vlm, prompts, self.about["point"], image=self.about["conjunction"]))
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers with the probe's logit brought to the verdict; margins are those of the changed model.
+
+        Raises:
+            UserError: a model of another width, or one without image tokens if the probe reads them.
+        """
+        from interp.residual import edit_residual
+        from mitigation.probing import Bringing
+
+        def answer(asked: "VLM") -> "Generation":
+            return asked.generate(prompts, max_new_tokens=max_new_tokens, encoded=asked.encode(prompts))
+
+        point, tensors = int(self.about["point"]), self._vectors.tensors
+        bring = Bringing(self._readout(vlm), self.strength * tensors["direction"], point=point)
+        with edit_residual(vlm, bring.edit, points=sorted({0, point})):
+            return with_shift(vlm, self.shift, answer) if self.shift else answer(vlm)
+
+    def _readout(self, vlm: "VLM") -> "Readout":
+        from mitigation.ridge import Readout
+
+        tensors = self._vectors.tensors
+        check_width(vlm, len(tensors["direction"]), KIND)
+        return Readout(**{name: tensor for name, tensor in tensors.items() if name != "direction"})
