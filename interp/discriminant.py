@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from interp.errors import UserError
 
 MOST_WEIGHT = 20.0  # of a raked case, in mean weights: a lone counterexample must not be the whole fit
-CONSTANT = 1e-5  # a feature that varies by less than this share of its mean is constant but for rounding
+CONSTANT = 1e-5  # a feature that varies by less than this share of its mean is constant but for rounding,
+FAINT = 1e-6  # or by less than this share of the states' root mean square
 RAKING_ROUNDS = 100
 FEWEST_CASES, FEWEST_GROUPS = 10, 2  # of each class, below which no held-out number is worth reporting
 
@@ -48,7 +49,8 @@ def discriminant(
     share = (member / totals).sum(1) / classes  # sums to 1, evenly over classes: a class's size is no evidence
     centre = share @ hidden
     spread = np.sqrt(share @ (hidden - centre) ** 2)
-    spread = np.where(spread > CONSTANT * np.abs(centre), spread, np.inf)
+    least = np.maximum(CONSTANT * np.abs(centre), FAINT * np.sqrt((hidden**2).mean()))
+    spread = np.where(spread > least, spread, np.inf)
     features = (hidden - centre) / spread
     means = (member / totals).T @ features
     within = (features - means[codes]) * np.sqrt(len(codes) * share)[:, None]

@@ -19,6 +19,7 @@ from interp.errors import UserError
 
 FOLDS = 5
 SHUFFLES = 3
+DEALS = 100  # tries at dealing labels out among groups
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def probe(
         return replace(found, reason=str(error))
     rng = np.random.default_rng(seed)
     task = _task(codes, splits, nuisances)
-    controls = [_task(_shuffled(codes, group, rng), splits, nuisances) for _ in range(shuffles)]
+    controls = [_task(_shuffled(codes, group, splits, rng), splits, nuisances) for _ in range(shuffles)]
     for point, state in enumerate(states[:, kept]):
         scores = task.held_out(state)
         found.predicted[point, kept] = guess = scores.argmax(1)
@@ -161,11 +162,17 @@ def _task(codes: Int[np.ndarray, "row"], splits: list[Fold], nuisances: Sequence
     return _Task(codes, splits, weights)
 
 
-def _shuffled(codes: Int[np.ndarray, "row"], groups: np.ndarray, rng: np.random.Generator) -> Int[np.ndarray, "row"]:
+def _shuffled(
+    codes: Int[np.ndarray, "row"], groups: np.ndarray, splits: list[Fold], rng: np.random.Generator
+) -> Int[np.ndarray, "row"]:
     """Labels that nothing can know: dealt out anew among groups that have one label each, else among cases."""
     _, first, member = np.unique(groups, return_index=True, return_inverse=True)
     if (codes[first][member] == codes).all():
-        return rng.permutation(codes[first])[member]
+        for _ in range(DEALS):
+            dealt = rng.permutation(codes[first])[member]
+            # A class of few groups may fall into one fold, so that the others' probes never met it: dealt again.
+            if all(len(np.unique(dealt[train])) == len(np.unique(codes)) for train, _ in splits):
+                return dealt
     return rng.permutation(codes)
 
 

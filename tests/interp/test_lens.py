@@ -8,6 +8,7 @@ from interp.errors import UserError
 from interp.lens import departs_at, departure, lens
 from interp.vlm import VLM, Prompt
 from tests import families
+from tests.planted import MARGIN, Plan, coloured, planted
 from tests.tiny import picture
 
 
@@ -44,6 +45,16 @@ def test_a_verdict_written_by_one_layer_appears_there(vlm: VLM, prompts: list[Pr
     margins = lens(vlm, prompts)
     torch.testing.assert_close(margins[1], margins[0], atol=1e-6, rtol=0)
     assert ((margins[2] - margins[1]).abs() > 1e-3).all()
+
+
+@pytest.mark.parametrize(("reads", "writes"), [(0, 1), (1, 3)])
+def test_the_planted_margin_is_there_from_the_writing_layer_on(reads: int, writes: int) -> None:
+    redness = torch.tensor([-1.0, 0.6, 1.0])
+    prompts = [Prompt("Is this safe?", coloured(r)) for r in redness.tolist()]
+    margins = lens(planted(Plan(reads=reads, writes=writes)), prompts)
+    assert margins[: writes + 1].abs().max() < 1e-3
+    for point in range(writes + 1, 5):
+        torch.testing.assert_close(margins[point], MARGIN * redness, atol=0.05, rtol=0)
 
 
 def test_points_and_places(vlm: VLM, prompts: list[Prompt]) -> None:

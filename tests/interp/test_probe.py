@@ -150,6 +150,15 @@ def test_too_few_cases_give_a_reason_and_no_number() -> None:
         grouped_folds(np.arange(20) // 10, np.repeat([1, 2, 3, 4], 5), folds=2, seed=1, names="ab")
 
 
+def test_control_of_a_class_with_few_groups() -> None:
+    """Dealt out among groups, its two labels fall into one fold in every fifth draw, whose probe would not know it."""
+    hidden, _, groups = planted(2)
+    labels = np.where(groups < 2, 2, groups % 2)
+    found = [probe(hidden[:1], labels, groups, seed=seed, shuffles=8) for seed in range(3)]
+    assert all(np.isfinite(each.control).all() for each in found if each.reason is None)
+    assert any(each.reason is None for each in found)
+
+
 def test_refusals() -> None:
     hidden, labels, groups = planted(2)
     with pytest.raises(UserError, match="239 labels or groups for 240 rows"):
