@@ -4,6 +4,7 @@ Good for measuring time and memory; what such a model answers or attends to mean
 """
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,9 +25,20 @@ from interp.vlm import VLM, Prompt
 WORDS = tuple(f"word{number}" for number in range(400))
 
 
-def build(shape: Shape, *, longest: int, device: torch.device, dtype: torch.dtype, seed: int) -> VLM:
-    """A model with sdpa attention for prompts of up to ``longest`` tokens; equal seeds give equal weights a device."""
-    processor = _processor(shape, longest)
+def build(
+    shape: Shape,
+    *,
+    longest: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    words: Sequence[str] = WORDS,
+) -> VLM:
+    """A model with sdpa attention for prompts of up to ``longest`` tokens; equal seeds give equal weights a device.
+
+    ``words`` are those that it tells apart.
+    """
+    processor = _processor(shape, longest, words)
     config = _config(shape, longest, processor)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
@@ -43,8 +55,8 @@ def prompt_of(vlm: VLM, tokens: int, *, seed: int) -> Prompt:
     return Prompt(" ".join(words), image)
 
 
-def _processor(shape: Shape, longest: int) -> LlavaProcessor:
-    tokenizer = build_tokenizer([" ".join(WORDS), "USER ASSISTANT :"])
+def _processor(shape: Shape, longest: int, words: Sequence[str]) -> LlavaProcessor:
+    tokenizer = build_tokenizer([" ".join(words), "USER ASSISTANT :"])
     tokenizer.model_max_length = longest
     side = {"height": shape.image_size, "width": shape.image_size}
     return LlavaProcessor(

@@ -1,0 +1,246 @@
+"""``+exp=bench_eval``: cases a second of a study's answering, beside a loop that asks one case at a time.
+
+Imports neither torch nor transformers.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from experiments.bench.eval_cases import EvalCases
+from experiments.bench.timing import Turns, timed
+from experiments.benchmarks.sample import Loaded
+from experiments.schema import Run
+from experiments.store import RunStore, open_run
+from interp.errors import UserError
+from mitigation.method import Baseline
+from mitigation.prompting import ContextPrompt
+from mitigation.shift import ConstantShift
+from mitigation.vcd import VCD
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+SIZES = {"tiny": "cpu", "7b": "cuda", "7b_qwen": "cuda"}  # and the device that each has its bound on
+LEAST = {"cpu": 3.0, "cuda": 8.0}  # times the loop's cases a second
+ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
+LOOP, STUDY = "one by one", "study"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "batches": {"feature_cache_mib": 0, "image_workers": 0},
+    "+ features": {"image_workers": 0},
+    STUDY: {},
+    "score": {"protocol": "score"},
+}
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class EvalBench:
+    """The task: ``cases`` under four arms (baseline, VCD, a prompt, a shift), in turns by every variant.
+
+    Each is measured once, then again up to ``repeats`` times as far as that ends within ``seconds``. What is said on
+    the command line (``batch_size``, ``batch_tokens``, ``image_workers``, ``max_new_tokens``) holds for the study's
+    answering. On a GPU the study's peak of memory is recorded.
+
+    Raises:
+        UserError: an unknown size or device, numbers below 1, or a 7b size without a GPU.
+    """
+
+    size: str = "tiny"
+    cases: int = 64
+    repeats: int = 5
+    seconds: float = 120.0
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise UserError(f"task.size={self.size}: known are {', '.join(SIZES)}; choose one of them")
+        if self.cases < 1 or self.repeats < 1 or not self.seconds >= 0:
+            raise UserError(
+                f"cases={self.cases}, repeats={self.repeats}, seconds={self.seconds}: at least 1, 1 and 0; mend task"
+            )
+        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
+            raise UserError(f"unknown device {self.device!r}; known: cpu, cuda, cuda:<number>; mend task.device")
+        if self.size.startswith("7b") and self.device == "cpu":
+            raise UserError(f"size {self.size} on a CPU takes minutes a case; add task.device=cuda")
+
+    def __call__(self, run: Run) -> None:
+        """Measures, asks the full study once, writes ``metrics.json`` into a new run directory, prints the table."""
+        from interp.loading import resolve_device
+
+        console, device = Console(), str(resolve_device(self.device))
+        with (
+            open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store,
+            TemporaryDirectory() as folder,
+        ):
+            benchmark: Any = EvalCases(self.cases, None if self.size == "tiny" else folder)
+            loaded = benchmark.load()
+            given = replace(run, benchmark=benchmark, arms=ARMS, arm="vcd", fresh=True, output_root=str(store.path))
+            console.print(f"run {store.path}\nanswering {self.cases} cases under {len(ARMS)} arms on {device}")
+            from experiments.bench.eval_models import model_of
+
+            texts = [sample.prompt for sample in loaded.samples]
+            bench = Bench(given, model_of(self.size, texts, device=device, seed=self.seed), loaded, Path(folder))
+            busy = os.getloadavg()[0]
+            with console.status("measuring"):
+                bench.measure(self.repeats, self.seconds)
+            result = self._metrics(bench, device, busy)
+            store.write_json("metrics.json", result)
+            console.print(shown(result["rows"]))
+            console.print(*sentences(result), sep="\n", highlight=False)
+            console.print(f"report of a whole study: {bench.study()}", highlight=False, soft_wrap=True)
+
+    def _metrics(self, bench: "Bench", device: str, busy: float) -> dict[str, Any]:
+        import torch
+        import transformers
+
+        rows = bench.rows()
+        cuda = device != "cpu"
+        return {
+            "benchmark": "eval",
+            "size": self.size,
+            "weights": "the organism" if self.size == "tiny" else f"random, seed {self.seed}",
+            "cases": self.cases,
+            "arms": {arm: repr(method) for arm, method in ARMS.items()},
+            "environment": {
+                "device": torch.cuda.get_device_name(device) if cuda else platform.machine(),
+                "dtype": str(bench.vlm.dtype).removeprefix("torch."),
+                "threads": torch.get_num_threads(),
+                "cores": os.cpu_count(),
+                "load_average_before": busy,  # well above 0: others were at work, and the times are theirs too
+                "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            },
+            "rows": rows,
+            "seconds": bench.turns.rounds,
+            "peak_mib": bench.peak,
+            "answers_unlike_the_loop": bench.unlike(),
+            "bound": {"times": rows[STUDY]["times"], "least": LEAST["cuda" if cuda else "cpu"]},
+        }
+
+
+@dataclass
+class Bench:
+    """One model, its cases, and the variants of asking them."""
+
+    run: Run
+    vlm: "VLM"
+    loaded: Loaded
+    folder: Path
+    peak: float | None = None  # MiB on a GPU, weights and all
+    answers: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
+    turns: Turns = field(init=False)
+
+    def __post_init__(self) -> None:
+        from experiments.bench.memory import meter_for
+
+        wait = meter_for(self.vlm.device).synchronise
+        asked: dict[str, Callable[[], object]] = {LOOP: self.loop}
+        asked |= {name: self._asking(name, changes) for name, changes in VARIANTS.items()}
+        self.turns = Turns({name: timed(work, synchronise=wait) for name, work in asked.items()})
+
+    def measure(self, repeats: int, seconds: float) -> None:
+        """A round of all variants, and more as far as there is time; the first forward is nobody's."""
+        began = time.monotonic()
+        self._one(Baseline(), 0)
+        while not self.turns.rounds or (
+            len(self.turns.rounds) < repeats and time.monotonic() - began + self.turns.cost() <= seconds
+        ):
+            self.turns.run()
+
+    def loop(self) -> None:
+        """What somebody writes first: open, ask, keep the text. No judge, no disk."""
+        self.answers[LOOP] = {
+            (sample.id, arm): self._one(method, number)
+            for arm, method in ARMS.items()
+            for number, sample in enumerate(self.loaded.samples)
+        }
+
+    def _one(self, method: Any, number: int) -> str:
+        from experiments.benchmarks.images import open_image
+        from interp.vlm import Prompt
+
+        sample = self.loaded.samples[number]
+        assert sample.image is not None
+        prompt = Prompt(sample.prompt, open_image(sample.image), key=sample.id)
+        return method.generate(self.vlm, [prompt], max_new_tokens=self.run.max_new_tokens).texts[0]
+
+    def _asking(self, name: str, changes: Mapping[str, Any]) -> Callable[[], object]:
+        run = replace(self.run, output_root=str(self.folder), **changes)
+
+        def asking() -> None:
+            import torch
+
+            from experiments.answering import Answering
+
+            cuda = self.vlm.device.type == "cuda"
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(self.vlm.device)
+            with _store(run) as store:
+                answering = Answering(run, self.vlm, store, Console(quiet=True))
+                for arm, method in ARMS.items():
+                    answering.answer(arm, method, self.loaded.samples, self.loaded.manifest)
+                self.answers[name] = {(line["case"], line["arm"]): line["response"] for line in store.records()}
+            if cuda and name == STUDY:
+                self.peak = torch.cuda.max_memory_allocated(self.vlm.device) / MEBIBYTE
+
+        return asking
+
+    def rows(self) -> dict[str, dict[str, float]]:
+        """By variant: cases a second (a case under an arm is one), and how many times the loop's they are."""
+        asked = len(self.loaded.samples) * len(ARMS)
+        return {
+            name: {"cases_per_second": asked / self.turns.median(name), "times": self.turns.ratio(LOOP, name)}
+            for name in self.turns.variants
+        }
+
+    def unlike(self) -> int:
+        """Answers of the study that read otherwise than the loop's; in bfloat16 a batch rounds otherwise than a row."""
+        return sum(text != self.answers[LOOP][key] for key, text in self.answers[STUDY].items())
+
+    def study(self) -> Path:
+        """The whole path once: answers, metrics, and the report, whose place is returned."""
+        from experiments.environment import describe
+        from experiments.study import Study
+
+        run = replace(self.run, name=STUDY, draws=min(self.run.draws, 1000))
+        with _store(run) as store:
+            study = Study(run, self.vlm, store, self.loaded, Console(quiet=True))
+            study.answer_all()
+            study.conclude(describe(run, self.vlm, self.loaded))
+            return store.path / "report.html"
+
+
+def _store(run: Run) -> RunStore:
+    return open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True)
+
+
+def shown(rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """A line a variant."""
+    table = Table(title="A study's answering", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("asked")
+    for heading in ("cases/s", "times the loop"):
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, f"{row['cases_per_second']:.3g}", f"{row['times']:.2f}")
+    return table
+
+
+def sentences(result: Mapping[str, Any]) -> list[str]:
+    """Whether the bound is kept, and what else is to be known."""
+    times, least = result["bound"]["times"], result["bound"]["least"]
+    kept = "kept" if times >= least else "missed"
+    said = [f"{result['size']}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]
+    said.append(f"{result['answers_unlike_the_loop']} of {result['cases'] * len(ARMS)} answers unlike the loop's")
+    if result["peak_mib"] is not None:
+        said.append(f"peak memory of the study: {result['peak_mib']:,.0f} MiB")
+    return said
