@@ -116,6 +116,20 @@ def prior_inputs(
     return [diffuse_images(blank, same, step=NOISE_STEP, seed=seed, model=vlm.model) for same in keys]
 
 
+def prior_margins(
+    vlm: "VLM", prompts: "Sequence[Prompt]", prior: str = "blank", *, pictures: int = 4, seed: int = 0
+) -> "Tensor":
+    """The margin that each sentence has without its picture, the mean over those of ``prior``; float32 on the CPU.
+
+    One batch, a forward a picture; what ``mitigation.prior_share`` wants beside ``vlm.score(prompts)``. UserError as
+    ``PriorCorrection.generate``.
+    """
+    import torch
+
+    inputs = prior_inputs(vlm, prompts, prior, pictures=pictures, seed=seed)
+    return torch.stack([vlm.score(prompts, encoded=encoded) for encoded in inputs]).mean(0)
+
+
 def check_pictured(prompts: "Sequence[Prompt]", why: str) -> None:
     """UserError if a prompt has no image, with the rule ``why`` it needs one."""
     blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]

@@ -12,7 +12,7 @@ from interp.answers import AnswerIds
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
-from mitigation.prior import PriorCorrection, prior_inputs
+from mitigation.prior import PriorCorrection, prior_inputs, prior_margins
 from mitigation.ranges import PRIORS
 from mitigation.rules import less_prior
 from mitigation.vcd import VCD
@@ -67,7 +67,9 @@ def test_margins_are_less_the_mean_of_the_priors(vlm: VLM, prompts: list[Prompt]
     method = PriorCorrection(0.7, prior, pictures=3, seed=5, shift=0.25)
     priors = prior_inputs(vlm, prompts, prior, pictures=3, seed=5)
     assert len(priors) == (1 if prior in ("none", "blank") else 3)
-    expected = vlm.score(prompts) - 0.7 * torch.stack([vlm.score(prompts, encoded=p) for p in priors]).mean(0) + 0.25
+    mean = torch.stack([vlm.score(prompts, encoded=p) for p in priors]).mean(0)
+    assert torch.equal(prior_margins(vlm, prompts, prior, pictures=3, seed=5), mean)
+    expected = vlm.score(prompts) - 0.7 * mean + 0.25
     torch.testing.assert_close(method.generate(vlm, prompts, max_new_tokens=1).margins, expected, atol=1e-4, rtol=1e-4)
 
 
