@@ -144,6 +144,8 @@ def misaligned(vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]",
         UserError: an unknown place, or lists of unlike length.
     """
     check_places(vlm, places, PATCHABLE)
+    if len(clean) != len(other):
+        raise UserError(f"{len(clean)} clean prompts and {len(other)} others; a pair has one of each; check the pairs")
     found = []
     for i, (one, another) in enumerate(zip(clean, other, strict=True)):
         batch = _Pairs.of(vlm, [one], [another], i)

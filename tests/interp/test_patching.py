@@ -177,6 +177,8 @@ def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> N
 def test_what_cannot_be_patched_is_named(vlm: VLM, other: list[Prompt], options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         patch_effect(vlm, CLEAN, other, **options)
+    with pytest.raises(UserError, match="2 clean prompts and 1 others"):
+        misaligned(vlm, CLEAN, OTHER[:1], places=("user",))
 
 
 def test_nothing_is_left_behind(vlm: VLM) -> None:
