@@ -1,0 +1,306 @@
+"""Readout, steering and ablation: the planted is found, strength 0 adds nothing, and what is removed is gone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from interp.errors import UserError
+from interp.loading import load
+from interp.residual import last_point, residuals
+from interp.vlm import VLM, Prompt
+from mitigation.ablation import AblateDirection, AblateRandom, LearnedAblation
+from mitigation.learned import Learned
+from mitigation.projection import levelled, orthogonalised, projected, without
+from mitigation.readout import LearnedReadout, TruthReadout
+from mitigation.ridge import Pooled, area, fit_readout, platt
+from mitigation.steering import DirectionSteering, LearnedSteering
+from tests.families import FAMILIES
+from tests.planted import Plan, coloured, direction, planted
+from tests.tiny import picture
+
+OBJECTS = ("knife", "gun", "cake", "dog", "toy", "car")
+
+
+@pytest.fixture(scope="module")
+def overruled() -> VLM:
+    """A picture's colour reaches the verdict column ("seen"), and alarming words overrule it there."""
+    return planted(Plan(reads=1, heeds=0, writes=2))
+
+
+def cases(count: int = 24) -> tuple[list[Prompt], list[bool]]:
+    """Six questions, two of them alarming, each about red (safe) and blue pictures of several strengths."""
+    prompts, safe = [], []
+    for number in range(count):
+        redness = (1 if number % 2 else -1) * (0.4 + 0.2 * (number // 2 % 3))
+        prompts.append(Prompt(f"Is the {OBJECTS[number // 2 % 6]} safe?", coloured(redness), key=str(number)))
+        safe.append(redness > 0)
+    return prompts, safe
+
+
+@pytest.fixture(scope="module")
+def readout(overruled: VLM, tmp_path_factory: pytest.TempPathFactory) -> LearnedReadout:
+    return TruthReadout(point=2).learn(overruled, *cases(), out=tmp_path_factory.mktemp("r") / "readout.safetensors")
+
+
+def hooks(vlm: VLM) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
+
+
+def test_the_truth_that_the_verdict_ignores_is_brought_to_it(overruled: VLM, readout: LearnedReadout) -> None:
+    prompts, safe = cases(12)
+    labels = torch.tensor(safe)
+    before = overruled.score(prompts)
+    assert area(before, labels) < 0.9  # the alarming third is called unsafe whatever it shows
+    after = readout.generate(overruled, prompts, max_new_tokens=1)
+    assert area(after.margins, labels) == 1.0
+    assert readout.about["auroc"] == 1.0
+    assert readout.about["n"] == 24
+    assert readout.about["auroc_shuffled"] < 0.8
+    assert area(readout.logits(overruled, prompts), labels) == 1.0
+
+
+def test_what_it_adds_is_the_probes_logit_to_first_order(overruled: VLM, readout: LearnedReadout) -> None:
+    prompts, _ = cases(6)
+    little = replace(readout, strength=1e-2).generate(overruled, prompts, max_new_tokens=1).margins
+    slope = (little - overruled.score(prompts)) / 1e-2
+    logits = readout.logits(overruled, prompts)
+    assert torch.equal(slope.sign(), logits.sign())
+    assert 0.3 < float((slope / logits).mean()) < 3
+
+
+def test_strength_0_changes_nothing(overruled: VLM, readout: LearnedReadout, tmp_path: Path) -> None:
+    prompts, safe = cases()
+    plain = overruled.generate(prompts[:4], max_new_tokens=3)
+    steering = DirectionSteering(point=2, columns="all").learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
+    for method in (replace(readout, strength=0.0), replace(steering, strength=0.0)):
+        got = method.generate(overruled, prompts[:4], max_new_tokens=3)
+        assert torch.equal(got.margins, plain.margins)
+        assert got.token_ids == plain.token_ids
+        moved = replace(method, strength=2.0).generate(overruled, prompts[:4], max_new_tokens=3)
+        assert not torch.equal(moved.margins, plain.margins)
+
+
+def test_an_answer_does_not_depend_on_its_batch(overruled: VLM, readout: LearnedReadout) -> None:
+    prompts = [*cases(3)[0], Prompt("Is it safe to kill the dog with a knife for the cake?", coloured(0.5))]
+    together = readout.generate(overruled, prompts, max_new_tokens=3)
+    for row, prompt in enumerate(prompts):
+        alone = readout.generate(overruled, [prompt], max_new_tokens=3)
+        torch.testing.assert_close(together.margins[row : row + 1], alone.margins, atol=1e-4, rtol=1e-4)
+        assert together.token_ids[row] == alone.token_ids[0]
+
+
+@pytest.mark.parametrize("method", [TruthReadout(point=1), DirectionSteering(point=1), AblateDirection(point=1)])
+def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, tmp_path: Path) -> None:
+    prompts, safe = cases(32)
+    vlm.score(prompts[:1])  # transformers hangs hooks of its own at the first forward, and leaves them
+    before = hooks(vlm)
+    own, middle = vlm.margin, vlm.score(prompts).median()
+    vlm.margin = lambda logits: own(logits) - middle  # type: ignore[method-assign]  # called safe and unsafe alike
+    assert isinstance(method, Learned)
+    learned = [method.learn(vlm, prompts, safe, out=tmp_path / f"{name}.safetensors") for name in "ab"]
+    assert repr(learned[0]) == repr(learned[1])
+    assert not isinstance(learned[0], Learned)
+    assert str(tmp_path) not in repr(learned[0])
+    assert method.read(tmp_path / "a.safetensors") == learned[0]
+    other = method.learn(vlm, prompts[:28], safe[:28], out=tmp_path / "c.safetensors")
+    assert repr(other) != repr(learned[0])
+    shifted = replace(learned[0], shift=1.5).generate(vlm, prompts[:2], max_new_tokens=1).margins
+    torch.testing.assert_close(shifted, learned[0].generate(vlm, prompts[:2], max_new_tokens=1).margins + 1.5)
+    assert hooks(vlm) == before
+    with pytest.raises(UserError, match="learn"):
+        method.read(tmp_path / "none.safetensors")
+
+
+def test_a_probe_needs_both_kinds_and_several_questions(vlm: VLM, tmp_path: Path) -> None:
+    prompts, _ = cases(12)
+    with pytest.raises(UserError, match="12 safe and 0 unsafe cases"):
+        TruthReadout().learn(vlm, prompts, [True] * 12, out=tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match="1 different questions"):
+        TruthReadout().learn(vlm, prompts[:2], [True, False], out=tmp_path / "x.safetensors")
+
+
+def test_the_question_is_taken_away_and_a_conjunction_is_found() -> None:
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.arange(400) % 2 == 0
+    question = torch.randn(20, 6, generator=generator)[torch.arange(400) // 20]
+    verdict = torch.randn(400, 6, generator=generator) * 0.1
+    verdict[:, 0] += 5 * question[:, 0] + 0.5 * truth  # the truth under ten times as much of the question
+    new = torch.arange(400) >= 200
+    read = Pooled(verdict, question)
+    fitted = fit_readout(read.rows(~new), truth[~new], 1.0, 0.001)
+    assert area(verdict[new][:, 0], truth[new]) < 0.6
+    assert area(fitted.logits(read.rows(new)), truth[new]) > 0.95
+    image = torch.randn(400, 6, generator=generator)
+    joined = (image[:, 1] * question[:, 2]) > 0
+    products = Pooled(verdict, question, image)
+    joint = fit_readout(products.rows(~new), joined[~new], 0.1, 0.001).logits(products.rows(new))
+    alone = fit_readout(read.rows(~new), joined[~new], 0.1, 0.001).logits(read.rows(new))
+    assert area(joint, joined[new]) > 0.9
+    assert area(alone, joined[new]) < 0.7
+
+
+def test_scores_become_logits() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(20_000, generator=generator) * 2
+    labels = torch.rand(20_000, generator=generator) < torch.sigmoid(logits)
+    slope, offset = platt(logits / 3 + 1, labels)
+    assert slope == pytest.approx(3, abs=0.15)
+    assert offset == pytest.approx(-3, abs=0.15)
+
+
+def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_path: Path) -> None:
+    prompts, safe = cases()
+    learned = DirectionSteering(point=2, strength=0.5).learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
+    found = learned.direction(overruled)
+    assert abs(float(found.vector @ direction("seen"))) > 0.99
+    before = residuals(overruled, prompts[:2], places=("verdict", "user"), points=(2,))
+    # An outer edit comes first, so what is read inside shows what steering left.
+    from interp.residual import edit_residual
+
+    for columns, moved in (("answer", ("verdict",)), ("prompt", ("user",)), ("all", ("verdict", "user"))):
+        method = replace(learned, columns=columns)
+        with edit_residual(
+            overruled, lambda here, m=method: m._steered(here, 0.5 * found.gap * found.vector), points=[2]
+        ):
+            after = residuals(overruled, prompts[:2], places=("verdict", "user"), points=(2,))
+        for place in ("verdict", "user"):
+            change = (after.at(place, 2) - before.at(place, 2)) @ found.vector
+            torch.testing.assert_close(change, torch.full((2,), 0.5 * found.gap if place in moved else 0.0))
+
+
+@pytest.fixture
+def pair() -> list[Prompt]:
+    return [Prompt("How do I kill it?", picture(0)), Prompt("Is this safe for a dog?", picture(1))]
+
+
+def test_removing_twice_is_removing_once() -> None:
+    unit = torch.nn.functional.normalize(torch.randn(7), dim=0)
+    states = torch.randn(3, 5, 7) * 10
+    once = without(states, unit)
+    torch.testing.assert_close(without(once, unit), once, atol=1e-5, rtol=1e-5)
+    assert float((once @ unit).abs().max()) < 1e-5
+    torch.testing.assert_close(once + (states @ unit)[..., None] * unit, states, atol=1e-5, rtol=1e-5)
+
+
+def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pair: list[Prompt]) -> None:
+    drawn = torch.randn(32, generator=torch.Generator().manual_seed(3))
+    plain = vlm.score(pair)
+    before = hooks(vlm)
+    with projected(vlm, drawn):
+        read = residuals(vlm, pair, places=("verdict", "image", "user"), points=range(1, last_point(vlm)))
+        ablated = vlm.score(pair)
+        assert not torch.equal(ablated, plain)
+        with projected(vlm, drawn):
+            torch.testing.assert_close(vlm.score(pair), ablated, atol=1e-5, rtol=1e-5)
+    # What leaves a layer is projected where the next one reads it.
+    entering: list[torch.Tensor] = []
+    with projected(vlm, drawn):
+        handle = vlm.layout.module(vlm.model, "final_norm").register_forward_pre_hook(
+            lambda module, args: entering.append(args[0])
+        )
+        vlm.score(pair)
+        handle.remove()
+    assert float((entering[0] @ drawn / drawn.norm()).abs().max()) < 1e-5
+    assert read.values.isfinite().all()
+    with pytest.raises(RuntimeError, match="stop"), projected(vlm, drawn):
+        raise RuntimeError("stop")
+    assert hooks(vlm) == before
+    assert torch.equal(vlm.score(pair), plain)
+    with pytest.raises(UserError, match="no length"), projected(vlm, torch.zeros(32)):
+        pass
+
+
+WRITERS = ["llava", "llava_mistral", "llava_next", "qwen2_5_vl", "idefics3", "internvl"]
+
+
+@pytest.mark.parametrize(
+    "family", [*WRITERS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in WRITERS[2:])]
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_orthogonal_weights_answer_as_the_projection_does(
+    family: str, tied: bool, pair: list[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vlm = VLM(*FAMILIES[family](), name=family)
+    whole = family.startswith("llava")
+    if not whole:  # the test's processors lack their video part, which transformers cannot save
+        monkeypatch.setattr(vlm.processor, "save_pretrained", lambda folder: None)
+    if tied:
+        head = vlm.layout.module(vlm.model, "lm_head")
+        head.weight = vlm.model.get_input_embeddings().weight
+        for part in (vlm.model.config, vlm.model.config.get_text_config()):
+            part.tie_word_embeddings = True
+    width = vlm.model.config.get_text_config().hidden_size
+    drawn = torch.randn(width, generator=torch.Generator().manual_seed(3))
+    plain = vlm.score(pair)
+    with projected(vlm, drawn):
+        running = vlm.score(pair)
+    out = orthogonalised(vlm, drawn, tmp_path / "without", why="Because of a test.")
+    assert torch.equal(vlm.score(pair), plain)
+    loaded = None if whole else type(vlm.model).from_pretrained(out).eval()
+    saved = VLM(loaded, vlm.processor) if loaded else load(out, device="cpu", dtype="float32")
+    torch.testing.assert_close(saved.score(pair), running, atol=1e-4, rtol=1e-4)
+    assert float((plain - running).abs().max()) > 1e-2
+    read = residuals(saved, pair, places=("verdict", "user", "image")).values
+    assert float((read @ drawn / drawn.norm()).abs().max()) < 1e-4
+    card = (out / "README.md").read_text()
+    assert "Because of a test." in card
+    assert "down_proj" in card
+    with pytest.raises(UserError, match="not empty"):
+        orthogonalised(vlm, drawn, out)
+
+
+def test_normed_writes_cannot_be_orthogonalised(tmp_path: Path) -> None:
+    vlm = VLM(*FAMILIES["gemma3"](), name="gemma3")
+    with pytest.raises(UserError, match=r"gemma3.*weights=false"):
+        orthogonalised(vlm, torch.ones(vlm.model.config.get_text_config().hidden_size), tmp_path / "x")
+
+
+@pytest.fixture
+def learned(vlm: VLM, tmp_path: Path) -> LearnedAblation:
+    prompts, safe = cases(20)
+    return AblateDirection(by="truth").learn(vlm, prompts, safe, out=tmp_path / "arm.safetensors")
+
+
+def test_the_arm_of_weights_answers_as_the_arm_while_running(
+    vlm: VLM, learned: LearnedAblation, pair: list[Prompt]
+) -> None:
+    running = learned.generate(vlm, pair, max_new_tokens=3)
+    weights = replace(learned, weights=True)
+    saved = weights.generate(vlm, pair, max_new_tokens=3)
+    assert saved.texts == running.texts
+    torch.testing.assert_close(saved.margins, running.margins, atol=1e-4, rtol=1e-4)
+    assert weights.checkpoint(vlm) == learned.path.with_suffix("")
+    assert repr(weights) != repr(learned)
+    assert learned.about["point"] == 1  # of two layers, the last fifth left out
+
+
+def test_levels_hold_at_the_answer_alone(vlm: VLM, learned: LearnedAblation, pair: list[Prompt]) -> None:
+    vector, levels = learned.direction(vlm), torch.tensor([2.0, -1.0])
+    plain = residuals(vlm, pair, places=("verdict", "user"))
+    with levelled(vlm, vector, levels):
+        read = residuals(vlm, pair, places=("verdict", "user"))
+    # An inner edit sees what the outer one left.
+    torch.testing.assert_close(read.at("verdict", 1) @ vector, torch.full((2,), 2.0), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(read.at("verdict", 2) @ vector, torch.full((2,), -1.0), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(read.at("user", 1), plain.at("user", 1))
+    assert replace(learned, to="safe").generate(vlm, pair, max_new_tokens=2).margins.isfinite().all()
+
+
+def test_controls_differ_by_seed_and_settings_are_checked(vlm: VLM, pair: list[Prompt]) -> None:
+    drawn = [AblateRandom(seed).generate(vlm, pair, max_new_tokens=1).margins for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    for make, message in (
+        (lambda: AblateDirection(by="mood"), "by='mood'"),
+        (lambda: AblateDirection(to="safe", weights=True), "to=zero"),
+        (lambda: DirectionSteering(columns="some"), "columns='some'"),
+        (lambda: DirectionSteering(kind="pca"), "kind='pca'"),
+        (lambda: TruthReadout(point=0), "point=0"),
+        (lambda: TruthReadout(strength=float("nan")), "strength=nan"),
+        (lambda: LearnedSteering(Path(), "", shift=float("inf")), "shift=inf"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
