@@ -40,8 +40,9 @@ CHOICE = "choice.json"
 class Mitigations:
     """The task. ``candidates`` by name; ``rivals`` are arms that each is compared with beside the baseline.
 
-    Candidates that learn are learned on four fifths of the development clusters and asked on the rest, five times over,
-    so that a setting is chosen on cases they have not seen; then they learn from all of them.
+    Candidates that learn are learned on four fifths of the development cases and asked on the rest, five times over, so
+    that a setting is chosen on cases they have not seen; then they learn from all of them. Counterfactual pairs stay
+    together: torn apart, what is left of a pair would teach the opposite of its other half.
     """
 
     candidates: dict[str, Any]
@@ -171,7 +172,7 @@ class _Choosing:
             return method
         from experiments.learning import learned
 
-        samples = [s for s in self.samples if fold is None or calibration.fold_of(s.cluster) != fold]
+        samples = [s for s in self.samples if fold is None or _fold(s) != fold]
         out = self.store.path / "learned" / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
         return learned(name, method, self.vlm, samples, out)
 
@@ -189,7 +190,7 @@ class _Choosing:
             yield arm, set_to(candidate.method, setting), self.samples
             return
         for fold in range(calibration.FOLDS):
-            held_out = [s for s in self.samples if calibration.fold_of(s.cluster) == fold]
+            held_out = [s for s in self.samples if _fold(s) == fold]
             if held_out:
                 yield f"{arm}, fold {fold}", set_to(self.ready(name, candidate.method, fold), setting), held_out
 
@@ -200,6 +201,10 @@ class _Choosing:
             cluster=np.array([clusters[sample.cluster] for sample in self.samples]),
             baseline=baseline,
         )
+
+
+def _fold(sample: Sample) -> int:
+    return calibration.fold_of(sample.pair or sample.cluster)
 
 
 def _sentence(name: str, one: Mapping[str, Any]) -> str:
