@@ -50,7 +50,7 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
     torch.testing.assert_close(found.other, vlm.score(OTHER), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "instructblip", "paligemma2", "mllama"])
 def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     found = patch_effect(vlm, CLEAN, CLEAN, places=places_of(vlm), points=[0, 1])
