@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.sample import Loaded
+from experiments.launch import Launch
 from experiments.records import now
 from experiments.schema import Run
 from interp.model_config import ModelConfig
@@ -40,6 +41,7 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "device": _device(vlm),
         "threads": torch.get_num_threads(),
+        "processes": Launch.current().size,
         "seed": run.seed,
         "model": _model(run, vlm),
         "benchmark": {

@@ -1,21 +1,41 @@
 """A run's directory: nothing lost, nothing doubled, continued by what it is and not by where."""
 
+import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments import parts
+from experiments.launch import Launch
 from experiments.store import RunStore, open_run, write_json
 from interp.errors import UserError
+from tests.experiments.writer_job import Alone
 
 CONFIG = {"name": "x", "seed": 0}
 
 
-def open_x(root: Path, config_hash: str = "h", *, fresh: bool = False, name: str = "x") -> RunStore:
-    return open_run(str(root), name, CONFIG, config_hash, fresh=fresh)
+def open_x(
+    root: Path, config_hash: str = "h", *, fresh: bool = False, name: str = "x", launch: Launch | None = None
+) -> RunStore:
+    return open_run(str(root), name, CONFIG, config_hash, fresh=fresh, launch=launch)
+
+
+def record(case: str, arm: str = "a") -> dict[str, str]:
+    return {"case": case, "arm": arm, "settings": "s"}
+
+
+def member(store: RunStore, rank: int, size: int) -> RunStore:
+    """Another process of the launch that has opened ``store``."""
+    return RunStore(store.path, (store.path / ".lock").open("a+"), resumed=True, launch=Alone(rank, size))
+
+
+def cases(store: RunStore) -> list[str]:
+    return [one["case"] for one in store.records()]
 
 
 def test_records_come_back_in_order_across_appends(tmp_path: Path) -> None:
@@ -124,3 +144,160 @@ def test_json_is_replaced_in_one_step(tmp_path: Path) -> None:
     write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 2}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_processes_append_to_parts_and_gathering_puts_them_in_one_process_order(tmp_path: Path) -> None:
+    with open_x(tmp_path, launch=Alone(0, 2)) as first:
+        first.append([record("before", "other")])
+        first.gather()
+        second = member(first, 1, 2)
+        second.append([record("3"), record("4")])
+        first.append([record("0"), record("1")])
+        second.append([record("6"), record("7")])
+        assert cases(first) == cases(second) == ["before"]  # what all agree on, until they gather
+        places = {(str(case), "a", "s"): case // 2 for case in range(8)}
+        second.gather(places=places)  # the first process' affair
+        assert cases(first) == ["before"]
+        first.gather(places=places)
+        assert cases(first) == cases(second) == ["before", "0", "1", "3", "4", "6", "7"]
+        second.append([record("2")])
+        first.append([record("5")])
+        first.gather(places=places)
+        assert cases(first) == ["before", "0", "1", "3", "2", "4", "5", "6", "7"]  # within a batch as written
+        assert sorted(path.name for path in first.path.glob("*.json*")) == ["predictions.jsonl"]
+
+
+def test_what_a_killed_launch_left_is_found_by_any_number_of_processes(tmp_path: Path) -> None:
+    with open_x(tmp_path, launch=Alone(0, 3)) as first:
+        first.append([record("0")])
+        for rank in (1, 2):
+            member(first, rank, 3).append([record(str(rank))])
+        with parts.part(first.path / "predictions.jsonl", 2).open("a") as torn:
+            torn.write('{"case": "ha')
+    with open_x(tmp_path) as alone:
+        assert cases(alone) == ["0", "1", "2"]
+        alone.append([record("-1")])
+        alone.gather(places={(str(case), "a", "s"): case for case in range(-1, 3)})
+        assert cases(alone) == ["-1", "0", "1", "2"]  # one process puts in order what several began
+
+
+@pytest.mark.parametrize("moment", ["draft", "merged", "parts removed"])
+def test_a_merge_cut_off_at_any_moment_is_taken_up(tmp_path: Path, moment: str) -> None:
+    with open_x(tmp_path, launch=Alone(0, 2)) as first:
+        first.append([record("0")])
+        first.gather()
+        first.append([record("1")])
+        member(first, 1, 2).append([record("2")])
+        path, lines = first.path / "predictions.jsonl", [json.dumps(record(case)) + "\n" for case in "012"]
+        if moment == "draft":
+            (first.path / "predictions.jsonl.part").write_text(lines[0][:5])
+        else:
+            (first.path / "predictions.jsonl.merged").write_text("".join(lines))
+        if moment == "parts removed":
+            parts.part(path, 0).unlink()
+            parts.part(path, 1).unlink()
+    with open_x(tmp_path) as again:
+        assert cases(again) == ["0", "1", "2"]
+        assert not again.path.joinpath("predictions.jsonl.merged").exists()
+        assert parts.parts(path) == []
+
+
+def test_a_launch_shares_its_lock_and_another_is_refused_while_any_of_its_processes_lives(tmp_path: Path) -> None:
+    class Second(Alone):
+        def agree(self, value: str | None) -> str:
+            return json.dumps({"path": str(first.path), "resumed": False})
+
+    first = open_x(tmp_path, launch=Alone(0, 2))
+    second = open_x(tmp_path, launch=Second(1, 2))
+    assert second.path == first.path
+    for launch in (None, Alone(0, 2)):
+        with pytest.raises(UserError, match="another process is writing"):
+            open_x(tmp_path, launch=launch)
+    first.close()  # killed
+    with pytest.raises(UserError, match="another process is writing"):
+        open_x(tmp_path)
+    second.close()
+    with open_x(tmp_path) as later:
+        assert later.resumed
+
+
+def test_only_the_first_process_writes_tables_and_finishes(tmp_path: Path) -> None:
+    with open_x(tmp_path, launch=Alone(0, 2)) as first:
+        other = member(first, 1, 2)
+        other.write_json("metrics.json", {"a": 1})
+        other.finish()
+        assert not (first.path / "metrics.json").exists()
+        other.__exit__(UserError, UserError("x"), None)
+        assert first.path.exists()
+    with open_x(tmp_path) as again:
+        assert again.resumed
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on(tmp_path: Path) -> None:
+    with open_x(tmp_path) as store:
+        store.append([{"case": "1"}])
+        for name in ("skips.jsonl", "metrics.json.part"):
+            (store.path / name).symlink_to("/dev/full")
+        with pytest.raises(UserError, match=r"cannot write .*skips\.jsonl \(No space left on device\); make room"):
+            store.append([{"case": "2"}], "skips.jsonl")
+        with pytest.raises(UserError, match=r"cannot write .*metrics\.json \(No space left on device\); make room"):
+            store.write_json("metrics.json", {"a": 1})
+        (store.path / "skips.jsonl").unlink()
+    with open_x(tmp_path) as again:
+        assert again.resumed
+        again.write_json("metrics.json", {"a": 2})
+        assert cases(again) == ["1"]
+
+
+def test_half_a_batch_is_taken_back_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes some bytes of the batch and then no more."""
+
+    def full(handle: int) -> None:
+        os.truncate(handle, os.fstat(handle).st_size - 5)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with open_x(tmp_path) as store:
+        store.append([{"case": "1"}])
+        before = (store.path / "predictions.jsonl").read_bytes()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(UserError, match="No space left"):
+                store.append([{"case": "2"}, {"case": "3"}])
+        assert (store.path / "predictions.jsonl").read_bytes() == before
+
+
+def test_a_merge_on_a_full_disk_keeps_the_parts(tmp_path: Path) -> None:
+    with open_x(tmp_path, launch=Alone(0, 2)) as first:
+        first.append([record("1")])
+        draft = first.path / "predictions.jsonl.part"
+        draft.symlink_to("/dev/full")
+        with pytest.raises(UserError, match="No space left"):
+            first.gather()
+        draft.unlink()
+        first.gather()
+        assert cases(first) == ["1"]
+
+
+@pytest.mark.parametrize("block", [3, 1 << 16])
+def test_mending_finds_the_last_whole_line_at_any_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(parts, "BLOCK", block)
+    path = tmp_path / "x.jsonl"
+    expected: dict[bytes, bytes] = {b"": b"", b"half": b"", b"a\n": b"a\n", b"a\n\nhalf and more": b"a\n\n"}
+    for raw, kept in expected.items():
+        path.write_bytes(raw)
+        parts.mend(path)
+        assert path.read_bytes() == kept
+
+
+def test_one_process_writes_where_it_always_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("merged")
+
+    monkeypatch.setattr(parts, "merge", refuse)
+    with open_x(tmp_path) as store:
+        store.append([record("1"), record("0")])
+        store.gather(places={("0", "a", "s"): 0, ("1", "a", "s"): 1})
+        assert cases(store) == ["1", "0"]
+        assert [path.name for path in store.path.glob("*.jsonl")] == ["predictions.jsonl"]
