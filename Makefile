@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test chromium check format clean
+.PHONY: help install install-dev demo test contract chromium check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,6 +30,23 @@ demo: install ## install, then the main job: baseline, VCD and its controls on t
 
 test: install-dev chromium ## install, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist loadfile
+
+# Without TRANSFORMERS the committed table is written anew; with it, that version is installed beside .venv and compared.
+CONTRACT_VENV = .venv-contract-$(TRANSFORMERS)
+CONTRACT_PIP = $(CONTRACT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+CONTRACT_TESTS = -m pytest -q -m contract -n auto --dist loadfile -p no:cacheprovider
+
+contract: ## the contract tests: writes interp/contract.json, or compares with TRANSFORMERS=<version>
+ifdef TRANSFORMERS
+	test -x $(CONTRACT_VENV)/bin/python || $(PYTHON) -m venv $(CONTRACT_VENV)
+	grep -vE '^(transformers|tokenizers|huggingface_hub|hf.xet)==' constraints.txt > $(CONTRACT_VENV)/constraints.txt
+	$(CONTRACT_PIP) --constraint $(CONTRACT_VENV)/constraints.txt torch==2.13.0
+	$(CONTRACT_PIP) --constraint $(CONTRACT_VENV)/constraints.txt --editable '.[dev]' transformers==$(TRANSFORMERS)
+	OMP_NUM_THREADS=1 $(CONTRACT_VENV)/bin/python $(CONTRACT_TESTS) --contract-json=$(CONTRACT_VENV)/contract.json
+else
+	$(MAKE) --no-print-directory install-dev
+	OMP_NUM_THREADS=1 $(BIN)/python $(CONTRACT_TESTS) --contract-json=interp/contract.json
+endif
 
 # Debian's Chromium for the tests of the report, where it can be had; without it those tests skip and say so.
 chromium:

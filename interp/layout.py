@@ -102,6 +102,15 @@ class Layout:
                 " or choose another family"
             )
 
+    def require_places(self, name: str = "") -> None:
+        """UserError for a family whose image tokens lie nowhere in the picture, so that there is no map over it."""
+        self.require_image_tokens(name)
+        if self.geometry == "queries":
+            raise UserError(
+                f"no maps over the picture for {name or self.model_type}: its image tokens are learned queries that "
+                "stand for no place; read their share of attention, or use occlude_image"
+            )
+
 
 _STANDARD: dict[str, Any] = {
     "language_model": "model.language_model",

@@ -19,6 +19,8 @@ from tests.tiny import tiny_llava  # noqa: E402
 settings.register_profile("forestlens", deadline=None)
 settings.load_profile("forestlens")
 
+pytest_plugins = ("tests.contract.plugin",)
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

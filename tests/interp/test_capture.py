@@ -41,6 +41,7 @@ def piece_errors(record, weights):
             yield float(difference[piece.real].max())
 
 
+@pytest.mark.contract("attention")
 @pytest.mark.parametrize("few", [0, 10**6], ids=["kernel", "rows"])
 def test_masses_and_maps_equal_eager_while_generating(family, prompts, few, monkeypatch):
     """Left padding, grouped keys, sliding windows, bidirectional images, a KV cache: as each family has them."""

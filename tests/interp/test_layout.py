@@ -37,6 +37,7 @@ def test_every_layout_has_a_model_here():
     assert {build().model.config.model_type for build in FAMILIES.values()} == set(LAYOUTS)
 
 
+@pytest.mark.contract("load")
 def test_paths_lead_to_the_language_model_although_the_vision_tower_is_deeper(pieces):
     layout = layout_for(pieces.model)
     text = pieces.model.config.get_text_config()

@@ -23,16 +23,6 @@ PROMPTS = [
     Prompt("the cake", picture(3), key="c"),
 ]
 TOLERANCE = {"atol": 1e-4, "rtol": 0}
-FAMILIES = {
-    "llava": families.llava,
-    "llava_next": families.llava_next,
-    "qwen2_5_vl": families.qwen2_5_vl,
-    "instructblip": families.instructblip,
-    "smolvlm": families.smolvlm,
-    "internvl": families.internvl,
-    "paligemma": families.paligemma,
-    "gemma3": families.gemma3,
-}
 
 
 class Always(LogitsProcessor):
@@ -66,7 +56,8 @@ def assert_same(one: Generation, other: Generation) -> None:
     torch.testing.assert_close(one.margins, other.margins, **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())
+@pytest.mark.contract("generate", "score")
+@pytest.mark.parametrize("family", families.FAMILIES.values(), ids=families.FAMILIES.keys())
 def test_batched_is_one_by_one_and_score_is_generates_margin(family: Callable[[], families.Pieces]) -> None:
     vlm = VLM(*family())
     together = vlm.generate(PROMPTS, max_new_tokens=3)

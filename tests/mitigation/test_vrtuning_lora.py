@@ -31,6 +31,7 @@ def examples(vlm: VLM, **options: bool) -> list[dict]:
     return list(from_rows(ROWS, **options).dataset)  # type: ignore[arg-type]
 
 
+@pytest.mark.contract("lora")
 def test_only_the_language_model_learns(family: VLM) -> None:
     """No adapter and no gradient in the vision tower or the projector, and one in every layer of the decoder."""
     layout = family.layout
@@ -50,6 +51,11 @@ def test_only_the_language_model_learns(family: VLM) -> None:
         assert all(weight.grad is None and not weight.requires_grad for weight in module.parameters())
     grown = [name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()]
     assert len(grown) == layers * len(TARGETS)  # of B alone: A's is zero while B is
+    model.eval()
+    before = family.score([Prompt(row.question, row.image) for row in ROWS])  # type: ignore[arg-type]
+    torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.1).step()
+    after = family.score([Prompt(row.question, row.image) for row in ROWS])  # type: ignore[arg-type]
+    assert ((after - before).abs() > 1e-4).all()
 
 
 def test_targets_are_chosen_by_name(vlm: VLM) -> None:

@@ -1,0 +1,101 @@
+"""Collects what the contract tests find, holds it against ``interp/contract.json``, and writes it on demand.
+
+``--contract-json PATH`` writes the table of the run and prints how it differs from the committed one. Without it a test
+that contradicts the committed table fails, if that was made with the transformers that is installed.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.table import CAPABILITIES, COMMITTED, FAILS, Found, contradiction, differences, drawn, table
+
+KEY = "contract"
+FAMILY_ARGUMENTS = ("family", "name", "pieces")
+_FOUND: list[Found] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option that writes the table."""
+    parser.addoption("--contract-json", metavar="PATH", help="write what the contract tests find to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The marker."""
+    config.addinivalue_line(
+        "markers", "contract(*capabilities): shows what works on a family (tests/contract/table.py)"
+    )
+
+
+def family_of(item: Any) -> str:
+    """The family that a parametrised test is about; AssertionError where it has no such parameter."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    for name in FAMILY_ARGUMENTS:
+        if name in parameters:
+            return str(getattr(parameters[name], "__name__", parameters[name]))
+    raise AssertionError(f"{item.nodeid} shows a capability of no family; parametrise it by {FAMILY_ARGUMENTS}")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
+    """Puts the finding into the report, which reaches the first process from any worker."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    names = tuple(name for marker in item.iter_markers(KEY) for name in marker.args)
+    if not names or (report.when != "call" and report.passed) or report.skipped:
+        return
+    assert set(names) <= set(CAPABILITIES), f"{names}: known capabilities are {CAPABILITIES}"
+    said = dict(item.user_properties)
+    error = "" if report.passed else f"{call.excinfo.typename}: {call.excinfo.value}".splitlines()[0]
+    found = Found(
+        family=family_of(item),
+        capabilities=names,
+        test=item.nodeid,
+        passed=report.passed,
+        error=error,
+        not_applicable=said.get("not_applicable", ""),
+        limit=said.get("limit", ""),
+        facts=said.get("facts", {}),
+    )
+    if report.passed and item.config.getoption("--contract-json", None) is None and (against := _against(found)):
+        report.outcome = "failed"
+        report.longrepr = f"interp/contract.json: {against}; write it anew with `make contract`"
+    report.user_properties.append((KEY, vars(found)))
+
+
+def _against(found: Found) -> str:
+    if not COMMITTED.is_file():
+        return ""
+    committed = json.loads(COMMITTED.read_text())
+    return contradiction(found, committed) if committed["transformers"] == version("transformers") else ""
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """In the first process: every finding, wherever it was made."""
+    _FOUND.extend(Found(**value) for name, value in report.user_properties if name == KEY)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Writes and shows the table where it was asked for."""
+    path = config.getoption("--contract-json")
+    if path is None or not _FOUND or hasattr(config, "workerinput"):  # a worker of xdist has seen a part of it alone
+        return
+    versions = {"transformers": version("transformers"), "torch": version("torch").partition("+")[0]}
+    contents = table(_FOUND, versions)
+    write = terminalreporter.write_line
+    for line in ["", f"contract with transformers {versions['transformers']}", *drawn(contents)]:
+        write(line)
+    if COMMITTED.is_file():
+        changed = differences(contents, json.loads(COMMITTED.read_text()))
+        write(f"{len(changed)} cells differ from {COMMITTED.name}" + (":" if changed else ""))
+        for line in changed:
+            write("  " + line)
+    cells = [cell for entry in contents["families"].values() for cell in entry["capabilities"].values()]
+    if any((cell["reason"] or "").startswith(FAILS) for cell in cells) and Path(path).resolve() == COMMITTED:
+        write(f"not written: {COMMITTED.name} is never made of failing tests")
+        return
+    Path(path).write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
