@@ -108,8 +108,8 @@ class _Steering:
         codes = segments.indicator(0, total).argmax(-1)
         image = codes == SEGMENTS.index(IMAGE)
         columns = torch.arange(total)
-        if self.all_text:  # after its picture: before it there is nothing of it to see
-            queries = ~image & (codes != SEGMENTS.index("padding")) & (image.cumsum(1) > 0)
+        if self.all_text:  # those before the picture have nothing of it to see
+            queries = ~image & (codes != SEGMENTS.index("padding"))
         else:
             queries = (columns >= segments.width - 1).expand(codes.shape)
         return queries[:, forward.start :, None] & image[:, None, total - keys :]

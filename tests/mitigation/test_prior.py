@@ -52,7 +52,7 @@ def test_it_is_the_formula_decoded_greedily(vlm: VLM, prompts: list[Prompt], pri
     assert got.token_ids != Baseline().generate(vlm, prompts, max_new_tokens=TOKENS).token_ids or answers
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "internvl", "paligemma2"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("internvl", marks=pytest.mark.slow)])
 def test_every_kind_of_family(family: str, prompts: list[Prompt]) -> None:
     vlm, method = VLM(*FAMILIES[family](), name=family), PriorCorrection(1.0, "blank", beta=0.05)
     got = method.generate(vlm, prompts, max_new_tokens=3)
@@ -83,12 +83,12 @@ def test_a_prior_sees_nothing_of_the_case(vlm: VLM) -> None:
     assert torch.equal(*both)
 
 
-@pytest.mark.parametrize("beta", [0.1, 1.0, None])
+@pytest.mark.parametrize("beta", [1.0, None])
 def test_verdicts_follow_their_margins(vlm: VLM, prompts: list[Prompt], beta: float | None) -> None:
     vlm, seen = decided(vlm), set()
     for shift in (-2.0, 0.0, 2.0):
-        for weight in (0.0, 1.0, 4.0):
-            got = PriorCorrection(weight, "neutral", 2, beta, shift=shift).generate(vlm, prompts, max_new_tokens=1)
+        for weight in (0.0, 4.0):
+            got = PriorCorrection(weight, "blank", beta=beta, shift=shift).generate(vlm, prompts, max_new_tokens=1)
             assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
             seen.add(tuple(got.texts))
     assert len(seen) > 2

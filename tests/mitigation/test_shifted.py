@@ -16,14 +16,14 @@ from mitigation.vcd import VCD
 from tests.mitigation.slow_rule import decided
 
 
-@pytest.mark.parametrize("shift", [-3.0, 0.0, 0.4, 30.0])
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 30.0])
 def test_of_the_baseline_it_is_the_constant_shift(vlm: VLM, prompts: list[Prompt], shift: float) -> None:
     methods = (Shifted(Baseline(), shift), ConstantShift(shift))
-    shifted, constant = (method.generate(vlm, prompts, max_new_tokens=5) for method in methods)
+    shifted, constant = (method.generate(vlm, prompts, max_new_tokens=3) for method in methods)
     assert shifted.token_ids == constant.token_ids
     assert torch.equal(shifted.margins, constant.margins)
-    assert Shifted(Shifted(Baseline(), shift), -shift).generate(vlm, prompts, max_new_tokens=5).token_ids == (
-        Baseline().generate(vlm, prompts, max_new_tokens=5).token_ids
+    assert Shifted(Shifted(Baseline(), shift), -shift).generate(vlm, prompts, max_new_tokens=3).token_ids == (
+        Baseline().generate(vlm, prompts, max_new_tokens=3).token_ids
     )
 
 
