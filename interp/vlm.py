@@ -21,6 +21,7 @@ from interp.errors import UserError
 from interp.generation import GREEDY, Generation, check_call, first_logits, new_tokens, own_length, seeded
 from interp.layout import layout_for
 from interp.loading import load
+from interp.memory import input_device
 from interp.pieces import encode_pieces
 from interp.rendering import render, to_rgb
 
@@ -65,8 +66,8 @@ class VLM:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
+        """Where inputs go: where the weights are, or the first of several places."""
+        return input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:

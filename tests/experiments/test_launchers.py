@@ -10,7 +10,10 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 
 import conf
+from experiments.launch import Launch
 from experiments.schema import register
+from interp.errors import UserError
+from interp.model_config import ModelConfig
 from tests.conftest import REPOSITORY
 
 PLUGINS = {"processes": "submitit", "slurm": "submitit", "ray_cluster": "ray"}
@@ -47,3 +50,10 @@ def test_a_sweep_runs_a_job_a_value(preset: str, tmp_path: Path) -> None:
     command += [f"task.json={files[0]},{files[1]}", f"output_root={tmp_path}/outputs"]
     subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
     assert [json.loads(file.read_text())["real_weights"] for file in files] == [False, False]
+
+
+def test_a_model_over_all_cards_is_one_process() -> None:
+    spread = ModelConfig("spread", "a/b", device_map="auto")
+    assert Launch().placed(spread) == spread
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2 and model.device_map=auto: .*spread over all cards; start one"):
+        Launch(rank=0, size=2).placed(spread)

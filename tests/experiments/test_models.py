@@ -5,13 +5,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from PIL import Image
 
 from experiments import models
+from experiments.answering import _identity
 from experiments.models import MODELS, ModelTable, Notes, configurations, described, read_contract
+from interp.bounds import set_bounds
 from interp.errors import UserError
 from interp.layout import LAYOUTS
 from interp.model_config import ModelConfig
@@ -150,10 +153,14 @@ def test_a_chat_template_of_ours_renders_what_its_family_s_processor_takes(name:
 
 @pytest.mark.parametrize("name", sorted(LOCAL))
 def test_bounds_are_those_the_family_takes(name: str) -> None:
-    from interp.bounds import set_bounds
-
     shown = [key for key in ("min_pixels", "max_pixels", "longest_edge", "max_tiles") if key in LOCAL[name]]
     vlm = VLM(*FAMILIES[LOCAL[name]["family"]]())
     for key in shown:
         value = {"min_pixels": 1024, "max_pixels": 4096, "longest_edge": 64, "max_tiles": 1}[key]
         set_bounds(vlm.processor.image_processor, ModelConfig(name, "a/b", **{key: value}))  # type: ignore[arg-type]
+
+
+def test_answers_to_bounded_pictures_are_other_answers() -> None:
+    vlm = cast(VLM, SimpleNamespace(name="m", revision="r", dtype="d"))
+    plain, bounded = (_identity(run_of("model=qwen2_vl_7b", *more), vlm) for more in ((), ("model.max_pixels=500000",)))
+    assert bounded == [*plain, ("max_pixels", 500_000)]
