@@ -27,7 +27,7 @@ JUDGE = "margin"  # who gave a scored verdict
 
 
 def check(run: "Run") -> None:
-    """UserError where nothing can be scored: open answers, or a model without logits."""
+    """UserError where nothing can be scored: open answers, a model without logits, a method under study without."""
     if run.protocol != "score":
         return
     if run.benchmark.kind != "yes_no":
@@ -40,6 +40,9 @@ def check(run: "Run") -> None:
             f"protocol=score reads logits, and {run.model.name} is only reached over an API; leave protocol out, or "
             "choose a model whose weights can be loaded"
         )
+    for arm in ("baseline", run.arm):
+        if reason := unscored(run.arms[arm]):
+            raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
 
 
 def unscored(method: Any) -> str | None:
