@@ -91,7 +91,7 @@ def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch:
 
 
 def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_of("model=api", "model.model=x", "method=baseline")
+    run = run_of("model=api_vllm", "model.model=x", "method=baseline")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match=r"WORLD_SIZE=2: .*over an API"):
@@ -99,8 +99,10 @@ def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyP
 
 
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node")
-ACCELERATE = ("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--mixed_precision", "no", "--num_machines",
-              "1", "--dynamo_backend", "no", "--main_process_port", "0", "--num_processes")  # fmt: skip
+ACCELERATE = (
+    *("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--mixed_precision", "no", "--num_machines", "1"),
+    *("--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"),
+)
 
 
 def launched(launcher: tuple[str, ...], size: int, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -133,3 +135,30 @@ def test_an_error_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
         ended = launched(TORCHRUN, 2, f"output_root={tmp_path}", override)
         assert ended.returncode != 0
         assert len([line for line in ended.stderr.splitlines() if line.startswith("error: ")]) == 1, ended.stderr
+
+
+@pytest.mark.slow
+def test_vrtuning_trains_in_all_processes_and_shares_the_study(tmp_path: Path) -> None:
+    """Two processes with half the batch each train what one trains, and answer the same cases once."""
+    found = []
+    for size in (1, 2):
+        root = tmp_path / str(size)
+        sizes = ("task.settings.steps=2", f"task.settings.batch_size={4 // size}", "task.data.cases=12")
+        ended = launched(
+            TORCHRUN,
+            size,
+            "+exp=vrtuning_llava",
+            *sizes,
+            f"output_root={root}",
+            "task.perception=2",
+            "task.attention=2",
+        )
+        assert ended.returncode == 0, ended.stderr
+        (folder,) = (root / "vrtuning_llava").iterdir()
+        assert ended.stdout.count("report: ") == 1
+        assert len((folder / "training.jsonl").read_text().splitlines()) == 1
+        assert (folder / "adapters/vrtuning/adapter/README.md").exists()
+        records = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+        found.append({(record["case"], record["arm"]): record["margin"] for record in records})
+        assert len(found[-1]) == len(records)
+    assert found[1] == pytest.approx(found[0], abs=1e-3)

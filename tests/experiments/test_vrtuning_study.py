@@ -291,12 +291,3 @@ def test_a_table_without_rows_is_no_table() -> None:
 def test_training_data_is_described_by_its_settings() -> None:
     assert repr(Traces()) == repr(Traces())
     assert repr(Traces()) != repr(Traces(seed=1))
-
-
-def test_several_processes_are_refused_before_any_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_weights: None
-) -> None:
-    run = small("vrtuning_llava", tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"WORLD_SIZE=2.*method\.adapter"):
-        run.task(run)
