@@ -242,17 +242,18 @@ def _sentence(place: Source, what: str, error: Exception, attention: str | None)
     text = str(error)
     if any(isinstance(cause, GatedRepoError) for cause in causes):
         return gated(place.path)
-    if "torchvision" in text:
+    if "torchvision" in text.lower():
         return (
             f"the {what} of {place.path} needs torchvision; install the build that fits this torch, or choose a family "
-            "that does without (llava, llava_next, instructblip)"
+            "that does without (llava, llava_next, instructblip, gemma3)"
         )
     if "num2words" in text:
         return f"the {what} of {place.path} needs num2words; pip install 'forestlens[processors]'"
     if "trust_remote_code" in text:
         return f"{place.path} brings its own code, which is run only if you say so; set model.trust_remote_code=true"
     if attention and ("attn_implementation" in text or "attention" in text.lower()):
-        return f"attention {attention!r} cannot be used ({brief(error)}); set model.attn_implementation=sdpa or eager"
+        other = "eager" if attention == "sdpa" else "sdpa or eager"
+        return f"attention {attention!r} cannot be used ({brief(error)}); set model.attn_implementation={other}"
     if not place.local_only:
         way_out = "try again"
     else:

@@ -171,6 +171,28 @@ def test_missing_and_misshapen_parameters(checkpoint: Path) -> None:
         load(str(checkpoint))
 
 
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        ("Qwen2VLVideoProcessor requires the Torchvision library", "needs torchvision; install the build"),
+        (
+            "SmolVLMProcessor requires the `num2words` package",
+            r"needs num2words; pip install 'forestlens\[processors\]'",
+        ),
+        (
+            "Gemma2 does not support attention through sdpa",
+            r"'sdpa' cannot be used \(.*; set .*attn_implementation=eager$",
+        ),
+    ],
+)
+def test_what_another_library_says_becomes_a_way_out(saved: Path, error: str, named: str) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ImportError(error)
+
+    with pytest.raises(UserError, match=named):
+        loading._reading(loading.Source(str(saved)), "processor", fail, attn_implementation="sdpa")
+
+
 def test_an_attention_implementation_that_is_not_there(saved: Path) -> None:
     with pytest.raises(UserError, match=r"attention 'nonsense' cannot be used \(.*attn_implementation=sdpa"):
         load(str(saved), attn_implementation="nonsense")
