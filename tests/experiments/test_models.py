@@ -65,6 +65,7 @@ def test_cells_come_from_the_contract_and_gaps_have_reasons(
     assert page["notes"][said["lora"]["notes"][0] - 1] == "not merged"
     assert rows["qwen2_vl_7b"]["works"]["generate"]["said"] == "not run"
     assert {cell["said"] for name, cell in rows["api_gpt_4o"]["works"].items() if name != "generate"} == {"n/a"}
+    assert (rows["llava_organism"]["notes"], len(rows["llava_1_5_7b"]["notes"])) == ([], 1)
     shown = capsys.readouterr().out
     assert f"[{number}] {CROSS}" in shown
     assert "No model from the hub was run on its real weights" in shown
