@@ -61,8 +61,10 @@ class Launch:
         return list(items[self.rank :: self.size])
 
     def join(self) -> None:
-        """Waits until all processes have started."""
+        """Waits until all processes have started; of other libraries' progress the first one's is shown."""
         if self.size > 1:
+            if not self.first:
+                os.environ.setdefault("TQDM_DISABLE", "1")
             with _together():
                 _talk()
 

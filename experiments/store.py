@@ -11,7 +11,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +25,7 @@ from interp.errors import UserError
 
 IDENTITY = ".hydra/identity.json"
 PREDICTIONS = "predictions.jsonl"
+LAG = 60.0  # seconds in which a shared file system shows all machines the same
 Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
@@ -86,7 +88,7 @@ class RunStore:
         path = self.path / file
         if self.launch.size > 1:
             path = parts.part(path, self.launch.rank)
-        before = path.stat().st_size if path.exists() else 0
+        before = _size(path)
         try:
             with path.open("a", encoding="utf-8") as handle:
                 handle.write(lines)
@@ -104,15 +106,20 @@ class RunStore:
         would have written them.
 
         Raises:
-            UserError: the disk is full or the directory cannot be written; what was appended stays in the parts.
+            UserError: the disk is full or the directory cannot be written; what was appended stays in the parts. Or
+                this process does not see what the first has written.
         """
+        path = self.path / file
         self.launch.wait()
         if self.launch.first and (self.launch.size > 1 or self._several):
             try:
-                parts.merge(self.path / file, None if places is None else lambda line: places.get(_key(line)))
+                parts.merge(path, None if places is None else lambda line: places.get(_key(line)))
             except OSError as error:
-                raise _unwritten(self.path / file, error) from error
-        self.launch.wait()
+                raise _unwritten(path, error) from error
+        if self.launch.size > 1:
+            size = int(self.launch.agree(str(_size(path))))
+            if not self.launch.first and not _seen(lambda: _size(path) == size):
+                raise _not_shared(path, self.launch)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replaces ``name`` in one step, so that a reader never sees half of it. Other processes than the first do not.
@@ -138,6 +145,30 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _unwritten(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot write {path} ({error.strerror}); make room and run the same command again to go on")
+
+
+def _not_shared(path: Path, launch: Launch) -> UserError:
+    return UserError(
+        f"process {launch.rank} of {launch.size} does not see {path} as the first process does; the machines of a "
+        "launch need one file system; choose a place on it with output_root=<dir>"
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _seen(look: Callable[[], bool]) -> bool:
+    """Whether ``look`` comes true: over a network the others' files may be seen a little later."""
+    end = time.monotonic() + LAG
+    while not look():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def _key(line: bytes) -> Key:
@@ -179,6 +210,8 @@ def open_run(
     if not launch.first:
         said = json.loads(launch.agree(None))
         path = Path(said["path"])
+        if not _seen((path / IDENTITY).exists):
+            raise _not_shared(path, launch)
         return RunStore(path, _locked(path, fcntl.LOCK_SH), resumed=said["resumed"], launch=launch)
     unfinished = None if fresh else _unfinished(folder, config_hash)
     try:

@@ -221,6 +221,20 @@ def test_a_launch_shares_its_lock_and_another_is_refused_while_any_of_its_proces
         assert later.resumed
 
 
+def test_machines_without_a_shared_file_system_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Alone):
+        def agree(self, value: str | None) -> str:
+            return json.dumps({"path": str(tmp_path / "there"), "resumed": False}) if value is None else "17"
+
+    monkeypatch.setattr("experiments.store.LAG", 0.05)
+    with pytest.raises(UserError, match=r"process 1 of 2 does not see .*there as the first .*output_root=<dir>"):
+        open_x(tmp_path, launch=Elsewhere(1, 2))
+    with open_x(tmp_path, launch=Alone(0, 2)) as first:
+        other = RunStore(first.path, (first.path / ".lock").open(), resumed=False, launch=Elsewhere(1, 2))
+        with pytest.raises(UserError, match=r"does not see .*predictions\.jsonl"):
+            other.gather()
+
+
 def test_only_the_first_process_writes_tables_and_finishes(tmp_path: Path) -> None:
     with open_x(tmp_path, launch=Alone(0, 2)) as first:
         other = member(first, 1, 2)

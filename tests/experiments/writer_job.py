@@ -19,7 +19,7 @@ from experiments.launch import Launch
 from experiments.records import key
 from experiments.store import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 
-ARMS, BATCHES, ROWS = 3, 6, 3
+ARMS, BATCHES, ROWS = 2, 5, 2
 Batch = list[dict[str, str]]
 
 
