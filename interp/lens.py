@@ -40,10 +40,11 @@ def lens(
         UserError: as ``interp.residual.residuals``.
     """
     read = residuals(vlm, prompts, places=(place,), points=points, batch_size=batch_size)
-    return torch.stack([_margins(vlm, read.at(place, point), batch_size) for point in read.points])
+    return torch.stack([spoken(vlm, read.at(place, point), batch_size) for point in read.points])
 
 
-def _margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int) -> Float[Tensor, "row"]:
+def spoken(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, "row"]:
+    """The margins of states that were read already: through the final norm and the output head; float32 on the CPU."""
     norm, head = (vlm.layout.module(vlm.model, part) for part in ("final_norm", "lm_head"))
     cap = getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None)
     found = []
