@@ -88,6 +88,6 @@ def test_the_table_sets_the_tools_beside_the_cause() -> None:
 
 def test_the_family_is_configured_whole() -> None:
     task = run_of("+exp=organism_family").task
-    assert len(task.members()) == 15
+    assert len(task.members()) == 12
     with pytest.raises(UserError, match=r"task\.biases"):
         run_of("+exp=organism_family", "task.seeds=[]")
