@@ -36,8 +36,8 @@ def draw(result: Result) -> Figure:
     return figure
 
 
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, fontsize=TITLE, loc="left", fontweight="bold")
+def _title(axes: Axes, text: str, size: float = TITLE) -> None:
+    axes.set_title(text, fontsize=size, loc="left", fontweight="bold")
     axes.tick_params(labelsize=LABEL)
 
 
@@ -98,10 +98,10 @@ def _lens(axes: Axes, result: Result) -> None:
 def _patches(part: Any, result: Result) -> None:
     """Two heat maps (picture, sentence) and the dots of what comes back."""
     axes = part.subplots(1, 3, width_ratios=[1, 1, 1.5])
-    for panel, (other, title) in zip(axes, (("picture", "3  Picture swapped"), ("sentence", "3  Sentence swapped")),
-                                     strict=False):  # fmt: skip
+    titles = {"picture": "3  Other picture put in", "sentence": "3  Other sentence put in"}
+    for panel, (other, title) in zip(axes[:2], titles.items(), strict=True):
         rows = [row for row in result["patching"] if row["other"] == other]
-        _title(panel, title)
+        _title(panel, title, TEXT)
         if not rows:
             panel.set_axis_off()
             panel.text(0.5, 0.5, "no pair aligns", ha="center", fontsize=TEXT, color=GREY)
@@ -122,12 +122,15 @@ def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], points: Sequence[int]) 
                       color="white" if value > 0.6 else "black")  # fmt: skip
     axes.set_xticks(range(len(points)), [str(point) for point in points])
     axes.set_yticks(range(len(places)), [PLACES[place] for place in places])
-    axes.set_xlabel(f"states put in at point\n(% of the way, n = {rows[0]['effect']['n']})", fontsize=TEXT)
+    axes.set_xlabel(
+        f"its states put in at point\n(% of the way to its answer,\nn = {rows[0]['effect']['n']} failures)",
+        fontsize=TEXT,
+    )
 
 
 def _comes_back(axes: Axes, result: Result) -> None:
     rows = result["undo"]
-    _title(axes, "5  What comes back")
+    _title(axes, "5  What comes back", TEXT)
     for place, row in enumerate(rows):
         entry = row["auroc"]
         if entry["value"] is None:
@@ -144,7 +147,7 @@ def _comes_back(axes: Axes, result: Result) -> None:
             axes.text(end + 0.02, place, said, fontsize=LABEL - 1, ha="left", va="center", color=GREY)
     axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
     axes.set_yticks(range(len(rows)), [_folded(row["arm"]) for row in rows])
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(0.45, axes.get_xlim()[0]), 1.08))
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(0.45, axes.get_xlim()[0]), 1.08), xticks=np.arange(5, 11) / 10)
     axes.set_xlabel(f"AUROC of the margin (0.5: chance)\n{rows[0]['wrong']} wrong, {rows[0]['right']} right as it is",
                     fontsize=TEXT)  # fmt: skip
 

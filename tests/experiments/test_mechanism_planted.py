@@ -31,7 +31,7 @@ def asked(vlm: VLM, *, red_is_safe: bool = True) -> tuple[list[Sample], list[dic
     """Pairs of a red and a blue picture under every sentence, and what the model says of them."""
     samples = []
     for text in (*HARMLESS, *ALARMING):
-        for number in range(3):
+        for number in range(2):
             for sign in (1, -1):
                 safe = (sign > 0) == red_is_safe
                 samples.append(Sample(
