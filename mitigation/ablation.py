@@ -5,6 +5,8 @@ this module loads neither torch nor transformers; learning and generating do.
 """
 
 import random
+import shutil
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -15,7 +17,7 @@ from interp.errors import UserError
 from mitigation.ranges import check_point, check_seed, check_shift
 from mitigation.shifted import with_shift
 from mitigation.steering import says_yes
-from mitigation.vectors import Vectors, check_width, digest_of, read_vectors, write_vectors
+from mitigation.vectors import Vectors, check_model, digest_of, read_vectors, write_vectors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -66,6 +68,11 @@ class AblateDirection:
         if self.shuffle is not None:
             check_seed(self.shuffle)
 
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be given without the direction."""
+        return bool(self.shift)
+
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedAblation":
         """The direction of all cases at the best point; UserError where a kind of case is missing."""
         from interp.directions import fit_direction
@@ -112,6 +119,11 @@ class LearnedAblation:
         """UserError unless the shift is a finite number."""
         check_shift(self.shift)
 
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be given without the direction."""
+        return bool(self.shift)
+
     @cached_property
     def _vectors(self) -> Vectors:
         return read_vectors(self.path, KIND)
@@ -122,32 +134,53 @@ class LearnedAblation:
         return self._vectors.about
 
     def direction(self, vlm: "VLM") -> "Float[Tensor, 'width']":
-        """The unit vector; UserError for a model of another width."""
+        """The unit vector; UserError for another model than it was learned on."""
         vector = self._vectors.tensors["vector"]
-        check_width(vlm, len(vector), KIND)
+        check_model(vlm, self._vectors, len(vector))
         return vector
 
     def checkpoint(self, vlm: "VLM") -> Path:
         """The folder with the orthogonalised weights of ``vlm``, beside the direction's file; made where it is not.
 
-        UserError as ``orthogonalised``.
+        Made under another name and put there in one step: several processes may ask at once, and be killed at it.
+        UserError as ``orthogonalised``, and for a folder that holds something else.
         """
+        direction, folder = self.direction(vlm), self.path.with_suffix("")
+        card = folder / "README.md"
+        if not card.is_file():
+            self._make(vlm, direction, folder)
+        if self.digest not in card.read_text(encoding="utf-8"):
+            raise UserError(
+                f"{folder} holds weights without another direction than that of {self.path.name} ({self.digest}); "
+                "delete the folder and ask again"
+            )
+        return folder
+
+    def _make(self, vlm: "VLM", direction: "Float[Tensor, 'width']", folder: Path) -> None:
         from mitigation.projection import orthogonalised
 
-        folder = self.path.with_suffix("")
-        if not (folder / "README.md").is_file():  # the last that is written
-            n, unsafe = self.about["n"], self.about["positives"]
-            why = (
-                f"The direction: difference of means at the verdict, point {self.about['point']}, between {unsafe} "
-                f"cases called unsafe and {n - unsafe} others (file {self.path.name}, {self.digest})."
-            )
-            orthogonalised(vlm, self.direction(vlm), folder, why=why)
-        return folder
+        n, unsafe = self.about["n"], self.about["positives"]
+        why = (
+            f"The direction: difference of means at the verdict, point {self.about['point']}, between {unsafe} "
+            f"cases called unsafe and {n - unsafe} others (file {self.path.name}, {self.digest})."
+        )
+        draft = folder.with_name(f"{folder.name}.part-{uuid.uuid4().hex}")
+        try:
+            orthogonalised(vlm, direction, draft, why=why)
+            draft.rename(folder)
+        except OSError as error:
+            if not (folder / "README.md").is_file():  # else another process was first
+                raise UserError(
+                    f"cannot write {folder} ({error.strerror or error}); make room, delete what is there, and run the "
+                    "same command again"
+                ) from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers without the direction, with margins to match; UserError for another model."""
         if self.weights:
-            other = _loaded(self.checkpoint(vlm), str(vlm.dtype).removeprefix("torch."), str(vlm.device))
+            other = _loaded(self.checkpoint(vlm), self.digest, str(vlm.dtype).removeprefix("torch."), str(vlm.device))
             return _answered(other, prompts, max_new_tokens, self.shift)
         from mitigation.projection import levelled, projected
 
@@ -168,6 +201,11 @@ class AblateRandom:
         """UserError naming the value and its range."""
         check_seed(self.seed)
         check_shift(self.shift)
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be given without the direction."""
+        return bool(self.shift)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers without the drawn direction, with margins to match."""
@@ -198,7 +236,7 @@ def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor", *, bat
 
 
 @lru_cache(maxsize=1)  # several batches ask one after the other
-def _loaded(folder: Path, dtype: str, device: str) -> "VLM":
+def _loaded(folder: Path, digest: str, dtype: str, device: str) -> "VLM":
     from interp.loading import load
 
     return load(folder, dtype=dtype, device=device)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from interp.errors import UserError
 
 WORTH = 1.25
-"""``PriorShare.helps`` from this factor of d′ on: from an AUROC of .65 to .70, or from .60 to .62."""
+"""``PriorShare.helps`` from this factor of d′ on: from an AUROC of .65 to .68, or from .60 to .62."""
 
 
 class PriorShare(NamedTuple):

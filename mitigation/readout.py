@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mitigation.ranges import check_point, check_seed, check_shift, check_strength
 from mitigation.shifted import with_shift
-from mitigation.vectors import Vectors, check_width, digest_of, read_vectors, write_vectors
+from mitigation.vectors import Vectors, check_model, digest_of, read_vectors, write_vectors
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,6 +50,7 @@ class TruthReadout:
     point: int | None = None
     conjunction: bool = False
     seed: int = 0
+    yes_no_only: ClassVar[bool] = True  # what is read is brought to the Yes/No margin
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
@@ -88,6 +89,7 @@ class LearnedReadout:
     digest: str
     strength: float = 4.0
     shift: float = 0.0
+    yes_no_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
@@ -113,7 +115,7 @@ class LearnedReadout:
         """Greedy answers with the probe's logit brought to the verdict; margins are those of the changed model.
 
         Raises:
-            UserError: a model of another width, or one without image tokens if the probe reads them.
+            UserError: another model than it was learned on.
         """
         from interp.residual import edit_residual
         from mitigation.probing import Bringing
@@ -130,5 +132,5 @@ class LearnedReadout:
         from mitigation.ridge import Readout
 
         tensors = self._vectors.tensors
-        check_width(vlm, len(tensors["direction"]), KIND)
+        check_model(vlm, self._vectors, len(tensors["direction"]))
         return Readout(**{name: tensor for name, tensor in tensors.items() if name != "direction"})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interp.errors import UserError
-from mitigation.ranges import check_point, check_shift, check_strength
+from mitigation.ranges import check_point, check_seed, check_shift, check_strength
 from mitigation.shifted import with_shift
 from mitigation.vectors import digest_of
 
@@ -56,7 +56,13 @@ class DirectionSteering:
             if value not in known:
                 raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
         check_point(self.point)
+        check_seed(self.seed)
         LearnedSteering(Path(), "", self.strength, self.columns, self.shift)
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be steered."""
+        return bool(self.shift)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
         """The direction of all cases at the chosen point; UserError where a kind of case is missing."""
@@ -98,6 +104,11 @@ class LearnedSteering:
         check_shift(self.shift)
         if self.columns not in COLUMNS:
             raise UserError(f"columns={self.columns!r}: must be one of {', '.join(COLUMNS)}")
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be steered."""
+        return bool(self.shift)
 
     def direction(self, vlm: "VLM") -> "Direction":
         """What was learned; UserError for another model than it was learned on."""

@@ -48,6 +48,7 @@ def read_vectors(path: Path, kind: str) -> Vectors:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"cannot read what was learned from {path} ({error}); delete it and learn again") from error
+    about = about if isinstance(about, dict) else {}
     if about.get("kind") != kind:
         raise UserError(
             f"{path} holds what {about.get('kind') or 'something else'} learned, not {kind}; give {kind}'s own file"
@@ -64,10 +65,16 @@ def digest_of(path: Path) -> str:
         raise UserError(f"nothing learned at {path} ({error.strerror}); learn it first") from error
 
 
-def check_width(vlm: "VLM", width: int, kind: str) -> None:
-    """UserError unless the residual stream of ``vlm`` has ``width`` channels, as what was learned has."""
+def check_model(vlm: "VLM", learned: Vectors, width: int) -> None:
+    """UserError unless ``vlm`` has the weights that ``learned`` names, and ``width`` channels."""
     own = int(vlm.model.get_input_embeddings().weight.shape[1])
     if own != width:
         raise UserError(
-            f"{kind} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on this model"
+            f"{learned.about['kind']} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on "
+            "this model"
+        )
+    if learned.about.get("revision") != vlm.revision:
+        raise UserError(
+            f"{learned.about['kind']} was learned on {learned.about.get('model')} at revision "
+            f"{learned.about.get('revision')}, and this is {vlm.name} at {vlm.revision}; learn it on this model"
         )

@@ -44,7 +44,7 @@ class Candidate:
 
 
 def set_to(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
-    """``method`` with these fields, and with ``shift`` logits on its Yes/No margin.
+    """``method`` with these fields, and with ``shift`` logits more on its Yes/No margin than it has then.
 
     UserError for a field that the method does not have, or a value that it refuses.
     """
@@ -53,10 +53,12 @@ def set_to(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> An
         raise UserError(
             f"{type(method).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; mend its grid"
         )
-    if "shift" in known and shift:
-        return dataclasses.replace(method, **setting, shift=shift)
     changed = dataclasses.replace(method, **setting) if setting else method
-    return Shifted(changed, shift) if shift else changed
+    if not shift:
+        return changed
+    if "shift" in known:  # chosen on margins that had the method's own in them
+        return dataclasses.replace(changed, shift=changed.shift + shift)
+    return Shifted(changed, shift)
 
 
 def name_of(setting: Mapping[str, Any]) -> str:

@@ -29,8 +29,8 @@ FOLLOWING = {
 NOTE = (
     "Numbers in the names: share of verdict labels from an annotator who never looks, in percent. "
     "within: mean AUROC inside a template. between: share of the margins' variance between templates. image effect: "
-    "mean change of the margin when image → verdict attention is cut, over the margins' standard deviation. truth: "
-    "held-out AUROC of a linear probe at the verdict. prior: factor by which d′ is expected to grow under prior "
+    "mean size of the margin's change when image → verdict attention is cut, over the margins' standard deviation. "
+    "truth: held-out AUROC of a linear probe at the verdict. prior: factor by which d′ is expected to grow under prior "
     "correction, said without labels. Δ: AUROC of an arm minus the baseline's, its setting chosen on the "
     "development split; * where the "
     "95% interval excludes 0."

@@ -31,9 +31,9 @@ def traits(run: Run, *, captions: int) -> dict[str, Any]:
     ``captions``: share named right. ``auroc`` and ``within``: of the margin over all cases, and within each template
     (the mean over those with both kinds): what a threshold of its own for each could reach. ``between_templates``:
     share of the margins' variance. ``prior``: ``PriorShare`` against the mean of four neutral pictures.
-    ``image_effect``: mean change of the margin when the verdict may not look at the image, over the margins' standard
-    deviation; ``auroc_when_cut``: the AUROC then. ``truth``: held-out AUROC of a linear probe for the truth at the
-    verdict, at the best point.
+    ``image_effect``: mean size of the margin's change when the verdict may not look at the image, over the margins'
+    standard deviation; ``auroc_when_cut``: the AUROC then. ``truth``: held-out AUROC of a linear probe for the truth at
+    the verdict, at the best point.
     """
     vlm = load(run.weights)
     samples = [s for s in limited(run.benchmark.load().samples, run.limit) if s.subset != "control"]

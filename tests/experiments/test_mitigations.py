@@ -82,7 +82,8 @@ def test_settings_are_all_combinations_and_reach_the_method() -> None:
     combinations = list(candidate.settings())
     assert [name_of(s) for s in combinations][:2] == ["alpha=1, noise_step=500", "alpha=1, noise_step=999"]
     assert set_to(VCD(), combinations[-1]) == VCD(alpha=2.0, noise_step=999)
-    assert set_to(ConstantShift(1.0), {}, shift=2.5) == ConstantShift(2.5)
+    assert set_to(ConstantShift(1.0), {}, shift=2.5) == ConstantShift(3.5)  # chosen on margins that had the 1.0
+    assert set_to(ConstantShift(1.0), {"shift": -1.0}, shift=2.5) == ConstantShift(1.5)
     assert set_to(VCD(), {}, shift=0.5) != VCD()
     for grid, rule in (({"alfa": [1]}, "no field 'alfa'"), ({"alpha": [-1.0]}, "alpha")):
         with pytest.raises(UserError, match=rule):

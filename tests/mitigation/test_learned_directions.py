@@ -277,6 +277,52 @@ def test_the_arm_of_weights_answers_as_the_arm_while_running(
     assert learned.about["point"] == 1  # of two layers, the last fifth left out
 
 
+def test_a_checkpoint_is_of_its_direction_and_is_made_in_one_step(
+    vlm: VLM, learned: LearnedAblation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = learned.path.with_suffix("")
+    save = vlm.processor.save_pretrained
+
+    def killed(out: Path) -> None:
+        raise KeyboardInterrupt
+
+    def overtaken(out: Path) -> None:  # another process is through while this one still writes
+        monkeypatch.setattr(vlm.processor, "save_pretrained", save)
+        replace(learned, weights=True).checkpoint(vlm)
+        save(out)
+
+    monkeypatch.setattr(vlm.processor, "save_pretrained", killed)
+    with pytest.raises(KeyboardInterrupt):
+        learned.checkpoint(vlm)
+    assert not folder.exists()
+    monkeypatch.setattr(vlm.processor, "save_pretrained", overtaken)
+    assert learned.checkpoint(vlm) == folder
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
+    with pytest.raises(UserError, match="another direction"):
+        replace(learned, digest="0" * 12).checkpoint(vlm)
+    (folder / "README.md").unlink()
+    with pytest.raises(UserError, match="delete what is there"):
+        learned.checkpoint(vlm)
+
+
+def test_what_was_learned_serves_only_the_weights_that_it_was_learned_on(
+    overruled: VLM, readout: LearnedReadout, vlm: VLM, learned: LearnedAblation, pair: list[Prompt]
+) -> None:
+    for method, own in ((readout, overruled), (learned, vlm)):
+        other = VLM(own.model, own.processor, name="finetuned", revision="abc")
+        with pytest.raises(UserError, match="finetuned at abc; learn it on this model"):
+            method.generate(other, pair, max_new_tokens=1)
+
+
+def test_a_shift_makes_a_method_one_for_verdicts() -> None:
+    learned = LearnedSteering(Path(), ""), LearnedAblation(Path(), "")
+    for method in (DirectionSteering(), AblateDirection(), AblateRandom(), *learned):
+        assert not method.yes_no_only
+        assert replace(method, shift=0.5).yes_no_only
+    assert TruthReadout().yes_no_only
+    assert LearnedReadout(Path(), "").yes_no_only
+
+
 def test_levels_hold_at_the_answer_alone(vlm: VLM, learned: LearnedAblation, pair: list[Prompt]) -> None:
     vector, levels = learned.direction(vlm), torch.tensor([2.0, -1.0])
     plain = residuals(vlm, pair, places=("verdict", "user"))
