@@ -170,7 +170,7 @@ class Answering:
         generation = self.fitting[arm].ask(
             prompts, lambda part: method.generate(vlm, part, max_new_tokens=self._new_tokens)
         )
-        self._count(arm, generation)
+        self._count(arm, prompts[0].key, generation)
         return generation
 
     def _note_memory(self, arm: str, rows: int) -> None:
@@ -195,16 +195,17 @@ class Answering:
             f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held."
         ]
 
-    def _count(self, arm: str, generation: "Generation") -> None:
+    def _count(self, arm: str, first: str, generation: "Generation") -> None:
         """Notes what a method says it saved, on disk, so that a continued run's count is whole."""
         if generation.skips:
-            self.store.append([{"arm": arm, **generation.skips}], SKIPS)
+            self.store.append([{"arm": arm, "first": first, **generation.skips}], SKIPS)
 
     def skips(self) -> dict[str, dict[str, int]]:
-        """By arm, what was saved in all answers of the run so far."""
+        """By arm, what was saved in all answers of the run so far; of a batch that was asked twice, the last time."""
+        latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(SKIPS)}
         totals: dict[str, Counter[str]] = {}
-        for line in self.store.records(SKIPS):
-            totals.setdefault(line.pop("arm"), Counter()).update(line)
+        for (arm, _), counts in latest.items():
+            totals.setdefault(arm, Counter()).update(counts)
         return {arm: dict(counts) for arm, counts in totals.items()}
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -140,33 +141,48 @@ class Fitting:
         rest = prompts
         while rest:
             part = rest[: self.rows]
-            answer = _unless_out_of_memory(ask, part)
-            if answer is not None:
-                done.append(answer)
+            answers = _unless_out_of_memory(partial(ask, part))
+            if answers:
+                done += answers
                 rest = rest[len(part) :]
                 continue
             if len(part) == 1:
-                raise UserError(
-                    f"not enough memory for a single prompt ({part[0].key or part[0].text!r}); take smaller weights "
-                    "(model.dtype=bfloat16), smaller images (the model's pixel bounds), a smaller model, or spread it "
-                    "over several devices (model.device_map=auto)"
-                )
+                raise _too_large(f"a single prompt ({part[0].key or part[0].text!r})")
             self.rows = len(part) // 2
             _free()
             self.said(self.rows)
         return joined(done)
 
 
-def _unless_out_of_memory(
-    ask: "Callable[[Sequence[Prompt]], Generation]", prompts: "Sequence[Prompt]"
-) -> "Generation | None":
-    """None where memory ran out; the error and the frames it holds are gone by then, so that they can be freed."""
+def halved(size: int, ask: Callable[[int], Thing]) -> Thing:
+    """What ``ask`` gives for batches of ``size``; of half of it where memory runs out, from the beginning, and so on.
+
+    Raises:
+        UserError: single prompts do not fit.
+    """
+    while not (found := _unless_out_of_memory(partial(ask, size))):
+        if size == 1:
+            raise _too_large("a single prompt")
+        size //= 2
+        _free()
+    return found[0]
+
+
+def _too_large(what: str) -> UserError:
+    return UserError(
+        f"not enough memory for {what}; take smaller weights (model.dtype=bfloat16), smaller images (the model's pixel "
+        "bounds), a smaller model, or spread it over several devices (model.device_map=auto)"
+    )
+
+
+def _unless_out_of_memory(ask: Callable[[], Thing]) -> list[Thing]:
+    """Empty where memory ran out; the error and the frames it holds are gone by then, so that they can be freed."""
     try:
-        return ask(prompts)
+        return [ask()]
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        return None
+        return []
 
 
 def out_of_memory(error: Exception) -> bool:

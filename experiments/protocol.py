@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.external import Responses
 from experiments.judges.judge import Judgement
 from experiments.outcomes import Verdict
+from experiments.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.model_config import ModelConfig
 from mitigation.controls import Sampled
@@ -53,11 +54,10 @@ def unscored(method: Any) -> str | None:
         return "its answers are sampled, and a score is drawn from nothing"
     if isinstance(method, VCD) and method.branch == "lazy":
         return "a lazy branch has no margins; method.branch=sequential has"
-    if isinstance(method, VRTuning):
-        if method.answer == "last":
-            return "its verdict comes after its own reasoning, which a single token does not have"
-        return None if method.inner is None else unscored(method.inner)
-    return None
+    if isinstance(method, VRTuning | NewAdapter) and method.answer == "last":
+        return "its verdict comes after its own reasoning, which a single token does not have"
+    within = getattr(method, "inner", None) or getattr(method, "method", None)
+    return None if within is None else unscored(within)
 
 
 def not_applicable(run: "Run") -> dict[str, str]:

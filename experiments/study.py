@@ -1,14 +1,16 @@
 """The study: the same cases under every arm, recorded as they are answered, then scored and compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from experiments import calibration, learning, records, scoring
 from experiments.answering import PREDICTIONS, Answering, batches
+from experiments.batching import halved
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.sample import Loaded, Sample
 from experiments.environment import describe
@@ -31,14 +33,16 @@ __all__ = ["PREDICTIONS", "Study", "batches", "limited", "load_cases", "run"]
 
 DEVELOPMENT = "development.jsonl"
 THUMBNAIL = 160  # pixels, the longer side
+After = Callable[[Path], Iterable[RenderableType]]
 SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
 
 
 @sharded
-def run(run: Run) -> None:
+def run(run: Run, *, after: After | None = None) -> None:
     """Evaluates all arms, writes the record, the metrics and the report, and prints the summary.
 
-    Where several processes were launched they share the cases, and the first does what comes after.
+    Where several processes were launched they share the cases, and the first does what comes after. ``after`` adds to
+    the run's directory and says what to print of it; only then does the run count as finished.
     """
     launch = Launch.current()
     console = launch.console()
@@ -57,7 +61,7 @@ def run(run: Run) -> None:
         study.answer_all()
         if launch.first:
             looked = study.look() if run.attention else []
-            study.conclude(environment)
+            study.conclude(environment, after)
             for sentence in looked:
                 console.print(sentence, highlight=False, markup=False)
     launch.wait()  # whoever goes on finds the run finished
@@ -179,13 +183,13 @@ class Study:
             return ["attention was not analysed: it is that of a model whose weights are here"]
         try:
             with self.console.status("attention of failures and matched successes"):
-                found = self._look_at_failures(self.vlm)
-                self._look_at_cases(self.vlm)
+                found = halved(self.run.batch_size, partial(self._look_at_failures, self.vlm))
+                halved(self.run.batch_size, partial(self._look_at_cases, self.vlm))
         except UserError as error:  # the study is worth keeping also where its attention cannot be looked at
             return [f"attention was not analysed: {error}"]
         return found
 
-    def _look_at_failures(self, vlm: "VLM") -> list[str]:
+    def _look_at_failures(self, vlm: "VLM", batch_size: int) -> list[str]:
         from experiments.attention.analysis import analyse_failures
 
         if self.run.benchmark.kind != "yes_no":
@@ -197,13 +201,13 @@ class Study:
             self.store.path,
             seed=self.run.seed,
             draws=self.run.draws,
-            batch_size=self.run.batch_size,
+            batch_size=batch_size,
             max_new_tokens=self.run.max_new_tokens,
             captum=self.run.attribution == "captum",
         )
         return list(result["sentences"])
 
-    def _look_at_cases(self, vlm: "VLM") -> None:
+    def _look_at_cases(self, vlm: "VLM", batch_size: int) -> None:
         """Attention of single cases under the baseline and the arm under study, for the report."""
         from experiments.attention.cases import cases_to_show, record_cases
 
@@ -217,11 +221,11 @@ class Study:
             limit=self.run.attention_cases,
         )
         if arms and samples:
-            sizes = {"batch_size": self.run.batch_size, "max_new_tokens": self.run.max_new_tokens}
+            sizes = {"batch_size": batch_size, "max_new_tokens": self.run.max_new_tokens}
             record_cases(vlm, arms, samples, self.store.path, **sizes)
 
-    def conclude(self, environment: Mapping[str, Any]) -> None:
-        """Metrics, thumbnails, report, table and sentences.
+    def conclude(self, environment: Mapping[str, Any], after: After | None = None) -> None:
+        """Metrics, thumbnails, report, what ``after`` adds, table and sentences.
 
         The run counts as finished unless requests never got through: those are asked again by the same command.
         """
@@ -243,6 +247,7 @@ class Study:
         more = finished | ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
         self.store.write_json("environment.json", {**environment, **more, **self._answering.efficiency()})
         page = build(self.store.path)
+        added = [] if after is None else list(after(self.store.path))
         if not lost:
             self.store.finish()
         self.console.print(scoring.shown(result))
@@ -252,6 +257,8 @@ class Study:
         if lost:
             total = f"{lost} of {len(current)} requests never got through"
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
+        for line in added:
+            self.console.print(line, highlight=False, soft_wrap=isinstance(line, str))
 
     def _is_external(self, record: Mapping[str, Any]) -> bool:
         return isinstance(self.run.arms.get(record["arm"]), Responses)
@@ -274,7 +281,9 @@ class Study:
                 except BadImage:
                     continue  # its record says so
                 image.thumbnail((THUMBNAIL, THUMBNAIL))
-                image.save(path, quality=THUMBNAIL_QUALITY)
+                part = path.with_name(path.name + ".part")  # a full disk leaves no half of a picture
+                image.save(part, format="JPEG", quality=THUMBNAIL_QUALITY)
+                part.replace(path)
 
 
 def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:

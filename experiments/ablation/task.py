@@ -5,11 +5,14 @@ do so on the development split; ``learned/`` holds the directions and the checkp
 Importing this module loads neither torch nor transformers.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rich.console import RenderableType
+
 from experiments import study
-from experiments.launch import Launch, sharded
+from experiments.launch import sharded
 from experiments.schema import Run
 from experiments.store import open_run
 from interp.errors import UserError
@@ -33,15 +36,14 @@ class Ablation:
         self._check(run)
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
             folder = store.path
-        study.run(replace(run, fresh=False))  # a second fresh start would leave the directory for another
-        launch = Launch.current()
-        if launch.first:
-            from experiments.ablation.tables import conclude
-
-            for line in conclude(folder, twins=self.twins, controls=self.controls):
-                launch.console().print(line, highlight=False, soft_wrap=isinstance(line, str))
-        launch.wait()
+        # A second fresh start would leave the directory for another.
+        study.run(replace(run, fresh=False), after=self._conclude)
         return folder
+
+    def _conclude(self, folder: Path) -> Iterable[RenderableType]:
+        from experiments.ablation.tables import conclude
+
+        return conclude(folder, twins=self.twins, controls=self.controls)
 
     def _check(self, run: Run) -> None:
         """What no weights are needed to refuse."""

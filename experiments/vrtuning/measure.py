@@ -13,6 +13,7 @@ import pandas as pd
 
 from experiments.answering import batches
 from experiments.attention.recording import prompts_of
+from experiments.batching import halved
 from experiments.benchmarks.sample import SCORED_SUBSETS, Sample
 from experiments.launch import Launch, whole_weights
 from experiments.metrics import plain
@@ -126,10 +127,13 @@ def measured(
     before: pd.DataFrame | None = None
     for name, folder in folders.items():
         with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
-            seen = utility(vlm, per_kind=per_kind, batch_size=run.batch_size)
+            seen = halved(run.batch_size, lambda size: utility(vlm, per_kind=per_kind, batch_size=size))
             found[name] = {"utility": seen}
             try:
-                shares = image_shares(vlm, samples, batch_size=run.batch_size, max_new_tokens=run.max_new_tokens)
+                shares = halved(
+                    run.batch_size,
+                    lambda size: image_shares(vlm, samples, batch_size=size, max_new_tokens=run.max_new_tokens),
+                )
             except UserError as error:  # a model whose attention cannot be recorded is still worth evaluating
                 found[name]["no_image_share"] = str(error)
                 continue

@@ -75,11 +75,8 @@ class VRTuningStudy:
             if launch.first:
                 self._measure_all(run, store, console)
             folder = store.path
-        study.run(replace(run, fresh=False, arms=trained_arms(run, folder)))
-        if not launch.first:
-            return
-        for line in write_tables(folder, run.arms):
-            console.print(line, highlight=False, soft_wrap=isinstance(line, str))
+        arms = trained_arms(run, folder)
+        study.run(replace(run, fresh=False, arms=arms), after=lambda folder: write_tables(folder, run.arms))
 
     def _train_all(self, run: Run, store: RunStore, console: Console) -> None:
         written = {record["adapter"] for record in store.records(TRAINING)}
@@ -159,7 +156,7 @@ def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _check(task: VRTuningStudy, run: Run) -> None:
-    """What no weights are needed to refuse."""
+    """What no weights are needed to refuse, also of the study after the training."""
     if not isinstance(run.model, ModelConfig):
         raise UserError(
             f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
@@ -174,6 +171,7 @@ def _check(task: VRTuningStudy, run: Run) -> None:
             raise UserError(
                 f"arm {arm}: answer={method.answer!r}, but the adapters learn the verdict {task.order}; set both alike"
             )
+    study.check_arms(run)
 
 
 def _described(task: VRTuningStudy) -> dict[str, Any]:

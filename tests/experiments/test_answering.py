@@ -16,10 +16,12 @@ from experiments.protocol import unscored
 from experiments.schema import Run
 from experiments.store import open_run
 from experiments.study import limited
+from experiments.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.controls import Sampled
 from mitigation.method import Baseline
+from mitigation.shifted import Shifted
 from mitigation.vcd import VCD
 from tests.experiments.compose import run_of
 
@@ -140,6 +142,8 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
         answered(run, vlm, {"vcd": VCD(branch="lazy")})
     assert unscored(Sampled(Baseline())) is not None
     assert unscored(VCD()) is None
+    assert unscored(Shifted(VCD(branch="lazy"), 1.0)) == unscored(VCD(branch="lazy"))
+    assert unscored(NewAdapter("a", inner=VCD(branch="lazy"))) == unscored(VCD(branch="lazy"))
 
     class Blind:
         def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:

@@ -1,17 +1,21 @@
 """The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
 
+import errno
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
+from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.sample import Kind, Loaded
 from experiments.schema import Run
-from experiments.store import open_run
+from experiments.store import RunStore, open_run
 from experiments.study import limited
+from experiments.study import run as evaluate_run
 from interp.errors import UserError
 from interp.vlm import VLM
 from mitigation.method import Baseline
@@ -76,6 +80,62 @@ def test_where_attention_cannot_be_looked_at_the_study_is_kept(
     folder = evaluate(study(saved, tmp_path, "limit=4"))
     assert (folder / "report.html").exists()
     assert "attention was not analysed: the self-test failed by 0.3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def full(*_: object, batch_size: int, **__: object) -> None:
+        asked.append(batch_size)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("experiments.attention.analysis.analyse_failures", full)
+    folder = evaluate(study(saved, tmp_path, "limit=4"))
+    assert asked == [4, 2, 1]
+    assert (folder / "report.html").exists()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "attention was not analysed: not enough memory for a single prompt; take smaller weights" in said
+
+
+def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> None:
+    """Stopped before it has added it, the same command comes back to this run."""
+    seen: list[Path] = []
+
+    def after(folder: Path) -> list[str]:
+        seen.append(folder)
+        assert (folder / "metrics.json").exists()
+        if len(seen) == 1:
+            raise UserError("no room")
+        return []
+
+    run = study(saved, tmp_path, "limit=4", "attention=false")
+    with pytest.raises(UserError, match="no room"):
+        evaluate_run(run, after=after)
+    evaluate_run(run, after=after)
+    evaluate_run(run, after=after)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_small_picture(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = study(saved, tmp_path, "limit=4", "attention=false")
+
+    def half(self: Image.Image, path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Image.Image, "save", half)
+        with pytest.raises(OSError, match="No space"):
+            run.task(run)
+    pictures = list((evaluate(run) / "thumbnails").iterdir())
+    assert len(pictures) == 4
+    for path in pictures:
+        with Image.open(path) as picture:
+            picture.load()
 
 
 def test_a_constant_shift_moves_every_margin_alike(finished: Path) -> None:
@@ -199,15 +259,28 @@ def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Pa
 
 
 def test_a_lazy_branch_is_recorded_with_what_it_skipped(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = ("limit=8", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
     run = run_of("method=vcd", "method.branch=lazy", "method.beta=0.9", f"model.path={saved}", *sizes)
+    append = RunStore.append
+
+    def stopped(self: RunStore, records: Any, file: str = "predictions.jsonl") -> None:
+        found = list(records)
+        if file == "predictions.jsonl" and found[0]["arm"] == "vcd":  # answered, counted, and not yet recorded
+            raise KeyboardInterrupt
+        append(self, found, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunStore, "append", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
     folder = evaluate(run)
     (counts,) = json.loads((folder / "environment.json").read_text())["skips"].values()
     assert counts["prefills"] + counts["skipped_prefills"] == 8
     assert 0 < counts["steps"] <= 16
-    assert len(lines(folder, "skips.jsonl")) == 3  # a batch each, so that a continued run counts them all
+    # A batch each, so that a continued run counts them all; that which was asked twice counts once.
+    assert len(lines(folder, "skips.jsonl")) == 4
     said = " ".join(capsys.readouterr().out.split())
     assert f"skipped on {counts['skipped']} of {counts['steps']} steps" in said
     assert f"for {counts['skipped_prefills']} of 8 prompts" in said

@@ -103,6 +103,13 @@ def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(fin
     assert margins[0] == pytest.approx(margins[1], abs=1e-5)
 
 
+def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -> None:
+    run = small("vrtuning_llava", tmp_path, "protocol=score", "task.order=last", "method.answer=last")
+    with pytest.raises(UserError, match=r"protocol=score cannot ask vrtuning.*after its own reasoning"):
+        run.task(run)
+    assert not (tmp_path / "vrtuning_llava").exists()
+
+
 def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mitigation.vrtuning import resume
 
