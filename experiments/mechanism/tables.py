@@ -1,5 +1,6 @@
 """mechanism.json as tables: for the report and the terminal (text), and as frames to be kept as CSV. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from experiments.report.formatting import MISSING, fixed, percent
 from experiments.report.sections import Rows
 
 Result = Mapping[str, Any]
+INTERVAL = re.compile(r" \[[^]]*\]")
 
 
 def rows_of(result: Result) -> list[Rows]:
@@ -147,13 +149,13 @@ def undo(result: Result) -> Rows:
 
 
 def printed(table: Rows) -> Table:
-    """The same for a terminal; its cells fold."""
+    """The same for a terminal of 80 columns, which has no room for the intervals."""
     drawn = Table(title=Text(table.caption, style="bold"), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
                   pad_edge=False)  # fmt: skip
     for place, heading in enumerate(table.rows[0]):
         drawn.add_column(Text(heading), justify="left" if place == 0 else "right", overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(Text(cell) for cell in row.values()))
+        drawn.add_row(*(Text(INTERVAL.sub("", cell)) for cell in row.values()))
     return drawn
 
 

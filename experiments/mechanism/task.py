@@ -125,5 +125,5 @@ def shown(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
     picture = store.path / "figures" / f"{NAME}.png"
     drawn.savefig(picture, dpi=150)
     told = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
-    files = f"mechanism: {store.path / RESULT}, {picture}; report: {page}"
+    files = f"mechanism: {store.path / RESULT}, {picture}; with the tables’ intervals: {page}"
     return [*map(tables.printed, rows), "", *told, "", *(f"note: {note}" for note in result["notes"]), files]

@@ -60,7 +60,8 @@ def carried(result: Result) -> str:
     since = "" if first is None else f", from point {first} of {points[-1]} on"
     text = (
         f"{asked}{said}: at the last column of the prompt a probe tells safe from unsafe with AUROC {number(truth)}"
-        f"{since}, the model’s own margin with {number(spoken)} (n = {truth['n']})"
+        f"{since}, the model’s own margin with {number(spoken)} (difference {signed(truth['beyond'])}; n = "
+        f"{truth['n']})"
     )
     cut = [row for row in result["knockout"] if (row["edge"], row["layers"]) == ("image → verdict", ALL_LAYERS)]
     if cut:

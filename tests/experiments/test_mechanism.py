@@ -1,6 +1,7 @@
 """The mechanism's analyses on arrays whose answer is known, and its sentences whichever way the numbers point."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,22 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     }
 
 
+def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
+    cells = [(t, c) for t in range(6) for c in range(6) for _ in range(3)]
+    samples = tuple(
+        replace(sample(i, safe=(t + c) % 2 == 0, template=f"t{t}", concept=f"x{c}"), cluster=f"{t}{c}")
+        for i, (t, c) in enumerate(cells)
+    )
+    cases = Cases(samples, ("no",) * len(samples))
+    words = torch.eye(6)[torch.tensor([t for t, _ in cells])] + 0.01 * torch.randn(
+        len(cells), 6, generator=torch.Generator().manual_seed(0)
+    )
+    read = Residuals(words[None, None], ("verdict",), (0,))
+    rows = probing(read, cases, np.zeros(len(cells)), Resampling.of(cases.clusters, draws=20, seed=0), seed=0)
+    (truth,) = [row["value"] for row in rows if row["quantity"] == "truth"]
+    assert truth > 0.35  # a template whose one cell is held out leans the other way: .1 and less if fitted as it stands
+
+
 def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
     moved = torch.tensor([[[0.0, 0.0, 9.0], [1.0, -1.0, 9.0], [2.0, -4.0, 9.0]]])
     effects = PatchEffects(
@@ -167,6 +184,11 @@ def test_knockouts_count_towards_the_truth() -> None:
     assert row["difference"]["value"] == pytest.approx(1.75)
     assert row["right"]["value"] == pytest.approx(0.5)
     assert row["change"]["value"] == pytest.approx(0.0)
+    looked = Looked("typical", np.array([1]), np.array([3]), np.array([0, 2]), 1, 1)
+    cut = np.array([[[-1.0, -2.5, -1, -2]]])
+    (row,) = knockouts(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
+                       edges=[("image", "verdict")], layers=["all"])  # fmt: skip
+    assert row["failures"]["value"] == pytest.approx(0.5)  # towards No, which is the truth there
 
 
 def test_twins_and_sentences_are_told_apart() -> None:
