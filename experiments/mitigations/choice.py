@@ -74,7 +74,7 @@ def choose_shift(
     gained = right[unsafe].astype(float) - (cases.baseline[there][unsafe] <= 0)[:, None]
     bound = _lower(cases.cluster[there][unsafe], gained, draws=draws, seed=seed)
     admissible = bound >= -unsafe_margin if threshold else np.ones(1, dtype=bool)
-    best = min(np.flatnonzero(admissible), key=lambda at: (-round(overall[at], 12), -round(width[at], 9)))
+    best = min(np.flatnonzero(admissible), key=lambda at: (-round(float(overall[at]), 12), -round(float(width[at]), 9)))
     return Chosen(
         shift=float(shifts[best]),
         overall=float(overall[best]),

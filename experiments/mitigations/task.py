@@ -7,17 +7,19 @@ run goes on where it was.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from experiments import calibration, records, study
 from experiments.answering import Answering
 from experiments.benchmarks.sample import SCORED_SUBSETS, Loaded, Sample
+from experiments.launch import Launch, sharded
 from experiments.mitigations.candidates import Candidate, name_of, set_to
 from experiments.mitigations.choice import Chosen, Development, best_setting, choose_shift
 from experiments.schema import Run
@@ -36,6 +38,7 @@ CHOOSING = "choosing.jsonl"
 CHOICE = "choice.json"
 
 
+@sharded
 @dataclass(frozen=True)
 class Mitigations:
     """The task. ``candidates`` by name; ``rivals`` are arms that each is compared with beside the baseline.
@@ -62,19 +65,20 @@ class Mitigations:
 
     def __call__(self, run: Run) -> Path:
         """Chooses, evaluates, prints what came of it, and returns the run's directory."""
-        console = Console()
+        console = Launch.current().console()
         self._check(run)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"mitigations": repr(self)})
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
             arms = self._chosen_arms(run, store, console)
             folder = store.path
-        study.run(replace(run, fresh=False, arms=arms))
+        study.run(replace(run, fresh=False, arms=arms), after=partial(self._conclude, run, arms))
+        return folder
+
+    def _conclude(self, run: Run, arms: "Mapping[str, Method]", folder: Path) -> Iterable[RenderableType]:
         from experiments.mitigations.tables import conclude
 
-        for line in conclude(folder, rivals=[BASELINE, *self.rivals], arms=arms, seed=run.seed, draws=run.draws):
-            console.print(line, highlight=False, soft_wrap=isinstance(line, str))
-        return folder
+        return conclude(folder, rivals=[BASELINE, *self.rivals], arms=arms, seed=run.seed, draws=run.draws)
 
     def _check(self, run: Run) -> None:
         """What no weights are needed to refuse."""
@@ -87,6 +91,7 @@ class Mitigations:
         if unknown := [name for name in self.rivals if name not in known]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(known)}")
         _ = run.weights  # a margin is needed, and methods that look inside
+        study.check_arms(run)
 
     def _chosen_arms(self, run: Run, store: RunStore, console: Console) -> "dict[str, Method]":
         """All arms of the test: the run's own, the threshold, and every candidate as chosen."""

@@ -130,6 +130,24 @@ def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_processes_choose_and_learn_the_mitigations_of_one(tmp_path: Path) -> None:
+    found = []
+    for size in (1, 2):
+        root = tmp_path / str(size)
+        readout = "_target_: experiments.mitigations.candidates.Candidate"
+        method = "_target_: mitigation.readout.TruthReadout"
+        chosen = f"+task.candidates={{readout: {{{readout}, method: {{{method}}}}}}}"
+        task = ("task=mitigations", "~task.candidates", chosen, "task.rivals=[]")
+        ended = launched(TORCHRUN, size, *task, "limit=48", "attention=false", f"output_root={root}")
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("table: ") == 1
+        (folder,) = (root / "study").iterdir()
+        names = ("predictions.jsonl", "choosing.jsonl", "choice.json", "mitigations.md")
+        found.append([(folder / name).read_bytes() for name in names])
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
 def test_an_error_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
     for override in ("model.path=/no/such/model", "task=preview", "batch_size=0"):
         ended = launched(TORCHRUN, 2, f"output_root={tmp_path}", override)
