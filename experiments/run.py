@@ -12,6 +12,10 @@ from experiments.schema import open_door, register
 from interp.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+MORE_MEMORY = (
+    "take a smaller batch_size, smaller weights (model.dtype=bfloat16), a smaller model, or spread it over several "
+    "devices (model.device_map=auto)"
+)
 register()
 
 
@@ -31,6 +35,12 @@ def main(config: DictConfig) -> None:
         if error.errno not in FULL:
             raise
         stop(launch, f"error: {error.strerror}; make room and run the same command again, which goes on from here", 2)
+    except (RuntimeError, MemoryError) as error:
+        from experiments.batching import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        stop(launch, f"error: not enough memory for {config.model.name}; {MORE_MEMORY}", 2)
     except KeyboardInterrupt:
         stop(launch, "stopped; the same command continues where it ended", 130)
 

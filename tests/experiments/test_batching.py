@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.batching import Fitting, by_length, form, opened, size_of
+from experiments.batching import Fitting, by_length, form, halved, opened, size_of
 from experiments.benchmarks.images import BadImage, EncodedImage, open_image
 from experiments.benchmarks.sample import Sample
 from experiments.stages.conditions import Blank
@@ -182,3 +182,19 @@ def test_one_prompt_too_many_is_a_sentence_and_other_errors_are_themselves() -> 
         Fitting(4, lambda rows: None).ask(PROMPTS[2:4], lambda part: never(part[:1]) if len(part) == 1 else never(part))
     with pytest.raises(RuntimeError, match="shapes"):
         Fitting(4, lambda rows: None).ask(PROMPTS, wrong)
+
+
+def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones() -> None:
+    asked: list[int] = []
+
+    def ask(size: int) -> None:
+        asked.append(size)
+        if size > 2:
+            raise MemoryError
+
+    assert halved(9, ask) is None
+    assert asked == [9, 4, 2]
+    with pytest.raises(UserError, match="not enough memory for a single prompt; take smaller weights"):
+        halved(1, lambda size: ask(3))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        halved(2, lambda size: (_ for _ in ()).throw(RuntimeError("shapes differ")))

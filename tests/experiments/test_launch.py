@@ -74,6 +74,29 @@ def test_a_full_disk_ends_in_one_sentence(
     assert said == "error: No space left on device; make room and run the same command again, which goes on from here\n"
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")])
+def test_too_little_memory_names_the_model_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def task(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    with pytest.raises(SystemExit) as ended:
+        door.main.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="llava_7b")))  # type: ignore[attr-defined]
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
+
+
+def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(_: Any) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        door.main.__wrapped__(None)  # type: ignore[attr-defined]
+
+
 def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "open_door", lambda config: Path("/no/such").read_text())
     with pytest.raises(FileNotFoundError):
