@@ -55,6 +55,11 @@ def _line(
               linestyle=dash)  # fmt: skip
 
 
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=LABEL - 0.5, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=1)
+
+
 def _probes(axes: Axes, result: Result) -> None:
     points = result["points"]
     _title(axes, "1, 2  What a linear probe reads")
@@ -71,7 +76,7 @@ def _probes(axes: Axes, result: Result) -> None:
     axes.set(ylim=(-0.02, 1.03), xticks=points)
     axes.set_xlabel(POINTS, fontsize=TEXT)
     axes.set_ylabel("held-out accuracy or AUROC", fontsize=TEXT)
-    axes.legend(fontsize=LABEL - 0.5, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=1)
+    _legend(axes)
 
 
 def _lens(axes: Axes, result: Result) -> None:
@@ -92,7 +97,7 @@ def _lens(axes: Axes, result: Result) -> None:
     axes.set(xticks=points)
     axes.set_xlabel(POINTS, fontsize=TEXT)
     axes.set_ylabel("margin in logits (above 0: Yes)", fontsize=TEXT)
-    axes.legend(fontsize=LABEL - 0.5, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=1)
+    _legend(axes)
 
 
 def _patches(part: Any, result: Result) -> None:

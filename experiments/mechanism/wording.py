@@ -195,9 +195,9 @@ def refused(result: Result) -> str:
 def notes(result: Result) -> list[str]:
     """What limits the numbers, a sentence each."""
     found = [
-        "Points: 0 is what enters the first decoder layer, l what layer l gave; the last column is where the answer is "
-        "read off. Intervals are 95%, from resampling clusters. Probes and directions are read on clusters that they "
-        "were not fitted on; truth’s probe is fitted with template and concept balanced.",
+        "Points: 0 is what enters layer 0, the first of the decoder, and l what layer l − 1 gave; the last column is "
+        "where the answer is read off. Intervals are 95%, from resampling clusters. Probes and directions are read on "
+        "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced.",
     ]
     if result["cases"]["subset"] is not None:
         cases = result["cases"]

@@ -324,7 +324,7 @@ def test_the_story_has_five_sentences_with_intervals() -> None:
     assert len(notes(told())) == 3
 
 
-def _set(result: dict[str, Any], quantity: str, place: str, value: float) -> None:
+def _set(result: dict[str, Any], quantity: str, place: str, value: float) -> Any:
     for row in result["probes"]:
         if (row["quantity"], row["place"]) == (quantity, place):
             row |= entry(value)
@@ -373,4 +373,4 @@ def test_tables_and_figure_show_every_part() -> None:
 @pytest.mark.parametrize(("key", "value"), [("limit", 0), ("width", 0), ("points", 1), ("draws", 0)])
 def test_sizes_out_of_range_are_refused(key: str, value: int) -> None:
     with pytest.raises(UserError, match=rf"task\.{key}={value}"):
-        Mechanism(**{key: value})
+        Mechanism(**{key: value})  # type: ignore[arg-type]
