@@ -9,7 +9,7 @@ import torch
 
 from interp.errors import UserError
 from interp.loading import load
-from interp.residual import last_point, residuals
+from interp.residual import Here, edit_residual, last_point, residuals
 from interp.vlm import VLM, Prompt
 from mitigation.ablation import AblateDirection, AblateRandom, LearnedAblation
 from mitigation.learned import Learned
@@ -63,12 +63,21 @@ def test_the_truth_that_the_verdict_ignores_is_brought_to_it(overruled: VLM, rea
 
 
 def test_what_it_adds_is_the_probes_logit_to_first_order(overruled: VLM, readout: LearnedReadout) -> None:
-    prompts, _ = cases(6)
-    little = replace(readout, strength=1e-2).generate(overruled, prompts, max_new_tokens=1).margins
-    slope = (little - overruled.score(prompts)) / 1e-2
-    logits = readout.logits(overruled, prompts)
-    assert torch.equal(slope.sign(), logits.sign())
-    assert 0.3 < float((slope / logits).mean()) < 3
+    prompts, _ = cases()  # those whose mean gradient it goes along
+    before, little = overruled.score(prompts), 1e-2
+
+    def add(here: Here) -> torch.Tensor:
+        edited = here.hidden.clone()
+        edited[:, -1] += little * readout._vectors.tensors["direction"]
+        return edited
+
+    with edit_residual(overruled, add, points=[2]):
+        each = (overruled.score(prompts) - before) / little
+    assert float(each.mean()) == pytest.approx(1, abs=0.02)  # one logit in the mean
+    moved = replace(readout, strength=little).generate(overruled, prompts, max_new_tokens=1).margins
+    expected = readout.logits(overruled, prompts) * each
+    assert float((expected > 0).double().mean()) == 0.5
+    torch.testing.assert_close((moved - before) / little, expected, atol=0.05, rtol=0.05)
 
 
 def test_strength_0_changes_nothing(overruled: VLM, readout: LearnedReadout, tmp_path: Path) -> None:
@@ -158,8 +167,6 @@ def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_pat
     assert abs(float(found.vector @ direction("seen"))) > 0.99
     before = residuals(overruled, prompts[:2], places=("verdict", "user"), points=(2,))
     # An outer edit comes first, so what is read inside shows what steering left.
-    from interp.residual import edit_residual
-
     for columns, moved in (("answer", ("verdict",)), ("prompt", ("user",)), ("all", ("verdict", "user"))):
         method = replace(learned, columns=columns)
         with edit_residual(
@@ -233,7 +240,11 @@ def test_orthogonal_weights_answer_as_the_projection_does(
         for part in (vlm.model.config, vlm.model.config.get_text_config()):
             part.tie_word_embeddings = True
     width = vlm.model.config.get_text_config().hidden_size
-    drawn = torch.randn(width, generator=torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.randn(width, generator=generator)
+    for name, parameter in vlm.model.named_parameters():
+        if name.endswith(".bias"):  # which are 0 in a new model, and in no trained one
+            parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     plain = vlm.score(pair)
     with projected(vlm, drawn):
         running = vlm.score(pair)
