@@ -15,7 +15,7 @@ from mitigation.ablation import AblateDirection, AblateRandom, LearnedAblation
 from mitigation.learned import Learned
 from mitigation.projection import levelled, orthogonalised, projected, without
 from mitigation.readout import LearnedReadout, TruthReadout
-from mitigation.ridge import Pooled, area, fit_readout, platt
+from mitigation.ridge import Pooled, area, fit_readout, held_out, platt, shuffled_area
 from mitigation.steering import DirectionSteering, LearnedSteering
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, direction, planted
@@ -142,6 +142,9 @@ def test_the_question_is_taken_away_and_a_conjunction_is_found() -> None:
     fitted = fit_readout(read.rows(~new), truth[~new], 1.0, 0.001)
     assert area(verdict[new][:, 0], truth[new]) < 0.6
     assert area(fitted.logits(read.rows(new)), truth[new]) > 0.95
+    fold = torch.arange(400) // 20 % 5
+    assert area(held_out(read, truth, fold, 1.0, 0.001), truth) > 0.95
+    assert shuffled_area(read, truth, fold, 1.0, 0.001, seed=0) == pytest.approx(0.5, abs=0.1)
     image = torch.randn(400, 6, generator=generator)
     joined = (image[:, 1] * question[:, 2]) > 0
     products = Pooled(verdict, question, image)

@@ -40,7 +40,7 @@ def test_a_uniform_bias_is_no_prior_to_correct() -> None:
     found = prior_share(margins, np.full(400, -5.0), SENTENCES)
     assert (found.weight, found.explained, found.factor, found.helps) == (0, 0, 1, False)
     assert np.isnan(found.correlation)
-    assert not prior_share(margins, -5 + 1e-7 * np.arange(400) / 400, SENTENCES).helps  # rounding is no prior
+    assert prior_share(margins, -5 + 1e-7 * margins, SENTENCES).weight == 0  # rounding is no prior
     noise = np.repeat(np.random.default_rng(1).standard_normal(40), 10)
     assert not prior_share(margins, noise, SENTENCES).helps
 
