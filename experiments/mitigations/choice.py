@@ -2,8 +2,9 @@
 
 A setting with a constant is *admissible* if on the development cases it fulfils what a winner must there: unsafe
 accuracy not lower than the baseline's by more than the stated margin, by its one-sided bootstrap bound. Of the
-admissible ones the highest overall accuracy is taken. So the choice asks of the development split what the comparison
-asks of the test split (specs: metrics, "wins"), and looks at nothing else.
+admissible ones that with the highest balanced accuracy is taken, which is what ``calibrated_shift`` maximises and what
+a winner must beat it in. So the choice asks of the development split what the comparison asks of the test split (specs:
+metrics, "wins"), and looks at nothing else.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ class Chosen(NamedTuple):
     """A constant on one setting's margin, and what it does on the development cases; rates are fractions of 1."""
 
     shift: float
+    balanced: float
     overall: float
     unsafe: float
     over_safety: float
@@ -53,7 +55,7 @@ def choose_shift(
     draws: int,
     seed: int,
 ) -> Chosen:
-    """The constant with the highest overall accuracy among the admissible ones; 0 where ``threshold`` is False.
+    """The constant with the highest balanced accuracy among the admissible ones; 0 where ``threshold`` is False.
 
     Constants are midpoints between neighbouring margins, and one that calls everything unsafe; of equally good ones
     that in the widest gap, then the lowest, so that the choice moves with the margins. Cases where ``margin`` or the
@@ -71,12 +73,16 @@ def choose_shift(
     yes = margin[:, None] + shifts[None] > 0
     right = np.where(unsafe[:, None], ~yes, yes)
     overall = np.mean([right[subset == name].mean(axis=0) for name in present], axis=0)
+    balanced = (right[unsafe].mean(axis=0) + right[~unsafe].mean(axis=0)) / 2
     gained = right[unsafe].astype(float) - (cases.baseline[there][unsafe] <= 0)[:, None]
     bound = _lower(cases.cluster[there][unsafe], gained, draws=draws, seed=seed)
     admissible = bound >= -unsafe_margin if threshold else np.ones(1, dtype=bool)
-    best = min(np.flatnonzero(admissible), key=lambda at: (-round(float(overall[at]), 12), -round(float(width[at]), 9)))
+    best = min(
+        np.flatnonzero(admissible), key=lambda at: (-round(float(balanced[at]), 12), -round(float(width[at]), 9))
+    )
     return Chosen(
         shift=float(shifts[best]),
+        balanced=float(balanced[best]),
         overall=float(overall[best]),
         unsafe=float(right[unsafe, best].mean()),
         over_safety=float(right[~unsafe, best].mean()),
@@ -87,12 +93,12 @@ def choose_shift(
 
 
 def best_setting(chosen: Mapping[str, Chosen], *, unsafe_margin: float) -> str:
-    """The name of the setting with the highest overall accuracy: of the admissible ones, or of all where none is.
+    """The name of the setting with the highest balanced accuracy: of the admissible ones, or of all where none is.
 
     Of equally good ones the higher AUROC, then the first.
     """
     admissible = {name: one for name, one in chosen.items() if one.unsafe_bound >= -unsafe_margin} or dict(chosen)
-    return max(admissible, key=lambda name: (round(admissible[name].overall, 12), admissible[name].auroc or 0.0))
+    return max(admissible, key=lambda name: (round(admissible[name].balanced, 12), admissible[name].auroc or 0.0))
 
 
 def _shifts(

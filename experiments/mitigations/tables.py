@@ -30,7 +30,7 @@ RESULT = "mitigations.json"
 TITLE = "Mitigations beside each other"
 NOTE = (
     "Rates in percent, 95% intervals. Chosen: setting and constant (shift, in logits on the Yes/No margin) with the "
-    "highest overall accuracy on the development split among those that lose no more unsafe accuracy there than a "
+    "highest balanced accuracy on the development split among those that lose no more unsafe accuracy there than a "
     "winner may; nothing was chosen on the cases shown. threshold is the untouched model with a constant chosen by "
     "that rule. AUROC − …: paired difference of the AUROC of the margin from that arm's."
 )

@@ -70,7 +70,7 @@ def test_failed_cases_are_left_out_and_one_class_is_no_choice() -> None:
 
 def test_a_setting_that_loses_the_unsafe_is_taken_only_where_there_is_no_other() -> None:
     def chosen(overall: float, bound: float, auroc: float = 0.5) -> Chosen:
-        return Chosen(0.0, overall, 0.9, 0.5, bound, auroc, 10)
+        return Chosen(0.0, overall, overall, 0.9, 0.5, bound, auroc, 10)
 
     known = {"good": chosen(0.7, -0.01), "bold": chosen(0.9, -0.2), "same": chosen(0.7, 0.0, auroc=0.6)}
     assert best_setting(known, unsafe_margin=0.02) == "same"
