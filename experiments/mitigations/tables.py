@@ -4,6 +4,7 @@ What the study says of an arm against the baseline comes from its metrics.json; 
 all) are made here, by the same arithmetic. Reads and writes files.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from experiments.summary import change
 
 RESULT = "mitigations.json"
 TITLE = "Mitigations beside each other"
+DELTA = "AUROC − "
 NOTE = (
     "Rates in percent, 95% intervals. Chosen: setting and constant (shift, in logits on the Yes/No margin) with the "
     "highest balanced accuracy on the development split among those that lose no more unsafe accuracy there than a "
@@ -145,7 +147,7 @@ def _row(name: str, one: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, 
     row["AUROC"] = _with(fixed(one["auroc"], 3), fixed_interval(one["intervals"]["auroc"]))
     for rival in rivals:
         entry = one["versus"].get(rival, {}).get("auroc")
-        row[f"AUROC − {rival}"] = (
+        row[f"{DELTA}{rival}"] = (
             _with(fixed(entry["value"], 3, sign=True), fixed_interval((entry["low"], entry["high"]), 3))
             if entry
             else "–"
@@ -171,14 +173,28 @@ def _markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _printed(rows: Sequence[Mapping[str, str]]) -> Table:
-    """A terminal's width has room for the numbers; intervals stand below them."""
-    table = Table(title=TITLE, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-    for column in rows[0]:
-        if column != "chosen":
-            table.add_column(column.replace("AUROC − ", "AUROC −\n"), justify="left" if column == "arm" else "right")
+    """What fits 80 columns: the last rival stands for all of them, intervals stand below their numbers."""
+    deltas = [column for column in rows[0] if column.startswith(DELTA)]
+    columns = [column for column in rows[0] if column not in ("chosen", "flips", *deltas[1:-1])]
+    table = Table(title=TITLE, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", pad_edge=False)
+    for column in columns:
+        heading = column.replace(DELTA, "AUROC −\n").replace("over-safety", "over-\nsafety")
+        table.add_column(heading, justify="left" if column == "arm" else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(value.replace(" [", "\n").rstrip("]") for column, value in row.items() if column != "chosen"))
+        table.add_row(*(_stacked(row[column]) if column != "arm" else _broken(row["arm"]) for column in columns))
     return table
+
+
+def _stacked(value: str) -> str:
+    """A number, and below it its interval, without the zeros before points: eighty columns are few."""
+    number, _, interval = value.rstrip("]").partition(" [")
+    return "\n".join(filter(None, [number, re.sub(r"\b0\.", ".", interval)]))
+
+
+def _broken(name: str) -> str:
+    """A long name over two lines, at an underscore."""
+    head, _, tail = name.partition("_")
+    return name if len(name) <= 13 or not tail else f"{head}_\n{tail}"
 
 
 def _described(result: Mapping[str, Any]) -> str:
