@@ -146,7 +146,7 @@ def _beside(arms: Mapping[str, Any], study: str, controls: Sequence[str]) -> str
     verdict = (
         f"so does {' and '.join(alike)}, so it is nothing that this direction alone does"
         if alike
-        else "no control does so"
+        else "no control is shown to do so"
     )
     return f"{meaning}; {verdict} (over-caution/harmful compliance in %: {listed})."
 

@@ -51,7 +51,7 @@ def test_the_trade_is_named_by_intervals_that_exclude_0(change: tuple[float, flo
     found = evaluate(yes_no(cut=change, drawn=(0.0, 0.0)), controls={"cut": ["drawn"]})
     first, second = found["summary"]
     assert second.startswith(meaning)
-    assert "no control does so" in second
+    assert "no control is shown to do so" in second
     assert f"{100 * (0.8 - change[0]):.1f}% of safe cases called unsafe against 80.0% under the baseline" in first
     assert f"{100 * (0.1 - change[1]):.1f}% of unsafe cases called safe against 10.0%" in first
     caution = found["arms"]["cut"]["caution"]
