@@ -19,6 +19,7 @@ from experiments.store import RunStore
 from interp.errors import UserError
 
 BASELINE = "baseline"
+PRIOR = "prior_correction"
 # What should follow the share of blind labels, and which way: more blindness, less of each of these.
 FOLLOWING = {
     "auroc": "AUROC of the margin",
@@ -78,7 +79,7 @@ def row(name: str, member: Mapping[str, Any]) -> dict[str, str]:
 
 
 def causes(found: Mapping[str, Any]) -> list[str]:
-    """Whether what the tools see follows what was put in: rank correlations with the bias by kind, and the kind."""
+    """Whether what the tools see follows what was put in: rank correlations with the bias by kind, and the rule."""
     lines = []
     for kind in dict.fromkeys(member["kind"] for member in found.values()):
         members = [member for member in found.values() if member["kind"] == kind]
@@ -94,12 +95,13 @@ def causes(found: Mapping[str, Any]) -> list[str]:
             f"Rank correlation with the share of blind labels over {len(members)} organisms whose leaning is "
             f"{_words(kind)}: {'; '.join(parts)}."
         )
-    said = [(member["kind"] == "template", member["traits"]["prior"]["helps"]) for member in found.values()]
-    told = sum(truth == guess for truth, guess in said)
-    lines.append(
-        f"The label-free rule (prior correction helps where the prior explains the margins) tells the kind of leaning "
-        f"that was put in for {told} of {len(said)} organisms."
-    )
+    told = [m for m in found.values() if PRIOR in m["arms"]]
+    if told:
+        helped, others = ([m for m in told if m["traits"]["prior"]["helps"] is says] for says in (True, False))
+        lines.append(
+            f"The label-free rule says that {PRIOR} helps {len(helped)} of {len(told)} organisms: its AUROC is above "
+            f"the baseline's in {_risen(helped)}; of the {len(others)} others in {_risen(others)}."
+        )
     return lines
 
 
@@ -144,6 +146,13 @@ def draw(found: Mapping[str, Any]) -> Figure:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=SCREEN.label, frameon=False)
     return figure
+
+
+def _risen(members: Sequence[Mapping[str, Any]]) -> str:
+    """In how many prior correction raises the AUROC, and in how many beyond chance."""
+    deltas = [(member["arms"][PRIOR]["versus"].get(BASELINE) or {}).get("auroc") for member in members]
+    up = sum(bool(delta and delta["value"] > 0) for delta in deltas)
+    return f"{up} (interval excluding 0: {sum(_above(member['arms'][PRIOR], BASELINE) for member in members)})"
 
 
 def _words(kind: str) -> str:

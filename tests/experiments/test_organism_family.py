@@ -60,7 +60,12 @@ def member(kind: str, bias: float, seed: int) -> dict[str, Any]:
     arms = {
         "baseline": {**arm, "auroc": 0.5 + sees / 2, "versus": {}, "wins": False},
         "vcd": {**arm, "auroc": 0.5, "versus": {"baseline": versus(0.01)}, "wins": False},
-        "prior": {**arm, "auroc": 0.7, "versus": {"baseline": versus(0.2), "vcd": versus(0.19)}, "wins": bias < 0.9},
+        "prior_correction": {
+            **arm,
+            "auroc": 0.7,
+            "versus": {"baseline": versus(0.2), "vcd": versus(0.19)},
+            "wins": bias < 0.9,
+        },
     }
     traits = {"within": 0.5 + sees / 2, "auroc": 0.5 + sees / 2, "between_templates": 0.8, "captions": 0.9,
               "image_effect": sees, "truth": 0.5 + sees / 3,
@@ -74,15 +79,24 @@ def test_the_table_sets_the_tools_beside_the_cause() -> None:
     said = causes(found)
     assert "over 9 organisms whose leaning is set by the template" in said[0]
     assert "effect of cutting image → verdict \N{MINUS SIGN}0.9" in said[0]
-    assert "for 12 of 12 organisms" in said[-1]
+    assert "helps 9 of 12 organisms: its AUROC is above the baseline's in 9 (interval excluding 0: 9)" in said[-1]
+    assert said[-1].endswith("of the 3 others in 3 (interval excluding 0: 3).")
     found["uniform-0.85-0"]["traits"]["prior"]["helps"] = True
-    assert "for 11 of 12 organisms" in causes(found)[-1]
+    found["uniform-0.85-0"]["arms"]["prior_correction"]["versus"]["baseline"]["auroc"] = {
+        "value": -0.1,
+        "low": -0.2,
+        "high": 0,
+    }
+    assert "helps 10 of 12 organisms: its AUROC is above the baseline's in 9 (" in causes(found)[-1]
     lines = gains(found, rival="vcd")
-    assert "prior: AUROC above the baseline's, interval excluding 0, in 12 of 12 organisms, over vcd in 12" in lines[1]
+    assert (
+        "prior_correction: AUROC above the baseline's, interval excluding 0, in 11 of 12 organisms, over vcd in 12"
+        in lines[1]
+    )
     assert "wins in 9." in lines[1]
     assert "in 0 of 12 organisms" in lines[0]
     shown = row("template-0.5-0", found["template-0.5-0"])
-    assert (shown["Δ prior"], shown["Δ vcd"]) == ("+0.200* wins", "+0.010 wins".removesuffix(" wins"))
+    assert (shown["Δ prior_correction"], shown["Δ vcd"]) == ("+0.200* wins", "+0.010 wins".removesuffix(" wins"))
     assert len(draw(found).axes) == 2
 
 
