@@ -60,7 +60,7 @@ def finished(folder: Path) -> bool:
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], cached: bool
 ) -> None:

@@ -51,6 +51,7 @@ def probe() -> Probe:
     return Probe(SETTING)
 
 
+@pytest.mark.slow  # the whole bench, in processes of its own
 def test_a_row_for_each_length_shortest_first(metrics: dict[str, Any]) -> None:
     assert [row["tokens"] for row in metrics["rows"]] == [SHORT, LONG]
     for row in metrics["rows"]:
@@ -58,11 +59,13 @@ def test_a_row_for_each_length_shortest_first(metrics: dict[str, Any]) -> None:
         assert min(row["mass_over_native"], row["maps_over_native"], row["eager_over_mass"]) > 0
 
 
+@pytest.mark.slow  # the whole bench, in processes of its own
 def test_masses_and_maps_equal_eager_attention(metrics: dict[str, Any]) -> None:
     for row in metrics["rows"]:
         assert 0 < row["max_error"] < 1e-5
 
 
+@pytest.mark.slow  # the whole bench, in processes of its own
 def test_every_variant_has_its_times_and_a_peak_of_its_own(metrics: dict[str, Any]) -> None:
     for detail in metrics["details"]:
         assert set(detail["peak_bytes"]) == set(VARIANTS)
@@ -75,6 +78,7 @@ def test_every_variant_has_its_times_and_a_peak_of_its_own(metrics: dict[str, An
     assert long["eager"] > short["eager"]
 
 
+@pytest.mark.slow  # the whole bench, in processes of its own
 def test_the_record_says_that_the_weights_are_random(metrics: dict[str, Any]) -> None:
     assert metrics["weights"] == "random, seed 0"
     assert metrics["size"] == "tiny"

@@ -54,6 +54,7 @@ def probe() -> Probe:
     return made
 
 
+@pytest.mark.slow  # the whole bench, in processes of its own
 def test_a_row_for_each_number_of_items(metrics: dict[str, Any]) -> None:
     assert [(row["size"], row["dtype"], row["items"]) for row in metrics["rows"]] == [
         ("tiny", "float32", 1),
@@ -65,6 +66,7 @@ def test_a_row_for_each_number_of_items(metrics: dict[str, Any]) -> None:
         assert min(value for value in row.values() if isinstance(value, float)) > 0
 
 
+@pytest.mark.slow  # the whole bench, in processes of its own
 def test_every_variant_has_times_prompts_and_peaks_of_its_own(metrics: dict[str, Any]) -> None:
     for detail in metrics["details"]:
         assert [set(taken) for taken in detail["seconds_per_token"]] == [set(VARIANTS)] * 2
@@ -76,6 +78,7 @@ def test_every_variant_has_times_prompts_and_peaks_of_its_own(metrics: dict[str,
     assert min(many) > keys_and_values > max(one)
 
 
+@pytest.mark.slow  # the whole bench, in processes of its own
 def test_the_record_says_what_was_measured_and_on_what(metrics: dict[str, Any]) -> None:
     assert metrics["weights"] == "random, seed 0"
     assert {"device", "threads", "cores", "load_average_before", "versions"} == set(metrics["environment"])

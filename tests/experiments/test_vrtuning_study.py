@@ -113,7 +113,7 @@ def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -
 def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mitigation.vrtuning import resume
 
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     options = ("task.settings.steps=3", "task.settings.save_steps=1", "task.perception=0", "task.attention=0")

@@ -1,11 +1,12 @@
 """Rows and JSONL files → dataset: what is in it, what is left out and why, and what is refused."""
 
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
@@ -56,6 +57,7 @@ def test_trl_takes_the_dataset_as_it_is() -> None:
 @given(reasoning=TEXT, verdict=st.sampled_from(["yes", "No", "YES.", " no "]))
 def test_the_evaluation_reads_the_verdict_of_either_order(order: Any, reasoning: str, verdict: str) -> None:
     words = f"the picture shows {reasoning}"
+    assume("?" not in unicodedata.normalize("NFKC", words))  # a Yes after a question answers that question
     assert anchored(answer(Row(picture(), "q", words, verdict), order)) == verdict.strip(" .").lower()
 
 

@@ -97,6 +97,7 @@ def test_the_loss_is_the_mean_over_answer_tokens(family: str, tmp_path: Path) ->
     assert done.losses[0][1] == pytest.approx(float(expected), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_an_undisturbed_one(finished: Trained, tmp_path: Path) -> None:
     """Killed at step 3 and, started again, at step 5: the same number of steps, and the very same adapter."""
     out = tmp_path / "run"
