@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pandas as pd
 import torch
@@ -98,19 +98,40 @@ def record_attention(
         UserError: an unknown layer, a step before the prompt, inputs the recorder has not seen encoded, a static cache,
             or a model that does not take its attention from transformers' interface.
     """
-    known = list(vlm.layout.attentions(vlm.model))
-    unknown = [layer for layer in layers or () if layer not in known]
-    if unknown:
-        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
-    recorder = _Recorder(vlm, queries, maps, known if layers is None else layers)
-    recorder.follower.known.extend([segments] if segments is not None else [])
-    speaker = recorder.follower.speaker
-    with ExitStack() as stack:
-        stack.enter_context(listen(vlm, recorder.follower.known))
-        stack.callback(speaker.register_forward_pre_hook(recorder.before, with_kwargs=True).remove)
-        stack.callback(speaker.register_forward_hook(recorder.after).remove)
-        stack.enter_context(intercept(vlm, observe=recorder.observe))
+    recorder = _Recorder(vlm, queries, maps, chosen_layers(vlm, layers))
+    with follow(vlm, recorder, segments), intercept(vlm, observe=recorder.observe):
         yield recorder.record
+
+
+def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
+    """``layers``, or all whose self-attention can be recorded and edited; UserError for one that is not among these."""
+    known = list(vlm.layout.attentions(vlm.model))
+    if unknown := [layer for layer in layers or () if layer not in known]:
+        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
+    return known if layers is None else layers
+
+
+@runtime_checkable
+class Following(Protocol):
+    """Hooks around each forward of the model, and the follower that tells them which columns it holds."""
+
+    follower: Follower
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def after(self, module: Any, args: Any, output: Any) -> None: ...
+
+
+@contextmanager
+def follow(vlm: "VLM", hooks: Following, segments: Segments | None) -> Iterator[None]:
+    """Has ``hooks`` called around every forward while open; ``segments`` are of inputs that were encoded before."""
+    follower = hooks.follower
+    follower.known.extend([segments] if segments is not None else [])
+    with ExitStack() as stack:
+        stack.enter_context(listen(vlm, follower.known))
+        stack.callback(follower.speaker.register_forward_pre_hook(hooks.before, with_kwargs=True).remove)
+        stack.callback(follower.speaker.register_forward_hook(hooks.after).remove)
+        yield
 
 
 @contextmanager

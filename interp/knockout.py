@@ -8,14 +8,14 @@ how attention is recorded or drawn.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.capture import listen
+from interp.capture import chosen_layers, follow
 from interp.errors import UserError
 from interp.following import Follower, Forward
 from interp.interface import AttentionCall, intercept
@@ -47,18 +47,8 @@ def knockout(
             that were encoded outside, or a model that does not take its attention from transformers' interface.
     """
     _check(vlm, edges)
-    known = list(vlm.layout.attentions(vlm.model))
-    unknown = [layer for layer in layers or () if layer not in known]
-    if unknown:
-        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
-    cutter = _Cutter(vlm, edges, known if layers is None else layers)
-    follower = cutter.follower
-    follower.known.extend([segments] if segments is not None else [])
-    with ExitStack() as stack:
-        stack.enter_context(listen(vlm, follower.known))
-        stack.callback(follower.speaker.register_forward_pre_hook(cutter.before, with_kwargs=True).remove)
-        stack.callback(follower.speaker.register_forward_hook(cutter.after).remove)
-        stack.enter_context(intercept(vlm, edit=cutter.edit))
+    cutter = _Cutter(vlm, edges, chosen_layers(vlm, layers))
+    with follow(vlm, cutter, segments), intercept(vlm, edit=cutter.edit):
         yield
 
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.capture import listen
+from interp.capture import follow
 from interp.errors import UserError
 from interp.following import Follower, Forward
 from interp.segments import IMAGE, SEGMENTS, Segments
@@ -127,12 +127,9 @@ def edit_residual(vlm: "VLM", edit: Edit, *, points: Sequence[int], segments: Se
         named = f"point {unknown[0]}" if unknown else "points"
         raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
     sight = _Sight(vlm, Follower(vlm))
-    sight.follower.known.extend([segments] if segments is not None else [])
-    layers, speaker = vlm.layout.module(vlm.model, "layers"), sight.follower.speaker
+    layers = vlm.layout.module(vlm.model, "layers")
     with ExitStack() as stack:
-        stack.enter_context(listen(vlm, sight.follower.known))
-        stack.callback(speaker.register_forward_pre_hook(sight.before, with_kwargs=True).remove)
-        stack.callback(speaker.register_forward_hook(sight.after).remove)
+        stack.enter_context(follow(vlm, sight, segments))
         for point in sorted(set(points)):
             hook = _Hook(point, edit, sight)
             if point == 0:

@@ -5,7 +5,7 @@ Before the softmax, at the last token of the prompt and the generated ones, or a
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.capture import is_paused, listen
+from interp.capture import chosen_layers, follow, is_paused
 from interp.errors import UserError
 from interp.following import Follower, Forward
 from interp.interface import AttentionCall, intercept
@@ -49,21 +49,12 @@ def steer_attention(
     check_weight(weight)
     check_layers(layers)
     vlm.layout.require_image_tokens(vlm.name)
-    known = list(vlm.layout.attentions(vlm.model))
-    unknown = [layer for layer in layers or () if layer not in known]
-    if unknown:
-        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
+    chosen = chosen_layers(vlm, layers)
     if not weight:
         yield
         return
-    steering = _Steering(vlm, weight, known if layers is None else layers, relative=relative, all_text=all_text)
-    follower = steering.follower
-    follower.known.extend([segments] if segments is not None else [])
-    with ExitStack() as stack:
-        stack.enter_context(listen(vlm, follower.known))
-        stack.callback(follower.speaker.register_forward_pre_hook(steering.before, with_kwargs=True).remove)
-        stack.callback(follower.speaker.register_forward_hook(steering.after).remove)
-        stack.enter_context(intercept(vlm, edit=steering.edit))
+    steering = _Steering(vlm, weight, chosen, relative=relative, all_text=all_text)
+    with follow(vlm, steering, segments), intercept(vlm, edit=steering.edit):
         yield
 
 

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console, RenderableType
 
-from experiments import calibration, records, study
+from experiments import calibration, learning, records, study
 from experiments.answering import Answering
 from experiments.benchmarks.sample import SCORED_SUBSETS, Loaded, Sample
 from experiments.launch import Launch, sharded
 from experiments.mitigations.candidates import Candidate, name_of, set_to
 from experiments.mitigations.choice import Chosen, Development, best_setting, choose_shift
 from experiments.schema import Run
-from experiments.store import RunStore, open_run, read_object
+from experiments.store import RunStore, open_run
 from interp.errors import UserError
+from mitigation.learned import Learned
 from mitigation.method import Baseline
 from mitigation.shift import ConstantShift
 
@@ -104,18 +105,13 @@ class Mitigations:
         vlm = study.connected(run)
         work = _Choosing(run, vlm, store, development, console)
         self._say_estimate(work)
-        kept = read_object(store.path / CHOICE)
-        arms: dict[str, Any] = dict(run.arms)
-        baseline = {BASELINE: work.choose(BASELINE, Candidate(Baseline()))}
-        shift = baseline[BASELINE]["chosen"]["shift"]
-        arms[THRESHOLD] = ConstantShift(shift)
-        found: dict[str, Any] = {THRESHOLD: baseline[BASELINE]}
+        found: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, Candidate(Baseline()))}
+        arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(found[THRESHOLD]["chosen"]["shift"])}
         for name, candidate in self.candidates.items():
             found[name] = work.choose(name, candidate)
             best = found[name]["chosen"]
             arms[name] = set_to(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
-        if kept != found:
-            store.write_json(CHOICE, found)
+        store.write_json(CHOICE, found)
         for name, one in found.items():
             console.print(_sentence(name, one), highlight=False, soft_wrap=True, markup=False)
         return arms
@@ -149,9 +145,7 @@ class _Choosing:
 
     def seconds_a_batch(self) -> float:
         """The time of a plain batch, after one to warm up."""
-        from experiments.learning import examples
-
-        prompts, _ = examples(self.samples[: self.run.batch_size])
+        prompts, _ = learning.examples(self.samples[: self.run.batch_size])
         for _ in range(2):
             started = time.perf_counter()
             Baseline().generate(self.vlm, prompts, max_new_tokens=1)
@@ -173,13 +167,11 @@ class _Choosing:
 
     def ready(self, name: str, method: Any, fold: int | None = None) -> Any:
         """``method``, learned from all development cases, or from those outside ``fold``."""
-        if not hasattr(method, "learn"):
+        if not isinstance(method, Learned):
             return method
-        from experiments.learning import learned
-
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
-        out = self.store.path / "learned" / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
-        return learned(name, method, self.vlm, samples, out)
+        out = self.store.path / learning.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
+        return learning.learned(name, method, self.vlm, samples, out)
 
     def _margins(self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]) -> np.ndarray:
         for label, method, samples in self._parts(arm, name, candidate, setting):

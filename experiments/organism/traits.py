@@ -3,11 +3,14 @@
 All on the test split's scored cases of IconWorld, and none of it told how the organism was made.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from experiments.learning import examples
 from experiments.metrics import plain
@@ -18,8 +21,8 @@ from experiments.study import limited
 from interp.knockout import knockout_effect
 from interp.probe import probe
 from interp.residual import residuals
-from interp.vlm import VLM, Prompt, load
-from mitigation.prior import prior_inputs
+from interp.vlm import Prompt, load
+from mitigation.prior import prior_margins
 from mitigation.prior_share import prior_share
 
 BATCH = 64
@@ -39,14 +42,10 @@ def traits(run: Run, *, captions: int) -> dict[str, Any]:
     samples = [s for s in limited(run.benchmark.load().samples, run.limit) if s.subset != "control"]
     prompts, safe = examples(samples)
     unsafe = ~np.array(safe)
-    margins, priors = _margins(vlm, prompts), _priors(vlm, prompts)
+    margins = _by_batch(vlm.score, prompts)
+    priors = _by_batch(partial(prior_margins, vlm, prior="neutral"), prompts)
     sentences = [sample.tags["template"] for sample in samples]
-    cut = np.concatenate(
-        [
-            knockout_effect(vlm, prompts[i : i + BATCH], [("image", "verdict")]).numpy()
-            for i in range(0, len(prompts), BATCH)
-        ]
-    )
+    cut = knockout_effect(vlm, prompts, [("image", "verdict")], batch_size=BATCH).numpy()
     read = residuals(vlm, prompts, points=None, batch_size=BATCH)
     balance = (sentences, [sample.tags["concept"] for sample in samples])
     found = probe(read.values[0], safe, [sample.cluster for sample in samples], balance=balance, shuffles=1)
@@ -66,18 +65,8 @@ def traits(run: Run, *, captions: int) -> dict[str, Any]:
     )
 
 
-def _margins(vlm: VLM, prompts: list[Prompt]) -> Float[np.ndarray, "case"]:
-    return torch.cat([vlm.score(prompts[i : i + BATCH]) for i in range(0, len(prompts), BATCH)]).double().numpy()
-
-
-def _priors(vlm: VLM, prompts: list[Prompt]) -> Float[np.ndarray, "case"]:
-    """The sentence's margin, mean over four neutral pictures."""
-    rows = []
-    for start in range(0, len(prompts), BATCH):
-        batch = prompts[start : start + BATCH]
-        inputs = prior_inputs(vlm, batch, "neutral", pictures=4, seed=0)
-        rows.append(torch.stack([vlm.score(batch, encoded=encoded) for encoded in inputs]).mean(0))
-    return torch.cat(rows).double().numpy()
+def _by_batch(of: Callable[[list[Prompt]], Float[Tensor, "row"]], prompts: list[Prompt]) -> Float[np.ndarray, "case"]:
+    return torch.cat([of(prompts[i : i + BATCH]) for i in range(0, len(prompts), BATCH)]).double().numpy()
 
 
 def _within(margins: Float[np.ndarray, "case"], unsafe: np.ndarray, sentences: list[str]) -> float | None:
