@@ -7,7 +7,7 @@ Two moves that a contrast may be mistaken for: what the words alone say (``TextO
 transformers; generating does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from interp.errors import UserError
+from mitigation.asked import AskedVLM
 from mitigation.ranges import check_alpha, check_beta, check_seed, check_temperature
 from mitigation.shift import ConstantShift
 
@@ -154,30 +155,20 @@ class Sampled:
         return generation
 
 
-class _SamplingVLM:
-    """A VLM whose ``generate`` samples; everything else is the model's own."""
+class _SamplingVLM(AskedVLM):
+    """Draws the tokens."""
 
     def __init__(self, vlm: "VLM", temperature: float, seed: int) -> None:
-        self._vlm, self._temperature, self._seed = vlm, temperature, seed
-        self.asked = False
+        super().__init__(vlm)
+        self._temperature, self._seed = temperature, seed
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._vlm, name)
-
-    def generate(
-        self, prompts: "Sequence[Prompt]", *, logits_processor: Sequence[Any] | None = None, **options: Any
-    ) -> "Generation":
-        """``VLM.generate`` with the sampler as the last processor."""
+    def added(self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Sequence[Any]) -> list[Any]:
         from mitigation.sampling import CaseSampler
 
-        self.asked = True
-        if options.get("encoded") is None:  # by this VLM, for whoever listens to what it encodes
-            options["encoded"] = self.encode(prompts)
         # A paired branch stacks its noised rows under the clean ones; both take the token of one draw.
-        copies = len(options["encoded"]["input_ids"]) // len(prompts)
+        copies = len(encoded["input_ids"]) // len(prompts)
         keys = [prompt.key for prompt in prompts] * copies
-        sampler = CaseSampler(keys, temperature=self._temperature, seed=self._seed)
-        return self._vlm.generate(prompts, logits_processor=[*(logits_processor or ()), sampler], **options)
+        return [CaseSampler(keys, temperature=self._temperature, seed=self._seed)]
 
 
 def _contrasted(

@@ -4,11 +4,12 @@ Methods with a field ``shift`` answer through ``with_shift``; ``Shifted`` does t
 Importing this module loads neither torch nor transformers; generating does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
+from mitigation.asked import AskedVLM
 from mitigation.controls import Sampled
 from mitigation.ranges import check_shift
 
@@ -65,25 +66,14 @@ def with_shift(vlm: "VLM", shift: float, answer: "Callable[[VLM], Generation]") 
     return replace(generation, margins=generation.margins + shift)
 
 
-class _ShiftingVLM:
-    """A VLM whose ``generate`` shifts; everything else is the model's own."""
+class _ShiftingVLM(AskedVLM):
+    """Shifts the first token's scores."""
 
     def __init__(self, vlm: "VLM", shift: float) -> None:
-        self._vlm, self._shift = vlm, shift
-        self.asked = False
+        super().__init__(vlm)
+        self._shift = shift
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._vlm, name)
-
-    def generate(
-        self, prompts: "Sequence[Prompt]", *, logits_processor: Sequence[Any] | None = None, **options: Any
-    ) -> "Generation":
-        """``VLM.generate`` with the shift after the method's own processors."""
+    def added(self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Sequence[Any]) -> list[Any]:
         from mitigation.verdict import VerdictShiftLogitsProcessor
 
-        self.asked = True
-        if options.get("encoded") is None:  # by this VLM, for whoever listens to what it encodes
-            options["encoded"] = self.encode(prompts)
-        own = list(logits_processor or ())
-        shift = VerdictShiftLogitsProcessor(self._vlm.answer_ids, shift=self._shift, after=own)
-        return self._vlm.generate(prompts, logits_processor=[*own, shift], **options)
+        return [VerdictShiftLogitsProcessor(self._vlm.answer_ids, shift=self._shift, after=own)]
