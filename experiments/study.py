@@ -11,14 +11,13 @@ from rich.console import Console, RenderableType
 from experiments import calibration, learning, records, scoring
 from experiments.answering import PREDICTIONS, Answering, batches
 from experiments.batching import halved
-from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.sample import Loaded, Sample
 from experiments.environment import describe
 from experiments.external import Responses
 from experiments.launch import Launch, sharded, whole_weights
 from experiments.outcomes import Status
-from experiments.report.build import build, thumbnail_name
-from experiments.report.run_files import THUMBNAIL_QUALITY
+from experiments.report.build import build
+from experiments.report.thumbnails import write_thumbnails
 from experiments.schema import Run
 from experiments.store import RunStore, open_run
 from interp.errors import UserError
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["PREDICTIONS", "Study", "batches", "limited", "load_cases", "run"]
 
 DEVELOPMENT = "development.jsonl"
-THUMBNAIL = 160  # pixels, the longer side
 After = Callable[[Path], Iterable[RenderableType]]
 SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
 
@@ -239,7 +237,7 @@ class Study:
             missing=self.not_applicable,
         )
         self.store.write_json("metrics.json", result)
-        self._write_thumbnails()
+        write_thumbnails(self.store.path, self.loaded.samples)
         lost = sum(record["status"] == Status.TRANSPORT_FAILED for record in current if not self._is_external(record))
         finished = {} if lost else {"finished": records.now()}
         skips = self._answering.skips()
@@ -268,22 +266,6 @@ class Study:
         cases = {sample.id for sample in self.loaded.samples}
         here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in self.run.arms and r["case"] in cases)
         return records.current(here)
-
-    def _write_thumbnails(self) -> None:
-        """A small picture of every case, for the report; those that are there stay."""
-        folder = self.store.path / "thumbnails"
-        folder.mkdir(exist_ok=True)
-        for sample in self.loaded.samples:
-            path = folder / thumbnail_name(sample.id)
-            if sample.image is not None and not path.exists():
-                try:
-                    image = open_image(sample.image)
-                except BadImage:
-                    continue  # its record says so
-                image.thumbnail((THUMBNAIL, THUMBNAIL))
-                part = path.with_name(path.name + ".part")  # a full disk leaves no half of a picture
-                image.save(part, format="JPEG", quality=THUMBNAIL_QUALITY)
-                part.replace(path)
 
 
 def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:
