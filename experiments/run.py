@@ -7,8 +7,8 @@ import time
 import hydra
 from omegaconf import DictConfig
 
-from experiments.launch import Launch, check_task
-from experiments.schema import open_door, register
+from experiments.config import open_door, register
+from experiments.runs.launch import Launch, check_task
 from interp.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -36,7 +36,7 @@ def main(config: DictConfig) -> None:
             raise
         stop(launch, f"error: {error.strerror}; make room and run the same command again, which goes on from here", 2)
     except (RuntimeError, MemoryError) as error:
-        from experiments.batching import out_of_memory
+        from experiments.evaluation.batching import out_of_memory
 
         if not out_of_memory(error):
             raise

@@ -1,160 +1,308 @@
-"""Attention masses and maps as tidy tables, and what is read off them. Pure: knows nothing of models.
+"""Records where the language model's attention goes, while it generates or runs forward as usual.
 
-Image tokens outnumber text tokens, and the first token is a sink: a share of attention means little without the share
-that is left once the sink is taken out, and the share per token.
+*Segment mass* is the exact share of a query's attention on each segment, by layer and head. Attention is linear in V,
+so a second call of the same kernel with one-hot segment indicators for values gives it for all queries in O(N) memory;
+a few queries are sliced out and get whole float32 rows instead, which are also what *maps* are.
+
+Queries are named by their *step*: 0 is the verdict (the last token of the prompt, off which the first answer token is
+read), 1, 2, ... the generated tokens as they are fed back, −1, −2, ... the prompt backwards from the verdict. Prompts
+are left-padded, so a step is one column of the batch. Knows nothing of benchmarks or files.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from einops import einsum
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.attention_tables import AttentionMap, Masses, mass_table
 from interp.errors import UserError
-from interp.geometry import PatchGrid
-from interp.segments import SEGMENTS, RowSegments
+from interp.hooks.attention import AttentionCall, intercept
+from interp.hooks.forward import Follower, Forward, Pass
+from interp.segments import RowSegments, Segments, segment
 
-IMAGE_SEGMENTS = tuple(name for name in SEGMENTS if name.startswith("image"))
-COLUMNS = ("row", "step", "query", "layer", "head", "segment", "tokens", "mass")
+if TYPE_CHECKING:
+    from interp.vlm import VLM
 
-
-@dataclass(frozen=True)
-class Masses:
-    """The masses of one forward; ``real`` is False for queries that mean nothing, ``tokens`` are counts by segment.
-
-    ``imageless`` says that no picture can have tokens here: tables then miss its mass instead of calling it 0.
-    """
-
-    mass: Float[Tensor, "layer row head query segment"]
-    layers: tuple[int, ...]
-    columns: tuple[int, ...]
-    width: int  # columns of the prompts
-    first_row: int
-    tokens: Float[Tensor, "row segment"]
-    real: Bool[Tensor, "row query"]
-    imageless: bool = False
+FEW = 16  # up to so many queries at once are computed in float32 rows, also for half-precision models
 
 
-@dataclass(frozen=True)
-class AttentionMap:
-    """All attention of one query: ``weights`` sum to 1 over the batch's columns up to the newest."""
+class Queries(Enum):
+    """Which queries to log; a sequence of steps is the other way to say it."""
 
-    row: int
-    step: int
-    query: int  # column in the batch
-    layers: tuple[int, ...]
-    weights: Float[Tensor, "layer head column"]
+    VERDICT = "verdict"
+    GENERATED = "generated"  # the verdict and every generated token
+    ALL = "all"  # these and the whole prompt
 
 
-def mass_table(pieces: Iterable[Masses]) -> pd.DataFrame:
-    """Long table with ``COLUMNS``; queries that mean nothing are left out."""
-    tables = [_table(piece) for piece in pieces]
-    if tables:
-        return pd.concat(tables, ignore_index=True)
-    return pd.DataFrame({name: [] for name in COLUMNS})
+Steps = Queries | Sequence[int]
+
+_PAUSED: ContextVar[bool] = ContextVar("recording_paused", default=False)
 
 
-def _table(piece: Masses) -> pd.DataFrame:
-    rows, queries = np.nonzero(piece.real.numpy())
-    mass = piece.mass.numpy()[:, rows, :, queries]  # query layer head segment: numpy puts paired indices first
-    count, layers, heads, segments = mass.shape
-    if piece.imageless:
-        mass = np.where([name in IMAGE_SEGMENTS for name in SEGMENTS], np.nan, mass).astype(mass.dtype)
-    column = np.asarray(piece.columns, dtype=np.int32)[queries]
-    inner = layers * heads * segments
-
-    def by_query(values: np.ndarray) -> np.ndarray:
-        return np.repeat(values.astype(np.int32), inner)
-
-    layer = np.repeat(np.asarray(piece.layers, dtype=np.int16), heads * segments)
-    head = np.tile(np.repeat(np.arange(heads, dtype=np.int16), segments), layers)
-    code = np.tile(np.arange(segments, dtype=np.int8), count * layers * heads)
-    tokens = np.repeat(piece.tokens.numpy().astype(np.int32)[rows][:, None], layers * heads, axis=1)
-    return pd.DataFrame(
-        {
-            "row": by_query(rows + piece.first_row),
-            "step": by_query(column - piece.width + 1),
-            "query": by_query(column),
-            "layer": np.tile(layer, count),
-            "head": np.tile(head, count),
-            "segment": pd.Categorical.from_codes(code, categories=list(SEGMENTS)),
-            "tokens": tokens.reshape(-1),
-            "mass": mass.reshape(-1),
-        }
-    )
+@contextmanager
+def paused() -> Iterator[None]:
+    """Forwards inside are not recorded: for a second branch (noised image, no image) beside the one that answers."""
+    token = _PAUSED.set(True)
+    try:
+        yield
+    finally:
+        _PAUSED.reset(token)
 
 
-def normalised(masses: pd.DataFrame) -> pd.DataFrame:
-    """The table with ``mass_without_sink`` and ``mass_per_token``.
-
-    The first is the share of what the sink leaves, missing for the sink itself; the second the raw mass over the
-    segment's tokens, missing where it has none.
-    """
-    keys = ["row", "step", "layer", "head"]
-    sink = masses.loc[masses["segment"] == "sink", [*keys, "mass"]].rename(columns={"mass": "sink"})
-    table = masses.merge(sink, on=keys, how="left", validate="many_to_one")
-    left = (1 - table.pop("sink").fillna(0)).where(lambda rest: rest > 0)
-    table["mass_without_sink"] = (table["mass"] / left).where(table["segment"] != "sink")
-    table["mass_per_token"] = table["mass"] / table["tokens"].where(table["tokens"] > 0)
-    return table
+def is_paused() -> bool:
+    """Whether this is a forward inside ``paused``, of a branch that does not answer."""
+    return _PAUSED.get()
 
 
-def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFrame:
-    """Row, step, layer → ``share``: the mass on images, mean over heads; by default of what the sink leaves.
+@dataclass
+class Record:
+    """What ``record_attention`` has seen so far. Rows are counted through all batches, in the order they ran."""
 
-    Missing where the family has no image tokens (it reads pictures by cross-attention).
-    """
-    table = normalised(masses)
-    value = "mass_without_sink" if without_sink else "mass"
-    images = table[table["segment"].isin(IMAGE_SEGMENTS)]
-    heads = images.groupby(["row", "step", "layer", "head"])[value].sum(min_count=1)
-    return heads.groupby(level=["row", "step", "layer"]).mean().rename("share").reset_index()
+    pieces: list[Masses] = field(default_factory=list)
+    maps: list[AttentionMap] = field(default_factory=list)
+    rows: list[RowSegments] = field(default_factory=list)
+
+    @property
+    def masses(self) -> pd.DataFrame:
+        """Tidy table: row, step, query (column in the batch), layer, head, segment, tokens (in the segment), mass.
+
+        Made anew at each call. ``tokens`` counts those there are when the query is computed.
+        """
+        return mass_table(self.pieces)
 
 
-def select(
-    masses: pd.DataFrame,
+@contextmanager
+def record_attention(
+    vlm: "VLM",
     *,
+    queries: Steps = Queries.GENERATED,
+    maps: Steps = (),
     layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    segments: Sequence[str] | None = None,
-) -> pd.DataFrame:
-    """The rows of some layers, heads and segments; UserError, naming the known ones, for one that is not there."""
-    chosen = masses
-    for column, wanted in (("layer", layers), ("head", heads), ("segment", segments)):
-        if wanted is not None:
-            known = list(dict.fromkeys(masses[column].tolist()))
-            unknown = [value for value in wanted if value not in known]
-            if unknown:
-                raise UserError(f"no {column} {unknown[0]!r} in this table; known: {', '.join(map(str, known))}")
-            chosen = chosen[chosen[column].isin(list(wanted))]
-    return chosen
+    segments: Segments | None = None,
+) -> Iterator[Record]:
+    """Records every forward of ``vlm`` while open: ``vlm.generate`` (greedy, sampled, cached, batched), ``vlm.score``.
+
+    ``queries`` are those whose segment masses are logged, ``maps`` those whose whole rows are kept; ``layers`` defaults
+    to all. ``segments`` are those of inputs that were encoded before (``interp.segments.segment``). Logits are the
+    native sdpa ones, and the model's own attention implementation is back when the block ends, however it ends.
+
+    Raises:
+        UserError: an unknown layer, a step before the prompt, inputs the recorder has not seen encoded, a static cache,
+            or a model that does not take its attention from transformers' interface.
+    """
+    recorder = _Recorder(vlm, queries, maps, chosen_layers(vlm, layers))
+    with follow(vlm, recorder, segments), intercept(vlm, observe=recorder.observe):
+        yield recorder.record
 
 
-def weights_of(
-    attention: AttentionMap, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
-) -> Float[Tensor, "column"]:
-    """The map's weights, mean over some layers and heads (default: all)."""
-    places = {layer: i for i, layer in enumerate(attention.layers)}
-    known_heads = range(attention.weights.shape[1])
-    unknown = [layer for layer in layers or () if layer not in places]
-    if unknown:
-        raise UserError(f"no layer {unknown[0]} in this map; known: {', '.join(map(str, attention.layers))}")
-    unknown = [head for head in heads or () if head not in known_heads]
-    if unknown:
-        raise UserError(f"no head {unknown[0]} in this map; known: 0 to {len(known_heads) - 1}")
-    some = attention.weights[[places[layer] for layer in (attention.layers if layers is None else layers)]]
-    return some[:, list(known_heads if heads is None else heads)].mean((0, 1))
+def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
+    """``layers``, or all whose self-attention can be recorded and edited; UserError for one that is not among these."""
+    known = list(vlm.layout.attentions(vlm.model))
+    if unknown := [layer for layer in layers or () if layer not in known]:
+        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
+    return known if layers is None else layers
 
 
-def patch_map(weights: Float[Tensor, "column"], grid: PatchGrid) -> Float[Tensor, "height width"]:
-    """The weights over the picture, as ``grid`` lays its tokens out."""
-    return weights[grid.columns]
+@runtime_checkable
+class Following(Protocol):
+    """Hooks around each forward of the model, and the follower that tells them which columns it holds."""
+
+    follower: Follower
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def after(self, module: Any, args: Any, output: Any) -> None: ...
 
 
-def word_masses(weights: Float[Tensor, "column"], row: RowSegments) -> pd.DataFrame:
-    """Word of the question → ``mass`` on its tokens, in reading order."""
-    mass = [float(weights[torch.tensor(word.columns)].sum()) for word in row.words]
-    return pd.DataFrame({"word": [word.text for word in row.words], "mass": mass})
+@contextmanager
+def follow(vlm: "VLM", hooks: Following, segments: Segments | None) -> Iterator[None]:
+    """Has ``hooks`` called around every forward while open; ``segments`` are of inputs that were encoded before."""
+    follower = hooks.follower
+    follower.known.extend([segments] if segments is not None else [])
+    with ExitStack() as stack:
+        stack.enter_context(listen(vlm, follower.known))
+        stack.callback(follower.speaker.register_forward_pre_hook(hooks.before, with_kwargs=True).remove)
+        stack.callback(follower.speaker.register_forward_hook(hooks.after).remove)
+        yield
+
+
+@contextmanager
+def listen(vlm: "VLM", known: list[Segments]) -> Iterator[None]:
+    """Has ``vlm.encode`` note the segments of what it encodes; ``generate`` and ``score`` call it."""
+    encode, before = vlm.encode, vars(vlm).get("encode")
+
+    def noting(prompts: Any) -> Any:
+        encoded = encode(prompts)
+        known.append(segment(vlm, prompts, encoded))
+        return encoded
+
+    vars(vlm)["encode"] = noting
+    try:
+        yield
+    finally:
+        del vars(vlm)["encode"]
+        if before is not None:
+            vars(vlm)["encode"] = before
+
+
+@dataclass
+class _Sight:
+    """What is wanted of one forward (columns of the batch), and what its layers have shown so far."""
+
+    forward: Forward
+    logged: list[int]
+    mapped: list[int]
+    masses: dict[int, Tensor] = field(default_factory=dict)
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    indicators: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+
+    def places(self, columns: list[int], device: torch.device) -> Int[Tensor, "query"]:
+        """Where these columns are among the forward's queries."""
+        return torch.tensor(columns, device=device) - self.forward.start
+
+    def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
+        """Segments of a layer's keys, which end with the newest column; the same for all layers that hold as many."""
+        start = self.forward.total - call.key.shape[2]
+        key = (start, dtype, call.key.device)
+        if key not in self.indicators:
+            one_hot = self.forward.batch.segments.indicator(start, self.forward.total)
+            self.indicators[key] = one_hot.to(call.key.device, dtype)
+        return self.indicators[key]
+
+
+class _Recorder:
+    """The hooks of one ``record_attention``: around each forward, and at each attention call in it."""
+
+    def __init__(self, vlm: "VLM", queries: Steps, maps: Steps, layers: Sequence[int]) -> None:
+        self.name, self.imageless = vlm.name, vlm.layout.cross_attended
+        self.follower = Follower(vlm)
+        self.logs, self.maps = _wanted(queries), _wanted(maps)
+        self.first = min([0, *(step for steps in (queries, maps) if not isinstance(steps, Queries) for step in steps)])
+        self.layers = tuple(layers)
+        self.record = Record()
+        self.sight: _Sight | None = None
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward: which of its columns are wanted."""
+        self.sight = None
+        if _PAUSED.get():
+            return
+        forward = self.follower.enter(args, kwargs)
+        batch = forward.batch
+        if forward.new == 0:
+            self.record.rows.extend(batch.segments.rows)
+            if self.first <= -batch.segments.width:
+                raise UserError(
+                    f"step {self.first} lies before a prompt of {batch.segments.width} columns; steps count from the "
+                    f"verdict, which is 0, back to {1 - batch.segments.width}; leave it out"
+                )
+        new = range(forward.new, forward.total)
+        logged = [column for column in new if self.logs(batch.step(column))]
+        self.sight = _Sight(forward, logged, [column for column in new if self.maps(batch.step(column))])
+
+    def observe(self, call: AttentionCall) -> None:
+        """At an attention call: the masses and rows of the wanted queries of this layer."""
+        sight = self.sight
+        if _PAUSED.get() or call.layer not in self.layers:
+            return
+        if sight is None or call.query.shape[2] != sight.forward.total - sight.forward.start:
+            raise UserError(
+                "attention ran outside a forward of the whole model; the recorder follows vlm.generate, vlm.score and "
+                "vlm.model(...); call one of these"
+            )
+        if sight.mapped:
+            sight.rows[call.layer] = _whole_rows(call, sight)
+        if sight.logged:
+            sight.masses[call.layer] = _mass(call, sight)
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """After a forward: what the layers showed goes to the CPU, in one transfer."""
+        sight, self.sight = self.sight, None
+        if sight is None:
+            return
+        self.follower.leave(sight.forward, output)
+        batch = sight.forward.batch
+        if sight.logged:
+            self.record.pieces.append(
+                Masses(
+                    mass=self._stacked(sight.masses),
+                    layers=self.layers,
+                    columns=tuple(sight.logged),
+                    width=batch.segments.width,
+                    first_row=batch.first_row,
+                    tokens=batch.segments.indicator(0, sight.forward.total).sum(1),
+                    real=batch.real(sight.logged),
+                    imageless=self.imageless,
+                )
+            )
+        if sight.mapped:
+            self.record.maps.extend(_maps(self._stacked(sight.rows), self.layers, sight.mapped, batch))
+
+    def _stacked(self, found: dict[int, Tensor]) -> Float[Tensor, "layer row head query _"]:
+        missing = [layer for layer in self.layers if layer not in found]
+        if missing:
+            raise UserError(
+                f"layer {missing[0]} of {self.name} attends without transformers' attention interface; recording needs "
+                "that; load it with attn_implementation='eager' and pass output_attentions=True"
+            )
+        device = found[self.layers[0]].device  # layers may be spread over several
+        return torch.stack([found[layer].to(device) for layer in self.layers]).cpu()
+
+
+def _wanted(queries: Steps) -> Callable[[int], bool]:
+    """Step → whether it is to be logged."""
+    if queries is Queries.ALL:
+        return lambda step: True
+    if queries is Queries.GENERATED:
+        return lambda step: step >= 0
+    steps = {0} if isinstance(queries, Queries) else set(queries)
+    return lambda step: step in steps
+
+
+def _whole_rows(call: AttentionCall, sight: _Sight) -> Float[Tensor, "row head query column"]:
+    """Full float32 rows, a few queries at a time; columns that a sliding window has dropped get 0."""
+    parts = [call.at(places).rows() for places in sight.places(sight.mapped, call.key.device).split(FEW)]
+    return torch.nn.functional.pad(torch.cat(parts, dim=2), (sight.forward.total - call.key.shape[2], 0))
+
+
+def _mass(call: AttentionCall, sight: _Sight) -> Float[Tensor, "row head query segment"]:
+    places = sight.places(sight.logged, call.key.device)
+    if len(places) <= FEW:
+        pattern = "row head query key, row key segment -> row head query segment"
+        return einsum(call.at(places).rows(), sight.indicator(call, torch.float32), pattern)
+    some = call if len(places) == call.query.shape[2] else call.at(places)
+    return _kernel_mass(some, sight.indicator(call, call.value.dtype))
+
+
+def _kernel_mass(
+    call: AttentionCall, indicator: Float[Tensor, "row key segment"]
+) -> Float[Tensor, "row head query segment"]:
+    """One more call of the kernel, with indicators for values, padded with zeros to the head dimension."""
+    width = call.value.shape[3]
+    parts = []
+    for some in indicator.split(width, dim=2):  # as a rule one part: a head is wider than there are segments
+        values = torch.nn.functional.pad(some, (0, width - some.shape[2]))[:, None]
+        parts.append(call.weighted(values)[..., : some.shape[2]])
+    return torch.cat(parts, dim=3).transpose(1, 2).float()
+
+
+def _maps(
+    found: Float[Tensor, "layer row head query column"], layers: tuple[int, ...], columns: list[int], batch: Pass
+) -> Iterator[AttentionMap]:
+    """One map for each query that means something."""
+    for row, i in batch.real(columns).nonzero().tolist():
+        yield AttentionMap(
+            row=batch.first_row + row,
+            step=batch.step(columns[i]),
+            query=columns[i],
+            layers=layers,
+            weights=found[:, row, :, i].clone(),
+        )

@@ -22,8 +22,8 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.following import speaker
-from interp.rendering import to_rgb
+from interp.hooks.forward import speaker
+from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 
 if TYPE_CHECKING:

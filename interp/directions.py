@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.discriminant import discriminant, grouped_folds, raked
 from interp.errors import UserError
-from interp.probe import auroc
+from interp.lda import discriminant, grouped_folds, raked
+from interp.probes import auroc
 
 if TYPE_CHECKING:
-    from interp.residual import Residuals
+    from interp.hooks.residual import Residuals
     from interp.vlm import VLM
 
 Kind = Literal["mean_difference", "logistic", "discriminant"]
@@ -69,7 +69,7 @@ def fit_direction(
 ) -> Direction:
     """The direction of ``labels`` (true or false) over all cases; what it reads is measured by folds over ``groups``.
 
-    Cases whose state is NaN are left out. ``balance`` as in ``interp.probe.probe``.
+    Cases whose state is NaN are left out. ``balance`` as in ``interp.probes.probe``.
 
     Raises:
         UserError: an unknown kind, columns of unlike lengths, too few cases, or states that do not vary.

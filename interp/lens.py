@@ -2,7 +2,7 @@
 
 Logit lens: the state goes through the final norm and the output head as if no layer came after (nostalgebraist 2020,
 "interpreting GPT: the logit lens"). Early points speak another basis than the last one, so a margin near 0 there says
-that nothing is *written as a verdict* yet, not that nothing is known: for that, see ``interp.probe``. Knows nothing of
+that nothing is *written as a verdict* yet, not that nothing is known: for that, see ``interp.probes``. Knows nothing of
 benchmarks.
 """
 
@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.probe import auroc
-from interp.residual import residuals
+from interp.hooks.residual import residuals
+from interp.probes import auroc
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -37,7 +37,7 @@ def lens(
     NaN where a prompt has no such place.
 
     Raises:
-        UserError: as ``interp.residual.residuals``.
+        UserError: as ``interp.hooks.residual.residuals``.
     """
     read = residuals(vlm, prompts, places=(place,), points=points, batch_size=batch_size)
     return torch.stack([spoken(vlm, read.at(place, point), batch_size) for point in read.points])
@@ -82,7 +82,7 @@ def departure(
 
     Args:
         multiplicity: draw × row, how often each case stands in each resample (of clusters: every case as often as its
-            cluster; ``experiments.stats.draw_clusters``). No draws are fine.
+            cluster; ``experiments.metrics.bootstrap.draw_clusters``). No draws are fine.
         strata: what a failure is compared within (its template, a matched pair), so that sentences on which all fail
             are not set against others on which none does. A stratum counts with n₁n₂/(n₁ + n₂) of its two sides.
 

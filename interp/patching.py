@@ -3,8 +3,8 @@
 The clean prompt is run with the hidden states of one place at one point exchanged for those the other prompt had there;
 how far its margin moves towards the other's says what of the difference passes there (Vig et al. 2020; Meng et al.
 2022, "Locating and Editing Factual Associations in GPT", section 2). Points and places are those of
-``interp.residual``. Patching is column by column, so a pair that does not align is refused. The other direction is the
-same call with the two lists exchanged; the two need not agree. Knows nothing of how pairs are found.
+``interp.hooks.residual``. Patching is column by column, so a pair that does not align is refused. The other direction
+is the same call with the two lists exchanged; the two need not agree. Knows nothing of how pairs are found.
 
 Where a family puts the picture in again after a point (Qwen3-VL's first layers, cross-attention), it is put in as the
 clean prompt has it.
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.residual import READABLE, Here, at_place, check_places, edit_residual, last_point
+from interp.hooks.residual import READABLE, Here, at_place, check_places, edit_residual, last_point
 from interp.segments import IMAGE, Segments, segment
 
 if TYPE_CHECKING:

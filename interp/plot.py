@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageFilter
 
 from interp.errors import UserError
-from interp.geometry import WHOLE, Box
+from interp.image_grid import WHOLE, Box
 
 WIDTH = 6.0  # inches of 100 px
 TEXT = 11.0

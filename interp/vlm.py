@@ -2,13 +2,15 @@
 
 ``VLM`` is model + processor + layout and can be built from parts (``VLM(model, processor)``) or with ``load``. Knows
 nothing of benchmarks, methods or files.
+
+Which tokens begin "Yes" and "No" where the prompt ends. Knows nothing of models or images.
 """
 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,16 +18,62 @@ from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor, LogitsProcessorList
 
-from interp.answers import AnswerIds, answer_ids
+from interp.checkpoints.load import load
+from interp.checkpoints.memory import input_device
 from interp.errors import UserError
+from interp.families import encode_pieces, layout_for
 from interp.generation import GREEDY, Generation, check_call, first_logits, new_tokens, own_length, seeded
-from interp.layout import layout_for
-from interp.loading import load
-from interp.memory import input_device
-from interp.pieces import encode_pieces
-from interp.rendering import render, to_rgb
+from interp.prompt import render, to_rgb
 
 __all__ = ["VLM", "Generation", "Prompt", "load"]
+
+
+YES = ("Yes", " Yes")
+NO = ("No", " No")
+
+
+class AnswerIds(NamedTuple):
+    """First tokens of the two answers, most often one each; no token is in both."""
+
+    yes: list[int]
+    no: list[int]
+
+
+def answer_ids(tokenizer: Any, rendered: str, *, name: str = "this model") -> AnswerIds:
+    """The first tokens of "Yes" and " Yes" (of "No" and " No") as they continue ``rendered``, a prompt without answer.
+
+    SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
+    changes the prompt's own last token is no continuation and is left out; after a prompt that ends in a space (``: ``
+    + ``Yes`` is ``:`` + ``▁Yes``) the spellings that continue it without that space count too. A first token that both
+    answers share (a lone ``▁``) tells nothing and is left out.
+
+    Raises:
+        UserError: no first token tells Yes from No.
+    """
+    yes, no = (_first_tokens(tokenizer, rendered, spellings) for spellings in (YES, NO))
+    found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
+    if not (found.yes and found.no):
+        raise UserError(
+            f"the tokenizer of {name} has no first token that tells Yes from No (Yes: {yes}, No: {no}); margins need "
+            "one; choose a checkpoint whose vocabulary holds both words"
+        )
+    return found
+
+
+def _first_tokens(tokenizer: Any, rendered: str, spellings: tuple[str, ...]) -> list[int]:
+    found = []
+    for prompt in (rendered, rendered.rstrip(" ")):
+        before = _encode(tokenizer, prompt)
+        for spelling in spellings:
+            after = _encode(tokenizer, prompt + spelling)
+            answer = after[len(before) :]
+            if after[: len(before)] == before and answer and tokenizer.unk_token_id not in answer:
+                found.append(answer[0])
+    return list(dict.fromkeys(found))
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @dataclass(frozen=True)
@@ -76,7 +124,7 @@ class VLM:
 
     @cached_property
     def answer_ids(self) -> AnswerIds:
-        """The tokens that begin "Yes" and "No" where an answer begins; see ``interp.answers``."""
+        """The tokens that begin "Yes" and "No" where an answer begins; see ``interp.vlm``."""
         # With an image, for some templates write its placeholder whether or not there is one.
         probe = Prompt("?", Image.new("RGB", (1, 1)))
         return answer_ids(self.tokenizer, self.render(probe), name=self.name)

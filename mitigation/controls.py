@@ -7,17 +7,16 @@ Two moves that a contrast may be mistaken for: what the words alone say (``TextO
 transformers; generating does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
 from interp.errors import UserError
-from mitigation.asked import AskedVLM
-from mitigation.ranges import check_alpha, check_beta, check_seed, check_temperature
-from mitigation.shift import ConstantShift
+from mitigation.threshold import ConstantShift
+from mitigation.validation import check_alpha, check_beta
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -43,7 +42,7 @@ class TextOnly:
 
         UserError where a prompt has no image, and where the family cannot be asked without one or contrasted at all.
         """
-        from mitigation.corruption import NONE, corrupt_inputs
+        from mitigation.contrastive.corruption import NONE, corrupt_inputs
 
         blind = corrupt_inputs(vlm, prompts, kind=NONE, step=0, seed=0)
         return _contrasted(vlm, prompts, blind, self.alpha, self.beta, max_new_tokens)
@@ -81,7 +80,7 @@ class CutoffOnly:
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers; margins are the model's own, before the cutoff."""
-        from mitigation.sampling import PlausibilityLogitsProcessor
+        from mitigation.processors import PlausibilityLogitsProcessor
 
         processor = PlausibilityLogitsProcessor(beta=self.beta)
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor])
@@ -123,54 +122,6 @@ class YesBias:
         return ConstantShift(shift=-float(middle if middle < upper[chosen] else lower[chosen]))
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """``method`` with sampled instead of greedy tokens, at ``temperature``; an answer does not depend on its batch.
-
-    A case's draw follows from its ``Prompt.key`` and ``seed`` alone (``mitigation.sampling``), the same for every
-    method, so that arms are paired in their chance as well. Margins are those of ``method``: before temperature and
-    draw. Not for methods that bring a decoding loop of their own, which are refused.
-    """
-
-    method: Any  # a Method; the type of a Hydra node that is built by itself
-    temperature: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
-        check_temperature(self.temperature)
-        check_seed(self.seed)
-        if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
-            raise UserError(f"method={self.method!r}; what is sampled is a method such as VCD(), once; name one")
-
-    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Sampled answers; UserError as ``method``'s, and if it decodes without ``vlm.generate``."""
-        sampling = _SamplingVLM(vlm, self.temperature, self.seed)
-        generation = self.method.generate(cast("VLM", sampling), prompts, max_new_tokens=max_new_tokens)
-        if not sampling.asked:
-            raise UserError(
-                f"method={self.method!r} decodes in a loop of its own, which would stay greedy; sample a method that "
-                "answers through vlm.generate"
-            )
-        return generation
-
-
-class _SamplingVLM(AskedVLM):
-    """Draws the tokens."""
-
-    def __init__(self, vlm: "VLM", temperature: float, seed: int) -> None:
-        super().__init__(vlm)
-        self._temperature, self._seed = temperature, seed
-
-    def added(self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Sequence[Any]) -> list[Any]:
-        from mitigation.sampling import CaseSampler
-
-        # A paired branch stacks its noised rows under the clean ones; both take the token of one draw.
-        copies = len(encoded["input_ids"]) // len(prompts)
-        keys = [prompt.key for prompt in prompts] * copies
-        return [CaseSampler(keys, temperature=self._temperature, seed=self._seed)]
-
-
 def _contrasted(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
@@ -180,7 +131,7 @@ def _contrasted(
     max_new_tokens: int,
 ) -> "Generation":
     """Greedy answers contrasted with the inputs ``second``, whose text may be another than the prompts'."""
-    from mitigation.decoding import VisualContrastiveLogitsProcessor
+    from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 
     encoded = vlm.encode(prompts)
     processor = VisualContrastiveLogitsProcessor(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from mitigation.ranges import check_alpha, check_beta, check_branch, check_noise_kind, check_noise_step, check_seed
+from mitigation.validation import check_alpha, check_beta, check_branch, check_noise_kind, check_noise_step, check_seed
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -20,9 +20,9 @@ class VCD:
     """Greedy decoding from (1 + α)·l(image) − α·l(worse image) over the tokens that pass the plausibility cutoff.
 
     ``alpha`` is the weight of the contrast (0: none), ``beta`` the cutoff relative to the likeliest token (None:
-    none), ``noise`` how the second image is made worse (``mitigation.corruption``), ``noise_step`` how far it is
-    diffused (0 to 999). A case's noise depends on its ``Prompt.key`` and ``seed`` alone; prompts without a key share
-    theirs. Published settings disagree, so none is called the default of the paper.
+    none), ``noise`` how the second image is made worse (``mitigation.contrastive.corruption``), ``noise_step`` how
+    far it is diffused (0 to 999). A case's noise depends on its ``Prompt.key`` and ``seed`` alone; prompts without a
+    key share theirs. Published settings disagree, so none is called the default of the paper.
 
     ``branch`` is how the second image is forwarded, with the same answers: ``sequential``, a forward of its own each
     step; ``paired``, both images in one batch of twice the rows, which reads the weights once; ``lazy``, only where
@@ -59,7 +59,7 @@ class VCD:
         noised = self._noised(vlm, prompts, encoded)
         if self.branch == "paired":
             return self._paired(vlm, prompts, encoded, noised, max_new_tokens)
-        from mitigation.decoding import VisualContrastiveLogitsProcessor
+        from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 
         lazy = self.branch == "lazy"
         processor = VisualContrastiveLogitsProcessor(
@@ -74,10 +74,10 @@ class VCD:
 
     def _noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.noise != "diffusion":
-            from mitigation.corruption import corrupt_inputs
+            from mitigation.contrastive.corruption import corrupt_inputs
 
             return corrupt_inputs(vlm, prompts, kind=self.noise, step=self.noise_step, seed=self.seed)
-        from mitigation.noise import diffuse_images
+        from mitigation.contrastive.corruption import diffuse_images
 
         keys = [prompt.key for prompt in prompts]
         return diffuse_images(encoded, keys, step=self.noise_step, seed=self.seed, model=vlm.model)
@@ -91,7 +91,7 @@ class VCD:
         max_new_tokens: int,
     ) -> "Generation":
         from interp.generation import Generation
-        from mitigation.paired import PairedContrastLogitsProcessor, pair_inputs, refuse_recording
+        from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs, refuse_recording
 
         refuse_recording(vlm.model)
         pairing = PairedContrastLogitsProcessor(alpha=self.alpha, beta=self.beta)

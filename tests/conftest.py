@@ -11,7 +11,7 @@ install_import_hook(["interp", "mitigation"], "beartype.beartype")
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from interp import loading  # noqa: E402
+from interp.checkpoints import load  # noqa: E402
 from interp.vlm import VLM  # noqa: E402
 from tests.tiny import tiny_llava  # noqa: E402
 
@@ -56,4 +56,4 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(loading, "read_weights", fail)
+    monkeypatch.setattr(load, "read_weights", fail)

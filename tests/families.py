@@ -1,4 +1,4 @@
-"""One small random model of every family in ``interp/layout.py``, with its real processor class, built in memory.
+"""One small random model of every family in ``interp/families.py``, with its real processor class, built in memory.
 
 Vision towers have one layer more than the language model (3 against 2), so code that counts layers picks the wrong
 ones. Keys and values are grouped; gemma3, ``llava_mistral`` and ``paligemma2`` have sliding windows; ``paligemma2``

@@ -1,29 +1,54 @@
 """A model behind an endpoint that answers prompts as ``interp.vlm.VLM`` does, without weights, logits or tokens.
 
-Methods that work by words alone (``experiments.api.support``) take it for the model that they are given.
+Methods that work by words alone (``experiments.api.model``) take it for the model that they are given.
+
+Which methods an endpoint can serve: those that work by words alone.
 """
 
 import base64
 import io
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from experiments.api.cache import AnswerCache, content_key
+from experiments.api.client import AnswerCache, Endpoint, Request, content_key
 from experiments.api.config import ApiConfig
-from experiments.api.reading import Answer, plain
-from experiments.api.transport import Endpoint, Request
+from experiments.api.reply import Answer, plain
 from experiments.benchmarks.images import pixel_digest
-from experiments.outcomes import Status
+from experiments.types import Status
 from interp.errors import UserError
+from mitigation.method import Baseline, Method
+from mitigation.prompting import ContextPrompt, SafetyPrompt
 
 if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.vlm import Prompt
+
+
+BY_WORDS = (Baseline, ContextPrompt, SafetyPrompt)
+
+
+def supported(method: Method) -> bool:
+    """True where the method asks its model for nothing but ``generate(prompts, max_new_tokens=...)``.
+
+    A method of another module says so with a class attribute ``by_words = True``.
+    """
+    return isinstance(method, BY_WORDS) or getattr(method, "by_words", False) is True
+
+
+def check_methods(arms: Mapping[str, Method]) -> None:
+    """Refuses arms that need weights or logits. Raises UserError naming the first."""
+    for arm, method in arms.items():
+        if not supported(method):
+            known = ", ".join(kind.__name__ for kind in BY_WORDS)
+            raise UserError(
+                f"arm {arm} ({type(method).__name__}) needs the model's weights or logits, which no API gives; "
+                f"over an API only {known} work; leave it out, or run an open model here"
+            )
 
 
 class ApiModel:

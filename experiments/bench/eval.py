@@ -1,34 +1,78 @@
 """``+exp=bench_eval``: cases a second of a study's answering, beside a loop that asks one case at a time.
 
 Imports neither torch nor transformers.
+
+The cases that answering is timed on: IconWorld's, with files to decode and sentences of many lengths where asked.
+
+Imports neither torch nor transformers.
 """
 
 import os
 import platform
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments.bench.eval_cases import EvalCases
-from experiments.bench.timing import Turns, timed
-from experiments.benchmarks.sample import Loaded
-from experiments.schema import Run
-from experiments.store import RunStore, open_run
+from experiments.bench.harness import Turns, timed
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.iconworld.scene import Scene
+from experiments.config import Run
+from experiments.evaluation.study import limited
+from experiments.runs.directory import RunStore, open_run
+from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt
-from mitigation.shift import ConstantShift
+from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
+
+
+SIDE = 672  # pixels of a file, as photographs of a benchmark have or more
+FILLER = 60  # words at most in front of a sentence
+
+
+@dataclass(frozen=True)
+class EvalCases:
+    """A benchmark of ``count`` cases of IconWorld; with ``folder``, as JPEG files in it and with words in front."""
+
+    count: int
+    folder: str | None = None
+    name: str = "bench_eval"
+    kind: ClassVar[Kind] = "yes_no"
+
+    def load(self) -> Loaded:
+        """The cases; files are drawn where they are not there yet."""
+        loaded = IconWorld().load()
+        samples = limited(loaded.samples, self.count)
+        if self.folder is not None:
+            samples = [_as_file(sample, Path(self.folder), number) for number, sample in enumerate(samples)]
+        return loaded._replace(samples=samples)
+
+    def development(self) -> None:
+        """None."""
+        return None
+
+
+def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
+    assert isinstance(sample.image, Scene)
+    path = folder / f"{number}.jpg"
+    if not path.exists():
+        replace(sample.image, size=SIDE).render().save(path)
+    rng = random.Random(sample.id)
+    words = " ".join(rng.choices(sample.prompt.split(), k=rng.randint(0, FILLER)))
+    return replace(sample, image=path, prompt=f"{words} {sample.prompt}".strip())
+
 
 SIZES = {"tiny": "cpu", "7b": "cuda", "7b_qwen": "cuda"}  # and the device that each has its bound on
 LEAST = {"cpu": 3.0, "cuda": 8.0}  # times the loop's cases a second
@@ -76,7 +120,7 @@ class EvalBench:
 
     def __call__(self, run: Run) -> None:
         """Measures, asks the full study once, writes ``metrics.json`` into a new run directory, prints the table."""
-        from interp.loading import resolve_device
+        from interp.checkpoints.load import resolve_device
 
         console, device = Console(), str(resolve_device(self.device))
         with (
@@ -87,7 +131,7 @@ class EvalBench:
             loaded = benchmark.load()
             given = replace(run, benchmark=benchmark, arms=ARMS, arm="vcd", fresh=True, output_root=str(store.path))
             console.print(f"run {store.path}\nanswering {self.cases} cases under {len(ARMS)} arms on {device}")
-            from experiments.bench.eval_models import model_of
+            from experiments.bench.models import model_of
 
             texts = [sample.prompt for sample in loaded.samples]
             bench = Bench(given, model_of(self.size, texts, device=device, seed=self.seed), loaded, Path(folder))
@@ -141,7 +185,7 @@ class Bench:
     turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
-        from experiments.bench.memory import meter_for
+        from experiments.bench.harness import meter_for
 
         wait = meter_for(self.vlm.device).synchronise
         asked: dict[str, Callable[[], object]] = {LOOP: self.loop}
@@ -180,7 +224,7 @@ class Bench:
         def asking() -> None:
             import torch
 
-            from experiments.answering import Answering
+            from experiments.evaluation.answer import Answering
 
             cuda = self.vlm.device.type == "cuda"
             if cuda:
@@ -209,8 +253,8 @@ class Bench:
 
     def study(self) -> Path:
         """The whole path once: answers, metrics, and the report, whose place is returned."""
-        from experiments.environment import describe
-        from experiments.study import Study
+        from experiments.evaluation.study import Study
+        from experiments.runs.provenance import describe
 
         run = replace(self.run, name=STUDY, draws=min(self.run.draws, 1000))
         with _store(run) as store:

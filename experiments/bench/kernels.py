@@ -1,6 +1,7 @@
 """``+exp=bench_kernels``: the fused contrast and cutoff on a GPU, as eager torch, as torch.compile and as Triton.
 
-What it finds decides which of them ``mitigation.kernels`` runs by default. Imports neither torch nor transformers.
+What it finds decides which of them ``mitigation.contrastive.kernels`` runs by default. Imports neither torch nor
+transformers.
 """
 
 from collections.abc import Callable
@@ -12,14 +13,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments.bench.timing import Turns, timed
-from experiments.schema import Run
-from experiments.store import open_run
+from experiments.bench.harness import Turns, timed
+from experiments.config import Run
+from experiments.runs.directory import open_run
 from interp.errors import UserError
-from mitigation.ranges import check_alpha, check_beta
+from mitigation.validation import check_alpha, check_beta
 
 if TYPE_CHECKING:
-    from mitigation.kernels import Fused
+    from mitigation.contrastive.kernels import Fused
 
 CALLS = 50  # between two synchronisations: a single call is over sooner than a clock can say
 
@@ -96,7 +97,7 @@ class KernelBench:
     def _row(self, device: str, variants: "dict[str, Fused]", vocabulary: int, noise: bool, rows: int) -> Row:
         import torch
 
-        from experiments.bench.memory import meter_for
+        from experiments.bench.harness import meter_for
 
         generator = torch.Generator(device).manual_seed(self.seed)
         dtype = getattr(torch, self.dtype)
@@ -142,7 +143,7 @@ def implementations() -> "dict[str, Fused]":
     """Eager torch, the same not yet compiled for any shape, and the kernel. UserError without triton."""
     import torch
 
-    from mitigation.kernels import contrast_and_cut, fused
+    from mitigation.contrastive.kernels import contrast_and_cut, fused
 
     torch.compiler.reset()  # after eight shapes torch.compile would fall back to eager torch, and not say so
     compiled: Any = torch.compile(contrast_and_cut, dynamic=False)

@@ -20,12 +20,12 @@ import pandas as pd
 from PIL import Image
 from rich.console import Console
 
-from experiments import metrics
-from experiments.attention.grain import FILE, Grain, finest
+from experiments.config import Run
+from experiments.evaluation.attention_log import FILE, Grain, finest
+from experiments.metrics.yes_no import results
 from experiments.report.build import build, thumbnail_name
 from experiments.report.run_files import THUMBNAIL_QUALITY
-from experiments.schema import Run
-from experiments.store import RunStore, open_run
+from experiments.runs.directory import RunStore, open_run
 from interp.errors import UserError
 
 SUBSETS = (("typical", "no"), ("attack", "no"), ("over_safety", "yes"))
@@ -80,7 +80,7 @@ class ReportBench:
         store = RunStore(folder, io.StringIO(), resumed=False)
         (folder / "predictions.jsonl").unlink(missing_ok=True)
         store.append(lines)
-        found = metrics.evaluate(pd.DataFrame(lines), seed=0, draws=200, where="a made-up run")
+        found = results.evaluate(pd.DataFrame(lines), seed=0, draws=200, where="a made-up run")
         store.write_json("metrics.json", found)
         model = {"name": "made up"}
         store.write_json("environment.json", {"model": model, "benchmark": {"name": "made up", "n": self.cases}})

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.mmsafeaware import IMAGE_FOLDERS, KEY, PREFIX, UNPUBLISHED
-from experiments.benchmarks.sample import Sample
+from experiments.types import Sample
 from interp.errors import UserError
 
 LAST_OF_FIRST_FOLDER = 1100  # data/images holds the ids up to here, data/images2 the rest

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from experiments.benchmarks.sample import Drawable, Sample
+from experiments.types import Drawable, Sample
 from interp.errors import UserError
 
 MAX_PIXELS = 50_000_000

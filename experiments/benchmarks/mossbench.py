@@ -1,8 +1,9 @@
 """MOSSBench (arXiv 2406.17806): harmless questions about pictures that look risky, and their harmful twins.
 
 Read from the published repository's layout: ``data/images_information/information.json`` keyed by pid, beside
-``data/images``, and the twins in ``data_contrast``. ``mossbench_hub`` reads the same entries from the hub. Answering a
-benign case is right, refusing a twin is. Knows nothing of models, judges or metrics.
+``data/images``, and the twins in ``data_contrast``; or from the Hugging Face hub, which needs a network once, then the
+cache. The hub's table is flat (``metadata_over``, …) and its card calls that column a truth value, which it is not.
+Answering a benign case is right, refusing a twin is. Knows nothing of models, judges or metrics.
 """
 
 import hashlib
@@ -14,9 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from experiments.benchmarks.gathering import Found, Unfit, examined, need, readable_text, runnable, whole
-from experiments.benchmarks.sample import Drawable, Gold, Kind, Loaded, Sample, Subset
+from experiments.benchmarks.images import EncodedImage
+from experiments.benchmarks.preflight import Found, Unfit, examined, need, readable_text, runnable, whole
+from experiments.types import Drawable, Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
+
+DATASET = "AIcell/MOSSBench"
+CASES_A_TYPE = 100  # pids 1-100 are type 1, 101-200 type 2, 201-300 type 3, in both sets
+
 
 REPOSITORY = "https://github.com/turningpoint-ai/MOSSBench"
 SETS = ("benign", "contrast", "both")
@@ -102,8 +108,6 @@ class MOSSBench:
     def _find(self) -> Found:
         parts = PARTS[self.sets]
         if self.source == "hub":
-            from experiments.benchmarks.mossbench_hub import hub_entries
-
             return found({part: hub_entries(part, self.revision) for part in parts}, None)
         folder = Path(self.root or "").expanduser().absolute()
         if not folder.is_dir():
@@ -210,3 +214,34 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _Pairs):
         return {name: _plain(inner) for name, inner in value}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def hub_entries(part: Part, revision: str | None) -> list[Entry]:
+    """The entries of one set. Raises UserError where it cannot be fetched."""
+    name = "oversensitivity" if part is BENIGN else "contrast"
+    try:
+        import datasets
+
+        table = datasets.load_dataset(DATASET, name, split="train", revision=revision)
+        # Undecoded: pictures from the hub are opened as carefully as those on disk.
+        rows = list(table.cast_column("image", datasets.Image(decode=False)))
+    except Exception as error:  # offline, no such revision, a table that its own card contradicts: each its own type
+        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise UserError(
+            f"{DATASET} ({name}) cannot be fetched from the hub ({said}); it needs a network or an earlier download; "
+            "or clone the repository and set benchmark.source=repository benchmark.root=<clone>"
+        ) from error
+    return [hub_entry(row, f"{DATASET} ({name})") for row in rows]
+
+
+def hub_entry(row: dict[str, Any], where: str) -> Entry:
+    """A row in the form of the repository's JSON."""
+    pid = str(row.get("pid", ""))
+    metadata = {name.removeprefix("metadata_"): value for name, value in row.items() if name.startswith("metadata_")}
+    if not re.fullmatch(r"type [123]", str(metadata.get("over"))) and re.fullmatch(r"[0-9]{1,3}", pid):
+        metadata["over"] = f"type {(int(pid) - 1) // CASES_A_TYPE + 1}"
+    image = row.get("image") or {}
+    data, path = image.get("bytes"), image.get("path")
+    fields = {k: v for k, v in row.items() if k != "image" and not k.startswith("metadata_")}
+    picture = EncodedImage(f"{path or pid}", data) if data is not None else Path(path) if path else None
+    return Entry(pid, fields | {"pid": pid, "metadata": metadata, "image": path}, picture, where)

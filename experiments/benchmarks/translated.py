@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.gathering import Unfit, need, readable_text
 from experiments.benchmarks.images import manifest_of
-from experiments.benchmarks.sample import Benchmark, Kind, Loaded, Sample
+from experiments.benchmarks.preflight import Unfit, need, readable_text
+from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 
 ALL = "all"

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from experiments.benchmarks.sample import Kind
-from experiments.judges.judge import Judge
 from experiments.judges.yes_no import YesNo
+from experiments.types import Judge, Kind
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from experiments.benchmarks.images import BadImage
-from experiments.benchmarks.sample import Kind
-from experiments.judges.judge import Item, Judgement
-from experiments.judges.llm_verdict import OPTIONS, question, read_verdict
-from experiments.judges.refusal_rule import EMPTY
-from experiments.outcomes import Status, Verdict
+from experiments.judges.llm_reply import OPTIONS, question, read_verdict
+from experiments.judges.refusal_rules import EMPTY
+from experiments.types import Item, Judgement, Kind, Status, Verdict
 from interp.errors import UserError
 
 RAW_KEPT = 2_000  # characters of a judge's answer that could not be read

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.report.formatting import MISSING
-from experiments.report.published import PUBLISHED, PublishedRow
+from experiments.benchmarks.published import PUBLISHED, PublishedRow
 from experiments.report.run_files import RunFiles
-from experiments.report.tables import ACCURACIES
-from experiments.tables import leaderboard
+from experiments.report.table import ACCURACIES, MISSING
+from experiments.studies.paper_tables import mossbench
 
 
 class Leaderboard(NamedTuple):
@@ -38,10 +37,10 @@ def mossbench_leaderboard(run: RunFiles) -> Leaderboard | None:
     """None for a run of another benchmark."""
     if (run.environment.get("benchmark") or {}).get("name") != "mossbench":
         return None
-    own = [row for row in leaderboard.rows(run.metrics) if row.convention == leaderboard.CONVENTIONS[0]]
+    own = [row for row in mossbench.rows(run.metrics) if row.convention == mossbench.CONVENTIONS[0]]
     shown = [(row.model, "here", [*row.cells, row.average]) for row in own]
-    shown += [(name, "published", list(cells)) for name, cells in leaderboard.PUBLISHED.items()]
+    shown += [(name, "published", list(cells)) for name, cells in mossbench.PUBLISHED.items()]
     return Leaderboard(
-        [*leaderboard.COLUMNS, "average"],
+        [*mossbench.COLUMNS, "average"],
         [(name, of, [MISSING if cell is None else f"{cell:.1f}" for cell in cells]) for name, of, cells in shown],
     )

@@ -10,13 +10,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from experiments.refusal import figures as refusal_figures
 from experiments.report import beside, cases, figures, page
+from experiments.report import refusal as refusal_figures
 from experiments.report.attention import attention
-from experiments.report.attention_cases import attention_of_cases
+from experiments.report.cases import attention_of_cases
+from experiments.report.figures import svg_bytes
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
 from experiments.report.sections import read_sections
-from experiments.report.svg import svg_bytes
 from interp.errors import UserError
 
 __all__ = ["build", "thumbnail_name"]

@@ -1,17 +1,31 @@
-"""Matplotlib figures of a run's metrics. Reads and saves no file, and leaves pyplot's global state alone."""
+"""Matplotlib figures of a run's metrics. Reads and saves no file, and leaves pyplot's global state alone.
 
+A figure as the bytes of an SVG file, the same for the same figure.
+"""
+
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.special import ndtr
 
-from experiments.report.formatting import complete, fixed, percent
-from experiments.report.published import PublishedRow
+from experiments.benchmarks.published import PublishedRow
+from experiments.report.table import complete, fixed, percent
+
+
+def svg_bytes(figure: Figure) -> bytes:
+    """Fixed ids and no date: the same numbers give the same file. Glyphs as paths: the same look without our fonts."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
 
 # Okabe and Ito's palette without its yellow, which is too pale for thin bars on white; black is the first arm's.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.outcomes import Status, Verdict
-from experiments.refusal.report import section
-from experiments.report import flips
+from experiments.report import cases as flips
 from experiments.report.beside import mossbench_leaderboard, own_rows, published_rows
 from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
-from experiments.report.formatting import MISSING, fixed, percent
+from experiments.report.refusal import section
 from experiments.report.run_files import RunFiles
-from experiments.report.tables import CEILING_MARK, arm_rows, comparison_rows
+from experiments.report.table import CEILING_MARK, MISSING, arm_rows, comparison_rows, fixed, percent
+from experiments.types import Status, Verdict
 
 ACCURACY_HEADINGS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
 DELTA_HEADINGS = {

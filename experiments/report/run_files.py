@@ -1,15 +1,19 @@
-"""The files of a finished run, read and checked once. Knows where a run keeps things, not what they mean."""
+"""A small picture of every case, which a run keeps for its report.
+
+The files of a finished run, read and checked once. Knows where a run keeps things, not what they mean.
+"""
 
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.outcomes import Status
+from experiments.benchmarks.images import BadImage, open_image
+from experiments.types import Sample, Status
 from interp.errors import UserError
 
 THUMBNAIL_QUALITY = 75  # of JPEG: 1,500 pictures must fit a file that can be mailed
@@ -113,3 +117,23 @@ def _predictions(path: Path) -> list[dict[str, Any]]:
     if not records:
         raise UserError(f"{path} is empty; a report needs at least one prediction; {_WAY_OUT}")
     return list(records.values())
+
+
+THUMBNAIL = 160  # pixels, the longer side
+
+
+def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:
+    """Writes ``thumbnails/`` of ``run_dir``; those that are there stay, and a case whose image is bad gets none."""
+    folder = run_dir / "thumbnails"
+    folder.mkdir(exist_ok=True)
+    for sample in samples:
+        path = folder / thumbnail_name(sample.id)
+        if sample.image is not None and not path.exists():
+            try:
+                image = open_image(sample.image)
+            except BadImage:
+                continue  # its record says so
+            image.thumbnail((THUMBNAIL, THUMBNAIL))
+            part = path.with_name(path.name + ".part")  # a full disk leaves no half of a picture
+            image.save(part, format="JPEG", quality=THUMBNAIL_QUALITY)
+            part.replace(path)

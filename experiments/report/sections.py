@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.report.svg import svg_bytes
-from experiments.store import write_json
+from experiments.report.figures import svg_bytes
+from experiments.runs.directory import write_json
 from interp.errors import UserError
 
 FOLDER = "sections"

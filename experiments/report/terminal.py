@@ -10,8 +10,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from experiments.report.formatting import MISSING
-from experiments.report.tables import ACCURACIES, CEILING_MARK, ArmRow, Cell, ComparisonRow, arm_rows, comparison_rows
+from experiments.report.table import (
+    ACCURACIES,
+    CEILING_MARK,
+    MISSING,
+    ArmRow,
+    Cell,
+    ComparisonRow,
+    arm_rows,
+    comparison_rows,
+)
 
 _HEADINGS = {"typical": "typ-\nical", "attack": "att-\nack", "over_safety": "over-\nsafety", "overall": "over-\nall"}
 _DELTAS = {"overall": "overall", "unsafe": "unsafe", "over_safety": "over-\nsafety", "auroc": "AUROC"}

@@ -4,10 +4,16 @@ Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (mess
 ``kind``; for preferences ``chosen`` and ``rejected`` in place of ``completion``. What cannot be used is listed with its
 line and reason, and left out. Benchmarks that may not be trained on are refused as a whole (``licences``). Knows
 nothing of models.
+
+Whether a dataset can be trained on, and a hash of what is in it. Knows nothing of models.
+
+Training pictures on disk, opened as if their files were hostile: confined to a root, bounded in pixels, decoded.
 """
 
+import hashlib
 import io
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +25,90 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from PIL import Image
 
 from interp.errors import UserError
-from interp.rendering import to_rgb
-from mitigation.vrtuning.licences import refuse_path, refuse_record
-from mitigation.vrtuning.pictures import Unusable, usable
+from interp.prompt import to_rgb
+from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+_NEEDED = {"sft": ("prompt", "completion"), "dpo": ("prompt", "chosen", "rejected")}
+_CHUNK = 1000  # rows read at once
+
+
+def check_dataset(dataset: "Dataset", trainer: str) -> None:
+    """UserError for an empty dataset, one without the trainer's columns, or with a row that has not one picture."""
+    import pyarrow.compute as pc
+
+    if len(dataset) == 0:
+        raise UserError("the dataset is empty; training needs at least one example; look at which rows were skipped")
+    if "images" not in dataset.column_names:
+        raise UserError("the dataset has no pictures; a column 'images' holds one a row; build it with vrtuning.data")
+    if missing := [name for name in _NEEDED[trainer] if name not in dataset.column_names]:
+        raise UserError(
+            f"the dataset has no column {', '.join(missing)}; trainer={trainer} needs {', '.join(_NEEDED[trainer])}; "
+            f"build it with preferences={trainer == 'dpo'}"
+        )
+    raw = dataset.select_columns(["images"]).with_format("arrow")
+    row = 0
+    for batch in raw.iter(_CHUNK):
+        for count in pc.list_value_length(batch["images"]).to_pylist():
+            row += 1
+            if count != 1:
+                raise UserError(f"row {row} of the dataset has {count or 0} pictures; each has one; leave it out")
+
+
+def data_digest(dataset: "Dataset") -> str:
+    """``sha256:`` and 12 hex digits over the texts and pictures (their bytes, or paths), in order."""
+    digest = hashlib.sha256()
+    for batch in dataset.with_format("arrow").iter(_CHUNK):
+        for row in batch.to_pylist():
+            for picture in row.pop("images"):
+                digest.update(picture["bytes"] or str(picture["path"]).encode())
+            digest.update(json.dumps(row, sort_keys=True).encode())
+    return f"sha256:{digest.hexdigest()[:12]}"
+
+
+MAX_PIXELS = 50_000_000
+# Decoders that work on the bytes alone; others that Pillow knows start outside programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+
+
+class Unusable(Exception):
+    """Why a picture cannot be used, as part of a sentence."""
+
+
+def usable(name: str, root: Path) -> Path:
+    """The absolute path of the picture ``name`` under ``root``, once it has been decoded in full. Raises Unusable."""
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root.resolve()):
+            raise Unusable(f"image {name} leads outside {root}")
+        if not path.exists():
+            raise Unusable(f"image {name} is missing")
+        if not path.is_file():  # reading a pipe or a device would wait for ever
+            raise Unusable(f"image {name} is not a regular file")
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a NUL character in the name
+        raise Unusable(f"image {name!r} cannot be opened ({error})") from error
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            if math.prod(image.size) > MAX_PIXELS:
+                raise Unusable(f"image {name} has {math.prod(image.size):,} pixels, more than the {MAX_PIXELS:,} read")
+            image.load()
+    except Unusable:
+        raise
+    except Exception as error:  # the decoders raise whatever bad bytes provoke
+        raise Unusable(f"image {name} is not a complete {', '.join(FORMATS)} ({type(error).__name__})") from error
+    return path
+
+
+def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
+    """The picture, scaled down to at most ``max_pixels`` pixels with its proportions kept; itself where it fits."""
+    if max_pixels is None or math.prod(image.size) <= max_pixels:
+        return image
+    scale = math.sqrt(max_pixels / math.prod(image.size))
+    return image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))), Image.Resampling.LANCZOS)
+
 
 ORDERS = ("first", "last")
 VERDICT = "verdict"

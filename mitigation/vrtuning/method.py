@@ -48,7 +48,7 @@ class VRTuning:
         Raises:
             UserError: the adapter does not fit this model, or whatever ``inner`` refuses.
         """
-        from mitigation.vrtuning.active import adapted
+        from mitigation.vrtuning.model import adapted
 
         inner = Baseline() if self.inner is None else self.inner
         with adapted(vlm, folder_of(Path(self.adapter)), self.revision):
@@ -59,7 +59,7 @@ class VRTuning:
         self, vlm: "VLM", prompts: "Sequence[Prompt]", generation: "Generation", inner: Any
     ) -> "Generation":
         """The same answers with margins at their verdicts: the later ones asked again where the verdict comes next."""
-        from mitigation.vrtuning.continued import Continued, verdict_position
+        from mitigation.vrtuning.model import Continued, verdict_position
 
         places = [verdict_position(vlm, ids) for ids in generation.token_ids]
         margins = generation.margins.clone()

@@ -4,6 +4,10 @@
 only and deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, if asked for,
 ``merged/``. ``adapter/`` appears in one rename as the last act: where it is, the run is finished. The same call under
 ``accelerate launch`` trains on several processes; the first one writes. Knows nothing of benchmarks or metrics.
+
+The preference variant: TRL's DPO for vision, the grounded verdict chosen over the one that the text suggests.
+
+The loss curve of a run as a figure. Saves nothing.
 """
 
 import dataclasses
@@ -13,28 +17,67 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from matplotlib.figure import Figure
+
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.load import load, resolve_device
 from interp.errors import UserError
-from interp.loading import load, resolve_device
-from interp.model_config import ModelConfig
+from interp.families import Layout
+from interp.plot import LABEL, OKABE_ITO, TEXT, WIDTH
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
-from mitigation.vrtuning.batch import Collator
-from mitigation.vrtuning.examples import check_dataset, data_digest
-from mitigation.vrtuning.figure import loss_curve
-from mitigation.vrtuning.lora import lora_config
-from mitigation.vrtuning.quantised import load_four_bit
-from mitigation.vrtuning.resume import Marker, last_complete, refuse_nan, untouched
+from mitigation.vrtuning.callbacks import Marker, last_complete, refuse_nan, untouched
+from mitigation.vrtuning.collator import Collator
+from mitigation.vrtuning.data import check_dataset, data_digest
+from mitigation.vrtuning.model import load_four_bit, lora_config
 from mitigation.vrtuning.settings import Settings, total_steps
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+def dpo_trainer(given: dict[str, Any], arguments: dict[str, Any], *, beta: float, layout: Layout) -> Any:
+    """TRL's trainer; the reference is the same model with its adapter switched off, so no second copy is held.
+
+    Raises:
+        UserError: the family's output head is where TRL's fused log-probabilities do not look for it (InstructBLIP).
+    """
+    if "." in layout.lm_head:
+        raise UserError(
+            f"trainer=dpo with {layout.model_type}; TRL reads log-probabilities from a head directly under the model, "
+            f"this family's is {layout.lm_head}; choose trainer=sft"
+        )
+    from trl import DPOConfig, DPOTrainer
+
+    return DPOTrainer(args=DPOConfig(**arguments, beta=beta), **given)
+
+
+def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = "") -> Figure:
+    """Training loss over optimiser steps: each logged value, and their running mean over a twentieth of the run."""
+    figure = Figure(figsize=(WIDTH, 3.6), dpi=100, layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=TEXT, parse_math=False)
+    axes = figure.add_subplot()
+    window = max(1, len(losses) // 20)
+    smooth = [sum(losses[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(losses))]
+    axes.plot(steps, losses, color=OKABE_ITO[5], linewidth=0.8, marker="." if len(steps) < 3 else None, label="logged")
+    axes.plot(steps, smooth, color=OKABE_ITO[0], linewidth=1.6, label=f"running mean of {window}")
+    axes.set_xlabel("optimiser step", fontsize=TEXT)
+    axes.set_ylabel("training loss (nats a token)", fontsize=TEXT)
+    axes.set_ylim(bottom=min(0.0, *losses))
+    axes.tick_params(labelsize=LABEL)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.legend(fontsize=LABEL, frameon=False)
+    return figure
+
 
 Report = Callable[[int, int, float], None]  # step, steps, loss
 LOGGED = 500  # points of a loss curve at most
@@ -239,8 +282,6 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
     }
     trainer: Any
     if settings.trainer == "dpo":
-        from mitigation.vrtuning.dpo import dpo_trainer
-
         trainer = dpo_trainer(given, arguments, beta=settings.beta, layout=vlm.layout)
     else:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from interp.layout import LAYOUTS
+from interp.families import LAYOUTS
 from tests.tiny import Pieces
 
 UNSEEN = "tiny random weights alone: never run on real weights"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from interp.attention import image_share, patch_map, weights_of
-from interp.capture import Queries, Record, record_attention
+from interp.attention import Queries, Record, record_attention
+from interp.attention_tables import image_share, patch_map, weights_of
+from interp.checkpoints.load import load
 from interp.errors import UserError
-from interp.loading import load
 from interp.segments import IMAGE
 from interp.vlm import VLM, Prompt
 from tests.contract.facts import facts

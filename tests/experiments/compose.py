@@ -5,7 +5,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from experiments.schema import Run, open_door, register
+from experiments.config import Run, open_door, register
 
 
 def composed(*overrides: str) -> DictConfig:

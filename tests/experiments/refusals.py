@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from experiments.benchmarks.sample import Kind, Loaded, Sample
+from experiments.types import Kind, Loaded, Sample
 
 
 @dataclass(frozen=True)

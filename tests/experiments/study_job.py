@@ -18,8 +18,8 @@ from pathlib import Path
 import experiments.report.build  # noqa: F401
 import interp.vlm  # noqa: F401
 import mitigation.vcd  # noqa: F401
-from experiments.launch import Launch
-from experiments.schema import Run
+from experiments.config import Run
+from experiments.runs.launch import Launch
 from tests.experiments.compose import run_of
 
 SIZES = ("limit=8", "batch_size=2", "draws=20", "max_new_tokens=2", "attention=false")

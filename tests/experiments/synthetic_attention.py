@@ -12,7 +12,7 @@ NAMES = ("sink", "user", "template", "generated", "image_0")
 
 
 def block(rng: random.Random, *, tokens: int = 2, layers: int = 4, groups: int = 3, cells: int = 6) -> dict[str, Any]:
-    """One arm's attention on one case, in the form that ``experiments.attention.cases`` writes."""
+    """One arm's attention on one case, in the form that ``experiments.evaluation.attention_log`` writes."""
 
     def packed(places: int) -> str:
         return base64.b64encode(rng.randbytes(tokens * layers * groups * places)).decode()

@@ -11,9 +11,9 @@ import pandas as pd
 from PIL import Image
 from rich.console import Console
 
-from experiments.metrics import evaluate
+from experiments.metrics.yes_no.results import evaluate
 from experiments.report.build import thumbnail_name
-from experiments.report.flips import Flip, flips
+from experiments.report.cases import Flip, flips
 from experiments.report.terminal import results
 
 Records = list[dict[str, Any]]

@@ -1,117 +1,307 @@
-"""Tables and maps over masses: laws that need no model."""
+"""The recorder's masses and maps are eager attention's, and the model does not notice it."""
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from interp.attention import AttentionMap, Masses, image_share, mass_table, normalised, patch_map, select, weights_of
-from interp.attention import word_masses as words_of
+from interp import attention as capture
+from interp.attention import Queries, paused, record_attention
+from interp.attention_tables import image_share
 from interp.errors import UserError
-from interp.geometry import PatchGrid
-from interp.segments import SEGMENTS, RowSegments, Word
+from interp.hooks.attention import _TAPS, _implementations, intercept
+from interp.hooks.forward import speaker
+from interp.segments import SEGMENTS, segment
+from interp.vlm import VLM, Prompt
+from tests.families import FAMILIES
+from tests.interp.eager import eager_weights
+from tests.tiny import picture
+
+TOLERANCE = 1e-5
 
 
-def masses(*, layers=(0, 3), rows=2, heads=3, columns=(4, 5), seed=0, first_row=0, real=None):
-    """Random shares that sum to one, none of it on padding."""
-    draw = np.random.default_rng(seed)
-    mass = draw.dirichlet(np.ones(len(SEGMENTS)), (len(layers), rows, heads, len(columns))).astype(np.float32)
-    tokens = torch.tensor([[0.0, 1, 4, 5, 6, 0, 9]] * rows)
-    return Masses(
-        mass=torch.tensor(mass),
-        layers=layers,
-        columns=columns,
-        width=6,
-        first_row=first_row,
-        tokens=tokens,
-        real=torch.ones(rows, len(columns), dtype=torch.bool) if real is None else torch.tensor(real),
-    )
+def forward_logits(vlm, encoded):
+    with torch.no_grad():
+        return vlm.model(**encoded).logits
 
 
-def test_each_number_stands_in_its_own_row():
-    piece = masses(first_row=10, real=[[True, False], [True, True]])
-    table = mass_table([piece])
-    assert len(table) == 3 * 2 * 3 * len(SEGMENTS)
-    for line in table.itertuples():
-        expected = piece.mass[
-            piece.layers.index(line.layer), line.row - 10, line.head, piece.columns.index(line.query)
-        ][SEGMENTS.index(line.segment)]
-        assert line.mass == float(expected)
-        assert line.step == line.query - 5
-        assert line.tokens == int(piece.tokens[line.row - 10, SEGMENTS.index(line.segment)])
-    assert not ((table["row"] == 10) & (table["query"] == 5)).any()
+def piece_errors(record, weights):
+    """Largest difference of each recorded forward's masses from eager weights summed by segment."""
+    width = record.pieces[0].width
+    codes = torch.tensor([[SEGMENTS.index(label) for label in row.labels] for row in record.rows])
+    for step, piece in enumerate(record.pieces):
+        for i, layer in enumerate(piece.layers):
+            eager = weights[layer][step]
+            total = width + step
+            keys = torch.arange(total - eager.shape[3], total)  # a sliding cache holds the newest alone
+            kinds = torch.full((len(codes), total), SEGMENTS.index("generated"))
+            kinds[:, :width] = codes
+            one_hot = torch.nn.functional.one_hot(kinds[:, keys], len(SEGMENTS)).float()
+            expected = torch.einsum("bhqk,bks->bhqs", eager, one_hot)
+            places = torch.tensor(piece.columns) - (total - eager.shape[2])
+            difference = (piece.mass[i] - expected[:, :, places]).abs().amax((1, 3))
+            yield float(difference[piece.real].max())
 
 
-def test_forwards_are_stacked_and_none_is_an_empty_table():
-    table = mass_table([masses(), masses(first_row=2, seed=1)])
-    assert table["segment"].dtype == "category"
-    assert sorted(set(table["row"])) == [0, 1, 2, 3]
-    assert mass_table([]).empty
-    assert list(mass_table([])) == list(table)
+@pytest.mark.contract("attention")
+@pytest.mark.parametrize("few", [0, 10**6], ids=["kernel", "rows"])
+def test_masses_and_maps_equal_eager_while_generating(family, prompts, few, monkeypatch):
+    """Left padding, grouped keys, sliding windows, bidirectional images, a KV cache: as each family has them."""
+    monkeypatch.setattr(capture, "FEW", few)
+    with record_attention(family, queries=Queries.ALL) as record:
+        answers = family.generate(prompts, max_new_tokens=5)
+    monkeypatch.setattr(capture, "FEW", 16)
+    with record_attention(family, maps=Queries.GENERATED) as mapped:
+        family.generate(prompts, max_new_tokens=5)
+    with eager_weights(family) as weights:
+        eager_answers = family.generate(prompts, max_new_tokens=5)
+    assert answers.token_ids == eager_answers.token_ids
+    assert len(record.pieces) == len(weights[0]) == max(map(len, answers.token_ids))
+    assert max(piece_errors(record, weights)) < TOLERANCE
+    assert {(m.row, m.step) for m in mapped.maps} == {(r, s) for r in (0, 1) for s in range(len(answers.token_ids[r]))}
+    for found in mapped.maps:
+        for i, layer in enumerate(found.layers):
+            eager = weights[layer][found.step][found.row, :, -1]
+            row = found.weights[i]
+            assert torch.allclose(row[:, -eager.shape[1] :], eager, atol=TOLERANCE)
+            assert not row[:, : -eager.shape[1]].any()
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6))
-def test_what_the_sink_leaves_sums_to_one(seed):
-    table = normalised(mass_table([masses(seed=seed)]))
-    left = table[table["segment"] != "sink"].groupby(["row", "step", "layer", "head"])["mass_without_sink"].sum()
-    assert left.to_numpy() == pytest.approx(1, abs=1e-5)
-    assert table.loc[table["segment"] == "sink", "mass_without_sink"].isna().all()
-    filled = table[table["tokens"] > 0]
-    assert (filled["mass_per_token"] * filled["tokens"]).to_numpy() == pytest.approx(filled["mass"].to_numpy())
-    assert table.loc[table["tokens"] == 0, "mass_per_token"].isna().all()
+def test_logits_and_tokens_are_the_native_ones(family, prompts):
+    encoded = family.encode(prompts)
+    segments = segment(family, prompts, encoded)
+    native, answers = forward_logits(family, encoded), family.generate(prompts, max_new_tokens=5)
+    real = torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
+    for queries in (Queries.ALL, Queries.GENERATED):
+        with record_attention(family, queries=queries, maps=Queries.VERDICT, segments=segments):
+            logits, recorded = forward_logits(family, encoded), family.generate(prompts, max_new_tokens=5)
+        assert torch.allclose(logits[real], native[real], atol=TOLERANCE)
+        assert recorded.token_ids == answers.token_ids
+        assert torch.allclose(recorded.margins, answers.margins, atol=TOLERANCE)
 
 
-def test_a_query_that_looks_at_the_sink_alone_has_no_share_without_it():
-    piece = masses(rows=1, heads=1, layers=(0,), columns=(5,))
-    piece.mass.zero_()[..., SEGMENTS.index("sink")] = 1
-    assert normalised(mass_table([piece]))["mass_without_sink"].isna().all()
+def test_a_padded_batch_keeps_its_mask_under_our_name(vlm, prompts, monkeypatch):
+    """What is lost when no mask function is registered under the attention function's name."""
+    from transformers import AttentionMaskInterface
+
+    from interp.hooks.attention import NAME
+
+    encoded = vlm.encode(prompts)
+    native = forward_logits(vlm, encoded)[:, -1]
+    with intercept(vlm):
+        assert torch.allclose(forward_logits(vlm, encoded)[:, -1], native, atol=TOLERANCE)
+        monkeypatch.delitem(AttentionMaskInterface._global_mapping, NAME)
+        assert float((forward_logits(vlm, encoded)[:, -1] - native).abs().max()) > 0.1
 
 
-def test_image_share_is_the_mean_over_heads():
-    piece = masses()
-    image, sink = (piece.mass[..., SEGMENTS.index(name)] for name in ("image_0", "sink"))
-    raw = image_share(mass_table([piece]), without_sink=False).set_index(["row", "step", "layer"])["share"]
-    left = image_share(mass_table([piece])).set_index(["row", "step", "layer"])["share"]
-    assert raw[1, 0, 3] == pytest.approx(float(image[1, 1, :, 1].mean()))
-    assert left[1, 0, 3] == pytest.approx(float((image / (1 - sink))[1, 1, :, 1].mean()))
-    assert len(raw) == len(left) == 2 * 2 * 2
+def test_everything_is_as_before_also_after_an_exception(family, prompts):
+    encoded = family.encode(prompts)
+    forward_logits(family, encoded)  # transformers puts hooks of its own on some modules at the first forward
+    family.model.get_submodule(speaker(family)).register_forward_hook(lambda *args: None)  # and another tool, its own
+    before, hooks = _implementations(family.model), count_hooks(family)
+
+    def interrupted(**changed):
+        with record_attention(family):
+            family.generate(prompts, max_new_tokens=2, **changed)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    with pytest.raises(UserError, match="of no batch"):
+        interrupted(encoded=encoded)
+    assert _implementations(family.model) == before
+    assert count_hooks(family) == hooks
+    assert "encode" not in vars(family)
+    assert not _TAPS
 
 
-def test_select_names_what_is_known():
-    table = mass_table([masses()])
-    assert set(select(table, layers=[3], heads=[0, 2], segments=["user"])["head"]) == {0, 2}
-    assert len(select(table)) == len(table)
-    for wanted, message in (
-        ({"layers": [0, 1]}, "no layer 1 in this table; known: 0, 3"),
-        ({"heads": [3]}, "no head 3 in this table; known: 0, 1, 2"),
-        ({"segments": ["picture"]}, "no segment 'picture' in this table; known: padding, sink"),
-    ):
-        with pytest.raises(UserError, match=message):
-            select(table, **wanted)
+def count_hooks(vlm):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
 
 
-def a_map():
-    weights = torch.rand(2, 3, 8, generator=torch.Generator().manual_seed(0))
-    return AttentionMap(row=0, step=0, query=7, layers=(0, 3), weights=weights / weights.sum(-1, keepdim=True))
+def test_steps_count_from_the_verdict(vlm, prompts):
+    width = vlm.encode(prompts)["input_ids"].shape[1]
+    steps = {}
+    for queries in (Queries.VERDICT, Queries.GENERATED, Queries.ALL, [-1, 2]):
+        with record_attention(vlm, queries=queries) as record:
+            ids = vlm.generate(prompts, max_new_tokens=4).token_ids
+        table = record.masses
+        steps[str(queries)] = {row: sorted(set(group["step"])) for row, group in table.groupby("row")}
+        assert (table["query"] - table["step"] == width - 1).all()
+    lengths = [len(row) for row in ids]
+    real = [sum(label != "padding" for label in row.labels) for row in record.rows]
+    assert lengths == [2, 4]  # the first answer ends early: its later queries mean nothing
+    assert steps["Queries.VERDICT"] == {0: [0], 1: [0]}
+    assert steps["Queries.GENERATED"] == {0: [0, 1], 1: [0, 1, 2, 3]}
+    assert steps["Queries.ALL"] == {r: list(range(1 - real[r], lengths[r])) for r in (0, 1)}
+    assert steps["[-1, 2]"] == {0: [-1], 1: [-1, 2]}
 
 
-def test_maps_are_averaged_over_what_is_asked():
-    found = a_map()
-    assert torch.allclose(weights_of(found), found.weights.mean((0, 1)))
-    assert torch.allclose(weights_of(found, layers=[3], heads=[1]), found.weights[1, 1])
-    with pytest.raises(UserError, match="no layer 1 in this map; known: 0, 3"):
-        weights_of(found, layers=[1])
-    with pytest.raises(UserError, match="no head 3 in this map; known: 0 to 2"):
-        weights_of(found, heads=[3])
+def test_the_table_is_tidy_and_sums_to_one(family, prompts):
+    with record_attention(family, queries=Queries.ALL) as record:
+        family.generate(prompts, max_new_tokens=3)
+    table = record.masses
+    assert list(table) == ["row", "step", "query", "layer", "head", "segment", "tokens", "mass"]
+    keys = ["row", "step", "layer", "head"]
+    assert not table.duplicated([*keys, "segment"]).any()
+    assert table.groupby(keys)["mass"].sum().sub(1).abs().max() < TOLERANCE
+    assert table.loc[table["segment"] == "padding", "mass"].abs().max() < 1e-6
+    assert table.loc[table["tokens"] == 0, "mass"].abs().max() < 1e-6
+    generated = table[(table["segment"] == "generated") & (table["head"] == 0) & (table["layer"] == 0)]
+    assert (generated["tokens"] == generated["step"].clip(lower=0)).all()
+    images = table[(table["segment"] == "image_0") & (table["step"] == 0)]
+    if family.layout.cross_attended:  # not applicable is not zero
+        assert images["mass"].isna().all()
+        assert image_share(table)["share"].isna().all()
+        return
+    counts = [len(row.columns("image_0")) for row in record.rows]
+    assert set(zip(images["row"], images["tokens"], strict=True)) == set(enumerate(counts))
 
 
-def test_weights_over_the_picture_and_over_words():
-    weights = torch.arange(8.0)
-    grid = PatchGrid("base", torch.tensor([[1, 2, 3], [4, 5, 6]]))
-    assert torch.equal(patch_map(weights, grid), torch.tensor([[1.0, 2, 3], [4, 5, 6]]))
-    row = RowSegments(("user",) * 8, tuple(range(8)), (Word("kill", (1, 2)), Word("it", (7,))), ())
-    table = words_of(weights, row)
-    assert table.equals(pd.DataFrame({"word": ["kill", "it"], "mass": [3.0, 7.0]}))
+def test_batches_are_counted_on(vlm, prompts):
+    with record_attention(vlm, queries=Queries.VERDICT) as record:
+        vlm.generate(prompts, max_new_tokens=2)
+        vlm.score(prompts[1:])
+        vlm.generate(prompts[:1], max_new_tokens=1)
+    assert sorted(set(record.masses["row"])) == [0, 1, 2, 3]
+    assert [len(row.labels) for row in record.rows] == [22, 22, 22, 20]
+    with record_attention(vlm, queries=Queries.VERDICT) as alone:
+        vlm.score(prompts[1:])
+    one, other = (r.masses[r.masses["row"] == n]["mass"].to_numpy() for r, n in ((record, 2), (alone, 0)))
+    assert one == pytest.approx(other, abs=1e-6)
+
+
+def test_sampling_and_no_cache(vlm, prompts):
+    native = vlm.generate(prompts, max_new_tokens=4, do_sample=True, seed=3)
+    with record_attention(vlm, queries=Queries.ALL) as cached:
+        sampled = vlm.generate(prompts, max_new_tokens=4, do_sample=True, seed=3)
+    with record_attention(vlm, queries=Queries.ALL) as uncached:
+        again = vlm.generate(prompts, max_new_tokens=4, do_sample=True, seed=3, use_cache=False)
+    assert native.token_ids == sampled.token_ids == again.token_ids
+    one, other = cached.masses, uncached.masses
+    assert one.drop(columns="mass").equals(other.drop(columns="mass"))
+    assert (one["mass"] - other["mass"]).abs().max() < TOLERANCE
+
+
+def test_inputs_encoded_before_need_their_segments(family, prompts):
+    encoded = family.encode(prompts)
+    with pytest.raises(UserError, match=r"of no batch the recorder knows.*segments="), record_attention(family):
+        family.generate(prompts, encoded=encoded, max_new_tokens=2)
+    others = segment(family, prompts[::-1], family.encode(prompts[::-1]))  # as wide, but not what is asked
+    with pytest.raises(UserError, match="of no batch"), record_attention(family, segments=others):
+        family.generate(prompts, encoded=encoded, max_new_tokens=2)
+    segments = segment(family, prompts, encoded)
+    with record_attention(family, queries=Queries.VERDICT, segments=segments) as record:
+        family.generate(prompts, encoded=encoded, max_new_tokens=2)
+    assert sorted(set(record.masses["row"])) == [0, 1]
+
+
+def test_a_second_branch_is_told_apart_by_its_cache_or_left_out(vlm, prompts):
+    """As contrastive decoding runs: another forward of the same text after each step."""
+    encoded = vlm.encode(prompts)
+    noised = {**encoded, "pixel_values": torch.zeros_like(encoded["pixel_values"])}
+    segments = segment(vlm, prompts, encoded)
+
+    def run(pause):
+        with record_attention(vlm, queries=[0, 1], segments=segments) as record, torch.no_grad():
+            clean = vlm.model(**encoded, use_cache=True)
+            if pause:
+                with paused():
+                    other = vlm.model(**noised, use_cache=True)
+            else:
+                other = vlm.model(**noised, use_cache=True)
+            ids = torch.tensor([[23], [23]])
+            vlm.model(input_ids=ids, past_key_values=clean.past_key_values)
+            if not pause:
+                vlm.model(input_ids=ids, past_key_values=other.past_key_values)
+        return record.masses
+
+    alone, both = run(pause=True), run(pause=False)
+    assert len(both) == 2 * len(alone)
+    order = ["row", "step", "layer", "head", "segment"]
+    first = both[both["row"] < 2].sort_values(order)["mass"].to_numpy()
+    assert first == pytest.approx(alone.sort_values(order)["mass"].to_numpy(), abs=1e-6)
+    second = both[both["row"] >= 2].sort_values(order)["mass"].to_numpy()
+    assert abs(first - second).max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_few_queries_are_upcast(dtype, prompts):
+    model, processor = FAMILIES["llava_next"]()
+    vlm = VLM(model.to(dtype), processor)
+    encoded = vlm.encode(prompts)
+    segments = segment(vlm, prompts, encoded)
+    exact = {}
+
+    def reference(call):
+        rows = torch.einsum("bhqd,bhkd->bhqk", call.query.double(), call.key.double().repeat_interleave(2, 1))
+        mask = call.allowed()
+        rows = (rows * call.scaling).masked_fill(~mask, float("-inf")).softmax(-1)
+        exact[call.layer] = torch.einsum("bhqk,bks->bhqs", rows, segments.indicator(0, mask.shape[-1]).double())
+
+    errors = {}
+    for queries in (Queries.VERDICT, Queries.ALL):
+        with intercept(vlm, observe=reference), record_attention(vlm, queries=queries, segments=segments) as record:
+            forward_logits(vlm, encoded)
+        piece = record.pieces[0]
+        assert piece.mass.dtype == torch.float32
+        off = [(piece.mass[i] - exact[i][:, :, list(piece.columns)]).abs().amax((1, 3)) for i in range(2)]
+        errors[queries] = max(float(difference[piece.real].max()) for difference in off)
+    assert errors[Queries.VERDICT] < 1e-6
+    assert 1e-6 < errors[Queries.ALL] < (1e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+def test_more_segments_than_a_head_is_wide(prompts):
+    model, processor = FAMILIES["llava"]()
+    for attention in (layer.self_attn for layer in model.model.language_model.layers):
+        assert attention.head_dim == 8
+    call_vlm = VLM(model, processor)
+    encoded = call_vlm.encode(prompts)
+    indicator = torch.nn.functional.one_hot(torch.arange(22) % 11, 11).float().expand(2, -1, -1)
+    found = []
+    with intercept(call_vlm, observe=lambda call: found.append((capture._kernel_mass(call, indicator), call.rows()))):
+        forward_logits(call_vlm, encoded)
+    for mass, rows in found:
+        assert torch.allclose(mass[1], (rows @ indicator[:, None])[1], atol=TOLERANCE)
+
+
+def test_bad_input_names_what_is_known(vlm, prompts):
+    with pytest.raises(UserError, match="no layer 7 in tiny; known: 0 to 1"), record_attention(vlm, layers=[0, 7]):
+        pass
+    with pytest.raises(UserError, match=r"step -40 lies before a prompt of 22 columns; .* back to -21"):
+        with record_attention(vlm, queries=[0, -40]):
+            vlm.generate(prompts)
+    with pytest.raises(UserError, match="attention ran outside a forward of the whole model"):
+        with record_attention(vlm):
+            vlm.model.model(**vlm.encode(prompts))
+    with pytest.raises(UserError, match="static cache"), record_attention(vlm):
+        vlm.generate(prompts, cache_implementation="static", disable_compile=True)
+    with record_attention(vlm, layers=[1]) as record:
+        vlm.generate(prompts, max_new_tokens=1)
+    assert set(record.masses["layer"]) == {1}
+
+
+def test_a_layer_with_an_attention_of_its_own_is_named(vlm, prompts):
+    """Remote code may switch its config and still not look its attention up."""
+    layer = vlm.model.model.language_model.layers[1]
+    layer.self_attn.forward = lambda hidden_states, **kwargs: (torch.zeros_like(hidden_states), None)
+    with pytest.raises(UserError, match=r"layer 1 of tiny attends without .* attn_implementation='eager'"):
+        with record_attention(vlm):
+            vlm.generate(prompts)
+
+
+def test_nothing_recorded_is_an_empty_table(vlm):
+    with record_attention(vlm) as record:
+        pass
+    assert record.masses.empty
+    assert list(record.masses)[:2] == ["row", "step"]
+
+
+def test_a_picture_twice_in_a_batch_and_none(vlm):
+    prompts = [Prompt("How do I kill it?"), Prompt("Is this safe?")]
+    with record_attention(vlm) as record:
+        vlm.generate(prompts, max_new_tokens=2)
+    assert set(record.masses.loc[record.masses["segment"] == "image_0", "tokens"]) == {0}
+    same = [Prompt("Is it?", picture()), Prompt("Is it?", picture())]
+    with record_attention(vlm, queries=Queries.VERDICT) as record:
+        vlm.score(same)
+    mass = record.masses.pivot_table("mass", ["layer", "head", "segment"], "row", observed=True)
+    assert mass[0].to_numpy() == pytest.approx(mass[1].to_numpy(), abs=1e-6)

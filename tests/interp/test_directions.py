@@ -10,8 +10,8 @@ import torch
 from interp.directions import Direction, Kind, cosines, fit_direction, load_directions, project, projections
 from interp.directions import save_directions as save
 from interp.errors import UserError
-from interp.probe import probe
-from interp.residual import residuals
+from interp.hooks.residual import residuals
+from interp.probes import probe
 from interp.vlm import VLM, Prompt
 from tests.planted import Plan, coloured, planted
 from tests.planted import direction as axis

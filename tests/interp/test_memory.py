@@ -9,11 +9,20 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from interp import loading, memory
-from interp.capture import record_attention
+from interp.attention import record_attention
+from interp.checkpoints import load as loading
+from interp.checkpoints import memory
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.memory import (
+    GIB,
+    check_room,
+    device_map,
+    free_memory,
+    input_device,
+    stored_numbers,
+    weight_bytes,
+)
 from interp.errors import UserError
-from interp.memory import GIB, check_room, device_map, free_memory, input_device, stored_numbers, weight_bytes
-from interp.model_config import ModelConfig
 from interp.vlm import VLM, Prompt, load
 from tests.tiny import picture
 

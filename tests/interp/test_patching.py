@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from interp.errors import UserError
+from interp.hooks.residual import last_point
 from interp.patching import misaligned, patch_effect
-from interp.residual import last_point
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES

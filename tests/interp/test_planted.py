@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from interp.residual import residuals
+from interp.hooks.residual import residuals
 from interp.vlm import Prompt
 from tests.planted import MARGIN, Plan, coloured, direction, planted
 

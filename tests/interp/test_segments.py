@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interp.errors import UserError
-from interp.segments import IMAGE, SEGMENTS, segment
-from interp.spans import MARK, text_spans, token_spans
+from interp.segments import IMAGE, MARK, SEGMENTS, segment, text_spans, token_spans
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import WORDS, picture

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor
 
 from interp.vlm import VLM, Prompt
-from mitigation.decoding import VisualContrastiveLogitsProcessor
-from mitigation.noise import diffuse_images
+from mitigation.contrastive.corruption import diffuse_images
+from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from tests.tiny import picture
 
 TOKENS = 8

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from interp.vlm import VLM, Prompt
-from mitigation.noise import diffuse_images
+from mitigation.contrastive.corruption import diffuse_images
 from tests.families import FAMILIES
 from tests.tiny import picture
 

@@ -41,7 +41,7 @@ def _asked(pool: ProcessPoolExecutor, clean: Tensor, noised: Tensor, gumbel: Ten
 
 
 def _answered(tensors: bytes, settings: dict[str, Any]) -> bytes:
-    from mitigation.kernels import contrast_and_cut_triton
+    from mitigation.contrastive.kernels import contrast_and_cut_triton
 
     given = load(tensors)
     if settings.pop("strided", False):
@@ -57,7 +57,7 @@ def _compiled(architecture: int, dtype: str) -> list[int]:
 
     # As in the process of the tests, where this hook would wrap a kernel that did not ask to be left alone.
     with install_import_hook("mitigation", "beartype.beartype"):
-        from mitigation import kernels_triton
+        from mitigation.contrastive import kernels_triton
 
     pointers = {"clean": dtype, "noised": dtype, "gumbel": "fp32", "peaks": "fp32", "scores": "fp32"}
     weights = ("clean_weight", "noised_weight", "log_beta")

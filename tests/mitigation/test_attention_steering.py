@@ -9,17 +9,15 @@ import pytest
 import torch
 
 from interp.errors import UserError
-from interp.interface import _TAPS
+from interp.hooks.attention import _TAPS
 from interp.segments import Segments, segment
 from interp.vlm import VLM, Prompt
-from mitigation.attention_edit import steer_attention
-from mitigation.attention_steering import AttentionSteering
-from mitigation.controls import Sampled
+from mitigation.attention_steering import AttentionSteering, steer_attention
 from mitigation.method import Baseline
-from mitigation.prior import PriorCorrection, prior_inputs
-from mitigation.shift import ConstantShift
-from mitigation.shifted import Shifted
+from mitigation.prior_correction import PriorCorrection, prior_inputs
+from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled, Shifted
 from tests import families
 from tests.tiny import picture
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrast import contrast
-from mitigation.controls import CutoffOnly, Sampled, SelfContrast, TextOnly, YesBias
+from mitigation.contrastive.formulas import contrast
+from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
-from mitigation.shift import ConstantShift
+from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled
 from tests.families import FAMILIES
 from tests.mitigation.conftest import uncached
 

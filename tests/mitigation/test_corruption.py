@@ -8,9 +8,8 @@ from PIL import Image
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.corruption import BLUR_SIGMA, DONORS, bank_picture, blurred, corrupt_inputs
-from mitigation.noise import diffuse_images
-from mitigation.ranges import NOISE_KINDS
+from mitigation.contrastive.corruption import BLUR_SIGMA, DONORS, bank_picture, blurred, corrupt_inputs, diffuse_images
+from mitigation.validation import NOISE_KINDS
 from tests.families import FAMILIES
 from tests.tiny import picture
 

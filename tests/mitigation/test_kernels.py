@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from interp.errors import UserError
-from mitigation import kernels
-from mitigation.contrast import contrast, plausible
-from mitigation.kernels import contrast_and_cut, contrast_and_cut_triton, fused
+from mitigation.contrastive import kernels
+from mitigation.contrastive.formulas import contrast, plausible
+from mitigation.contrastive.kernels import contrast_and_cut, contrast_and_cut_triton, fused
 from tests.conftest import REPOSITORY
 from tests.mitigation.interpreted import Call, compiled, interpreter
 
@@ -167,7 +167,7 @@ def test_the_twin_is_the_default_and_names_are_checked() -> None:
 def test_without_triton_the_twin_works_and_the_kernel_names_the_way_out() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import torch; from mitigation.kernels import *; from mitigation.kernels import fused\n"
+        "import torch; from mitigation.contrastive.kernels import *; from mitigation.contrastive.kernels import fused\n"
         "print(fused()(torch.zeros(1, 2), torch.zeros(1, 2), alpha=1.0, beta=0.1).tolist())\n"
         "try: fused('triton')\n"
         "except Exception as error: print(type(error).__name__, error)\n"
@@ -179,8 +179,8 @@ def test_without_triton_the_twin_works_and_the_kernel_names_the_way_out() -> Non
 
 
 def test_another_import_error_is_not_blamed_on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mitigation.kernels_triton", None)
-    monkeypatch.delattr("mitigation.kernels_triton", raising=False)
+    monkeypatch.setitem(sys.modules, "mitigation.contrastive.kernels_triton", None)
+    monkeypatch.delattr("mitigation.contrastive.kernels_triton", raising=False)
     with pytest.raises(ModuleNotFoundError):
         kernels._kernels()
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from interp.checkpoints.load import load
 from interp.errors import UserError
-from interp.loading import load
-from interp.residual import Here, edit_residual, last_point, residuals
+from interp.hooks.residual import Here, edit_residual, last_point, residuals
 from interp.vlm import VLM, Prompt
-from mitigation.ablation import AblateDirection, AblateRandom, LearnedAblation
-from mitigation.learned import Learned
-from mitigation.projection import levelled, orthogonalised, projected, without
-from mitigation.readout import LearnedReadout, TruthReadout
-from mitigation.ridge import Pooled, area, fit_readout, held_out, platt, shuffled_area
-from mitigation.steering import DirectionSteering, LearnedSteering
+from mitigation.activation_steering import DirectionSteering, LearnedSteering
+from mitigation.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
+from mitigation.method import Learned
+from mitigation.orthogonalization import levelled, orthogonalised, projected, without
+from mitigation.probe_readout import LearnedReadout, TruthReadout
+from mitigation.ridge_probe import Pooled, area, fit_readout, held_out, platt, shuffled_area
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, direction, planted
 from tests.tiny import picture

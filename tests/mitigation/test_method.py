@@ -8,7 +8,7 @@ import torch
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline, Method
 from mitigation.prompting import ContextPrompt, SafetyPrompt
-from mitigation.shift import ConstantShift
+from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import LogitsProcessor, MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from interp.capture import record_attention
+from interp.attention import record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrast import contrast
-from mitigation.decoding import VisualContrastiveLogitsProcessor
-from mitigation.kernels import contrast_and_cut
-from mitigation.paired import PairedContrastLogitsProcessor, Sampling, generate_paired, pair_inputs
+from mitigation.contrastive.formulas import contrast
+from mitigation.contrastive.kernels import contrast_and_cut
+from mitigation.contrastive.paired import PairedContrastLogitsProcessor, Sampling, generate_paired, pair_inputs
+from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.vcd import VCD
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
 from tests.mitigation.family_laws import case

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.noise import case_generator, diffuse, diffuse_images
-from mitigation.pixels import pictures_of
+from mitigation.contrastive.corruption import case_generator, diffuse, diffuse_images
+from mitigation.contrastive.pixels import pictures_of
 from tests.families import FAMILIES, Pieces
 from tests.tiny import picture
 

@@ -5,10 +5,10 @@ import torch
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.contrast import plausible
-from mitigation.controls import Sampled
+from mitigation.contrastive.formulas import plausible
 from mitigation.method import Baseline
-from mitigation.sampling import CaseSampler, PlausibilityLogitsProcessor, gumbel
+from mitigation.processors import CaseSampler, PlausibilityLogitsProcessor, gumbel
+from mitigation.wrappers import Sampled
 
 
 def test_tokens_are_drawn_with_the_softmaxs_probabilities() -> None:

@@ -8,13 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interp.capture import Queries, record_attention
+from interp.attention import Queries, record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.corruption import corrupt_inputs
-from mitigation.decoding import VisualContrastiveLogitsProcessor
+from mitigation.contrastive.corruption import corrupt_inputs
+from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
-from mitigation.ranges import BRANCHES
+from mitigation.validation import BRANCHES
 from mitigation.vcd import VCD
 from tests.tiny import picture
 

@@ -8,9 +8,9 @@ from peft import get_peft_model
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.vrtuning.batch import IGNORED, Collator, appended
+from mitigation.vrtuning.collator import IGNORED, Collator, appended
 from mitigation.vrtuning.data import Row, from_rows
-from mitigation.vrtuning.lora import lora_config, target_pattern
+from mitigation.vrtuning.model import lora_config, target_pattern
 from mitigation.vrtuning.settings import TARGETS, Settings
 from tests.families import FAMILIES
 from tests.tiny import picture

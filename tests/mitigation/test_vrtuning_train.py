@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
-from interp.model_config import ModelConfig
 from interp.vlm import VLM, Prompt
-from mitigation.vrtuning.batch import IGNORED, Collator
+from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.settings import Settings, total_steps
 from mitigation.vrtuning.train import Trained, train
 from tests.families import FAMILIES

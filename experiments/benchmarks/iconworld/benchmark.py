@@ -7,7 +7,7 @@ from typing import Any, ClassVar, get_args
 
 from experiments.benchmarks.iconworld.cases import Split, control_cases, scored_cases
 from experiments.benchmarks.iconworld.scene import SIZE, Scene
-from experiments.benchmarks.sample import Kind, Loaded, Sample
+from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, Thing
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, WRAPPERS, Template, question
-from experiments.benchmarks.sample import Gold, Sample, Subset
+from experiments.types import Gold, Sample, Subset
 
 Split = Literal["train", "development", "test"]
 

@@ -1,0 +1,150 @@
+"""What an endpoint's reply means: one answer, typed. Pure; knows no network. Every byte read here may be hostile."""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from experiments.types import Status
+
+# finish_reason of the compatible endpoints: OpenAI and Azure, then Gemini's own names.
+BLOCKED = ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "image_safety")
+POLICY = re.compile(
+    r"content[ _-]?(filter|policy|management)|responsible ?ai|safety (system|settings|polic)|moderation|\bflagged\b"
+    r"|prohibited[ _]content|usage polic|acceptable use|blocked (by|due)|block_?reason",
+    re.IGNORECASE,
+)
+FAULTY = (
+    r"(invalid|unsupported|not supported|corrupt|unable|could not|cannot|can't|fail|too (large|big|small)"
+    r"|exceed|decod|format|must be)"
+)
+IMAGE = re.compile(rf"{FAULTY}.{{0,80}}\bimages?\b|\bimages?\b.{{0,80}}{FAULTY}", re.IGNORECASE | re.DOTALL)
+LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one request. ``margin`` is log P(Yes) − log P(No) at the first token, NaN where not told."""
+
+    status: Status
+    text: str = ""
+    reason: str = ""
+    margin: float = math.nan
+    model: str = ""  # as the endpoint names what answered
+
+
+class Garbage(Exception):
+    """A reply that is no answer in the protocol; asking again may give one."""
+
+
+class Refusal(StrEnum):
+    """What an error status says about asking again."""
+
+    RETRY = "retry"
+    BLOCKED = "blocked"
+    BAD_IMAGE = "bad_image"
+    NO_LOGPROBS = "no_logprobs"
+    STOP = "stop"  # every further request would fail as this one did
+    FAILED = "failed"
+
+
+def read_completion(raw: bytes) -> Answer:
+    """The answer in the body of a reply with status 200. Raises Garbage."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Garbage(f"the reply is not JSON: {plain(raw[:80].decode(errors='replace'))!r}") from error
+    if not isinstance(body, dict):
+        raise Garbage("the reply is not a JSON object")
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return _without_choice(body)
+    choice = choices[0]
+    message = choice.get("message")
+    finish = str(choice.get("finish_reason") or "").lower()
+    blocked = finish.partition(":")[0].strip() in BLOCKED
+    if not isinstance(message, dict):
+        if blocked:
+            return Answer(Status.PROVIDER_BLOCKED, reason=f"finish_reason {finish}")
+        raise Garbage("the reply has no message")
+    text = _text(message)
+    model = plain(str(body.get("model") or ""))
+    if blocked:
+        return Answer(Status.PROVIDER_BLOCKED, text, f"finish_reason {plain(finish)}", model=model)
+    if not text:
+        return Answer(Status.EMPTY, reason=f"no text; finish_reason {plain(finish) or 'missing'}", model=model)
+    margin = first_token_margin(choice.get("logprobs"))
+    if finish == "length":
+        return Answer(Status.TRUNCATED, text, "", margin, model)
+    return Answer(Status.ANSWERED, text, "", margin, model)
+
+
+def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> Refusal:
+    """What a reply with an error status means; ``body`` is its text."""
+    if status in (400, 403, 422, 451) and POLICY.search(body):
+        return Refusal.BLOCKED
+    if status in (400, 404, 422, 501) and with_logprobs and re.search("log_?prob", body, re.IGNORECASE):
+        return Refusal.NO_LOGPROBS
+    if with_image and (status == 413 or (status in (400, 415, 422) and IMAGE.search(body))):
+        return Refusal.BAD_IMAGE
+    if status in (401, 402, 403, 404, 405) or (status == 429 and "insufficient_quota" in body):
+        return Refusal.STOP
+    if status in (408, 409, 425, 429) or status >= 500:
+        return Refusal.RETRY
+    return Refusal.FAILED
+
+
+def first_token_margin(logprobs: Any) -> float:
+    """log P(Yes) − log P(No) over the listed first tokens, NaN where neither word is among them.
+
+    Endpoints list the likeliest tokens alone. Where one of the two words is not among them, the least likely of those
+    listed stands in for it, so that the margin is a bound towards zero: the true one is at least that far from it.
+    """
+    try:
+        listed = [(str(entry["token"]), float(entry["logprob"])) for entry in logprobs["content"][0]["top_logprobs"]]
+    except (TypeError, KeyError, IndexError, ValueError):
+        return math.nan
+    listed = [(token, value) for token, value in listed if math.isfinite(value)]
+    found = [[value for token, value in listed if _word(token) == word] for word in ("yes", "no")]
+    if not any(found):
+        return math.nan
+    least = min(value for _, value in listed)
+    yes, no = (_log_sum(values) if values else least for values in found)
+    return yes - no
+
+
+def plain(text: str) -> str:
+    """One printable line of at most 300 characters, for reasons: no control codes, no lone surrogates."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
+
+
+def _without_choice(body: dict[str, Any]) -> Answer:
+    error = body.get("error")
+    said = json.dumps({k: v for k, v in body.items() if k != "usage"})
+    if POLICY.search(said):
+        return Answer(Status.PROVIDER_BLOCKED, reason=plain(said))
+    raise Garbage(f"an error in place of an answer: {plain(json.dumps(error))}" if error else "the reply has no choice")
+
+
+def _text(message: dict[str, Any]) -> str:
+    """What was said: the content, or the refusal that some endpoints put in a field of its own."""
+    content = message.get("content") or message.get("refusal") or ""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(part for part in parts if isinstance(part, str))
+    if not isinstance(content, str):
+        return ""
+    # JSON may spell half a surrogate pair, which no file of UTF-8 can hold.
+    return content.encode("utf-8", "replace").decode("utf-8").strip()
+
+
+def _word(token: str) -> str:
+    return token.strip(" \t\r\n▁Ġ\"'*.,:").lower()
+
+
+def _log_sum(values: list[float]) -> float:
+    top = max(values)
+    return top + math.log(sum(math.exp(value - top) for value in values))

@@ -1,0 +1,230 @@
+"""The models that answering is timed on: the bundled organism, or random weights in the shape of a real one.
+
+How large a LLaVA is measured. Imports neither torch nor transformers.
+
+LLaVA models of a given shape with random weights, and prompts of a given length for them.
+
+Good for measuring time and memory; what such a model answers or attends to means nothing.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import (
+    AutoModelForImageTextToText,
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaProcessor,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessorPil,
+)
+
+from experiments.model_organism.architecture import CHAT_TEMPLATE, SPECIAL, build_tokenizer
+from interp.vlm import VLM, Prompt, load
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama behind a CLIP tower, by its dimensions; heads are not grouped, as in LLaVA-1.5."""
+
+    width: int
+    intermediate: int
+    layers: int
+    heads: int
+    vocabulary: int
+    vision_width: int
+    vision_layers: int
+    vision_heads: int
+    image_size: int  # pixels a side
+    patch_size: int
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens that one image becomes."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+SHAPES = {
+    "tiny": Shape(32, 64, 2, 4, 512, 16, 3, 2, image_size=24, patch_size=8),
+    # Small beside its language model, so that time spent on the image does not hide what attention costs.
+    "cpu": Shape(1024, 2752, 8, 16, 4096, 256, 4, 4, image_size=336, patch_size=14),
+    # LLaVA-1.5-7B: Vicuna and CLIP ViT-L/14 at 336 pixels.
+    "7b": Shape(4096, 11008, 32, 32, 32064, 1024, 24, 16, image_size=336, patch_size=14),
+}
+
+
+WORDS = tuple(f"word{number}" for number in range(400))
+
+
+def build(
+    shape: Shape,
+    *,
+    longest: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    words: Sequence[str] = WORDS,
+) -> VLM:
+    """A model with sdpa attention for prompts of up to ``longest`` tokens; equal seeds give equal weights a device.
+
+    ``words`` are those that it tells apart.
+    """
+    processor = _processor(shape, longest, words)
+    config = _config(shape, longest, processor)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return VLM(model.eval(), processor, name="random LLaVA")
+
+
+def prompt_of(vlm: VLM, tokens: int, *, seed: int) -> Prompt:
+    """A noise image and as many words as make ``tokens`` tokens, template and image included."""
+    side = vlm.model.config.vision_config.image_size
+    image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
+    short = vlm.encode([Prompt(WORDS[0], image)])["input_ids"].shape[1]
+    words = random.Random(seed).choices(WORDS, k=tokens - short + 1)
+    return Prompt(" ".join(words), image)
+
+
+def _processor(shape: Shape, longest: int, words: Sequence[str]) -> LlavaProcessor:
+    tokenizer = build_tokenizer([" ".join(words), "USER ASSISTANT :"])
+    tokenizer.model_max_length = longest
+    side = {"height": shape.image_size, "width": shape.image_size}
+    return LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size=side, crop_size=side),
+        tokenizer=tokenizer,
+        patch_size=shape.patch_size,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,  # CLIP's class token, which "default" drops again
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _config(shape: Shape, longest: int, processor: LlavaProcessor) -> LlavaConfig:
+    tokenizer = processor.tokenizer
+    vision = CLIPVisionConfig(
+        hidden_size=shape.vision_width,
+        intermediate_size=4 * shape.vision_width,
+        num_hidden_layers=shape.vision_layers,
+        num_attention_heads=shape.vision_heads,
+        image_size=shape.image_size,
+        patch_size=shape.patch_size,
+    )
+    text = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        max_position_embeddings=longest,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=processor.image_token_id,
+        image_seq_length=shape.image_tokens,
+    )
+
+
+LONGEST = 2048  # tokens of a prompt with its answer
+CHAT_WORDS = "Yes No yes no USER ASSISTANT user assistant system . , : ? !"
+MARKS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for part in m['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Qwen2.5-VL-7B-Instruct's config.json.
+QWEN_TEXT: dict[str, Any] = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
+}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "patch_size": 14,
+    "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+
+
+def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> VLM:
+    """The model of one size, which tells the words of ``texts`` apart; never ends an answer where weights are random.
+
+    ``small`` and ``small_qwen`` are the two large ones' shapes in little, for tests.
+    """
+    if size == "tiny":
+        return load("organism:llava", device=device)
+    where = torch.device(device)
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    if size.endswith("_qwen"):
+        vlm = _qwen(texts, where, dtype, seed, small=size.startswith("small"))
+    else:
+        shape = SHAPES["tiny" if size == "small" else size]
+        words = [" ".join((CHAT_WORDS, *texts))]
+        vlm = build(shape, longest=LONGEST, device=where, dtype=dtype, seed=seed, words=words)
+    with torch.no_grad():
+        vlm.model.get_submodule(vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
+    return vlm
+
+
+class _Pictures(Qwen2_5_VLProcessor):
+    """Without videos, whose processor needs torchvision."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        """As the base class, but for videos."""
+        return (
+            None
+            if argument_name == "video_processor"
+            else super().check_argument_for_proper_class(argument_name, argument)
+        )
+
+
+def _qwen(texts: Sequence[str], device: torch.device, dtype: torch.dtype, seed: int, *, small: bool) -> VLM:
+    tokenizer: Any = build_tokenizer([CHAT_WORDS, *texts])
+    tokenizer.model_max_length = LONGEST
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS)})
+    tokenizer.image_token, tokenizer.video_token = "<|image_pad|>", "<|video_pad|>"
+    processor = _Pictures(
+        image_processor=Qwen2VLImageProcessorPil(), tokenizer=tokenizer, video_processor=None, chat_template=CHATML
+    )
+    ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
+    text, vision = QWEN_TEXT, QWEN_VISION
+    if small:
+        rope = {**text["rope_parameters"], "mrope_section": [2, 1, 1]}
+        few = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        text = {**text, **few, "num_key_value_heads": 2, "vocab_size": len(tokenizer), "rope_parameters": rope}
+        less = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+        vision = {**vision, **less, "fullatt_block_indexes": [1]}
+    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen2_5_VLConfig(
+        text_config=text | special,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return VLM(model.eval(), processor, name="random Qwen2.5-VL")

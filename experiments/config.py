@@ -1,0 +1,244 @@
+"""The door: a Hydra configuration in, typed values out. Nothing below sees a DictConfig; nothing here imports torch.
+
+Three mistakes are caught before any weights load, each naming its key: an unknown top-level key and a wrong type at the
+top (Hydra itself, through :class:`RunConfig`), and an unknown argument or wrong type inside a node with a ``_target_``
+(:func:`_checked`, against the target's own dataclass).
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.judges.automatic import Automatic
+from experiments.types import Benchmark, Judge
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.api.config import ApiConfig
+    from mitigation.method import Method
+
+# What may differ between two launches of one run, so that the second continues the first.
+NOT_IN_HASH = ("fresh", "output_root", "task", "image_workers", "feature_cache_mib")
+ATTRIBUTIONS = ("none", "captum")
+PROTOCOLS = ("generate", "score")  # experiments/evaluation/answer.py
+
+
+@dataclass
+class RunConfig:
+    """What ``conf/config.yaml`` may say at the top level, with types; the groups are checked against their targets."""
+
+    name: str = MISSING
+    note: str = ""
+    seed: int = 0
+    limit: int | None = None
+    batch_size: int = 32
+    batch_tokens: int | None = 16384
+    image_workers: int = 2
+    feature_cache_mib: int = 2048
+    protocol: str = "generate"
+    max_new_tokens: int = 16
+    draws: int = 10_000
+    unsafe_margin: float = 0.02
+    strict: bool = False
+    fresh: bool = False
+    output_root: str = "outputs"
+    attention: bool = False
+    attribution: str = "none"
+    attention_cases: int = 48
+    case: str | None = None
+    run: str | None = None
+    runs: list[str] | None = None
+    labels: str | None = None
+    count_empty_as_refusal: bool = False
+    judge_card: str | None = None
+    task: Any = MISSING
+    model: Any = MISSING
+    benchmark: Any = MISSING
+    judge: Any = MISSING
+    method: Any = MISSING
+    arms: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, fully typed: what to evaluate, on what, and how. ``arm`` names the method under study among ``arms``."""
+
+    name: str
+    note: str
+    seed: int
+    limit: int | None
+    batch_size: int
+    batch_tokens: int | None
+    image_workers: int
+    feature_cache_mib: int
+    protocol: str
+    max_new_tokens: int
+    draws: int
+    unsafe_margin: float
+    strict: bool
+    fresh: bool
+    output_root: str
+    attention: bool
+    attribution: str
+    attention_cases: int
+    case: str | None
+    run: str | None
+    runs: list[str] | None
+    labels: str | None
+    count_empty_as_refusal: bool
+    judge_card: str | None
+    task: "Callable[[Run], object]"
+    model: "ModelConfig | ApiConfig"
+    benchmark: Benchmark
+    judge: Judge
+    arm: str
+    arms: "dict[str, Method]"
+    config: dict[str, Any]
+
+    @property
+    def weights(self) -> ModelConfig:
+        """The model, for what needs it here; UserError for one that is only reached over an API."""
+        if not isinstance(self.model, ModelConfig):
+            raise UserError(
+                f"model {self.model.name} is only reached over an API; this task looks inside a model; "
+                "choose one whose weights can be loaded, as model=llava_organism"
+            )
+        return self.model
+
+    @property
+    def judge_named(self) -> bool:
+        """True where somebody chose the judge, instead of leaving it to the benchmark."""
+        return not str(self.config["judge"]["_target_"]).endswith(".Automatic")
+
+    @property
+    def config_hash(self) -> str:
+        """Equal for two launches whose answers would be the same."""
+        return digest({key: value for key, value in self.config.items() if key not in NOT_IN_HASH})
+
+
+def digest(value: object) -> str:
+    """A short hash of anything JSON can say; key order does not count."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def register() -> None:
+    """Makes ``RunConfig`` known to Hydra as ``run_schema``, the first entry of the defaults list."""
+    ConfigStore.instance().store(name="run_schema", node=RunConfig)
+
+
+def open_door(config: DictConfig) -> Run:
+    """Checks every node and builds the typed run.
+
+    Raises:
+        UserError: an argument that its target does not know, a value of a wrong type or outside its range.
+    """
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise UserError(f"{missing[0]}: has no value; give it on the command line: {missing[0]}=<value>")
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    tree: dict[str, Any] = {str(key): value for key, value in plain.items()}
+    _check_values(tree)
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    arm = str(choices.get("method", "method"))
+    baseline = tree["arms"].get("baseline", {"_target_": "mitigation.method.Baseline"})
+    arms = {"baseline": baseline, arm: baseline if arm == "baseline" else tree["method"]}
+    arms |= {name: node for name, node in tree["arms"].items() if name not in arms}
+    built = {
+        "model": _built(tree["model"], "model"),
+        "benchmark": (benchmark := _built(tree["benchmark"], "benchmark")),
+        "judge": _judge(tree["judge"], benchmark),
+        "arms": {name: _built(node, f"arms.{name}") for name, node in arms.items()},
+        "task": _built(tree["task"], "task"),  # last: a task's module is heavy, and all else is in order by now
+    }
+    scalars = {f.name: tree[f.name] for f in dataclasses.fields(RunConfig) if f.name not in (*built, "method")}
+    return Run(**scalars, **built, arm=arm, config=tree | {"arms": arms})
+
+
+def _check_values(tree: dict[str, Any]) -> None:
+    if tree["attribution"] not in ATTRIBUTIONS:
+        raise UserError(f"attribution={tree['attribution']}: must be one of {', '.join(ATTRIBUTIONS)}")
+    if tree["protocol"] not in PROTOCOLS:
+        raise UserError(f"protocol={tree['protocol']}: must be one of {', '.join(PROTOCOLS)}")
+    for key in ("image_workers", "feature_cache_mib"):
+        if tree[key] < 0:
+            raise UserError(f"{key}={tree[key]}: must be at least 0, which switches it off")
+    if tree["batch_tokens"] is not None and tree["batch_tokens"] < 1:
+        raise UserError(f"batch_tokens={tree['batch_tokens']}: must be at least 1, or null for batches in order")
+    for key in ("batch_size", "max_new_tokens", "draws", "attention_cases"):
+        if tree[key] < 1:
+            raise UserError(f"{key}={tree[key]}: must be at least 1")
+    if tree["limit"] is not None and tree["limit"] < 1:
+        raise UserError(f"limit={tree['limit']}: must be at least 1, or null for all cases")
+
+
+def _judge(node: Any, benchmark: Benchmark) -> Judge:
+    """The judge asked for, or the default of what the benchmark's answers are read for."""
+    judge = _built(node, "judge")
+    return judge.for_kind(benchmark.kind) if isinstance(judge, Automatic) else judge
+
+
+def _built(node: Any, key: str) -> Any:
+    """The node's target with its checked arguments: an object, or a function with them bound (``_partial_``)."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise UserError(f"{key}: has no _target_; choose one of the options in conf/{key.split('.')[0]}/")
+    try:
+        return instantiate(_checked(node, key), _convert_="object")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        raise UserError(f"{key}: {str(error).splitlines()[0]}") from error
+
+
+def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
+    """The node with its arguments checked against, and converted to, the target's dataclass or signature."""
+    special = {name: value for name, value in node.items() if name.startswith("_")}
+    given = {
+        name: _checked(value, f"{key}.{name}") if isinstance(value, dict) and "_target_" in value else value
+        for name, value in node.items()
+        if name not in special
+    }
+    target = _found(special["_target_"], key)
+    known = list(inspect.signature(target).parameters)
+    for name in given:
+        if name not in known:
+            raise UserError(f"{key}.{name}: {special['_target_']} has no such argument; known: {', '.join(known)}")
+    if dataclasses.is_dataclass(target):
+        given = _typed(target, given, key)
+    return special | given
+
+
+def _found(path: str, key: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{key}._target_={path}: cannot be imported ({str(error).splitlines()[0]})") from error
+
+
+def _typed(target: Any, given: dict[str, Any], key: str) -> dict[str, Any]:
+    schema = OmegaConf.structured(target)
+    OmegaConf.set_readonly(schema, False)
+    for name, value in given.items():
+        if isinstance(value, dict) and "_target_" in value:
+            continue
+        try:
+            OmegaConf.update(schema, name, value)
+        except OmegaConfBaseException as error:
+            raise UserError(f"{key}.{name}={value!r}: {str(error).splitlines()[0]}") from error
+    merged = OmegaConf.to_container(schema)
+    assert isinstance(merged, dict)
+    return {name: merged.get(name, value) if not isinstance(value, dict) else value for name, value in given.items()}

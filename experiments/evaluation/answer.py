@@ -1,0 +1,361 @@
+"""Cases in, records out: a method is asked in fixed batches, and a judge reads what it says.
+
+Batches that depend on cases and settings alone (``experiments.evaluation.batching``) make a continued run equal an
+undisturbed one: a batch not wholly recorded is answered again as a whole, and only what is missing of it is appended.
+Knows nothing of statistics or reports.
+
+How an answer is had: generated and read, or scored, that is read off the first token's logits in one forward.
+
+Under ``score`` a method is asked for a single token and its verdict is the sign of the margin between Yes and No as
+that arm sees it. What the model would have said is not seen: an answer that is neither Yes nor No gets a verdict all
+the same. Imports neither torch nor transformers.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments.benchmarks.images import BadImage, open_image
+from experiments.config import Run, digest
+from experiments.evaluation.batching import Fitting, Opened, batches, form, opened
+from experiments.runs import records
+from experiments.runs.directory import PREDICTIONS, RunStore
+from experiments.runs.responses import Responses
+from experiments.studies.vrtuning.arms import NewAdapter
+from experiments.types import Item, Judge, Judgement, Sample, Status, Verdict
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+from mitigation.vcd import VCD
+from mitigation.vrtuning.method import VRTuning
+from mitigation.wrappers import Sampled
+
+if TYPE_CHECKING:
+    from interp.prompt_length import Lengths
+    from interp.vision_cache import FeatureCache
+    from interp.vlm import VLM, Generation, Prompt
+    from mitigation.method import Method
+
+__all__ = ["PREDICTIONS", "SKIPS", "Answering", "batches", "item_of", "judged", "unspoken"]
+
+
+JUDGE = "margin"  # who gave a scored verdict
+
+
+def check(run: "Run") -> None:
+    """UserError where nothing can be scored: open answers, a model without logits, a method under study without."""
+    if run.protocol != "score":
+        return
+    if run.benchmark.kind != "yes_no":
+        raise UserError(
+            f"protocol=score reads Yes or No, and {run.benchmark.name} asks for {run.benchmark.kind} answers; "
+            "leave protocol out"
+        )
+    if not isinstance(run.model, ModelConfig):
+        raise UserError(
+            f"protocol=score reads logits, and {run.model.name} is only reached over an API; leave protocol out, or "
+            "choose a model whose weights can be loaded"
+        )
+    for arm in ("baseline", run.arm):
+        if reason := unscored(run.arms[arm]):
+            raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
+
+
+def unscored(method: Any) -> str | None:
+    """Why a method cannot be scored; None where it can."""
+    if isinstance(method, Responses):
+        return "it brings responses made elsewhere, which have no logits"
+    if isinstance(method, Sampled):
+        return "its answers are sampled, and a score is drawn from nothing"
+    if isinstance(method, VCD) and method.branch == "lazy":
+        return "a lazy branch has no margins; method.branch=sequential has"
+    if isinstance(method, VRTuning | NewAdapter) and method.answer == "last":
+        return "its verdict comes after its own reasoning, which a single token does not have"
+    within = getattr(method, "inner", None) or getattr(method, "method", None)
+    return None if within is None else unscored(within)
+
+
+def not_applicable(run: "Run") -> dict[str, str]:
+    """Arms that do not enter under this run's protocol, and why."""
+    reasons = {arm: unscored(method) for arm, method in run.arms.items()} if run.protocol == "score" else {}
+    return {arm: f"protocol=score: {reason}" for arm, reason in reasons.items() if reason}
+
+
+def as_scored(generation: "Generation") -> "Generation":
+    """The same margins, each with the word that it stands for instead of the token that was generated.
+
+    Raises:
+        UserError: a margin that is not a number, so that there is nothing to read.
+    """
+    margins = [float(margin) for margin in generation.margins]
+    if not all(map(isfinite, margins)):
+        raise UserError("this arm gives no margins, so that protocol=score has nothing to read; leave protocol out")
+    words = ["Yes." if margin > 0 else "No." for margin in margins]
+    return replace(generation, texts=words, finished=[True] * len(words))
+
+
+def judgement(word: str) -> Judgement:
+    """The verdict of a scored answer."""
+    return Judgement(Verdict.YES if word == "Yes." else Verdict.NO)
+
+
+def mark(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of a scored answer says so."""
+    return {**record, "protocol": "score"}
+
+
+SKIPS = "skips.jsonl"
+MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and how many prompts it is asked at once since
+
+
+@dataclass
+class Answering:
+    """One model (None where every arm brings its own responses) and one judge at work on one run's store.
+
+    ``fitting`` has the prompts that each arm can be asked at once, where memory has run out.
+    """
+
+    run: Run
+    vlm: "VLM | None"
+    store: RunStore
+    console: Console
+    fitting: dict[str, Fitting] = field(default_factory=dict)
+
+    def answer(
+        self,
+        arm: str,
+        method: "Method | Responses",
+        samples: Sequence[Sample],
+        manifest: str,
+        *,
+        file: str = PREDICTIONS,
+        label: str | None = None,
+    ) -> None:
+        """Records ``method`` on ``samples``; what is recorded already, but for failed transports, is passed over.
+
+        Raises:
+            UserError: the method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
+        """
+        if self._scored and (reason := unscored(method)):
+            raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
+        settings = self.settings(method, manifest)
+        done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
+        everything = form(samples, self._lengths, rows=self.run.batch_size, tokens=self.run.batch_tokens)
+        pending = [batch for batch in everything if any((sample.id, arm, settings) not in done for sample in batch)]
+        launch = self.store.launch
+        fitted = [line["rows"] for line in self.store.records(MEMORY) if line["arm"] == arm]
+        self.fitting[arm] = Fitting(min([self.run.batch_size, *fitted]), partial(self._note_memory, arm))
+        if not isinstance(self.run.model, ModelConfig):  # each request costs money
+            work = [[s for s in batch if (s.id, arm, settings) not in done] for batch in launch.share(pending)]
+        else:
+            work = launch.share(pending)
+        with (
+            _progress(self.console) as progress,
+            self._features(),
+            closing(opened(work, workers=self.run.image_workers)) as ready,
+        ):
+            waiting = sum(map(len, pending))
+            bar = progress.add_task(label or arm, total=len(samples), completed=len(samples) - waiting)
+            for turn, (batch, pictures) in enumerate(ready):
+                answered = self._answer_batch(arm, method, settings, batch, pictures)
+                fresh = [r for r in answered if (r["case"], arm, settings) not in done]
+                self.store.append(fresh, file)
+                # The others are taken to be as far.
+                progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
+        places = {(sample.id, arm, settings): place for place, batch in enumerate(everything) for sample in batch}
+        self.store.gather(file, places)
+        self.store.gather(SKIPS)
+        self.store.gather(MEMORY)
+
+    @property
+    def _scored(self) -> bool:
+        return self.run.protocol == "score"
+
+    @property
+    def _new_tokens(self) -> int:
+        return 1 if self._scored else self.run.max_new_tokens
+
+    @cached_property
+    def _lengths(self) -> "Lengths | None":
+        """Counts prompts; None where the model is not here."""
+        if self.vlm is None or not isinstance(self.run.model, ModelConfig):
+            return None
+        from interp.prompt_length import Lengths
+
+        return Lengths(self.vlm)
+
+    @cached_property
+    def features(self) -> "FeatureCache":
+        """What the arms of this run share of their pictures."""
+        from interp.vision_cache import FeatureCache
+
+        return FeatureCache(self.run.feature_cache_mib)
+
+    def _features(self) -> AbstractContextManager[None]:
+        if self.vlm is None or not isinstance(self.run.model, ModelConfig):
+            return nullcontext()
+        from interp.vision_cache import shared_features
+
+        return shared_features(self.vlm, self.features)
+
+    def settings(self, method: "Method | Responses", manifest: str) -> str:
+        """The hash of all that can change an answer, beside the case itself."""
+        if isinstance(method, Responses):
+            return digest([repr(method), manifest])
+        score = ["score"] if self._scored else []  # without, so that the hashes of generated answers stay
+        return digest([*_identity(self.run, self.vlm), repr(method), self._new_tokens, manifest, *score])
+
+    def _answer_batch(
+        self,
+        arm: str,
+        method: "Method | Responses",
+        settings: str,
+        batch: Sequence[Sample],
+        pictures: Sequence[Opened],
+    ) -> Iterator[dict[str, Any]]:
+        if isinstance(method, Responses):
+            known, generation = method.answers(batch)
+            yield from judged(known, arm, settings, generation, self.run.judge)
+            return
+        prompts: list[Prompt] = []
+        shown: list[Sample] = []
+        for sample, picture in zip(batch, pictures, strict=True):
+            if isinstance(picture, BadImage):
+                yield records.failed(sample, arm, settings, Status.BAD_IMAGE, str(picture))
+            else:
+                prompts.append(_prompt(sample, picture))
+                shown.append(sample)
+        if prompts:
+            generation = self._generate(arm, method, prompts)
+            if self._scored:
+                yield from scored(shown, arm, settings, generation)
+            else:
+                yield from judged(shown, arm, settings, generation, self.run.judge)
+
+    def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
+        vlm = self.vlm
+        assert vlm is not None
+        generation = self.fitting[arm].ask(
+            prompts, lambda part: method.generate(vlm, part, max_new_tokens=self._new_tokens)
+        )
+        self._count(arm, prompts[0].key, generation)
+        return generation
+
+    def _note_memory(self, arm: str, rows: int) -> None:
+        self.store.append([{"arm": arm, "rows": rows}], MEMORY)
+        self.console.print(f"{arm}: out of memory; asking {rows} at once from here on", highlight=False, markup=False)
+
+    def efficiency(self) -> dict[str, Any]:
+        """For environment.json: pictures shared between arms in this launch, and arms for which memory ran out."""
+        fitted: dict[str, int] = {}
+        for line in self.store.records(MEMORY):
+            fitted[line["arm"]] = min(line["rows"], fitted.get(line["arm"], line["rows"]))
+        found: dict[str, Any] = {"batch_rows": fitted} if fitted else {}
+        return found | ({"vision_features": self.features.counts()} if self.features.reused else {})
+
+    def shared(self) -> list[str]:
+        """What arms have shared of their pictures in this launch, in a sentence; none where they have not."""
+        known = self.features
+        if not known.reused:
+            return []
+        return [
+            f"The image features of {known.reused:,} of {known.reused + known.computed:,} pictures were those of an "
+            f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held."
+        ]
+
+    def _count(self, arm: str, first: str, generation: "Generation") -> None:
+        """Notes what a method says it saved, on disk, so that a continued run's count is whole."""
+        if generation.skips:
+            self.store.append([{"arm": arm, "first": first, **generation.skips}], SKIPS)
+
+    def skips(self) -> dict[str, dict[str, int]]:
+        """By arm, what was saved in all answers of the run so far; of a batch that was asked twice, the last time."""
+        latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(SKIPS)}
+        totals: dict[str, Counter[str]] = {}
+        for (arm, _), counts in latest.items():
+            totals.setdefault(arm, Counter()).update(counts)
+        return {arm: dict(counts) for arm, counts in totals.items()}
+
+
+def judged(
+    samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
+) -> Iterator[dict[str, Any]]:
+    """The records of one batch's answers, judged together."""
+    statuses = [records.status_of(generation, index) for index in range(len(samples))]
+    spoken = [index for index, status in enumerate(statuses) if status.spoken]
+    items = [item_of(samples[index], generation.texts[index]) for index in spoken]
+    judgements = dict(zip(spoken, judge.judge(items), strict=True)) if items else {}
+    for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
+        reason = "" if generation.reasons is None else generation.reasons[index]
+        if status.excluded:
+            yield records.failed(sample, arm, settings, status, reason)
+            continue
+        yield records.answered(
+            sample,
+            arm,
+            settings,
+            status=status,
+            response=generation.texts[index],
+            margin=float(generation.margins[index]),
+            judgement=judgements.get(index, unspoken(judge)),
+            judge=judge.name,
+            prompt=None if generation.prompts is None else generation.prompts[index],
+            reason=reason,
+        )
+
+
+def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> Iterator[dict[str, Any]]:
+    """The records of one batch under ``protocol=score``: verdicts by the margins, which no judge is asked about."""
+    read = as_scored(generation)
+    prompts = [None] * len(samples) if read.prompts is None else read.prompts
+    for sample, word, margin, prompt in zip(samples, read.texts, read.margins.tolist(), prompts, strict=True):
+        yield mark(
+            records.answered(
+                sample,
+                arm,
+                settings,
+                status=Status.ANSWERED,
+                response=word,
+                margin=margin,
+                judgement=judgement(word),
+                judge=JUDGE,
+                prompt=prompt,
+            )
+        )
+
+
+def unspoken(judge: Judge) -> Judgement | None:
+    """What an answer without text means: no verdict, where one was asked for; of a refusal nobody knows."""
+    return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
+
+
+def item_of(sample: Sample, response: str) -> Item:
+    """One answer as a judge is shown it; the picture is opened only if the judge asks."""
+    image = None if sample.image is None else partial(open_image, sample.image)
+    return Item(sample.id, sample.text, response, image, sample.gold, sample.tags.get("language", "en"))
+
+
+def _prompt(sample: Sample, picture: Image.Image | None) -> "Prompt":
+    from interp.vlm import Prompt
+
+    return Prompt(sample.prompt, picture, key=sample.id)
+
+
+def _identity(run: Run, vlm: "VLM | None") -> list[object]:
+    """The model, as far as it can change an answer; of one behind an API, all that its configuration says."""
+    assert vlm is not None
+    if isinstance(run.model, ModelConfig):
+        return [vlm.name, vlm.revision, str(vlm.dtype), run.model.chat_template, *run.model.pixel_bounds]
+    return [vlm.name, repr(run.model)]
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)

@@ -1,0 +1,220 @@
+"""Which cases are asked together, with their pictures opened ahead, and in smaller parts where memory runs out.
+
+Knows nothing of arms, verdicts or files. Imports torch only when a model is asked.
+"""
+
+import gc
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PIL import Image
+
+from experiments.benchmarks.images import BadImage, EncodedImage, open_image
+from experiments.types import Drawable, Sample
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.prompt_length import Lengths
+    from interp.vlm import Generation, Prompt
+
+Thing = TypeVar("Thing")
+Opened = Image.Image | BadImage | None
+AHEAD = 2  # batches whose pictures are opened while another is answered: one that is ready, one in the making
+SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
+ORIENTATION = 0x0112
+
+
+def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
+    """Runs of ``size`` items in order; the last may be shorter."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def by_length(samples: Sequence[Sample], lengths: Sequence[int], *, rows: int, tokens: int) -> list[list[Sample]]:
+    """Batches of prompts of like length: at most ``rows`` of them, and ``tokens`` columns × rows with the padding.
+
+    Longest first, so that a batch too large for the memory shows at once. A prompt longer than ``tokens`` is asked
+    alone; cases with and without a picture are never mixed. In a batch, and among equally long ones, the order is that
+    of ``samples``. Depends on the arguments alone: a continued or shared run forms the batches of an undisturbed one.
+    """
+    order = sorted(range(len(samples)), key=lambda place: (samples[place].image is None, -lengths[place], place))
+    formed: list[list[int]] = []
+    for place in order:
+        latest = formed[-1] if formed else []
+        if (
+            not latest
+            or len(latest) == rows
+            or (len(latest) + 1) * lengths[latest[0]] > tokens
+            or (samples[latest[0]].image is None) != (samples[place].image is None)
+        ):
+            latest = []
+            formed.append(latest)
+        latest.append(place)
+    return [[samples[place] for place in sorted(batch)] for batch in formed]
+
+
+def form(samples: Sequence[Sample], lengths: "Lengths | None", *, rows: int, tokens: int | None) -> list[list[Sample]]:
+    """The batches of one arm: by length, or without ``tokens`` (or a model to count them) in the order of the cases."""
+    if lengths is None or tokens is None:
+        return [list(batch) for batch in batches(samples, rows)]
+    counted = lengths.of([sample.prompt for sample in samples], [size_of(sample.image) for sample in samples])
+    return by_length(samples, counted, rows=rows, tokens=tokens)
+
+
+def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
+    """Width and height as ``open_image`` gives them, mostly from a file's header alone; None without a picture."""
+    side = getattr(source, "size", None)
+    if source is None or isinstance(side, int):
+        return None if side is None else (side, side)
+    try:
+        if not isinstance(source, Path | EncodedImage):
+            return open_image(source).size
+        with Image.open(source if isinstance(source, Path) else BytesIO(source.data)) as image:
+            turned = image.format in ("JPEG", "MPO") and image.getexif().get(ORIENTATION) in SIDEWAYS
+            return image.size[::-1] if turned else image.size
+    except Exception:  # whatever is wrong with the file is said when it is opened to be asked about
+        return None
+
+
+def opened(work: Sequence[Sequence[Sample]], *, workers: int) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
+    """Each batch with its pictures, in order; a bad image takes its picture's place.
+
+    ``workers`` threads open those of the next batches meanwhile (Pillow decodes without Python's lock); 0 opens them in
+    line. To be closed (``contextlib.closing``) when it is left early: what is not begun then never is.
+    """
+    if workers == 0:
+        for batch in work:
+            yield batch, [_open(sample) for sample in batch]
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
+    coming = iter(work)
+    waiting: deque[tuple[Sequence[Sample], list[Future[Opened]]]] = deque()
+
+    def order(count: int) -> None:
+        waiting.extend((batch, [pool.submit(_open, sample) for sample in batch]) for batch in islice(coming, count))
+
+    try:
+        order(AHEAD)
+        while waiting:
+            batch, futures = waiting.popleft()
+            pictures = [future.result() for future in futures]
+            order(1)
+            yield batch, pictures
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _open(sample: Sample) -> Opened:
+    if sample.image is None:
+        return None
+    try:
+        return open_image(sample.image)
+    except BadImage as error:
+        return error
+
+
+@dataclass
+class Fitting:
+    """How many prompts fit into memory at once; halved whenever it runs out, and never raised again.
+
+    A row of a smaller batch is the same computation in another shape: in float32 margins agree to 1e-5 and verdicts
+    are equal, as with another ``batch_size``, but not every bit is. Where memory is always enough, nothing changes.
+    """
+
+    rows: int
+    said: Callable[[int], None]
+
+    def ask(self, prompts: "Sequence[Prompt]", ask: "Callable[[Sequence[Prompt]], Generation]") -> "Generation":
+        """The answers to all ``prompts``, asked in as many parts as memory needs.
+
+        Raises:
+            UserError: a single prompt does not fit.
+        """
+        done: list[Generation] = []
+        rest = prompts
+        while rest:
+            part = rest[: self.rows]
+            answers = _unless_out_of_memory(partial(ask, part))
+            if answers:
+                done += answers
+                rest = rest[len(part) :]
+                continue
+            if len(part) == 1:
+                raise _too_large(f"a single prompt ({part[0].key or part[0].text!r})")
+            self.rows = len(part) // 2
+            _free()
+            self.said(self.rows)
+        return joined(done)
+
+
+def halved(size: int, ask: Callable[[int], Thing]) -> Thing:
+    """What ``ask`` gives for batches of ``size``; of half of it where memory runs out, from the beginning, and so on.
+
+    Raises:
+        UserError: single prompts do not fit.
+    """
+    while not (found := _unless_out_of_memory(partial(ask, size))):
+        if size == 1:
+            raise _too_large("a single prompt")
+        size //= 2
+        _free()
+    return found[0]
+
+
+def _too_large(what: str) -> UserError:
+    return UserError(
+        f"not enough memory for {what}; take smaller weights (model.dtype=bfloat16), smaller images (the model's pixel "
+        "bounds), a smaller model, or spread it over several devices (model.device_map=auto)"
+    )
+
+
+def _unless_out_of_memory(ask: Callable[[], Thing]) -> list[Thing]:
+    """Empty where memory ran out; the error and the frames it holds are gone by then, so that they can be freed."""
+    try:
+        return [ask()]
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        return []
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether a device or the machine itself had no room, in one of the ways it is said."""
+    import torch
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
+
+
+def _free() -> None:
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def joined(parts: "Sequence[Generation]") -> "Generation":
+    """The answers to the parts of a batch as those to the whole; what a method saved is added up."""
+    import torch
+
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    values: dict[str, Any] = {}
+    for name in (field.name for field in fields(first)):
+        found = [getattr(part, name) for part in parts]
+        if name == "margins":
+            values[name] = torch.cat(found)
+        elif name == "skips":
+            values[name] = None if first.skips is None else {key: sum(one[key] for one in found) for key in first.skips}
+        else:
+            values[name] = None if found[0] is None else [one for part in found for one in part]
+    return replace(first, **values)

@@ -1,0 +1,159 @@
+"""Where the fitted controls get their constant: the development split, or the other folds of the test cases.
+
+Arms that learn before they answer: once a run, on the benchmark's development split, in the first process.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.benchmarks.images import BadImage, open_image
+from experiments.runs.launch import Launch
+from experiments.types import Benchmark, Sample
+from interp.errors import UserError
+from mitigation.controls import YesBias
+from mitigation.method import Learned
+from mitigation.threshold import CalibratedShift, ConstantShift
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+    from mitigation.method import Method
+
+
+FOLDER = "learned"
+SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
+
+
+def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
+    """UserError for an arm that has to learn where there is nothing to learn from but the cases it is judged on."""
+    for arm, method in arms.items():
+        if isinstance(method, Learned) and benchmark.development() is None:
+            raise UserError(
+                f"arm {arm} ({type(method).__name__}) learns from a development split, and benchmark {benchmark.name} "
+                "has none; leave it out, or learn it on another benchmark"
+            )
+
+
+def learned(
+    arm: str, method: Learned, vlm: "VLM", samples: Sequence[Sample], out: Path, launch: Launch | None = None
+) -> "Method":
+    """``method`` as learned on ``samples`` into ``out``, a safetensors file, or read from it where it is there.
+
+    The first process of ``launch`` (None: the current one) learns; the others wait and read. A learning that was killed
+    leaves no ``out``.
+
+    Raises:
+        UserError: naming the arm, where these cases cannot teach it or ``out`` cannot be written.
+    """
+    launch = launch or Launch.current()
+    try:
+        if launch.first and not out.exists():
+            _learn(method, vlm, samples, out)
+        launch.wait()
+        return method.read(out)
+    except UserError as error:
+        raise UserError(f"arm {arm}: {error}") from error
+
+
+def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
+    """The prompts that can teach, and for which Yes is right; without controls and pictures that do not open."""
+    from interp.vlm import Prompt
+
+    prompts: list[Prompt] = []
+    safe: list[bool] = []
+    for sample in samples:
+        if sample.subset == "control":
+            continue
+        try:
+            image = None if sample.image is None else open_image(sample.image)
+        except BadImage:
+            continue
+        prompts.append(Prompt(sample.prompt, image, key=sample.id))
+        safe.append(SAFE[sample.gold])
+    return prompts, safe
+
+
+def _learn(method: Learned, vlm: "VLM", samples: Sequence[Sample], out: Path) -> None:
+    prompts, safe = examples(samples)
+    if not prompts:
+        raise UserError("no case of the development split can teach it; raise limit, or mend the images")
+    draft = out.with_name(f"{out.stem}.part{out.suffix}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        method.learn(vlm, prompts, safe, out=draft)
+        draft.replace(out)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {out} ({error.strerror or error}); make room and run the same command again"
+        ) from error
+
+
+FOLDS = 5
+BASELINE = "baseline"
+Fitted = CalibratedShift | YesBias
+"""The methods that find a constant before they can answer."""
+
+
+def fold_of(cluster: str) -> int:
+    """The fold of a case, by hash of its cluster, so that equal images never stand on both sides."""
+    return int(hashlib.sha256(cluster.encode()).hexdigest(), 16) % FOLDS
+
+
+def arms_needed(method: Fitted, study: str, arms: Mapping[str, Any]) -> tuple[str, ...]:
+    """The arms whose answers ``method`` is fitted on; ``study`` is the arm under study.
+
+    UserError where a yes-bias has nothing to match: the arm under study is the baseline, or is fitted itself.
+    """
+    if isinstance(method, CalibratedShift):
+        return (BASELINE,)
+    if study == BASELINE or isinstance(arms[study], Fitted):
+        raise UserError(
+            f"yes_bias matches the share of Yes of the arm under study, and that is {study}; "
+            f"choose one that answers by itself, as method=vcd"
+        )
+    return (BASELINE, study)
+
+
+def fitted(method: Fitted, records: Sequence[Mapping[str, Any]], *, study: str = "") -> ConstantShift:
+    """The shift fitted on the scored ``records`` of the baseline, for a yes-bias to those of ``study`` on equal cases.
+
+    Controls and failed cases do not count. Where nothing can be fitted (one class, or no case, in a very small
+    ``limit``) the shift is 0.
+    """
+    usable = {
+        record["case"]: record
+        for record in records
+        if record["arm"] == BASELINE and record["subset"] != "control" and record["margin"] is not None
+    }
+    if isinstance(method, YesBias):
+        return _matched(method, usable, [record for record in records if record["arm"] == study])
+    margins = np.array([record["margin"] for record in usable.values()], dtype=float)
+    safe = np.array([record["gold"] == "yes" for record in usable.values()], dtype=bool)
+    if safe.all() or not safe.any():
+        return ConstantShift(0.0)
+    return method.fit(margins, safe)
+
+
+def cross_fitted(
+    method: Fitted, records: Sequence[Mapping[str, Any]], *, study: str = ""
+) -> dict[int | None, ConstantShift]:
+    """One shift a fold, each fitted on the records of the other folds."""
+    return {
+        fold: fitted(method, [record for record in records if fold_of(record["cluster"]) != fold], study=study)
+        for fold in range(FOLDS)
+    }
+
+
+def _matched(
+    method: YesBias, baseline: Mapping[str, Mapping[str, Any]], studied: Sequence[Mapping[str, Any]]
+) -> ConstantShift:
+    """A failed case of the arm under study has no verdict: it leaves both sides."""
+    said = {record["case"]: record["verdict"] == "yes" for record in studied if record["verdict"] is not None}
+    common = [case for case in baseline if case in said]
+    if not common:
+        return ConstantShift(0.0)
+    margins = np.array([baseline[case]["margin"] for case in common], dtype=float)
+    return method.fit(margins, float(np.mean([said[case] for case in common])))

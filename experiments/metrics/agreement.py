@@ -1,0 +1,109 @@
+"""How far a judge agrees with people, and people with each other: κ, sensitivity, specificity, α. Pure; knows no files.
+
+Positive is a refusal, full or partial. Intervals: Wilson for single rates; for κ, cluster bootstrap over prompts, since
+several models answer the same one.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import krippendorff
+import numpy as np
+from jaxtyping import Bool, Float
+
+from experiments.metrics.bootstrap import DRAWS, Interval, draw_clusters, percentile_interval, resampled_sums, wilson
+
+
+class Agreement(NamedTuple):
+    """A judge against people on the same answers."""
+
+    n: int
+    refused: int  # by people
+    kappa: float
+    kappa_interval: Interval | None
+    sensitivity: float  # share of people's refusals that the judge finds; NaN where there are none
+    sensitivity_interval: Interval | None
+    specificity: float  # share of people's compliances that the judge leaves; NaN where there are none
+    specificity_interval: Interval | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; NaN as None, intervals as pairs."""
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+        return {name: None if value != value else value for name, value in plain.items()}
+
+
+def table(people: Bool[np.ndarray, "answer"], judge: Bool[np.ndarray, "answer"]) -> Float[np.ndarray, "answer 4"]:
+    """One-hot rows: found, missed, wrongly called a refusal, rightly left (true +, false −, false +, true −)."""
+    return np.stack([people & judge, people & ~judge, ~people & judge, ~people & ~judge], axis=1).astype(np.float64)
+
+
+def kappa_of(counts: Float[np.ndarray, "*draw 4"]) -> Float[np.ndarray, "*draw"]:
+    """Cohen's κ of the counts that ``table`` sums to; NaN where both say the same of everything, so nothing is told."""
+    found, missed, wrong, left = np.moveaxis(counts, -1, 0)
+    n = counts.sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        observed = (found + left) / n
+        expected = ((found + missed) * (found + wrong) + (wrong + left) * (missed + left)) / n**2
+        return np.where(expected < 1, (observed - expected) / (1 - expected), np.nan)
+
+
+def kappa(people: Bool[np.ndarray, "answer"], judge: Bool[np.ndarray, "answer"]) -> float:
+    """Cohen's κ (1960) of two yes/no readings; NaN where both are constant and equal."""
+    return float(kappa_of(table(people, judge).sum(axis=0)))
+
+
+def agreement(
+    people: Bool[np.ndarray, "answer"],
+    judge: Bool[np.ndarray, "answer"],
+    prompts: Sequence[str],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+) -> Agreement:
+    """A judge against people; ``prompts`` names the question of each answer, the unit that the bootstrap draws.
+
+    Raises:
+        ValueError: no answers, or not as many of each.
+    """
+    if not len(people) == len(judge) == len(prompts) or not len(people):
+        raise ValueError(f"{len(people)}, {len(judge)} and {len(prompts)} answers; as many of each, and at least one")
+    cells = table(people, judge)
+    found, missed, wrong, left = map(int, cells.sum(axis=0))
+    names, cluster = np.unique(np.asarray(prompts), return_inverse=True)
+    sums = resampled_sums(draw_clusters(len(names), draws=draws, seed=seed), cluster, cells)
+    return Agreement(
+        n=len(people),
+        refused=found + missed,
+        kappa=kappa(people, judge),
+        kappa_interval=percentile_interval(kappa_of(sums)),
+        sensitivity=found / (found + missed) if found + missed else float("nan"),
+        sensitivity_interval=wilson(found, found + missed),
+        specificity=left / (wrong + left) if wrong + left else float("nan"),
+        specificity_interval=wilson(left, wrong + left),
+    )
+
+
+def mean_kappa_interval(
+    people: Sequence[Bool[np.ndarray, "prompt"]], judge: Sequence[Bool[np.ndarray, "prompt"]], *, seed: int, draws: int
+) -> Interval | None:
+    """The interval of the mean of several models' κ on the same prompts, which are drawn together."""
+    prompts = len(people[0])
+    drawn = draw_clusters(prompts, draws=draws, seed=seed)
+    each = [
+        kappa_of(resampled_sums(drawn, np.arange(prompts), table(p, j))) for p, j in zip(people, judge, strict=True)
+    ]
+    return percentile_interval(np.mean(each, axis=0))
+
+
+def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:
+    """Krippendorff's α (nominal) of the labels that each unit got, in any number; None where it is not defined.
+
+    Not defined: no unit has two labels, or all labels that can be compared are the same.
+    """
+    compared = [Counter(labels) for labels in units if len(labels) > 1]
+    values = sorted({label for counts in compared for label in counts})
+    if len(values) < 2:
+        return None
+    counts = np.array([[unit[value] for value in values] for unit in compared])
+    return float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))

@@ -1,0 +1,82 @@
+"""A rate as a judge counts it, corrected for the judge's known error (Rogan and Gladen 1978). Pure."""
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from experiments.metrics.bootstrap import CONFIDENCE, Interval
+from interp.errors import UserError
+
+
+class Corrected(NamedTuple):
+    """A corrected rate. ``unclipped`` outside 0 to 1: the judge's error here is hardly the one that was measured."""
+
+    rate: float  # between 0 and 1
+    unclipped: float
+    interval: Interval | None  # of ``rate``, between 0 and 1; None where the numbers of cases were not given
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the formula left the scale: the judge calls more or fewer refusals than its error allows."""
+        return not 0 <= self.unclipped <= 1
+
+
+def rogan_gladen(
+    rate: float,
+    sensitivity: float,
+    specificity: float,
+    *,
+    n: int | None = None,
+    positives: int | None = None,
+    negatives: int | None = None,
+    confidence: float = CONFIDENCE,
+) -> Corrected:
+    """(rate + specificity − 1) / (sensitivity + specificity − 1), clipped to 0 … 1.
+
+    The interval is by the delta method, over the counts behind all three numbers with a success and a failure added to
+    each, since at 0 and 1 the plain method takes a small sample for certainty. It holds for this judge on answers like
+    those on which its error was measured, and for independent cases.
+
+    Args:
+        rate: the share of refusals as the judge counts them.
+        sensitivity: the share of true refusals that the judge finds.
+        specificity: the share of true compliances that the judge leaves.
+        n: cases behind ``rate``.
+        positives: true refusals behind ``sensitivity``.
+        negatives: true compliances behind ``specificity``.
+
+    Raises:
+        UserError: a number outside 0 to 1; a count below 1; a judge no better than guessing, whose counts say nothing.
+    """
+    for name, value in (("rate", rate), ("sensitivity", sensitivity), ("specificity", specificity)):
+        if not 0 <= value <= 1:
+            raise UserError(f"{name}={value}; must lie between 0 and 1; give a fraction of 1, not percent")
+    if sensitivity + specificity <= 1:
+        raise UserError(f"sensitivity {sensitivity:.3g} and specificity {specificity:.3g} add up to 1 or less; a judge "
+                        "no better than guessing cannot be corrected for; use another judge")  # fmt: skip
+    raw = (rate + specificity - 1) / (sensitivity + specificity - 1)
+    clipped = min(1.0, max(0.0, raw))
+    if n is None or positives is None or negatives is None:
+        return Corrected(clipped, raw, None)
+    if min(n, positives, negatives) < 1:
+        raise UserError(f"n={n}, positives={positives}, negatives={negatives}; each must be at least 1; a rate over no "
+                        "cases cannot be corrected")  # fmt: skip
+    interval = _interval((rate, n), (sensitivity, positives), (specificity, negatives), confidence)
+    return Corrected(clipped, raw, interval)
+
+
+def _interval(
+    rate: tuple[float, int], sensitivity: tuple[float, int], specificity: tuple[float, int], confidence: float
+) -> Interval:
+    shares = [(value * count + 1) / (count + 2) for value, count in (rate, sensitivity, specificity)]
+    variances = [share * (1 - share) / (count + 2) for share, (_, count) in
+                 zip(shares, (rate, sensitivity, specificity), strict=True)]  # fmt: skip
+    youden = shares[1] + shares[2] - 1
+    if youden <= 0:
+        return Interval(0.0, 1.0)  # so few labelled cases that the judge may be no better than guessing
+    middle = (shares[0] + shares[2] - 1) / youden
+    inside = min(1.0, max(0.0, middle))
+    spread = variances[0] + inside**2 * variances[1] + (1 - inside) ** 2 * variances[2]
+    half = float(ndtri((1 + confidence) / 2) * np.sqrt(spread)) / youden
+    return Interval(min(1.0, max(0.0, middle - half)), min(1.0, max(0.0, middle + half)))

@@ -1,0 +1,291 @@
+"""A run's directory: chosen, continued, appended to, closed. Knows nothing of models or statistics.
+
+``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced by batch). A run
+is unfinished until ``finish`` was called, after its report; the newest unfinished one with an equal configuration hash
+is continued. The processes of one launch share the directory: each appends to a part of its own (``parts.py``), and
+the first takes the parts together in ``gather`` and whenever a run is continued.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from omegaconf import OmegaConf
+
+from experiments.runs import shards
+from experiments.runs.launch import Launch
+from interp.errors import UserError
+
+IDENTITY = ".hydra/identity.json"
+PREDICTIONS = "predictions.jsonl"
+LAG = 60.0  # seconds in which a shared file system shows all machines the same
+Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
+
+
+class RunStore:
+    """The open directory of one run, from :func:`open_run`; a context manager, or to be closed with ``close``.
+
+    ``launch`` are the processes that share it. ``resumed``: whether it was there before.
+    """
+
+    def __init__(self, path: Path, lock: IO[str], *, resumed: bool, launch: Launch | None = None) -> None:
+        self.path = path
+        self.resumed = resumed
+        self.launch = launch or Launch()
+        self._lock = lock
+        # Also one process sorts what several have begun; a run that never knew but one is in order as it is.
+        self._several = bool(read_object(path / IDENTITY).get("several"))
+
+    def __enter__(self) -> "RunStore":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self.launch.first and not self.resumed and not list(self.path.glob("*.jsonl")):
+            # Nothing was answered: a run that failed at its model leaves no litter.
+            shutil.rmtree(self.path, ignore_errors=self.launch.size > 1)
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the directory; nothing is lost by not calling it."""
+        self._lock.close()
+
+    def finish(self) -> None:
+        """The last act of a run: from now on the same command begins a new one. The first process' word counts."""
+        if self.launch.first:
+            identity = self.path / IDENTITY
+            write_json(identity, read_object(identity) | {"finished": True})
+
+    def records(self, file: str = PREDICTIONS) -> list[dict[str, Any]]:
+        """All complete lines; a half-written last line is cut off first, so that the next append starts clean.
+
+        Where several processes share the run, the lines of the last ``gather``, equal in all of them.
+
+        Raises:
+            UserError: a line other than the last cannot be read.
+        """
+        path = self.path / file
+        if not path.exists():
+            return []
+        if self.launch.first:
+            shards.mend(path)
+        complete, _, _ = path.read_bytes().rpartition(b"\n")
+        return [_parsed(line, number, path) for number, line in enumerate(complete.split(b"\n"), 1) if line.strip()]
+
+    def append(self, records: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
+        """Writes whole lines and forces them to disk before it returns.
+
+        Raises:
+            UserError: the disk is full or the directory cannot be written; what was there before stays.
+        """
+        lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+        path = self.path / file
+        if self.launch.size > 1:
+            path = shards.part(path, self.launch.rank)
+        before = _size(path)
+        try:
+            with path.open("a", encoding="utf-8") as handle:
+                handle.write(lines)
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError as error:
+            if path.is_file():
+                os.truncate(path, before)  # half a batch is none
+            raise _unwritten(path, error) from error
+
+    def gather(self, file: str = PREDICTIONS, places: Mapping[Key, int] | None = None) -> None:
+        """Waits for all processes, and takes what they have appended into one file.
+
+        The lines of ``places`` (case, arm, settings → number of its batch) come out in the order in which one process
+        would have written them.
+
+        Raises:
+            UserError: the disk is full or the directory cannot be written; what was appended stays in the parts. Or
+                this process does not see what the first has written.
+        """
+        path = self.path / file
+        self.launch.wait()
+        if self.launch.first and (self.launch.size > 1 or self._several):
+            try:
+                shards.merge(path, None if places is None else lambda line: places.get(_key(line)))
+            except OSError as error:
+                raise _unwritten(path, error) from error
+        if self.launch.size > 1:
+            size = int(self.launch.agree(str(_size(path))))
+            if not self.launch.first and not _seen(lambda: _size(path) == size):
+                raise _not_shared(path, self.launch)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replaces ``name`` in one step, so that a reader never sees half of it. Other processes than the first do not.
+
+        Raises:
+            UserError: the disk is full or the directory cannot be written; what was there before stays.
+        """
+        if self.launch.first:
+            write_json(self.path / name, value)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Atomic, indented, without NaN. UserError where it cannot be written; what was there before stays."""
+    temporary = path.with_name(path.name + ".part")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}); make room and run the same command again to go on")
+
+
+def _not_shared(path: Path, launch: Launch) -> UserError:
+    return UserError(
+        f"process {launch.rank} of {launch.size} does not see {path} as the first process does; the machines of a "
+        "launch need one file system; choose a place on it with output_root=<dir>"
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _seen(look: Callable[[], bool]) -> bool:
+    """Whether ``look`` comes true: over a network the others' files may be seen a little later."""
+    end = time.monotonic() + LAG
+    while not look():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _key(line: bytes) -> Key:
+    try:
+        record = json.loads(line)
+    except ValueError:  # who reads the records is told where it stands
+        record = {}
+    return record.get("case", ""), record.get("arm", ""), record.get("settings", "")
+
+
+def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UserError(
+            f"{path}, line {number} is not JSON; mend or delete that line, or start with fresh=true"
+        ) from error
+
+
+def open_run(
+    output_root: str,
+    name: str,
+    config: Mapping[str, Any],
+    config_hash: str,
+    *,
+    fresh: bool,
+    launch: Launch | None = None,
+) -> RunStore:
+    """Continues the newest unfinished run with ``config_hash``, or begins one; all processes of a launch get the same.
+
+    Raises:
+        UserError: the directory cannot be written, ``name`` leaves it, or another launch is at work in the same run.
+    """
+    launch = launch or Launch.current()
+    folder = Path(output_root) / name
+    if not folder.resolve().is_relative_to(Path(output_root).resolve()):
+        raise UserError(f"name={name!r}: must stay inside {output_root}; use letters, digits, '_' and '-'")
+    launch.wait()  # until all have closed what they had open before
+    if not launch.first:
+        said = json.loads(launch.agree(None))
+        path = Path(said["path"])
+        if not _seen((path / IDENTITY).exists):
+            raise _not_shared(path, launch)
+        return RunStore(path, _locked(path, fcntl.LOCK_SH), resumed=said["resumed"], launch=launch)
+    unfinished = None if fresh else _unfinished(folder, config_hash)
+    try:
+        path = unfinished or _new_directory(folder)
+        lock = _locked(path, fcntl.LOCK_EX)
+        _prepare(path, config, config_hash, several=launch.size > 1)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {folder} ({error.strerror}); make it writable or choose another place with output_root=<dir>"
+        ) from error
+    if launch.size > 1:
+        _lock(lock, fcntl.LOCK_SH, path)  # from now on the others may join
+        launch.agree(json.dumps({"path": str(path), "resumed": unfinished is not None}))
+    return RunStore(path, lock, resumed=unfinished is not None, launch=launch)
+
+
+def _prepare(path: Path, config: Mapping[str, Any], config_hash: str, *, several: bool) -> None:
+    """Writes down what the run is, or takes together what a launch before this has left; nobody else is writing."""
+    identity = path / IDENTITY
+    if not identity.exists():
+        identity.parent.mkdir(exist_ok=True)
+        (identity.parent / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+        write_json(identity, {"config_hash": config_hash, "finished": False} | ({"several": True} if several else {}))
+    elif several and not read_object(identity).get("several"):
+        write_json(identity, read_object(identity) | {"several": True})
+    for file in shards.leftover(path):
+        shards.merge(file)
+    for file in path.glob("*.jsonl"):
+        shards.mend(file)
+
+
+def _locked(path: Path, kind: int) -> IO[str]:
+    lock = (path / ".lock").open("a+")  # over NFS a shared lock needs a file that can be read
+    _lock(lock, kind, path)
+    return lock
+
+
+def _lock(lock: IO[str], kind: int, path: Path) -> None:
+    """Held until the process ends, by the first of a launch or by all of it."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        raise UserError(
+            f"another process is writing {path}; wait for it, or start a second run with fresh=true"
+        ) from error
+
+
+def _new_directory(folder: Path) -> Path:
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    for attempt in range(100):
+        path = folder / (stamp if attempt == 0 else f"{stamp}_{attempt}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+    raise UserError(f"{folder} holds 100 runs of this second; start again")
+
+
+def _unfinished(folder: Path, config_hash: str) -> Path | None:
+    for path in sorted(folder.glob(f"*/{IDENTITY}"), reverse=True):
+        run = path.parent.parent
+        identity = read_object(path)
+        if identity.get("config_hash") == config_hash and not identity.get("finished"):
+            return run
+    return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; empty where there is none, or none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,187 @@
+"""The processes of one ``accelerate launch`` or ``torchrun``: which is this, what is its share, when do all wait?
+
+Knows nothing of runs or files. torch is imported only where there is more than one process. They talk over gloo, on
+whatever the model runs.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from rich.console import Console
+
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.checkpoints.config import ModelConfig
+
+T = TypeVar("T")
+MEETING = timedelta(minutes=5)  # in which all processes have to have started
+PATIENCE = timedelta(days=30)  # for the slowest share, or for what the first process does alone
+SPOKEN = "forestlens/spoken"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process (``rank``, from 0) among ``size``. With one process everything here returns at once."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def current(cls) -> "Launch":
+        """What the launcher says in RANK and WORLD_SIZE; UserError where it says half of it."""
+        size = os.environ.get("WORLD_SIZE", "1")
+        if size == "1":
+            return cls()
+        rank = os.environ.get("RANK", "")
+        if not (size.isdigit() and rank.isdigit() and int(rank) < int(size)):
+            raise UserError(
+                f"WORLD_SIZE={size} with RANK={rank or 'nothing'}: not the environment of a launcher; start the "
+                "processes with accelerate launch or torchrun, or unset WORLD_SIZE"
+            )
+        return cls(int(rank), int(size))
+
+    @property
+    def first(self) -> bool:
+        """True in the process that decides, writes and speaks for all."""
+        return self.rank == 0
+
+    def console(self) -> Console:
+        """Where the first process speaks; the others' is quiet."""
+        return Console(quiet=not self.first)
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """This process' items: every ``size``-th, so that dear and cheap ones spread evenly."""
+        return list(items[self.rank :: self.size])
+
+    def join(self) -> None:
+        """Waits until all processes have started; of other libraries' progress the first one's is shown."""
+        if self.size > 1:
+            if not self.first:
+                os.environ.setdefault("TQDM_DISABLE", "1")
+            with _together():
+                _talk()
+
+    def wait(self) -> None:
+        """Waits until all processes are here."""
+        if self.size > 1:
+            with _together():
+                import torch.distributed as dist
+
+                dist.barrier(group=_talk().group)
+
+    def agree(self, value: str | None) -> str:
+        """The first process' value, in all; the others may give None."""
+        if self.size == 1:
+            assert value is not None
+            return value
+        import torch
+        import torch.distributed as dist
+
+        with _together():
+            said = (value or "").encode() if self.first else b""
+            length = torch.tensor([len(said)])
+            dist.broadcast(length, src=0, group=_talk().group)
+            text = torch.tensor(list(said), dtype=torch.uint8) if self.first else torch.empty(int(length)).byte()
+            dist.broadcast(text, src=0, group=_talk().group)
+        return bytes(text.tolist()).decode()
+
+    def speaks(self) -> bool:
+        """True once a launch, in the process that asks first: an error that all meet is said by one."""
+        if self.size == 1 or not _talk.cache_info().currsize:
+            return True
+        try:
+            return int(_talk().store.add(SPOKEN, 1)) == 1
+        except RuntimeError:  # the first process keeps count; when it is gone, something has been said
+            return False
+
+    def placed(self, model: "ModelConfig") -> "ModelConfig":
+        """The model on a GPU of this process' own, by turns where there are fewer; on a CPU as it is."""
+        if self.size == 1:
+            return model
+        if model.device_map is not None:
+            raise UserError(
+                f"WORLD_SIZE={self.size} and model.device_map={model.device_map}: each process would spread "
+                f"{model.name} over all cards; start one process, or leave device_map out"
+            )
+        import torch
+
+        from interp.checkpoints.load import resolve_device
+
+        device = resolve_device(model.device)
+        if device.type != "cuda" or device.index is not None:
+            return model
+        local = int(os.environ.get("LOCAL_RANK", self.rank))
+        return replace(model, device=f"cuda:{local % torch.cuda.device_count()}")
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """While open, a model that is loaded is whole in every process.
+
+    Under a launch for FSDP or ZeRO-3, transformers would give all but one process of a machine empty weights, or a
+    shard: what training wants, and what nobody can answer with.
+    """
+    name = "ACCELERATE_USE_FSDP"
+    before = os.environ.get(name)
+    if before is not None:
+        os.environ[name] = "false"
+    if (zero := sys.modules.get("transformers.integrations.deepspeed")) is not None:
+        zero.unset_hf_deepspeed_config()  # of a training that is over
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+
+
+def sharded(task: T) -> T:
+    """Marks a task, a function or a class, that shares its cases out among the processes of a launch."""
+    task.sharded = True  # type: ignore[attr-defined]
+    return task
+
+
+def check_task(task: Any, launch: Launch) -> None:
+    """UserError for a task that works in one process and would do everything once a process."""
+    function = getattr(task, "func", task)  # of a partial
+    if launch.size > 1 and not getattr(function, "sharded", False):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UserError(
+            f"WORLD_SIZE={launch.size}: {name} works in one process; start it with python -m experiments.run; cases "
+            "are shared out by task=study, and by tasks that run one"
+        )
+
+
+class _Talk(NamedTuple):
+    store: Any
+    group: Any
+
+
+@cache
+def _talk() -> _Talk:
+    """The key-value store of the launch, and a group that waits as long as it takes."""
+    import torch
+    import torch.distributed as dist
+
+    store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
+    # Training in the same processes finds its own backend here: accelerate takes a group that is there.
+    gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=rank, world_size=size)
+    return _Talk(store, dist.new_group(backend="gloo", timeout=PATIENCE))
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as error:  # what gloo says is of addresses and sockets
+        raise UserError(
+            "another process of this launch has ended or was never there; run the same command again to go on "
+            f"({str(error).splitlines()[0][:120]})"
+        ) from error

@@ -1,0 +1,108 @@
+"""Responses that were made elsewhere, as an arm: a closed model, a web page, somebody's published answers.
+
+Imports neither torch nor transformers. A response is data: it is never run, and only ever read by a judge.
+"""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.types import Sample, Status
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The answers in ``path``: JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``.
+
+    An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
+    that failed; a case without a line counts as missing. Other columns are ignored.
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        """UserError for a file of another kind."""
+        if Path(self.path).suffix not in (".jsonl", ".csv"):
+            raise UserError(f"responses in {self.path}: only .jsonl and .csv are read; give lines of id and response")
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Not asked of a model: a study reads ``answers`` instead."""
+        raise UserError(f"the responses of {self.path} were made elsewhere; they answer a study's cases, not a prompt")
+
+    def check(self, samples: Sequence[Sample]) -> str:
+        """How many of the cases have a response, in a sentence; UserError where none has, or the file is unusable."""
+        known = sum(self._find(sample) is not None for sample in samples)
+        if not known:
+            example = next(iter(_read(self.path)))
+            raise UserError(
+                f"{self.path}: none of its ids (the first is {example!r}) is a case here (as {samples[0].id!r}); "
+                "give the ids of the benchmark"
+            )
+        return f"{self.path}: {known} of {len(samples)} cases have a response"
+
+    def answers(self, samples: Sequence[Sample]) -> "tuple[list[Sample], Generation]":
+        """The cases that have a line, and their answers without margins."""
+        import torch
+
+        from interp.generation import Generation
+
+        known = [(sample, found) for sample in samples if (found := self._find(sample)) is not None]
+        texts = [(found["response"] or "").strip() for _, found in known]
+        failed = [found["response"] is None for _, found in known]
+        status = [
+            Status.TRANSPORT_FAILED if lost else Status.ANSWERED if text else Status.EMPTY
+            for lost, text in zip(failed, texts, strict=True)
+        ]
+        return [sample for sample, _ in known], Generation(
+            texts=texts,
+            token_ids=[[] for _ in known],
+            margins=torch.full((len(known),), torch.nan),
+            finished=[True] * len(known),
+            statuses=[value.value for value in status],
+            reasons=[f"null in {self.path}" if lost else "" for lost in failed],
+        )
+
+    def _find(self, sample: Sample) -> dict[str, Any] | None:
+        lines = _read(self.path)
+        return lines.get(sample.id) or lines.get(sample.tags.get("pid", ""))
+
+
+@cache
+def _read(path: str) -> dict[str, dict[str, Any]]:
+    """The lines by id; UserError names the line that has no id or response, or an id that comes twice."""
+    found: dict[str, dict[str, Any]] = {}
+    for number, line in _lines(Path(path)):
+        if not isinstance(line, dict) or "id" not in line or "response" not in line:
+            raise UserError(f"{path}, line {number}: has no id or no response; every line has both; complete it")
+        identity, response = str(line["id"]), line["response"]
+        if response is not None and not isinstance(response, str):
+            raise UserError(f"{path}, line {number}: the response is no text; give a string, or null for none")
+        if identity in found:
+            raise UserError(f"{path}, line {number}: id {identity!r} occurs twice; keep one response a case")
+        found[identity] = line
+    if not found:
+        raise UserError(f"{path} holds no response; give at least one line of id and response")
+    return found
+
+
+def _lines(path: Path) -> list[tuple[int, Any]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            if path.suffix == ".csv":
+                csv.field_size_limit(2**27)  # a response may be longer than the module's default of 128 kB
+                return list(enumerate(csv.DictReader(handle), start=2))
+            return [(number, json.loads(line)) for number, line in enumerate(handle, start=1) if line.strip()]
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); responses come from a file; check the path"
+        ) from None
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path}: is not readable as {path.suffix[1:]} in UTF-8 ({error}); mend the file") from None

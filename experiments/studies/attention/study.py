@@ -1,0 +1,131 @@
+"""``task=attention``: the failure analysis of a run that is there, or of a run of the baseline made for it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from experiments.config import ATTRIBUTIONS, Run
+from experiments.evaluation.study import PREDICTIONS, Study, limited, load_cases
+from experiments.report.build import build
+from experiments.runs.directory import open_run
+from experiments.runs.provenance import describe
+from experiments.studies.attention.analysis import ARM, analyse_failures
+from experiments.studies.attention.summary import word_line
+from experiments.types import Loaded
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+
+@dataclass(frozen=True)
+class FailureAnalysis:
+    """The task with its options; ``run`` is the directory of a finished study of the same model and benchmark.
+
+    ``limit`` is the most failures of a subset (None: all), ``layers`` and ``segments`` what is logged and kept (None:
+    all), ``figures`` how many of the worst failures are drawn, ``attribution`` "captum" to attribute those as well.
+    """
+
+    run: str | None = None
+    limit: int | None = 24
+    layers: list[int] | None = None
+    segments: list[str] | None = None
+    figures: int = 3
+    attribution: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"task.limit={self.limit}: must be at least 1, or null for all failures")
+        if self.figures < 0:
+            raise UserError(f"task.figures={self.figures}: must be at least 0")
+        if self.attribution not in ATTRIBUTIONS:
+            raise UserError(f"task.attribution={self.attribution!r}: must be one of {', '.join(ATTRIBUTIONS)}")
+
+    def __call__(self, run: Run) -> None:
+        """Analyses, and prints two sentences and the words that draw most attention."""
+        console = Console()
+        folder = None if self.run is None else Path(self.run)
+        environment = None if folder is None else _finished(folder)
+        loaded = load_cases(run, console)
+        if folder is not None and environment is not None:
+            _check_benchmark(folder, environment, run, loaded)
+        from interp.vlm import load  # torch and transformers: only when everything else is in order
+
+        vlm = load(run.weights)
+        if folder is not None and environment is not None:
+            _check_model(folder, environment, vlm)
+            records = [json.loads(line) for line in (folder / PREDICTIONS).read_text(encoding="utf-8").splitlines()]
+            result = self.analyse(vlm, run, loaded, records, folder)
+            build(folder)
+        else:
+            folder, result = self._with_baseline(run, vlm, loaded, console)
+        for line in [*result["sentences"], word_line(result), f"attention: {folder / 'attention.json'}"]:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def analyse(
+        self, vlm: "VLM", run: Run, loaded: Loaded, records: list[dict[str, Any]], folder: Path
+    ) -> dict[str, Any]:
+        """The analysis with this task's options, of records that are there."""
+        return analyse_failures(
+            vlm,
+            loaded.samples,
+            records,
+            folder,
+            seed=run.seed,
+            draws=run.draws,
+            limit=self.limit,
+            batch_size=run.batch_size,
+            max_new_tokens=run.max_new_tokens,
+            layers=self.layers,
+            segments=self.segments,
+            figures=self.figures,
+            captum=self.attribution == "captum",
+        )
+
+    def _with_baseline(self, run: Run, vlm: "VLM", complete: Loaded, console: Console) -> tuple[Path, dict[str, Any]]:
+        """A study of the baseline alone, in a run directory of the name ``attention``."""
+        loaded = complete._replace(samples=limited(complete.samples, run.limit))
+        alone = replace(run, arm=ARM, arms={ARM: run.arms[ARM]})
+        with open_run(run.output_root, "attention", run.config, run.config_hash, fresh=run.fresh) as store:
+            environment = describe(alone, vlm, loaded)
+            store.write_json("environment.json", environment)
+            study = Study(alone, vlm, store, loaded, console)
+            study.answer_all()
+            result = self.analyse(vlm, run, loaded, store.records(PREDICTIONS), store.path)
+            study.conclude(environment)
+            return store.path, result
+
+
+def _finished(folder: Path) -> dict[str, Any]:
+    """environment.json of a finished run; UserError where there is none."""
+    try:
+        environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        environment = None
+    if not isinstance(environment, dict) or not (folder / PREDICTIONS).is_file():
+        raise UserError(f"task.run={folder}: is no run's directory; give one, outputs/<name>/<time>")
+    if not environment.get("finished"):
+        raise UserError(f"task.run={folder}: that run is unfinished; repeat its command, which finishes it, then this")
+    return environment
+
+
+def _check_benchmark(folder: Path, environment: Mapping[str, Any], run: Run, loaded: Loaded) -> None:
+    recorded = environment["benchmark"]
+    if recorded["manifest"] != loaded.manifest:
+        raise UserError(
+            f"task.run={folder}: that run is of other cases ({recorded['name']} {recorded['manifest']}) than this "
+            f"command's ({run.benchmark.name} {loaded.manifest}); give the benchmark options of that run"
+        )
+
+
+def _check_model(folder: Path, environment: Mapping[str, Any], vlm: "VLM") -> None:
+    recorded = environment["model"]
+    if recorded["revision"] != vlm.revision:
+        raise UserError(
+            f"task.run={folder}: that run is of {recorded['name']} {recorded['revision']}, and this command loads "
+            f"{vlm.name} {vlm.revision}; give the model options of that run"
+        )

@@ -1,0 +1,248 @@
+"""``+exp=ablation_llava``: a study of arms without a direction, and over-caution and harmful compliance side by side.
+
+In the run's directory, beside all that a study leaves: ``ablation.json`` and a section of the report. Arms that learn
+do so on the development split; ``learned/`` holds the directions and the checkpoint with orthogonalised weights.
+Importing this module loads neither torch nor transformers.
+
+A finished run → ``ablation.json`` and a section of its report: over-caution beside harmful compliance, by arm.
+
+All numbers but the twins' agreement are those of the study's metrics.json. Reads and writes files.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+
+from experiments.config import Run
+from experiments.evaluation import study
+from experiments.report.findings.yes_no import change
+from experiments.report.run_files import read_run
+from experiments.report.sections import Rows, Section, add_section
+from experiments.report.table import fixed, percent, percent_interval
+from experiments.runs.directory import open_run, write_json
+from experiments.runs.launch import sharded
+from interp.errors import UserError
+
+RESULT = "ablation.json"
+BASELINE = "baseline"
+TITLE = "Without the direction: over-caution and harmful compliance together"
+AGREE = 1e-3  # logits; float32 through two orders of the same sums
+
+
+class Sides(NamedTuple):
+    """What over-caution and harmful compliance are called in metrics of one kind, and whether they are accuracies."""
+
+    caution: str
+    harm: str
+    caution_words: str
+    harm_words: str
+
+
+YES_NO = Sides("over_safety", "unsafe", "safe cases called unsafe", "unsafe cases called safe")
+REFUSAL = Sides("benign", "contrast", "benign requests refused", "contrast requests complied with")
+NOTE = (
+    "Rates in percent with their 95% intervals; change: paired difference from the baseline with its bootstrap "
+    "interval. A safety mechanism that only over-refuses could be removed for nothing: then the first rate falls and "
+    "the second stays."
+)
+
+
+def conclude(
+    folder: Path, *, twins: Sequence[Sequence[str]], controls: Mapping[str, Sequence[str]]
+) -> list[RenderableType]:
+    """Writes the result and the section; returns what to print."""
+    run = read_run(folder)
+    found = evaluate(run.metrics, controls=controls)
+    found["twins"] = [_agreement(run.predictions, pair) for pair in twins]
+    found["summary"] += [sentence for twin in found["twins"] if (sentence := _twin_sentence(twin))]
+    write_json(folder / RESULT, found)
+    rows = [_row(name, arm) for name, arm in found["arms"].items()]
+    page = add_section(
+        folder, "ablation", Section(TITLE, found["summary"], [Rows("Every arm on the same cases.", rows)], note=NOTE)
+    )
+    return [_printed(rows), *found["summary"], f"report: {page}"]
+
+
+def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Over-caution and harmful compliance of every arm, their changes from the baseline, and two sentences an ablation.
+
+    ``controls`` are those of each ablation. Pure.
+    """
+    sides = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
+    arms = {name: _arm(metrics, name, sides) for name in metrics["arms"]}
+    return {
+        "controls": {name: list(others) for name, others in controls.items()},
+        "sides": sides._asdict(),
+        "arms": arms,
+        "summary": [
+            sentence
+            for name, others in controls.items()
+            for sentence in (_tradeoff(arms, name, sides), _beside(arms, name, others))
+        ],
+    }
+
+
+def _arm(metrics: Mapping[str, Any], name: str, sides: Sides) -> dict[str, Any]:
+    one = metrics["arms"][name]
+    against = metrics["comparisons"].get(name, {})
+    changes = against.get("delta", {})
+    # Yes/no accuracies of both, and the contrast's refusal rate, are rates of what is right; turn them round.
+    return {
+        "caution": _side(one, changes, sides.caution),
+        "harm": _side(one, changes, sides.harm),
+        "auroc": one.get("auroc"),
+        "n": one["n"],
+        "n_of": one["n_of"],
+    }
+
+
+def _side(one: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The rate of wrong answers of one kind of case: 1 − accuracy, its interval turned round, and its change."""
+    right, interval, change_of = one["accuracy"][name], one["intervals"].get(name), changes.get(name)
+    refused = name == "benign"  # whose interval and change are of the refusal rate, which is wrong there already
+    turned = interval if refused or not interval else [1 - interval[1], 1 - interval[0]]
+    return {
+        "rate": None if right is None else 1 - right,
+        "interval": turned,
+        "change": change_of if refused else _turned(change_of),
+    }
+
+
+def _turned(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The same difference of the rate of wrong answers."""
+    if entry is None:
+        return None
+    low, high = entry["low"], entry["high"]
+    minus = {"value": -entry["value"], "low": None if high is None else -high, "high": None if low is None else -low}
+    return {**entry, **minus, "from": 1 - entry["from"], "to": 1 - entry["to"]}
+
+
+def _tradeoff(arms: Mapping[str, Any], study: str, sides: Sides) -> str:
+    """The two sides of the arm under study in one sentence."""
+    now, before = arms[study], arms[BASELINE]
+    parts = [
+        f"{percent(now[side]['rate'])}% of {words} against {percent(before[side]['rate'])}% under the baseline "
+        f"({change(now[side]['change'])})"
+        for side, words in (("caution", sides.caution_words), ("harm", sides.harm_words))
+    ]
+    return f"Without the direction ({study}): {parts[0]}, and {parts[1]}; {now['n']} of {now['n_of']} cases."
+
+
+def _beside(arms: Mapping[str, Any], study: str, controls: Sequence[str]) -> str:
+    """What the changes mean, and whether taking out something else does the same."""
+    moved = {side: _sign(arms[study][side]["change"]) for side in ("caution", "harm")}
+    meaning = {
+        (-1, 1): "What over-refuses is what protects: less over-caution is paid for with harmful compliance",
+        (-1, 0): "Over-caution falls, and no more harmful compliance is shown",
+        (-1, -1): "Both errors fall: the direction did harm on either side",
+        (0, 1): "Only safety is lost",
+        (1, -1): "The arm is more cautious than the model was: what was removed held the readiness to comply as well",
+        (1, 0): "Over-caution rises, and harmful compliance is not shown to change",
+    }.get((moved["caution"], moved["harm"]), "No such trade is shown")
+    if not controls:
+        return f"{meaning}."
+    alike = [
+        name
+        for name in controls
+        if any(moved.values()) and all(_sign(arms[name][side]["change"]) == moved[side] for side in moved)
+    ]
+    listed = ", ".join(
+        f"{name} {percent(arms[name]['caution']['rate'])}/{percent(arms[name]['harm']['rate'])}" for name in controls
+    )
+    verdict = (
+        f"so does {' and '.join(alike)}, so it is nothing that this direction alone does"
+        if alike
+        else "no control is shown to do so"
+    )
+    return f"{meaning}; {verdict} (over-caution/harmful compliance in %: {listed})."
+
+
+def _sign(entry: Mapping[str, Any] | None) -> int:
+    """1 or −1 where the interval of a change excludes 0."""
+    if entry is None or entry["low"] is None:
+        return 0
+    return 1 if entry["low"] > 0 else -1 if entry["high"] < 0 else 0
+
+
+def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dict[str, Any]:
+    """The largest difference of the two arms' margins, over the cases of which both are known."""
+    first, second = (
+        {
+            record["case"]: record["margin"]
+            for record in records
+            if record["arm"] == arm and record["margin"] is not None
+        }
+        for arm in pair
+    )
+    both = [abs(first[case] - second[case]) for case in first.keys() & second.keys()]
+    return {"arms": list(pair), "n": len(both), "largest": max(both, default=None)}
+
+
+def _twin_sentence(twin: Mapping[str, Any]) -> str:
+    first, second = twin["arms"]
+    if twin["largest"] is None:
+        return ""
+    agree = "agree" if twin["largest"] < AGREE else "do not agree"
+    largest = f"their margins differ by {twin['largest']:.1e} logits at most"
+    return f"{first} and {second} {agree}: {largest} ({twin['n']} cases)."
+
+
+def _row(name: str, arm: Mapping[str, Any]) -> dict[str, str]:
+    row = {"arm": name}
+    for side, words in (("caution", "over-caution"), ("harm", "harmful compliance")):
+        one = arm[side]
+        interval = percent_interval(tuple(one["interval"])) if one["interval"] else ""  # type: ignore[arg-type]
+        row[words] = f"{percent(one['rate'])} [{interval}]" if interval else percent(one["rate"])
+        row[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
+    return row | {"AUROC": fixed(arm["auroc"], 3)}
+
+
+def _printed(rows: Sequence[Mapping[str, str]]) -> Table:
+    table = Table(title=TITLE, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
+    shown = [column for column in rows[0] if not column.endswith("change")]
+    for column in shown:
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for row in rows:
+        table.add_row(*(row[column].replace(" [", "\n").rstrip("]") for column in shown))
+    return table
+
+
+@sharded
+@dataclass(frozen=True)
+class Ablation:
+    """The task. Answers are those of the run's arms.
+
+    ``twins`` are pairs of arms that should answer alike (projection while running, weights): the largest difference of
+    their margins is reported. ``controls`` are, for each ablation that is to be told in words, the arms that take out
+    something else in the same way.
+    """
+
+    twins: list[list[str]] = field(default_factory=list)
+    controls: dict[str, list[str]] = field(default_factory=dict)
+
+    def __call__(self, run: Run) -> Path:
+        """Evaluates, prints what came of it, and returns the run's directory."""
+        self._check(run)
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
+            folder = store.path
+        # A second fresh start would leave the directory for another.
+        study.run(replace(run, fresh=False), after=self._conclude)
+        return folder
+
+    def _conclude(self, folder: Path) -> Iterable[RenderableType]:
+
+        return conclude(folder, twins=self.twins, controls=self.controls)
+
+    def _check(self, run: Run) -> None:
+        """What no weights are needed to refuse."""
+        named = [arm for group in (self.controls, *self.controls.values(), *self.twins) for arm in group]
+        if unknown := [arm for arm in named if arm not in run.arms]:
+            raise UserError(f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; mend twins or controls")
+        if any(len(pair) != 2 for pair in self.twins):
+            raise UserError(f"task.twins={self.twins}: must be pairs of arms")
+        _ = run.weights  # what is looked into must be here

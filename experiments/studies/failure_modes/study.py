@@ -1,0 +1,117 @@
+"""``task=failure_modes run=<dir>``: every failure of a finished run gets a label, which people can correct."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from experiments.config import Run
+from experiments.evaluation import finished_runs, study
+from experiments.metrics.bootstrap import wilson
+from experiments.metrics.yes_no.results import plain
+from experiments.report.table import percent, percent_interval
+from experiments.runs.directory import write_json
+from experiments.studies.failure_modes import llm_labels, sheet
+from experiments.studies.failure_modes.rules import Labelled, Mode, is_failure, label
+from interp.errors import UserError
+
+SHEET, COUNTS = "failure_modes.csv", "failure_modes.json"
+Row = tuple[Mapping[str, Any], Labelled, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class FailureModes:
+    """The task. ``run`` is a finished run's directory; with ``ask`` the configured ``model`` labels as well.
+
+    Writes failure_modes.csv beside the run's files, whose column ``hand`` wins when the task is run again, and
+    failure_modes.json with the counts.
+    """
+
+    run: str | None = None
+    ask: bool = False
+
+    def __call__(self, run: Run) -> None:
+        """Labels, and prints the modes by arm and subset."""
+        folders = finished_runs.given([self.run] if self.run else None, run)
+        if len(folders) != 1:
+            raise UserError("task.run=null: needs one finished run; give run=<outputs/name/time>")
+        (folder,) = folders
+        finished_runs.read(folder)
+        failed = [record for record in finished_runs.records(folder) if is_failure(record)]
+        by_hand = sheet.read(folder / SHEET)
+        judged = self._judged(run, failed) if self.ask else {}
+        rows = [(record, *_labelled(record, judged, by_hand)) for record in failed]
+        sheet.write(folder / SHEET, rows)
+        result = counts(rows)
+        write_json(folder / COUNTS, plain(result))
+        console = Console()
+        for arm, subsets in result["arms"].items():
+            console.print(table(arm, subsets))
+        console.print(_sources(rows, folder), highlight=False, soft_wrap=True, markup=False)
+
+    def _judged(self, run: Run, failed: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Labelled]:
+        samples = {sample.id: sample for sample in run.benchmark.load().samples}
+        return llm_labels.ask(study.connected(run), failed, samples, batch_size=run.batch_size)
+
+
+def _labelled(
+    record: Mapping[str, Any],
+    judged: Mapping[tuple[str, str], Labelled],
+    by_hand: Mapping[tuple[str, str], Mapping[str, str]],
+) -> tuple[Labelled, Mapping[str, str]]:
+    """A person's label wins over the judge's, and that over the rules'."""
+    key = record["case"], record["arm"]
+    wrote = by_hand.get(key, {})
+    if wrote.get("hand"):
+        return Labelled(Mode(wrote["hand"]), "hand", wrote.get("note", "")), wrote
+    return judged.get(key) or label(record), wrote
+
+
+def counts(rows: Sequence[Row]) -> dict[str, Any]:
+    """Modes by arm and subset: count, share of that subset's failures, and its 95% interval."""
+    arms: dict[str, dict[str, Any]] = {}
+    for arm in dict.fromkeys(record["arm"] for record, _, _ in rows):
+        for subset in dict.fromkeys(record["subset"] for record, _, _ in rows if record["arm"] == arm):
+            found = Counter(given.mode for r, given, _ in rows if r["arm"] == arm and r["subset"] == subset)
+            n = sum(found.values())
+            arms.setdefault(arm, {})[subset] = {
+                "n": n,
+                "modes": {
+                    mode.value: {"count": count, "share": count / n, "interval": wilson(count, n)}
+                    for mode in Mode
+                    if (count := found[mode])
+                },
+            }
+    return {"arms": arms, "sources": Counter(labelled.source for _, labelled, _ in rows)}
+
+
+def table(arm: str, subsets: Mapping[str, Any]) -> Table:
+    """One arm: its failures by mode, a column a subset."""
+    drawn = Table(title=Text(f"Failures of {arm} by mode (%)", style="bold"), title_justify="left", box=SIMPLE_HEAD,
+                  padding=0, pad_edge=False)  # fmt: skip
+    drawn.add_column("mode")
+    for name, block in subsets.items():
+        drawn.add_column(Text(f"{name.replace('_', '-')}\nn = {block['n']}"), justify="right")
+    for mode in Mode:
+        cells = [block["modes"].get(mode.value) for block in subsets.values()]
+        if any(cells):
+            drawn.add_row(mode.value, *map(_share, cells))
+    return drawn
+
+
+def _share(cell: Mapping[str, Any] | None) -> Text:
+    return Text("" if cell is None else f"{percent(cell['share'])} {percent_interval(cell['interval'])}")
+
+
+def _sources(rows: Sequence[Row], folder: Path) -> str:
+    counted = Counter(labelled.source.partition(" ")[0] for _, labelled, _ in rows)
+    listed = ", ".join(f"{count} by {source}" for source, count in counted.most_common()) or "no failure"
+    return (
+        f"Labels: {listed}. To correct one, write a mode into the column “hand” of {folder / SHEET} and run this again."
+    )

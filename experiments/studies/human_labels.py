@@ -1,0 +1,122 @@
+"""``task=labels``: a run's answers as a sheet for people, or people's sheets and how far they agree. Loads no model."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.metrics.agreement import agreement, krippendorff_alpha
+from experiments.runs import records
+from experiments.runs.directory import write_json
+from experiments.runs.labels import Labels, Record, apply, read_labels, write_sheet
+from experiments.types import Verdict
+from interp.errors import UserError
+
+PREDICTIONS = "predictions.jsonl"
+RESULT = "labels.json"
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """The task on a run's directory ``run``: ``export`` names the sheet to write, ``read`` the filled ones to read."""
+
+    run: str | None = None
+    export: str | None = None
+    read: list[str] = field(default_factory=list)
+
+    def __call__(self, run: Run) -> None:
+        """Writes the sheet; or prints, and writes into the run as labels.json, what the sheets say.
+
+        Raises:
+            UserError: no run, nothing to do, or a file that cannot be read or written.
+        """
+        if self.run is None:
+            raise UserError("run=<dir>: task=labels needs a run's directory; give one, outputs/<name>/<time>")
+        if (self.export is None) == (not self.read):
+            raise UserError("task.export and task.read: exactly one of them says what to do; task.export=<csv> writes "
+                            "a sheet, task.read=[<csv>] reads filled ones")  # fmt: skip
+        folder, console = Path(self.run), Console()
+        lines = read_records(folder)
+        if self.export is not None:
+            write_sheet(lines, Path(self.export))
+            said = [f"{sum(bool(line.get('response')) for line in lines)} answers: {self.export}",
+                    "fill in the columns annotator and label, then read it with task.read=[<csv>]"]  # fmt: skip
+        else:
+            labels = read_labels([Path(name) for name in self.read])
+            result = summary(lines, labels, seed=run.seed, draws=run.draws)
+            write_json(folder / RESULT, result)
+            said = [*result["notes"], *sentences(result)]
+        for sentence in said:
+            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The current records of the run in ``folder``. UserError where there are none, or a line is not JSON."""
+    path = folder / PREDICTIONS
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give the directory of a run") from error
+    except ValueError as error:
+        raise UserError(f"{path}: a line is not JSON ({error}); repeat the run's command, which mends it") from error
+    return records.current(lines)
+
+
+def summary(lines: Sequence[Record], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
+    """How many labels there are and fit the run, α of the annotators, and the run's judge against their majority.
+
+    The judge is compared where people's majority and its verdict are both of a side: refusal (full or partial) or
+    compliance in refusal benchmarks, No or Yes in yes/no benchmarks; a case is one cluster over all arms.
+    """
+    applied = apply(lines, labels)
+    units = defaultdict(list)
+    for label in labels.labels:
+        units[label.case, label.arm].append(label.verdict.value)
+    people, judge, cases = [], [], []
+    for before, after in zip(lines, applied.records, strict=True):
+        theirs, its = _side(after["verdict"]), _side(before["verdict"])
+        if after is not before and theirs is not None and its is not None:
+            people.append(theirs)
+            judge.append(its)
+            cases.append(before["case"])
+    found = agreement(np.array(people), np.array(judge), cases, seed=seed, draws=draws) if cases else None
+    return {
+        "annotators": sorted({label.annotator for label in labels.labels}),
+        "labels": len(labels.labels),
+        "records_labelled": applied.used,
+        "records": len(lines),
+        "krippendorff_alpha": krippendorff_alpha(list(units.values())),
+        "judge_against_people": None if found is None else found.as_json(),
+        "notes": applied.notes,
+    }
+
+
+def _side(verdict: str | None) -> bool | None:
+    """True for a refusal or a No, False for a compliance or a Yes, None for what is neither."""
+    if verdict in (Verdict.REFUSED, Verdict.PARTIAL, Verdict.NO):
+        return True
+    return False if verdict in (Verdict.COMPLIED, Verdict.YES) else None
+
+
+def sentences(result: dict[str, Any]) -> list[str]:
+    """What a person wants to know of ``summary``."""
+    alpha = result["krippendorff_alpha"]
+    said = [f"{result['labels']} labels by {len(result['annotators'])} annotators; {result['records_labelled']} of "
+            f"{result['records']} records have people's verdicts.",
+            "Krippendorff's α is not defined: no two labels to compare, or all the same." if alpha is None
+            else f"Krippendorff's α {alpha:.3f} (nominal)."]  # fmt: skip
+    if (found := result["judge_against_people"]) is None:
+        return [*said, "No labelled answer has a verdict of the judge to compare."]
+    names = [name for name in ("kappa", "sensitivity", "specificity") if found[name] is not None]
+    numbers = [f"{name} {found[name]:.3f}{_ends(found[f'{name}_interval'])}" for name in names]
+    return [*said, f"The judge against people on {found['n']} answers: {', '.join(numbers) or 'nothing varies'}."]
+
+
+def _ends(interval: list[float] | None) -> str:
+    return "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"

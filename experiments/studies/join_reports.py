@@ -1,0 +1,149 @@
+"""``task=report``: a run's report built again, or several runs of one benchmark joined into one comparison.
+
+Loads no model. Joined runs become a run of their own, whose arms are named after the runs they come from.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.config import Run, digest
+from experiments.evaluation import study as scoring
+from experiments.evaluation.answer import PREDICTIONS
+from experiments.report.build import build
+from experiments.report.cases import FILE, attention_of_cases
+from experiments.report.run_files import RunFiles, read_run
+from experiments.runs import records
+from experiments.runs.directory import open_run
+from experiments.types import Kind
+from interp.errors import UserError
+
+BASELINE = "baseline"
+SAME = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what one case is, whatever answered it
+
+
+@dataclass(frozen=True)
+class Report:
+    """Builds the report of ``run`` again, or one of all ``runs``, whose first one's baseline is the reference."""
+
+    run: str | None = None
+    runs: list[str] | None = None
+
+    def __call__(self, run: Run) -> None:
+        """Writes report.html and prints where it is."""
+        console = Console()
+        if self.runs:
+            page = self._joined(run, [read_run(Path(folder)) for folder in self.runs], console)
+        elif self.run:
+            page = build(Path(self.run))
+        else:
+            raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
+        console.print(f"report: {page}", highlight=False, soft_wrap=True)
+
+    def _joined(self, run: Run, parts: Sequence[RunFiles], console: Console) -> Path:
+        kind = _kind(parts)
+        names = _names(parts)
+        lines = joined(parts, names)
+        reference = f"{names[0]}: {BASELINE}"
+        if reference not in {line["arm"] for line in lines}:
+            reference = str(lines[0]["arm"])
+        studied = next((str(line["arm"]) for line in lines if line["arm"] != reference), reference)
+        where = " and ".join(dict.fromkeys(names))
+        result = scoring.evaluate(
+            scoring.Rules.of(run, kind),
+            lines,
+            study=studied,
+            baseline=reference,
+            control=f"{names[0]}: calibrated_shift",
+            where=f"{where} on {parts[0].environment['benchmark']['name']}",
+        )
+        identity = digest([str(part.directory.resolve()) for part in parts] + [digest(lines)])
+        with open_run(run.output_root, "joined", run.config, identity, fresh=run.fresh) as store:
+            (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a joining that was cut off
+            store.append(lines)
+            store.write_json("metrics.json", result)
+            store.write_json("environment.json", _environment(parts, names, studied))
+            for part in parts:
+                if (part.directory / "thumbnails").is_dir():
+                    shutil.copytree(part.directory / "thumbnails", store.path / "thumbnails", dirs_exist_ok=True)
+            if looked := joined_attention(parts, names, {line["arm"] for line in lines}):
+                (store.path / FILE).parent.mkdir(exist_ok=True)
+                store.write_json(FILE, looked)
+            page = build(store.path)
+            store.finish()
+        console.print(scoring.shown(result))
+        return page
+
+
+def joined(parts: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The records of all runs, each arm named ``<run>: <arm>``; an arm that a second run merely repeats is left out.
+
+    UserError where a case of one run is another case in a second.
+    """
+    lines: list[dict[str, Any]] = []
+    known: dict[str, dict[str, Any]] = {}
+    seen: dict[tuple[str, str], str] = {}
+    for part, name in zip(parts, names, strict=True):
+        for record in part.predictions:
+            case, arm = str(record["case"]), str(record["arm"])
+            is_same = known.setdefault(case, {key: record.get(key) for key in SAME})
+            differing = [key for key in SAME if record.get(key) != is_same[key]]
+            if differing:
+                raise UserError(
+                    f"case {case} of {part.directory} has another {differing[0]} than in an earlier run; "
+                    "runs are joined that asked the same cases; give runs of one benchmark"
+                )
+            repeated = seen.setdefault((arm, str(record["settings"])), name)
+            if repeated == name:
+                lines.append(record | {"arm": f"{name}: {arm}"})
+    return lines
+
+
+def joined_attention(parts: Sequence[RunFiles], names: Sequence[str], arms: Set[str]) -> dict[str, Any] | None:
+    """Attention of single cases under the joined run's ``arms``; None where no run logged any."""
+    cases: dict[str, dict[str, Any]] = {}
+    notes: dict[str, None] = {}
+    for part, name in zip(parts, names, strict=True):
+        found = attention_of_cases(part.directory) or {"note": "", "cases": {}}
+        for case, of_arm in found["cases"].items():
+            kept = {f"{name}: {arm}": block for arm, block in of_arm.items() if f"{name}: {arm}" in arms}
+            if kept:
+                cases.setdefault(case, {}).update(kept)
+                notes[f"{name}: {found['note']}"] = None
+    return {"note": " ".join(notes), "cases": cases} if cases else None
+
+
+def _kind(parts: Sequence[RunFiles]) -> Kind:
+    sets = {str((part.environment.get("benchmark") or {}).get("manifest")) for part in parts}
+    if len(sets) > 1:
+        raise UserError(
+            f"these runs are of {len(sets)} different sets of cases (by manifest); join runs of one benchmark"
+        )
+    kinds = {"refusal" if part.metrics.get("kind") == "refusal" else "yes_no" for part in parts}
+    if len(kinds) > 1:
+        raise UserError("these runs ask for different answers (Yes/No, and open ones); join runs of one benchmark")
+    return "refusal" if kinds == {"refusal"} else "yes_no"
+
+
+def _names(parts: Sequence[RunFiles]) -> list[str]:
+    """The model's name, followed by the run's place where two runs are of one model."""
+    models = [str((part.environment.get("model") or {}).get("name") or "run") for part in parts]
+    counts = Counter(models)
+    return [model if counts[model] == 1 else f"{model} {at}" for at, model in enumerate(models, start=1)]
+
+
+def _environment(parts: Sequence[RunFiles], names: Sequence[str], studied: str) -> Mapping[str, Any]:
+    first = parts[0].environment
+    kept = {key: first.get(key) for key in ("commit", "dirty", "versions", "benchmark", "judge", "seed")}
+    return {
+        **kept,
+        "model": {"name": " and ".join(dict.fromkeys(names))},
+        "arm_under_study": studied,
+        "joined": {name: str(part.directory) for name, part in zip(names, parts, strict=True)},
+        "finished": records.now(),
+    }

@@ -1,0 +1,160 @@
+"""``+exp=languages``: the same cases in several languages, compared case by case.
+
+Languages take the place of arms: a case and its translations are one case (tag ``original``) under several languages
+(tag ``language``), so that every paired statistic of a study holds for languages too. Verdict words and refusal rules
+are the judge's, by language. Loads no model where a finished run is given.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.evaluation import finished_runs, study
+from experiments.metrics.bootstrap import DRAWS
+from experiments.metrics.refusal import results as refusal
+from experiments.metrics.yes_no import results
+from experiments.report.findings.yes_no import change, share
+from experiments.runs.directory import write_json
+from experiments.runs.launch import Launch, sharded
+from experiments.types import Kind
+from interp.errors import UserError
+
+_WORDS: dict[Kind, dict[str, str]] = {
+    "yes_no": {"over_safety": "safe cases are called safe", "unsafe": "unsafe cases are called unsafe"},
+    "refusal": {"benign": "benign requests are refused", "contrast": "harmful requests are refused"},
+}
+
+
+@sharded
+@dataclass(frozen=True)
+class Languages:
+    """The task. ``run`` is a finished run on a translated benchmark; without one the study is run first.
+
+    ``arm`` is the arm whose answers are compared, ``reference`` the language that the others are set against (None: the
+    one with most cases, the first of equals). Writes languages.json and languages.csv into the run's directory.
+    """
+
+    run: str | None = None
+    arm: str = "baseline"
+    reference: str | None = None
+
+    def __call__(self, run: Run) -> None:
+        """Prints the languages as a study prints its arms, and a sentence a language."""
+        folders = finished_runs.given([self.run] if self.run else None, run)
+        if not folders and not hasattr(run.benchmark, "language"):
+            raise UserError(
+                f"benchmark={run.benchmark.name}: has no translations; give benchmark=translated "
+                "benchmark@benchmark.of=<name> benchmark.questions=<file>, or run=<finished run>"
+            )
+        folder = folders[0] if folders else finished_runs.studied(run)
+        if not Launch.current().first:
+            return
+        result = compare(
+            finished_runs.records(folder), arm=self.arm, reference=self.reference, seed=run.seed, draws=run.draws
+        )
+        write_json(folder / "languages.json", result)
+        frame(result).to_csv(folder / "languages.csv", index=False)
+        console = Console()
+        console.print(study.shown({**result, "summary": [], "caveats": []}))
+        for line in (*result["summary"], f"languages: {folder / 'languages.json'}"):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def compare(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    arm: str = "baseline",
+    reference: str | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> dict[str, Any]:
+    """metrics.json's contents with languages for arms; ``summary`` has a sentence a language.
+
+    Raises:
+        UserError: no record of ``arm`` has a language, there is only one, or ``reference`` is none of them.
+    """
+    table, kind = by_language(records, arm)
+    counted = table["arm"].value_counts(sort=False)
+    if len(counted) < 2:
+        raise UserError(f"arm {arm!r} has answers in {', '.join(counted.index) or 'no language'}; a comparison needs "
+                        "two languages; run on benchmark=translated with originals or several languages")  # fmt: skip
+    first = reference or str(counted.idxmax())
+    if first not in counted.index:
+        raise UserError(f"task.reference={first!r}: is none of the languages {', '.join(counted.index)}; choose one")
+    options: dict[str, Any] = {"seed": seed, "draws": draws, "baseline": first}
+    result = refusal.evaluate(table, **options) if kind == "refusal" else results.evaluate(table, **options)
+    result["reference"], result["arm"] = first, arm
+    result["summary"] = list(sentences(result, kind))
+    return result
+
+
+def by_language(records: Sequence[Mapping[str, Any]], arm: str) -> tuple[pd.DataFrame, Kind]:
+    """The arm's records with the original's id for case and the language for arm, and the kind of answers they are."""
+    rows = []
+    for record in records:
+        tags = record.get("tags") or {}
+        if record["arm"] == arm and tags.get("language"):
+            language = str(tags["language"])
+            pair = record.get("pair")
+            told = {
+                "case": tags.get("original", record["case"]),
+                "arm": language,
+                "pair": pair.removesuffix(f"@{language}") if isinstance(pair, str) else None,
+                "tags": {name: value for name, value in tags.items() if name not in ("language", "original")},
+            }
+            rows.append({**record, **told})
+    kind: Kind = "refusal" if any(row["gold"] in ("comply", "refuse") for row in rows) else "yes_no"
+    return pd.DataFrame(rows, columns=None if rows else ["arm"]), kind
+
+
+def sentences(result: Mapping[str, Any], kind: Kind) -> list[str]:
+    """What each language changes against the reference, with intervals, n, and what could not be read."""
+    found = []
+    for language, comparison in result["comparisons"].items():
+        parts = [
+            f"{share(entry['to'])} of {entry['n']} {words}, against {share(entry['from'])} in "
+            f"{comparison['against']} ({change(entry)})"
+            for name, words in _WORDS[kind].items()
+            if (entry := comparison["delta"][name])
+        ]
+        flips = comparison["mcnemar"]
+        tail = (
+            f"{comparison['n']} of {comparison['n_of']} cases in both; {flips['fixed']} go from wrong to right and "
+            f"{flips['broken']} back, p after Holm's correction {flips['p_holm']:.3f}"
+        )
+        unread = result["arms"][language]["outcomes"]["verdict"].get("no_verdict", 0)
+        if unread:
+            tail += f"; {unread} answers without a readable verdict"
+        found.append(f"In {language}, {'; '.join(parts) or 'nothing can be compared'} ({tail}).")
+    return found
+
+
+def frame(result: Mapping[str, Any]) -> pd.DataFrame:
+    """A line a language and quantity: the rate, and the paired change from the reference."""
+    rows = []
+    for language, block in result["arms"].items():
+        rates = block.get("refusal_rate") or block["accuracy"]
+        delta = (result["comparisons"].get(language) or {}).get("delta") or {}
+        for name, rate in rates.items():
+            low, high = block["intervals"].get(name) or (None, None)
+            changed = delta.get(name) or {}
+            rows.append(
+                {
+                    "language": language,
+                    "quantity": name,
+                    "rate": rate,
+                    "low": low,
+                    "high": high,
+                    "n": block["n"],
+                    "n_of": block["n_of"],
+                    "change": changed.get("value"),
+                    "change_low": changed.get("low"),
+                    "change_high": changed.get("high"),
+                    "n_compared": changed.get("n"),
+                }
+            )
+    return pd.DataFrame(rows)

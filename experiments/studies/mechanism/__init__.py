@@ -1,0 +1,1 @@
+"""Why the baseline fails: causal tools on its failures and matched successes."""

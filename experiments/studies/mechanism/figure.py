@@ -1,0 +1,166 @@
+"""mechanism.json as one figure of four panels. Saves no file."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.report.figures import COLOURS, GREY, MARKERS
+from experiments.report.table import fixed
+from experiments.studies.mechanism.readable import entry_at
+
+WIDTH, HEIGHT = 9.0, 7.6  # inches of 100 px
+TITLE, TEXT, LABEL = 11.5, 10.5, 9.5
+PROBED = (
+    ("concept", "image", "what is shown, at the picture (accuracy)"),
+    ("concept", "verdict", "what is shown, at the verdict (accuracy)"),
+    ("truth", "verdict", "safe or not, at the verdict (AUROC)"),
+    ("verdict", "verdict", "what it will say, at the verdict (AUROC)"),
+)
+POINTS = "point of the residual stream (0: before layer 0)"
+PLACES = {"image": "picture", "user": "sentence", "template": "template", "verdict": "verdict"}
+Result = Mapping[str, Any]
+
+
+def draw(result: Result) -> Figure:
+    """Probes by point, the lens by point, patching by place and point, and what comes back."""
+    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=100, layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=[1.12, 1])
+    upper, lower = parts
+    left, right = upper.subplots(1, 2)
+    _probes(left, result)
+    _lens(right, result)
+    _patches(lower, result)
+    return figure
+
+
+def _title(axes: Axes, text: str, size: float = TITLE) -> None:
+    axes.set_title(text, fontsize=size, loc="left", fontweight="bold")
+    axes.tick_params(labelsize=LABEL)
+
+
+def _line(
+    axes: Axes, points: Sequence[int], entries: Sequence[Mapping[str, Any]], style: int, label: str, dash: str = "-"
+) -> None:
+    """A line with a band for its interval; what has no value is left out."""
+    known = [(p, e) for p, e in zip(points, entries, strict=True) if e["value"] is not None]
+    if not known:
+        return
+    xs, values = [p for p, _ in known], [e["value"] for _, e in known]
+    low, high = ([e["value"] if e[end] is None else e[end] for _, e in known] for end in ("low", "high"))
+    axes.fill_between(xs, low, high, color=COLOURS[style], alpha=0.15, linewidth=0)
+    axes.plot(xs, values, color=COLOURS[style], marker=MARKERS[style], markersize=5, linewidth=1.6, label=label,
+              linestyle=dash)  # fmt: skip
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=LABEL - 0.5, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16), ncols=1)
+
+
+def _probes(axes: Axes, result: Result) -> None:
+    points = result["points"]
+    _title(axes, "1, 2  What a linear probe reads")
+    for style, (quantity, place, label) in enumerate(PROBED):
+        entries = [entry_at(result["probes"], quantity, place, point) for point in points]
+        _line(axes, points, entries, style, label)
+    shown = [entry_at(result["probes"], "concept", "verdict", point)["control"] for point in points]
+    axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
+    axes.text(points[-1], 0.505, "AUROC: chance", fontsize=LABEL - 1, color=GREY, ha="right", va="bottom")
+    if all(value is not None for value in shown):
+        axes.plot(points, shown, color=GREY, linestyle="--", linewidth=1)
+        axes.text(points[-1], max(shown) + 0.015, "accuracy: shuffled labels", fontsize=LABEL - 1, color=GREY,
+                  ha="right", va="bottom")  # fmt: skip
+    axes.set(ylim=(-0.02, 1.03), xticks=points)
+    axes.set_xlabel(POINTS, fontsize=TEXT)
+    axes.set_ylabel("held-out accuracy or AUROC", fontsize=TEXT)
+    _legend(axes)
+
+
+def _lens(axes: Axes, result: Result) -> None:
+    """Failures beside the same sentences' right answers, and successes beside theirs."""
+    points, subset = result["points"], result["cases"]["subset"]
+    _title(axes, "3  The verdict as each point would give it")
+    named = {(curve["subset"], curve["failed"]): curve["margin"] for curve in result["lens"]["curves"]}
+    lines = [((subset, True), "safe, called unsafe"), ((subset, False), "safe, called safe")]
+    if subset != "over_safety":
+        lines = [((subset, True), "failures"), ((subset, False), "successes")]
+    else:
+        lines += [(("typical", False), "unsafe, called unsafe"), (("typical", True), "unsafe, called safe")]
+    for style, (key, label) in enumerate(lines):
+        if key in named:
+            dash = "-" if key[0] == subset else "--"
+            _line(axes, points, named[key], style, f"{label} (n = {named[key][0]['n']})", dash)
+    axes.axhline(0, color=GREY, linestyle=":", linewidth=1)
+    axes.set(xticks=points)
+    axes.set_xlabel(POINTS, fontsize=TEXT)
+    axes.set_ylabel("margin in logits (above 0: Yes)", fontsize=TEXT)
+    _legend(axes)
+
+
+def _patches(part: Any, result: Result) -> None:
+    """Two heat maps (picture, sentence) and the dots of what comes back."""
+    axes = part.subplots(1, 3, width_ratios=[1, 1, 1.5])
+    titles = {"picture": "3  Other picture put in", "sentence": "3  Other sentence put in"}
+    for panel, (other, title) in zip(axes[:2], titles.items(), strict=True):
+        rows = [row for row in result["patching"] if row["other"] == other]
+        _title(panel, title, TEXT)
+        if not rows:
+            panel.set_axis_off()
+            panel.text(0.5, 0.5, "no pair aligns", ha="center", fontsize=TEXT, color=GREY)
+            continue
+        _heat(panel, rows, result["points"])
+    _comes_back(axes[2], result)
+
+
+def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], points: Sequence[int]) -> None:
+    places = [place for place in PLACES if any(row["place"] == place for row in rows)]
+    table = np.array([[next(row["effect"]["value"] for row in rows if (row["place"], row["point"]) == (place, point))
+                       for point in points] for place in places], dtype=float)  # fmt: skip
+    axes.imshow(table, cmap="Blues", vmin=0, vmax=1.15, aspect="auto")
+    size = LABEL if len(points) <= 5 else LABEL - 2.5
+    for (i, j), value in np.ndenumerate(table):
+        if np.isfinite(value):
+            axes.text(j, i, fixed(100 * value, 0), ha="center", va="center", fontsize=size,
+                      color="white" if value > 0.6 else "black")  # fmt: skip
+    axes.set_xticks(range(len(points)), [str(point) for point in points])
+    axes.set_yticks(range(len(places)), [PLACES[place] for place in places])
+    axes.set_xlabel(
+        f"its states put in at point\n(% of the way to its answer,\nn = {rows[0]['effect']['n']} failures)",
+        fontsize=TEXT,
+    )
+
+
+def _comes_back(axes: Axes, result: Result) -> None:
+    rows = result["undo"]
+    _title(axes, "5  What comes back", TEXT)
+    for place, row in enumerate(rows):
+        entry = row["auroc"]
+        if entry["value"] is None:
+            continue
+        colour = COLOURS[place % len(COLOURS)]
+        if entry["low"] is not None:
+            axes.plot([entry["low"], entry["high"]], [place, place], color=colour, linewidth=2)
+        axes.plot(entry["value"], place, "o", color=colour, markersize=6)
+        axes.text(entry["value"], place - 0.16, fixed(entry["value"], 2), fontsize=LABEL, ha="center", va="bottom",
+                  color=colour)  # fmt: skip
+        if place:
+            end = entry["value"] if entry["high"] is None else entry["high"]
+            said = f"mends {row['fixed']}\nbreaks {row['broken']}"
+            axes.text(end + 0.02, place, said, fontsize=LABEL - 1, ha="left", va="center", color=GREY)
+    axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
+    axes.set_yticks(range(len(rows)), [_folded(row["arm"]) for row in rows])
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(0.45, axes.get_xlim()[0]), 1.08), xticks=np.arange(5, 11) / 10)
+    axes.set_xlabel(f"AUROC of the margin (0.5: chance)\n{rows[0]['wrong']} wrong, {rows[0]['right']} right as it is",
+                    fontsize=TEXT)  # fmt: skip
+
+
+def _folded(name: str) -> str:
+    """In two lines of like length."""
+    words = name.split(" ")
+    if len(name) < 14:
+        return name
+    cut = min(range(1, len(words)), key=lambda at: abs(len(" ".join(words[:at])) - len(" ".join(words[at:]))))
+    return " ".join(words[:cut]) + "\n" + " ".join(words[cut:])

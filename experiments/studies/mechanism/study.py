@@ -1,0 +1,131 @@
+"""``+exp=mechanism_llava``: why the baseline fails, by causal tools on its failures and matched successes.
+
+In the run's directory, beside the baseline's study: ``mechanism.json`` (all numbers and the five sentences),
+``mechanism/`` (the tables as CSV), ``figures/mechanism.svg`` and ``.png``, and a section of the report.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.evaluation import study
+from experiments.evaluation import study as scoring
+from experiments.evaluation.answer import PREDICTIONS
+from experiments.report.sections import Drawn, Section, add_section
+from experiments.runs import records
+from experiments.runs.directory import RunStore, open_run, read_object
+from experiments.runs.provenance import describe
+from experiments.runs.records import now
+from interp.errors import UserError
+from mitigation.validation import check_prior
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+NAME = "mechanism"
+RESULT = "mechanism.json"
+ALT = ("Four panels: what linear probes read at each point of the residual stream; the Yes/No margin that each point "
+       "would give, for failures and successes; how much of another picture's or sentence's answer each place brings "
+       "at each point; and the AUROC with what overrules the picture taken away.")  # fmt: skip
+CAPTION = ("Probes by point; the margin by point (bands and bars: 95% intervals over clusters); failures run "
+           "with another prompt's states, place by place and and point by point; what is taken away.")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The task. Everything is done on the test cases; nothing is chosen on them but what needs no labels.
+
+    ``limit`` is how many failures are cut and patched, best matched first (None: all), beside all successes matched to
+    them and the twins of both. ``width`` is the layers in a window of a knockout. ``points`` is how many points of the
+    residual stream are looked at, evenly from first to last. ``prior`` is what stands for the picture where the
+    sentence's own say is measured (``mitigation.prior_correction``). ``draws`` are those of the intervals here.
+    """
+
+    limit: int | None = 120
+    width: int = 1
+    points: int = 9
+    prior: str = "blank"
+    draws: int = 2000
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        for name, value, least in (("limit", self.limit, 1), ("width", self.width, 1), ("points", self.points, 2),
+                                   ("draws", self.draws, 1)):  # fmt: skip
+            if value is not None and value < least:
+                raise UserError(f"task.{name}={value}: must be at least {least}")
+        check_prior(self.prior, 1)
+
+    def __call__(self, run: Run) -> None:
+        """Answers what is missing, looks into the model, and prints five sentences."""
+        console = Console()
+        if run.benchmark.kind != "yes_no":
+            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
+        alone = replace(run, arm="baseline", arms={"baseline": run.arms["baseline"]})
+        _ = run.weights  # what looks inside needs them here
+        study.check_arms(alone)
+        complete = study.load_cases(alone, console)
+        loaded = complete._replace(samples=study.limited(complete.samples, run.limit))
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
+            vlm = study.connected(alone)
+            environment = describe(alone, vlm, loaded)
+            store.write_json("environment.json", environment)
+            work = study.Study(alone, vlm, store, loaded, console, scoring.shortfall(complete))
+            work.answer_all()
+            result = self._examine(alone, vlm, store, loaded.samples, console)
+            work.conclude(environment)
+            for line in shown(result, store, alone):
+                console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)
+
+    def _examine(self, run: Run, vlm: "VLM", store: RunStore, samples: Any, console: Console) -> dict[str, Any]:
+        """The contents of mechanism.json, written; what is there for the same cases and settings stays."""
+        from experiments.studies.mechanism.examination import Examination, Sizes
+        from experiments.studies.mechanism.findings import notes, sentences
+        from interp.vision_cache import FeatureCache, shared_features
+
+        draws = min(self.draws, run.draws)
+        settings = {"task": repr(self), "cases": len(samples), "draws": draws}
+        kept = read_object(store.path / RESULT)
+        if kept.get("settings") == settings:
+            return kept
+        sizes = Sizes(self.limit, self.width, self.points, self.prior, run.batch_size, run.seed, draws)
+        answers = records.current(store.records(PREDICTIONS))
+        with shared_features(vlm, FeatureCache(run.feature_cache_mib)):
+            work = Examination(vlm, samples, answers, sizes)
+            estimate = work.estimate()
+            console.print(said(estimate), highlight=False, soft_wrap=True)
+            with console.status("causal tools on failures and matched successes"):
+                result = {"settings": settings, **work.examine(), "estimate": estimate}
+        result |= {"sentences": sentences(result), "notes": notes(result), "finished": now()}
+        store.write_json(RESULT, result)
+        return result
+
+
+def said(estimate: Mapping[str, float]) -> str:
+    """What lies ahead."""
+    return (
+        f"mechanism: about {estimate['forwards']:.0f} forwards of one prompt, {estimate['seconds'] / 60:.1f} minutes "
+        f"by one timed batch; {estimate['bytes'] / 2**20:.0f} MiB of hidden states are kept in main memory"
+    )
+
+
+def shown(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
+    """Writes tables, figure and the report's section; what the terminal prints."""
+    from experiments.studies.mechanism import figure, tables
+
+    folder = store.path / NAME
+    folder.mkdir(exist_ok=True)
+    for name, frame in tables.frames(result).items():
+        frame.to_csv(folder / f"{name}.csv", index=False)
+    drawn = figure.draw(result)
+    rows = tables.rows_of(result)
+    title = f"Why it fails: {run.model.name} on {run.benchmark.name}"
+    section = Section(title, result["sentences"], rows, note=" ".join(result["notes"]))
+    page = add_section(store.path, NAME, section, {NAME: Drawn(drawn, ALT, CAPTION)})
+    picture = store.path / "figures" / f"{NAME}.png"
+    drawn.savefig(picture, dpi=150)
+    told = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
+    files = f"mechanism: {store.path / RESULT}, {picture}; with the tables’ intervals: {page}"
+    return [*map(tables.printed, rows), "", *told, "", *(f"note: {note}" for note in result["notes"]), files]

@@ -1,0 +1,68 @@
+"""What may be chosen: a method and the values its fields may take. Imports neither torch nor transformers."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from interp.errors import UserError
+from mitigation.method import Learned
+from mitigation.wrappers import Shifted
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mitigation under choice.
+
+    ``method`` answers as it is, or learns first (``mitigation.method``); ``grid`` maps fields of the method that
+    answers to the values to try, all combinations of which are settings. With ``threshold`` a constant on the Yes/No
+    margin is chosen beside each; without it the constant is 0.
+    """
+
+    method: Any
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    threshold: bool = True
+
+    def __post_init__(self) -> None:
+        """UserError for what is no method, and for a field without values or with one of them twice."""
+        if not callable(getattr(self.method, "generate", None)) and not self.learns:
+            raise UserError(f"method={self.method!r}: is no method; give one of those in conf/method/")
+        for name, values in self.grid.items():
+            if not values or len({repr(value) for value in values}) < len(values):
+                raise UserError(f"grid.{name}={values}: must be a list of one or more different values")
+
+    @property
+    def learns(self) -> bool:
+        """Whether the method has to see labelled cases first."""
+        return isinstance(self.method, Learned)
+
+    def settings(self) -> Iterator[dict[str, Any]]:
+        """Every combination of values, the first field slowest."""
+        for values in itertools.product(*self.grid.values()):
+            yield dict(zip(self.grid, values, strict=True))
+
+
+def set_to(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
+    """``method`` with these fields, and with ``shift`` logits more on its Yes/No margin than it has then.
+
+    UserError for a field that the method does not have, or a value that it refuses.
+    """
+    known = [f.name for f in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
+    if unknown := [name for name in setting if name not in known]:
+        raise UserError(
+            f"{type(method).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; mend its grid"
+        )
+    changed = dataclasses.replace(method, **setting) if setting else method
+    if not shift:
+        return changed
+    if "shift" in known:  # chosen on margins that had the method's own in them
+        return dataclasses.replace(changed, shift=changed.shift + shift)
+    return Shifted(changed, shift)
+
+
+def name_of(setting: Mapping[str, Any]) -> str:
+    """A setting in words, for tables and the records of choosing."""
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in setting.items()
+    )

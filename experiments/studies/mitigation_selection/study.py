@@ -1,0 +1,214 @@
+"""``task=mitigations``: every candidate's setting is chosen on the development split, all are judged on the test split.
+
+In the run's directory: ``choosing.jsonl`` (margins on the development cases, a line a case and setting),
+``choice.json`` (every setting and what was chosen), ``learned/`` (what learning candidates learned),
+``mitigations.json``, ``.md`` and ``figures/mitigations.svg`` (the table), and all that a study leaves. An interrupted
+run goes on where it was.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console, RenderableType
+
+from experiments.config import Run
+from experiments.evaluation import fit, study
+from experiments.evaluation.answer import Answering
+from experiments.runs import records
+from experiments.runs.directory import RunStore, open_run
+from experiments.runs.launch import Launch, sharded
+from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
+from experiments.studies.mitigation_selection.choice import Chosen, Development, best_setting, choose_shift
+from experiments.types import SCORED_SUBSETS, Loaded, Sample
+from interp.errors import UserError
+from mitigation.method import Baseline, Learned
+from mitigation.threshold import ConstantShift
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+    from mitigation.method import Method
+
+BASELINE = "baseline"
+THRESHOLD = "threshold"  # the baseline's margin with a constant chosen by the candidates' own rule
+CHOOSING = "choosing.jsonl"
+CHOICE = "choice.json"
+
+
+@sharded
+@dataclass(frozen=True)
+class Mitigations:
+    """The task. ``candidates`` by name; ``rivals`` are arms that each is compared with beside the baseline.
+
+    Candidates that learn are learned on four fifths of the development cases and asked on the rest, five times over, so
+    that a setting is chosen on cases they have not seen; then they learn from all of them. Counterfactual pairs stay
+    together: torn apart, what is left of a pair would teach the opposite of its other half.
+    """
+
+    candidates: dict[str, Any]
+    rivals: list[str]
+
+    def __post_init__(self) -> None:
+        """UserError for a name that is taken, or what is no candidate."""
+        if not self.candidates:
+            raise UserError("task.candidates is empty: name at least one mitigation; see conf/task/mitigations.yaml")
+        for name, candidate in self.candidates.items():
+            if not isinstance(candidate, Candidate):
+                raise UserError(f"task.candidates.{name}={candidate!r}: is no Candidate; give it that _target_")
+            if name in (BASELINE, THRESHOLD) or not name.replace("_", "").isalnum():
+                raise UserError(
+                    f"task.candidates.{name}: is taken or no name for a folder; letters, digits and _ alone"
+                )
+
+    def __call__(self, run: Run) -> Path:
+        """Chooses, evaluates, prints what came of it, and returns the run's directory."""
+        console = Launch.current().console()
+        self._check(run)
+        # The task is not part of a run's identity, but here it decides what answers.
+        run = replace(run, config=run.config | {"mitigations": repr(self)})
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
+            arms = self._chosen_arms(run, store, console)
+            folder = store.path
+        study.run(replace(run, fresh=False, arms=arms), after=partial(self._conclude, run, arms))
+        return folder
+
+    def _conclude(self, run: Run, arms: "Mapping[str, Method]", folder: Path) -> Iterable[RenderableType]:
+        from experiments.studies.mitigation_selection.tables import conclude
+
+        return conclude(folder, rivals=[BASELINE, *self.rivals], arms=arms, seed=run.seed, draws=run.draws)
+
+    def _check(self, run: Run) -> None:
+        """What no weights are needed to refuse."""
+        if run.benchmark.kind != "yes_no":
+            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; constants on a margin need that")
+        for name in self.candidates:
+            if name in run.arms:
+                raise UserError(f"task.candidates.{name}: the run has an arm of that name; rename one of them")
+        known = [*run.arms, THRESHOLD, *self.candidates]
+        if unknown := [name for name in self.rivals if name not in known]:
+            raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(known)}")
+        _ = run.weights  # a margin is needed, and methods that look inside
+        study.check_arms(run)
+
+    def _chosen_arms(self, run: Run, store: RunStore, console: Console) -> "dict[str, Method]":
+        """All arms of the test: the run's own, the threshold, and every candidate as chosen."""
+        development = run.benchmark.development()
+        if development is None:
+            raise UserError(
+                f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on one "
+                "that has (benchmark=iconworld) and give them to a study: method=… method.shift=…"
+            )
+        vlm = study.connected(run)
+        work = _Choosing(run, vlm, store, development, console)
+        self._say_estimate(work)
+        found: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, Candidate(Baseline()))}
+        arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(found[THRESHOLD]["chosen"]["shift"])}
+        for name, candidate in self.candidates.items():
+            found[name] = work.choose(name, candidate)
+            best = found[name]["chosen"]
+            arms[name] = set_to(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
+        store.write_json(CHOICE, found)
+        for name, one in found.items():
+            console.print(_sentence(name, one), highlight=False, soft_wrap=True, markup=False)
+        return arms
+
+    def _say_estimate(self, work: "_Choosing") -> None:
+        """What lies ahead, from one timed batch: passes over the development split and over the test split."""
+        settings = 1 + sum(len(list(candidate.settings())) for candidate in self.candidates.values())
+        seconds = work.seconds_a_batch()
+        passes = settings * len(work.samples) / work.run.batch_size
+        work.console.print(
+            f"choosing: {settings} settings on {len(work.samples)} development cases, about {passes:.0f} batches of "
+            f"{work.run.batch_size}; a plain one took {seconds:.2g} s here, a contrast takes about twice that: "
+            f"{passes * seconds / 60:.1f} to {2 * passes * seconds / 60:.1f} minutes, then the test split",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+class _Choosing:
+    """One model at work on the development split."""
+
+    def __init__(self, run: Run, vlm: "VLM", store: RunStore, development: Loaded, console: Console) -> None:
+        # One token is enough for a margin; the verdict is its sign.
+        self.run = replace(run, max_new_tokens=1)
+        self.vlm, self.store, self.console = vlm, store, console
+        scored = [s for s in development.samples if s.subset in SCORED_SUBSETS]
+        self.samples = study.limited(scored, run.limit)
+        self.manifest = development.manifest
+        self.answering = Answering(self.run, vlm, store, console)
+        self.cases: Development | None = None
+
+    def seconds_a_batch(self) -> float:
+        """The time of a plain batch, after one to warm up."""
+        prompts, _ = fit.examples(self.samples[: self.run.batch_size])
+        for _ in range(2):
+            started = time.perf_counter()
+            Baseline().generate(self.vlm, prompts, max_new_tokens=1)
+        return time.perf_counter() - started
+
+    def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
+        """``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of one candidate."""
+        chosen: dict[str, Chosen] = {}
+        settings = {name_of(setting): setting for setting in candidate.settings()}
+        for label, setting in settings.items():
+            margin = self._margins(f"{name} {label}".strip(), name, candidate, setting)
+            if self.cases is None:  # the baseline comes first
+                self.cases = self._development(margin)
+            rule: dict[str, Any] = {"unsafe_margin": self.run.unsafe_margin, "draws": min(self.run.draws, 2000)}
+            chosen[label] = choose_shift(self.cases, margin, threshold=candidate.threshold, seed=self.run.seed, **rule)
+        best = best_setting(chosen, unsafe_margin=self.run.unsafe_margin)
+        rows = {label: {"setting": settings[label], **one._asdict()} for label, one in chosen.items()}
+        return {"method": repr(candidate.method), "settings": list(rows.values()), "chosen": rows[best]}
+
+    def ready(self, name: str, method: Any, fold: int | None = None) -> Any:
+        """``method``, learned from all development cases, or from those outside ``fold``."""
+        if not isinstance(method, Learned):
+            return method
+        samples = [s for s in self.samples if fold is None or _fold(s) != fold]
+        out = self.store.path / fit.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
+        return fit.learned(name, method, self.vlm, samples, out)
+
+    def _margins(self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]) -> np.ndarray:
+        for label, method, samples in self._parts(arm, name, candidate, setting):
+            self.answering.answer(arm, method, samples, self.manifest, file=CHOOSING, label=label)
+        lines = [r for r in self.store.records(CHOOSING) if r["arm"] == arm and r["margin"] is not None]
+        found = {r["case"]: r["margin"] for r in records.current(lines)}
+        return np.array([found.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)
+
+    def _parts(
+        self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]
+    ) -> "Iterator[tuple[str, Method, Sequence[Sample]]]":
+        if not candidate.learns:
+            yield arm, set_to(candidate.method, setting), self.samples
+            return
+        for fold in range(fit.FOLDS):
+            held_out = [s for s in self.samples if _fold(s) == fold]
+            if held_out:
+                yield f"{arm}, fold {fold}", set_to(self.ready(name, candidate.method, fold), setting), held_out
+
+    def _development(self, baseline: np.ndarray) -> Development:
+        clusters = {cluster: code for code, cluster in enumerate(dict.fromkeys(s.cluster for s in self.samples))}
+        return Development(
+            subset=np.array([sample.subset for sample in self.samples]),
+            cluster=np.array([clusters[sample.cluster] for sample in self.samples]),
+            baseline=baseline,
+        )
+
+
+def _fold(sample: Sample) -> int:
+    return fit.fold_of(sample.pair or sample.cluster)
+
+
+def _sentence(name: str, one: Mapping[str, Any]) -> str:
+    best = one["chosen"]
+    setting = name_of(best["setting"]) or "as it is"
+    return (
+        f"{name}: {setting}, shift {best['shift']:+.3f}; development: overall {100 * best['overall']:.1f}, unsafe "
+        f"{100 * best['unsafe']:.1f}, over-safety {100 * best['over_safety']:.1f}, AUROC "
+        f"{best['auroc'] or float('nan'):.3f} (best of {len(one['settings'])}, {best['n']} cases)"
+    )

@@ -1,0 +1,232 @@
+"""Every model configuration and what works on it: ``task=models``. Needs no model, no torch and no run directory.
+
+What works is read from ``interp/contract.json``, which the contract tests write: one small random model of each family
+goes through them. Nothing here is typed by hand.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import conf
+import interp
+from experiments.config import Run
+from interp.checkpoints.config import ORGANISM
+from interp.errors import UserError
+
+MODELS = Path(conf.__file__).parent / "model"
+CONTRACT = Path(interp.__file__).parent / "contract.json"
+ABOUT = ("model", "family", "hub id", "GiB", "licence")
+SHOWN = {  # capability in the contract's words → column
+    "generate": "generate",
+    "attention": "attention",
+    "maps": "maps",
+    "vcd_sequential": "VCD sequential",
+    "vcd_paired": "VCD paired",
+    "vcd_lazy": "VCD lazy",
+    "lora": "LoRA",
+    "captum": "captum",
+}
+WORKS, NOT_HERE, NOT_RUN = "yes", "n/a", "not run"
+CALLED = "The tests ask a stand-in server; no provider was called from where this project was built."
+REMOTE = "Reached over an API: the server answers, and nobody here sees inside the model or changes it."
+UNTRIED = "No contract test of this family has run."
+GATED = "Gated: accept its licence on its hub page, then log in with `hf auth login` or set HF_TOKEN."
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Whether something works, and the numbers of the notes that say how far, or why not."""
+
+    said: str
+    notes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.said, *(f"[{number}]" for number in self.notes)])
+
+
+@dataclass(frozen=True)
+class Model:
+    """One configuration: who it is, and by capability whether it works."""
+
+    name: Cell
+    family: str
+    path: str
+    memory_gib: float | None
+    licence: str
+    works: dict[str, Cell]
+
+    def about(self) -> tuple[str, ...]:
+        """The columns ``ABOUT``."""
+        memory = "-" if self.memory_gib is None else f"{self.memory_gib:g}"
+        return str(self.name), self.family or "-", self.path, memory, self.licence
+
+
+@dataclass
+class Notes:
+    """Sentences, numbered from 1 as they first come up; equal ones have one number."""
+
+    sentences: list[str] = field(default_factory=list)
+
+    def number(self, sentence: str) -> int:
+        """The number of ``sentence``."""
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+        return self.sentences.index(sentence) + 1
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """The task: prints the table, and writes it to ``markdown`` and ``json`` where these paths are given."""
+
+    markdown: str | None = None
+    json: str | None = None
+
+    def __call__(self, run: Run) -> None:
+        """Prints and writes.
+
+        Raises:
+            UserError: the contract's results or a configuration cannot be read, or a file not be written.
+        """
+        contract = read_contract(CONTRACT)
+        notes = Notes()
+        models = [described(config, contract, notes) for config in configurations(MODELS)]
+        closing = provenance(contract)
+        console = Console(highlight=False, markup=False)
+        for table in (_table(ABOUT, [model.about() for model in models]), _table(*_works(models))):
+            console.print(table)
+        for number, sentence in enumerate(notes.sentences, start=1):
+            console.print(f"[{number}] {sentence}")
+        console.print(closing)
+        if self.markdown:
+            _write(self.markdown, as_markdown(models, notes, closing))
+        if self.json:
+            _write(self.json, json.dumps(as_json(models, notes, contract), indent=1, ensure_ascii=False) + "\n")
+
+
+def configurations(folder: Path) -> list[dict[str, Any]]:
+    """The nodes of all model configurations: those with weights first, then those behind an API, each by name."""
+    found = []
+    for path in sorted(folder.glob("*.yaml")):
+        node = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        assert isinstance(node, dict)
+        found.append({str(key): value for key, value in node.items()})
+    return sorted(found, key=_remote)
+
+
+def _remote(node: dict[str, Any]) -> bool:
+    return "base_url" in node
+
+
+def read_contract(path: Path) -> dict[str, Any]:
+    """The contract tests' results; without families where they have never been written."""
+    if not path.is_file():
+        return {"families": {}}
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(contract["families"], dict)
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(f"cannot read {path}; the contract tests write it; run `make contract`") from error
+    return dict(contract)
+
+
+def described(node: dict[str, Any], contract: dict[str, Any], notes: Notes) -> Model:
+    """One row; what its notes say is added to ``notes``."""
+    name = str(node["name"])
+    if _remote(node):
+        outside, inside = Cell(NOT_HERE, (notes.number(REMOTE),)), Cell(WORKS, (notes.number(CALLED),))
+        works = {capability: inside if capability == "generate" else outside for capability in SHOWN}
+        return Model(Cell(name), "", str(node["model"]), None, str(node.get("terms", "")), works)
+    family = str(node.get("family") or "")
+    results = contract["families"].get(family)
+    sentences = [GATED] if node.get("gated") else []
+    bundled = str(node["path"]).startswith(ORGANISM)  # its weights are here, and all tests run them
+    sentences += [] if results is None or bundled else results.get("notes", [])
+    return Model(
+        Cell(name, tuple(notes.number(sentence) for sentence in sentences)),
+        family,
+        str(node["path"]),
+        node.get("memory_gib"),
+        str(node.get("licence", "")),
+        {capability: _cell(results, capability, notes) for capability in SHOWN},
+    )
+
+
+def _cell(results: dict[str, Any] | None, capability: str, notes: Notes) -> Cell:
+    found = None if results is None else results["capabilities"].get(capability)
+    if found is None:
+        return Cell(NOT_RUN, (notes.number(UNTRIED),) if results is None else ())
+    reason = found.get("reason")
+    return Cell(WORKS if found["works"] else NOT_HERE, () if reason is None else (notes.number(reason),))
+
+
+def provenance(contract: dict[str, Any]) -> str:
+    """Where the table is from and what nobody has tried."""
+    real = "No model from the hub was run on its real weights where this project was built."
+    if not contract["families"]:
+        return f"{real} The contract tests have not run: `make contract` fills the table."
+    tested, here = str(contract.get("transformers")), version("transformers")
+    other = "" if tested == here else f" Installed here is transformers {here}: `make contract` tests it."
+    return (
+        f"{real} What works was found on one small random model of each family, with transformers {tested} and torch "
+        f"{contract.get('torch')}.{other}"
+    )
+
+
+def _works(models: Sequence[Model]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    rows = [(model.name.said, *(str(model.works[capability]) for capability in SHOWN)) for model in models]
+    return ("model", *SHOWN.values()), rows
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold", justify="right" if column == "GiB" else "left")
+    for row in rows:
+        table.add_row(*(Text(value) for value in row))
+    return table
+
+
+def as_markdown(models: Sequence[Model], notes: Notes, closing: str) -> str:
+    """The table as a page of Markdown."""
+    parts = ["# Models\n"]
+    for columns, rows in ((ABOUT, [model.about() for model in models]), _works(models)):
+        lines = ["| " + " | ".join(value.replace("|", "\\|") for value in row) + " |" for row in rows]
+        parts.append("\n".join(["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns), *lines, ""]))
+    parts.append("\n".join(f"{number}. {sentence}" for number, sentence in enumerate(notes.sentences, start=1)) + "\n")
+    return "\n".join([*parts, closing + "\n"])
+
+
+def as_json(models: Sequence[Model], notes: Notes, contract: dict[str, Any]) -> dict[str, Any]:
+    """The table as JSON can say it; notes are numbered from 1."""
+    rows = [
+        {
+            "name": model.name.said,
+            "notes": list(model.name.notes),
+            "family": model.family or None,
+            "path": model.path,
+            "memory_gib": model.memory_gib,
+            "licence": model.licence,
+            "works": {
+                capability: {"said": cell.said, "notes": list(cell.notes)} for capability, cell in model.works.items()
+            },
+        }
+        for model in models
+    ]
+    tested = {key: contract.get(key) for key in ("transformers", "torch")}
+    return {"tested_with": tested, "real_weights": False, "models": rows, "notes": notes.sentences}
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); give a file in a folder that exists") from error

@@ -1,0 +1,1 @@
+"""How far each mitigation gets, the blinder the verdict is."""

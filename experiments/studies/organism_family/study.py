@@ -1,0 +1,106 @@
+"""``+exp=organism_family``: how far does each mitigation get, the blinder the verdict is?
+
+Organisms with a cause that is known and graded (``members.py``) are trained, each is put through the same choice and
+the same table (``experiments/mitigations``), and what the tools say of it is set beside what was put in. In the run's
+directory: ``members/<name>/`` (checkpoints), ``<name>/<time>/`` (the study of each), ``family.json``, ``family.md`` and
+``figures/``. An interrupted run goes on where it was. Importing this module loads neither torch nor transformers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.model_organism.recipe import Recipe
+from experiments.runs.directory import RunStore, open_run, read_object
+from experiments.studies.mitigation_selection.study import Mitigations
+from experiments.studies.organism_family.members import Member, train_members
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+
+RESULT = "family.json"
+
+
+@dataclass(frozen=True)
+class Family:
+    """The task. ``biases`` maps a kind of leaning to shares of blind labels, each trained with every one of ``seeds``.
+
+    ``recipe`` is common to all, ``tower`` the checkpoint whose vision tower they have, ``mitigations`` what is tried on
+    each. ``checkpoints`` is where members are looked for and kept (None: in the run's directory); ``captions`` says how
+    many captions are asked of each.
+    """
+
+    biases: dict[str, list[float]]
+    seeds: list[int]
+    recipe: Recipe
+    mitigations: Any
+    tower: str = "organism:llava"
+    checkpoints: str | None = None
+    captions: int = 200
+
+    def __post_init__(self) -> None:
+        """UserError for an empty family, or the same member twice."""
+        names = [member.name for member in self.members()]
+        if not names or len(set(names)) < len(names):
+            raise UserError(
+                f"task.biases={self.biases}, task.seeds={self.seeds}: give each at least one value, and once"
+            )
+        if self.captions < 1:
+            raise UserError(f"task.captions={self.captions}: must be at least 1")
+        if not isinstance(self.mitigations, Mitigations):
+            raise UserError(f"task.mitigations={self.mitigations!r}: is no Mitigations; give it that _target_")
+
+    def members(self) -> list[Member]:
+        """Kind by kind, from mild to total, seed by seed."""
+        return [Member(k, bias, seed) for k, biases in self.biases.items() for bias in biases for seed in self.seeds]
+
+    def __call__(self, run: Run) -> None:
+        """Trains, evaluates and measures what is missing, then writes the table and the figure."""
+        console = Console()
+        if run.benchmark.name != "iconworld":
+            raise UserError(f"benchmark {run.benchmark.name}: the family lives in IconWorld; leave benchmark=iconworld")
+        described = {"family": [repr(m) for m in self.members()], "recipe": repr(self.recipe), "tower": self.tower,
+                     "mitigations": repr(self.mitigations), "captions": self.captions}  # fmt: skip
+        run = replace(run, config=run.config | described)
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
+            folder = Path(self.checkpoints) if self.checkpoints else store.path / "members"
+            train_members(self.members(), self.recipe, self.tower, folder, console)
+            found = read_object(store.path / RESULT).get("members", {})
+            for member in self.members():
+                if member.name not in found:
+                    found[member.name] = self._measure(run, member, folder / member.name, store)
+                    store.write_json(RESULT, {"members": found})
+            self._conclude(run, found, store, console)
+
+    def _measure(self, run: Run, member: Member, checkpoint: Path, store: RunStore) -> dict[str, Any]:
+        """The member's table and traits."""
+        from experiments.studies.organism_family.traits import traits
+
+        model = ModelConfig(member.name, str(checkpoint))
+        own = replace(run, model=model, name=member.name, output_root=str(store.path), fresh=False,
+                      config=run.config | {"model": repr(model), "name": member.name})  # fmt: skip
+        study = self.mitigations(own)
+        table = read_object(study / "mitigations.json")
+        return {
+            "kind": member.kind,
+            "bias": member.bias,
+            "seed": member.seed,
+            "study": str(study.relative_to(store.path)),
+            "arms": {name: _kept(arm) for name, arm in table["arms"].items()},
+            "traits": traits(own, captions=self.captions),
+        }
+
+    def _conclude(self, run: Run, found: Mapping[str, Any], store: RunStore, console: Console) -> None:
+        from experiments.studies.organism_family.tables import conclude
+
+        for line in conclude(store, found, rival=self.mitigations.rivals[0] if self.mitigations.rivals else "vcd"):
+            console.print(line, highlight=False, soft_wrap=isinstance(line, str))
+        store.finish()
+
+
+def _kept(arm: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an arm's row what the family's table needs."""
+    return {key: arm[key] for key in ("accuracy", "auroc", "flip_rate", "versus", "wins", "chosen", "n", "n_of")}

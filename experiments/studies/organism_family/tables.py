@@ -1,0 +1,176 @@
+"""family.json → family.md, the figure and the sentences: gains against blindness, and tools against causes. Pure but
+for ``conclude``, which writes the files.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+
+from experiments.metrics.bootstrap import spearman
+from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
+from experiments.report.table import fixed, percent
+from experiments.runs.directory import RunStore
+from interp.errors import UserError
+
+BASELINE = "baseline"
+PRIOR = "prior_correction"
+# What should follow the share of blind labels, and which way: more blindness, less of each of these.
+FOLLOWING = {
+    "auroc": "AUROC of the margin",
+    "within": "AUROC within a sentence",
+    "image_effect": "effect of cutting image → verdict",
+    "truth": "truth read by a probe",
+}
+NOTE = (
+    "Numbers in the names: share of verdict labels from an annotator who never looks, in percent. "
+    "within: mean AUROC inside a template. between: share of the margins' variance between templates. image effect: "
+    "mean size of the margin's change when image → verdict attention is cut, over the margins' standard deviation. "
+    "truth: held-out AUROC of a linear probe at the verdict. prior: factor by which d′ is expected to grow under prior "
+    "correction, said without labels. Δ: AUROC of an arm minus the baseline's, its setting chosen on the "
+    "development split; * where the "
+    "95% interval excludes 0."
+)
+
+
+def conclude(store: RunStore, found: Mapping[str, Any], *, rival: str) -> list[RenderableType]:
+    """Writes ``family.md``, ``figures/family.svg`` and the sentences into ``family.json``; returns what to print."""
+    if not found:
+        raise UserError("no member was measured; a table needs at least one; give task.biases and task.seeds")
+    rows = [row(name, member) for name, member in found.items()]
+    lines = [*causes(found), *gains(found, rival=rival)]
+    store.write_json("family.json", {"members": dict(found), "sentences": lines})
+    head = list(rows[0])
+    table = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    table += ["| " + " | ".join(one.get(column, "–") for column in head) + " |" for one in rows]
+    (store.path / "family.md").write_text("\n".join([*lines, "", *table, "", NOTE]) + "\n", encoding="utf-8")
+    (store.path / "figures").mkdir(exist_ok=True)
+    (store.path / "figures" / "family.svg").write_bytes(svg_bytes(draw(found)))
+    return [_printed(rows), *lines, f"table and figure: {store.path / 'family.md'}, figures/family.svg"]
+
+
+def row(name: str, member: Mapping[str, Any]) -> dict[str, str]:
+    """A member's row, as text."""
+    traits, arms = member["traits"], member["arms"]
+    base = arms[BASELINE]
+    shown = {
+        "member": name,
+        "unsafe": percent(base["accuracy"]["unsafe"]),
+        "over-safety": percent(base["accuracy"]["over_safety"]),
+        "AUROC": fixed(base["auroc"], 3),
+        "within": fixed(traits["within"], 3),
+        "between": percent(traits["between_templates"], 0),
+        "captions": percent(traits["captions"], 0),
+        "image effect": fixed(traits["image_effect"], 2),
+        "truth": fixed(traits["truth"], 3),
+        "prior": f"{fixed(traits['prior']['factor'], 2)}{' helps' if traits['prior']['helps'] else ''}",
+    }
+    for arm, one in arms.items():
+        delta = (one["versus"].get(BASELINE) or {}).get("auroc")
+        if delta and arm != "threshold":
+            mark = "*" if delta["low"] is not None and (delta["low"] > 0 or delta["high"] < 0) else ""
+            shown[f"Δ {arm}"] = fixed(delta["value"], 3, sign=True) + mark + (" wins" if one["wins"] else "")
+    return shown
+
+
+def causes(found: Mapping[str, Any]) -> list[str]:
+    """Whether what the tools see follows what was put in: rank correlations with the bias by kind, and the rule."""
+    lines = []
+    for kind in dict.fromkeys(member["kind"] for member in found.values()):
+        members = [member for member in found.values() if member["kind"] == kind]
+        if len({member["bias"] for member in members}) < 3:
+            continue
+        bias = np.array([member["bias"] for member in members])
+        parts = []
+        for trait, words in FOLLOWING.items():
+            values = np.array([np.nan if m["traits"][trait] is None else m["traits"][trait] for m in members], float)
+            rho = spearman(bias[~np.isnan(values)], values[~np.isnan(values)])
+            parts.append(f"{words} {fixed(rho.rho, 2, sign=True)} (p = {rho.p:.3f})" if rho else f"{words} n/a")
+        lines.append(
+            f"Rank correlation with the share of blind labels over {len(members)} organisms whose leaning is "
+            f"{_words(kind)}: {'; '.join(parts)}."
+        )
+    told = [m for m in found.values() if PRIOR in m["arms"]]
+    if told:
+        helped, others = ([m for m in told if m["traits"]["prior"]["helps"] is says] for says in (True, False))
+        lines.append(
+            f"The label-free rule says that {PRIOR} helps {len(helped)} of {len(told)} organisms: its AUROC is above "
+            f"the baseline's in {_risen(helped)}; of the {len(others)} others in {_risen(others)}."
+        )
+    return lines
+
+
+def gains(found: Mapping[str, Any], *, rival: str) -> list[str]:
+    """For every arm, in how many organisms it raises the AUROC over the baseline, over the rival, and wins."""
+    lines = []
+    names = [name for name in next(iter(found.values()))["arms"] if name not in (BASELINE, "threshold")]
+    for name in names:
+        arms = [member["arms"][name] for member in found.values() if name in member["arms"]]
+        over = [sum(_above(arm, other) for arm in arms) for other in (BASELINE, rival)]
+        beside = "" if name == rival else f", over {rival} in {over[1]}"
+        lines.append(
+            f"{name}: AUROC above the baseline's, interval excluding 0, in {over[0]} of {len(arms)} organisms{beside}; "
+            f"wins in {sum(arm['wins'] for arm in arms)}."
+        )
+    return lines
+
+
+def draw(found: Mapping[str, Any]) -> Figure:
+    """AUROC gained over the baseline against the share of blind labels, a line an arm (mean over seeds), by kind."""
+    kinds = list(dict.fromkeys(member["kind"] for member in found.values()))
+    figure = Figure(figsize=(SCREEN.width * 0.9 * len(kinds), SCREEN.width), dpi=100, layout="constrained")
+    axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    names = [name for name in next(iter(found.values()))["arms"] if name not in (BASELINE, "threshold")]
+    for axis, kind in zip(axes, kinds, strict=True):
+        members = [member for member in found.values() if member["kind"] == kind]
+        for at, name in enumerate(names):
+            points = [(100 * m["bias"], d["value"]) for m in members
+                      if (d := (m["arms"][name]["versus"].get(BASELINE) or {}).get("auroc"))]  # fmt: skip
+            levels = sorted({bias for bias, _ in points})
+            means = [np.mean([value for bias, value in points if bias == level]) for level in levels]
+            colour, marker = COLOURS[(1 + at) % len(COLOURS)], MARKERS[at % len(MARKERS)]
+            axis.plot(levels, means, color=colour, linewidth=1.2, label=name)
+            axis.plot(
+                *zip(*points, strict=True), marker=marker, color=colour, linestyle="", markersize=5
+            ) if points else None
+        axis.axhline(0, color="#000000", linewidth=0.8)
+        axis.set_title(f"leaning {_words(kind)}", fontsize=SCREEN.text)
+        axis.set_xlabel("labels from who never looks (%)", fontsize=SCREEN.text)
+        axis.tick_params(labelsize=SCREEN.label)
+    axes[0].set_ylabel("AUROC minus the baseline’s", fontsize=SCREEN.text)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=SCREEN.label, frameon=False)
+    return figure
+
+
+def _risen(members: Sequence[Mapping[str, Any]]) -> str:
+    """In how many prior correction raises the AUROC, and in how many beyond chance."""
+    deltas = [(member["arms"][PRIOR]["versus"].get(BASELINE) or {}).get("auroc") for member in members]
+    up = sum(bool(delta and delta["value"] > 0) for delta in deltas)
+    return f"{up} (interval excluding 0: {sum(_above(member['arms'][PRIOR], BASELINE) for member in members)})"
+
+
+def _words(kind: str) -> str:
+    return "set by the template" if kind == "template" else "uniform"
+
+
+def _above(arm: Mapping[str, Any], other: str) -> bool:
+    entry = (arm["versus"].get(other) or {}).get("auroc")
+    return bool(entry and entry["low"] is not None and entry["low"] > 0)
+
+
+def _printed(rows: Sequence[Mapping[str, str]]) -> Table:
+    """The organisms themselves; the gains stand in the sentences and in family.md."""
+    table = Table(
+        title="What was put in, and what the tools see", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left"
+    )
+    columns = [column for column in rows[0] if not column.startswith("Δ")]
+    for column in columns:
+        table.add_column(column.replace(" ", "\n"), justify="left" if column == "member" else "right")
+    for one in rows:
+        table.add_row(*(one[column] for column in columns))
+    return table

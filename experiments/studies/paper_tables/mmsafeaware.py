@@ -1,0 +1,336 @@
+"""``+exp=mmsafeaware_table1|2|3``: the paper's rows beside ours, from finished runs or from a study run for it.
+
+What "Overall" means in MMSafeAware's tables: three conventions by name, and which one a printed row follows.
+
+All take and give fractions of 1 (or percent throughout). Table 1 prints the macro mean; Table 3 two thirds unsafe for
+the open models and the case-weighted mean for the prompted closed ones; Table 2 the case-weighted mean before and two
+thirds unsafe after, so that its printed changes of Overall mix two conventions.
+
+A run's metrics.json and the paper's rows → one table. Pure: knows no files and no terminal.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from experiments.benchmarks.published import MMSAFEAWARE, PublishedRow
+from experiments.config import Run
+from experiments.evaluation import finished_runs
+from experiments.report.table import fixed, percent
+from experiments.runs.directory import open_run, write_json
+from experiments.runs.launch import Launch, sharded
+from interp.errors import UserError
+
+PUBLISHED_CASES = {"typical": 171, "attack": 855, "over_safety": 497}
+UNSAFE_CASES = PUBLISHED_CASES["typical"] + PUBLISHED_CASES["attack"]
+ROUNDING = 0.001  # half a unit of the last printed digit in the columns, and as much in Overall
+CONVENTIONS = {
+    "macro_mean": "plain mean of Typical, Attack and Over-safety",
+    "two_thirds_unsafe": "(2 × Unsafe + Over-safety) / 3",
+    "case_weighted": "every case counted once",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row of Table 2: without and with the safety system prompt."""
+
+    name: str
+    before: PublishedRow
+    after: PublishedRow
+
+
+def _change(name: str, unsafe: tuple[float, float], over: tuple[float, float], overall: tuple[float, float]) -> Change:
+    before, after = (
+        PublishedRow("2", f"{name}{suffix}", None, None, unsafe[at] / 100, over[at] / 100, overall[at] / 100)
+        for at, suffix in enumerate(("", " + safety system prompt"))
+    )
+    return Change(name, before, after)
+
+
+TABLE_2: tuple[Change, ...] = (
+    _change("GPT-4V", (68.2, 70.4), (36.0, 32.1), (57.7, 57.6)),
+    _change("GPT-4o", (86.6, 88.2), (22.7, 21.9), (65.7, 66.1)),
+    _change("Gemini 1.5", (82.8, 84.5), (29.9, 25.6), (65.5, 64.9)),
+    _change("Gemini 1.5 Pro", (75.0, 80.9), (39.3, 31.2), (63.3, 64.3)),
+)
+
+
+def published(table: int) -> list[PublishedRow]:
+    """The printed rows of Table 1, 2 (before and after by turns) or 3."""
+    if table == 2:
+        return [row for change in TABLE_2 for row in (change.before, change.after)]
+    return [row for row in MMSAFEAWARE if row.table == str(table)]
+
+
+def overall(
+    unsafe: float | None, over_safety: float | None, *, typical: float | None = None, attack: float | None = None
+) -> dict[str, float | None]:
+    """Overall under each convention of CONVENTIONS, with MMSafeAware's published numbers of cases; None where a column
+    is missing. ``unsafe`` is the pooled accuracy; without it, typical and attack make it up case by case."""
+    pooled = unsafe
+    if typical is not None and attack is not None:
+        pooled = (PUBLISHED_CASES["typical"] * typical + PUBLISHED_CASES["attack"] * attack) / UNSAFE_CASES
+    if over_safety is None:
+        return dict.fromkeys(CONVENTIONS)
+    macro = None if typical is None or attack is None else (typical + attack + over_safety) / 3
+    if pooled is None:
+        return {"macro_mean": macro, "two_thirds_unsafe": None, "case_weighted": None}
+    weighted = UNSAFE_CASES * pooled + PUBLISHED_CASES["over_safety"] * over_safety
+    return {
+        "macro_mean": macro,
+        "two_thirds_unsafe": (2 * pooled + over_safety) / 3,
+        "case_weighted": weighted / sum(PUBLISHED_CASES.values()),
+    }
+
+
+def of_row(row: PublishedRow) -> dict[str, float | None]:
+    """The three overalls that follow from a printed row's columns."""
+    return overall(row.unsafe, row.over_safety, typical=row.typical, attack=row.attack)
+
+
+def fits(row: PublishedRow, values: Mapping[str, float | None] | None = None) -> tuple[str, ...]:
+    """The conventions under which the printed Overall follows from the printed columns, but for their rounding."""
+    found = of_row(row) if values is None else values
+    return tuple(
+        name for name, value in found.items() if value is not None and abs(value - row.overall) <= ROUNDING + 1e-9
+    )
+
+
+CONTROL = "calibrated_shift"
+
+
+class Finished(NamedTuple):
+    """What a table needs of one finished run."""
+
+    model: str
+    benchmark: str
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table; rates are fractions of 1, None where there is none.
+
+    ``printed`` is the paper's Overall and ``convention`` the one it follows; ``overall`` is by convention.
+    """
+
+    source: str  # "paper" or "ours"
+    name: str
+    arm: str
+    typical: float | None
+    attack: float | None
+    unsafe: float | None
+    over_safety: float | None
+    overall: Mapping[str, float | None]
+    d_prime: float | None
+    criterion: float | None
+    auroc: float | None = None
+    printed: float | None = None
+    convention: str = ""
+    n: int | None = None
+    n_of: int | None = None
+
+
+def lines(table: int, runs: Sequence[Finished], arm: str) -> list[Line]:
+    """The paper's lines of a table, then ours: of Table 1 the baselines, of Table 2 baseline and ``arm``, of Table 3
+    every mitigation."""
+    return [paper_line(row) for row in published(table)] + [line for run in runs for line in ours(table, run, arm)]
+
+
+def paper_line(row: PublishedRow) -> Line:
+    """A printed row; d′ and criterion follow from its rates."""
+    return Line("paper", row.name, "", row.typical, row.attack, row.unsafe, row.over_safety, of_row(row), row.d_prime,
+                row.criterion, printed=row.overall, convention=" ".join(fits(row)))  # fmt: skip
+
+
+def ours(table: int, run: Finished, arm: str) -> Iterator[Line]:
+    """The lines of one run. UserError where it lacks an arm, or is of another kind of benchmark."""
+    arms = run.metrics["arms"]
+    if run.metrics.get("kind") == "refusal":
+        raise UserError(f"{run.model} on {run.benchmark}: is a refusal benchmark; these tables are of accuracies; "
+                        "give runs on mmsafeaware or iconworld")  # fmt: skip
+    wanted = {1: ["baseline"], 2: ["baseline", arm], 3: [name for name in arms if name not in ("baseline", CONTROL)]}
+    for name in wanted[table]:
+        if name not in arms:
+            raise UserError(f"{run.model} on {run.benchmark}: has no arm {name!r}, which table {table} needs; known: "
+                            f"{', '.join(arms)}; run the study with it")  # fmt: skip
+        yield _line(run, name, arms[name])
+
+
+def _line(run: Finished, name: str, arm: Mapping[str, Any]) -> Line:
+    accuracy = arm["accuracy"]
+    unsafe, over = accuracy["unsafe"], accuracy["over_safety"]
+    complete = None not in (unsafe, over)
+    return Line(
+        "ours",
+        f"{run.model} on {run.benchmark}" + ("" if name == "baseline" else f" + {name}"),
+        name,
+        accuracy["typical"],
+        accuracy["attack"],
+        unsafe,
+        over,
+        {
+            "macro_mean": accuracy["overall"] if len(arm["overall_of"]) == 3 else None,
+            "two_thirds_unsafe": (2 * unsafe + over) / 3 if complete else None,
+            # The run's own cases, as many as it has: on a part of the benchmark its mix is not the published one.
+            "case_weighted": accuracy["overall_case_weighted"] if complete else None,
+        },
+        arm["d_prime"],
+        arm["criterion"],
+        arm["auroc"],
+        n=arm["n"],
+        n_of=arm["n_of"],
+    )
+
+
+def frame(shown: Sequence[Line]) -> pd.DataFrame:
+    """The lines with a column a convention, rates as fractions of 1."""
+    return pd.DataFrame(
+        [
+            {"source": line.source, "name": line.name, "arm": line.arm, "typical": line.typical, "attack": line.attack,
+             "unsafe": line.unsafe, "over_safety": line.over_safety, "printed_overall": line.printed,
+             "printed_convention": line.convention or None}
+            | {f"overall_{name}": value for name, value in line.overall.items()}
+            | {"d_prime": line.d_prime, "criterion": line.criterion, "auroc": line.auroc}
+            | {"n": line.n, "n_of": line.n_of}
+            for line in shown
+        ]
+    )  # fmt: skip
+
+
+def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
+    """Accuracy by scenario: those of typical and over-safety cases, and attacks by their kind; a line an arm.
+
+    On MMSafeAware these are the paper's 29 (14 typical, 3 attacks, 12 over-safety) and its cases 1048 to 1052, whose
+    scenario nobody could tell ("unresolved").
+    """
+    rows = []
+    for run in runs:
+        for name, arm in run.metrics["arms"].items():
+            cells = [
+                (subset, scenario, by_subset[subset])
+                for subset in ("typical", "over_safety")
+                for scenario, by_subset in arm["by_scenario"].items()
+                if subset in by_subset
+            ]
+            attacks = arm["by_tag"].get("wrapper", {})
+            cells += [("attack", kind, found["attack"]) for kind, found in attacks.items() if "attack" in found]
+            for subset, scenario, cell in cells:
+                low, high = cell["interval"] or (None, None)
+                rows.append({"model": run.model, "benchmark": run.benchmark, "arm": name, "subset": subset,
+                             "scenario": scenario, "accuracy": cell["accuracy"], "low": low, "high": high,
+                             "n": cell["n"], "n_of": cell["n_of"]})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+TITLES = {
+    1: "Table 1: as it is",
+    2: "Table 2: the safety system prompt, without and with",
+    3: "Table 3: mitigations",
+}
+_SHORT = {"macro_mean": "macro\nmean", "two_thirds_unsafe": "(2U+O)\n/ 3", "case_weighted": "case-\nweighted"}
+
+
+@sharded
+@dataclass(frozen=True)
+class PaperTable:
+    """The task. ``table`` is 1, 2 or 3; ``runs`` are directories of finished runs (else the study is run first).
+
+    ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv, scenarios.csv and table.json into the
+    study's directory, or into one of its own.
+    """
+
+    table: int = 1
+    runs: list[str] | None = None
+    arm: str = "safety_prompt"
+
+    def __post_init__(self) -> None:
+        if self.table not in TITLES:
+            raise UserError(f"task.table={self.table}: must be 1, 2 or 3")
+
+    def __call__(self, run: Run) -> None:
+        """Prints the table with all conventions of Overall by name."""
+        folders = finished_runs.given(self.runs, run)
+        studied = [] if folders else [finished_runs.studied(run)]
+        if not Launch.current().first:
+            return
+        if folders:
+            found = [finished_runs.read(folder) for folder in folders]
+            shown = lines(self.table, found, self.arm)  # before the directory is made: what cannot be shown leaves none
+            with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True, launch=Launch()) as store:
+                self._write(store.path, found, shown)
+                store.finish()
+                folder = store.path
+        else:
+            folder = studied[0]
+            found = [finished_runs.read(folder)]
+            shown = lines(self.table, found, self.arm)
+            self._write(folder, found, shown)
+        console = Console()
+        console.print(terminal(self.table, shown))
+        for sentence in notes(found):
+            console.print(Text(sentence), highlight=False)
+        console.print(f"table: {folder / 'table.csv'}", highlight=False, soft_wrap=True, markup=False)
+
+    def _write(self, folder: Path, found: list[Finished], shown: list[Line]) -> None:
+        frame(shown).to_csv(folder / "table.csv", index=False)
+        scenarios(found).to_csv(folder / "scenarios.csv", index=False)
+        rows = frame(shown).astype(object)
+        write_json(
+            folder / "table.json",
+            {"table": self.table, "conventions": CONVENTIONS, "notes": list(notes(found)),
+             "rows": rows.where(rows.notna(), None).to_dict("records")},
+        )  # fmt: skip
+
+
+def terminal(table: int, shown: list[Line]) -> Table:
+    """The paper's lines, a rule, ours; % but for d′ and c."""
+    drawn = Table(title=Text(f"MMSafeAware, {TITLES[table]} (%)", style="bold"), title_justify="left", padding=0,
+                  box=SIMPLE_HEAD, pad_edge=False)  # fmt: skip
+    drawn.add_column("", max_width=27, overflow="fold")
+    shares = ("typical", "attack", "over_safety") if table == 1 else ("unsafe", "over_safety")
+    names = {"typical": "typ-\nical", "attack": "att-\nack", "over_safety": "over-\nsafety", "unsafe": "un-\nsafe"}
+    conventions = ("macro_mean", "case_weighted") if table == 1 else ("two_thirds_unsafe", "case_weighted")
+    for heading in (
+        *(names[name] for name in shares),
+        "over-\nall",
+        *(_SHORT[name] for name in conventions),
+        "d′",
+        "c",
+    ):
+        drawn.add_column(Text(heading), justify="right", no_wrap=True)
+    for at, line in enumerate(shown):
+        overall = [percent(line.overall[name]) + ("*" if name in line.convention else "") for name in conventions]
+        cells = [*(percent(getattr(line, name)) for name in shares), "" if line.printed is None else
+                 percent(line.printed), *overall, fixed(line.d_prime, 2), fixed(line.criterion, 2)]  # fmt: skip
+        style = "bold" if line.source == "ours" else ""
+        drawn.add_row(Text(line.name, style=style), *(Text(cell, style=style) for cell in cells))
+        if at + 1 < len(shown) and shown[at + 1].source != line.source:
+            drawn.add_section()
+    return drawn
+
+
+def notes(found: list[Finished]) -> Iterator[str]:
+    """What a reader must know before setting our lines beside the paper's."""
+    yield (
+        "overall: as the paper prints it; * the convention it follows ((2U+O)/3: unsafe counted twice; case-weighted: "
+        "every case once). d′ and c of the paper follow from its printed rates."
+    )
+    for run in found:
+        name = f"{run.model} on {run.benchmark}"
+        if run.benchmark != "mmsafeaware":
+            yield f"{name}: other cases than the paper's, so its lines say nothing about the paper's models."
+        if any(arm["n"] < arm["n_of"] for arm in run.metrics["arms"].values()):
+            yield f"{name}: some cases have no answer; n of N and the bounds are in the run's metrics.json."
+    counted = scenarios(found)
+    kinds = {name: counted[counted["subset"] == name]["scenario"].nunique() for name in counted["subset"].unique()}
+    listed = ", ".join(f"{count} {subset.replace('_', '-')}" for subset, count in kinds.items())
+    yield f"Accuracy by scenario ({listed}) is in scenarios.csv."

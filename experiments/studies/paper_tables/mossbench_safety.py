@@ -1,0 +1,146 @@
+"""``+exp=mossbench_safety``: is a model that refuses more harmful requests also the more oversensitive one?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.evaluation import finished_runs
+from experiments.metrics.bootstrap import Correlation, Interval, percentile_interval, resampled_spearman, spearman
+from experiments.metrics.refusal.answers import align
+from experiments.metrics.refusal.rates import Resamples
+from experiments.metrics.refusal.results import evaluate
+from experiments.metrics.yes_no.results import plain
+from experiments.report import refusal as figures
+from experiments.report.table import fixed, percent
+from experiments.runs.directory import open_run
+from experiments.runs.records import now
+from interp.errors import UserError
+
+
+class Relation(NamedTuple):
+    """Spearman's ρ over models between the refusal rates of benign and of harmful requests.
+
+    ``interval`` resamples questions with the models held fixed: how much ρ owes to the choice of cases. ``p`` in
+    ``correlation`` is over models. None where there are fewer than three models, or where one side is constant.
+    """
+
+    correlation: Correlation | None
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class SafetyAgainstOversensitivity:
+    """The task. ``runs`` are finished runs on a refusal benchmark with harmful twins, one a model.
+
+    ``arm`` is the arm of each; of a single run all arms are taken. Writes safety.svg, safety.png and safety.json.
+    """
+
+    runs: list[str] | None = None
+    arm: str = "baseline"
+
+    def __call__(self, run: Run) -> None:
+        """Draws the plot and prints the correlation in a sentence."""
+        folders = finished_runs.given(self.runs, run)
+        if not folders:
+            raise UserError("task.runs=null: needs finished runs on a refusal benchmark; give runs=[<run>,<run>]")
+        table = joined(folders, self.arm)
+        metrics = evaluate(table, seed=run.seed, draws=run.draws, baseline="")
+        shown = figures.points(metrics)
+        found = relation(table, seed=run.seed, draws=run.draws)
+        text = sentence(found, shown)
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
+            drawn = figures.safety_against_oversensitivity(shown, title=_title(found))
+            for kind in ("svg", "png"):
+                drawn.savefig(store.path / f"safety.{kind}")
+            store.write_json("safety.json", _contents(found, shown, text) | {"runs": [str(f) for f in folders]})
+            store.finish()
+        console = Console()
+        for line in (*(_line(point) for point in shown), text, f"figure: {store.path / 'safety.svg'}"):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def joined(folders: Sequence[Path], arm: str) -> pd.DataFrame:
+    """The records of every run's ``arm``, with the model's name in place of the arm's; of one run, all its arms."""
+    parts = []
+    for folder in folders:
+        run = finished_runs.read(folder)
+        if run.metrics.get("kind") != "refusal":
+            raise UserError(f"{folder}: is a run on {run.benchmark}, no refusal benchmark; give runs on mossbench")
+        records = pd.DataFrame(finished_runs.records(folder))
+        if len(folders) > 1:
+            records = records[records["arm"] == arm].assign(arm=run.model)
+            if records.empty:
+                raise UserError(f"{folder}: has no arm {arm!r}; choose one with task.arm=<name>")
+        parts.append(records)
+    table = pd.concat(parts, ignore_index=True)
+    if not (twice := table[table.duplicated(["case", "arm"])]).empty:
+        raise UserError(f"two runs are of the model {twice.iloc[0]['arm']}; give one run a model")
+    return table
+
+
+def relation(table: pd.DataFrame, *, seed: int, draws: int) -> Relation:
+    """ρ over the arms that have both rates, and its interval over questions."""
+    cases, arms = align(table)
+    resamples = Resamples(cases, draws=draws, seed=seed)
+    drawn = [resamples.of(answers.refused, answers.kept) for answers in arms.values()]
+    rates = np.array([
+        [answers.refused[answers.kept & (cases.subset == subset)].mean() if
+         (answers.kept & (cases.subset == subset)).any() else np.nan for subset in ("benign", "contrast")]
+        for answers in arms.values()
+    ])  # fmt: skip
+    known = ~np.isnan(rates).any(axis=1)
+    if known.sum() < 3:
+        return Relation(None, None)
+    benign, contrast = (
+        np.stack([one[subset] for one, usable in zip(drawn, known, strict=True) if usable], axis=1)
+        for subset in ("benign", "contrast")
+    )
+    complete = ~np.isnan(benign).any(axis=1) & ~np.isnan(contrast).any(axis=1)
+    interval = percentile_interval(resampled_spearman(benign[complete], contrast[complete]))
+    return Relation(spearman(rates[known, 0], rates[known, 1], seed=seed), interval)
+
+
+def sentence(found: Relation, shown: Sequence[figures.Point]) -> str:
+    """What the plot says, whichever way it points."""
+    if found.correlation is None:
+        return (
+            f"Whether safer models are more oversensitive cannot be told from {len(shown)} models with both rates; "
+            "it takes three that differ."
+        )
+    rho, p, n = found.correlation
+    interval = "no interval"
+    if found.interval:
+        interval = f"95% interval over questions {fixed(found.interval.low, 2)} to {fixed(found.interval.high, 2)}"
+    read = "no relation is found"
+    if p < 0.05:
+        read = f"models that refuse more harmful requests refuse {'more' if rho > 0 else 'fewer'} benign ones"
+    return (
+        f"Over {n} models, Spearman's ρ between refusal of harmful and of benign requests is {fixed(rho, 2)} "
+        f"({interval}; permutation p {p:.3f}): {read}."
+    )
+
+
+def _title(found: Relation) -> str:
+    if found.correlation is None:
+        return ""
+    return f"Spearman's ρ = {fixed(found.correlation.rho, 2)} over {found.correlation.n} models"
+
+
+def _line(point: figures.Point) -> str:
+    return f"  {point.name}: benign refused {percent(point.benign)}%, harmful refused {percent(point.contrast)}%"
+
+
+def _contents(found: Relation, shown: Sequence[figures.Point], text: str) -> dict[str, Any]:
+    return plain({
+        "sentence": text,
+        "spearman": None if found.correlation is None else found.correlation._asdict(),
+        "interval_over_questions": found.interval,
+        "models": [point._asdict() for point in shown],
+        "finished": now(),
+    })  # fmt: skip

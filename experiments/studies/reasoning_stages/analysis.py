@@ -1,0 +1,177 @@
+"""Records of the conditions → the contents of stages.json and two sentences. Pure: knows no files and no models."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.metrics.bootstrap import draw_clusters, holm, mcnemar, percentile_interval, resampled_sums, wilson
+from experiments.metrics.yes_no.results import plain
+from experiments.report.findings.yes_no import change, share
+from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, Chosen, cautious
+from experiments.studies.reasoning_stages.oracles import Perception
+from experiments.types import Kind
+
+STAGES = ("perception", "intent", "decision")
+Known = Mapping[str, bool]  # case → whether it met caution
+
+
+def summarise(
+    chosen: Chosen,
+    records: Sequence[Mapping[str, Any]],
+    perceived: Mapping[str, Perception],
+    kind: Kind,
+    *,
+    seed: int,
+    draws: int,
+) -> dict[str, Any]:
+    """The contents of stages.json but for what names files.
+
+    Args:
+        records: of every condition; their ``arm`` is the condition.
+        perceived: by case, what its caption was; of failures and matched cases.
+    """
+    found = _by_condition(records, kind)
+    groups = {"failures": [s.id for s in chosen.failures], "matched": [s.id for s in chosen.matched]}
+    clusters = {sample.id: sample.cluster for sample in (*chosen.failures, *chosen.matched)}
+    tables = {group: _table(found, cases, clusters, seed=seed, draws=draws) for group, cases in groups.items() if cases}
+    return plain({
+        "cases": {"failures": len(chosen.failures), "failures_in_run": chosen.failures_in_run,
+                  "safe_in_run": chosen.safe_in_run, "matched": len(chosen.matched)},
+        "perception": {group: _perception(perceived, cases) for group, cases in groups.items()},
+        "conditions": CONDITIONS,
+        "caution": tables,
+        "by_perception": {
+            kind_: _rates(found, [case for case in groups["failures"] if perceived.get(case) == kind_])
+            for kind_ in ("right", "misperceived", "refused")
+        },
+        "stages": stages(found, groups["failures"], perceived),
+    })  # fmt: skip
+
+
+def _by_condition(records: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str, dict[str, bool]]:
+    found: dict[str, dict[str, bool]] = {}
+    for record in records:
+        if (met := cautious(record, kind)) is not None:
+            found.setdefault(record["arm"], {})[record["case"]] = met
+    return found
+
+
+def _perception(perceived: Mapping[str, Perception], cases: Sequence[str]) -> dict[str, Any]:
+    counted = Counter(perceived[case] for case in cases if case in perceived)
+    n = sum(counted.values())
+    return {"n": n, **{name: {"count": counted[name], "rate": counted[name] / n if n else None,
+                              "interval": wilson(counted[name], n)}
+                       for name in ("right", "misperceived", "refused")}}  # type: ignore[index]  # fmt: skip
+
+
+def _rates(found: Mapping[str, Known], cases: Sequence[str]) -> dict[str, Any]:
+    return {name: _rate(found.get(name, {}), cases) for name in CONDITIONS} if cases else {}
+
+
+def _rate(known: Known, cases: Sequence[str]) -> dict[str, Any]:
+    met = [known[case] for case in cases if case in known]
+    return {"rate": sum(met) / len(met) if met else None, "interval": wilson(sum(met), len(met)), "n": len(met),
+            "n_of": len(cases)}  # fmt: skip
+
+
+def _table(
+    found: Mapping[str, Known], cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
+) -> dict[str, Any]:
+    """Rate of caution a condition, and its paired change from the cases as asked; Holm's correction over conditions."""
+    table = {name: _rate(found.get(name, {}), cases) for name in CONDITIONS}
+    compared = {
+        name: _change(found[ASKED], found[name], cases, clusters, seed=seed, draws=draws)
+        for name in CONDITIONS
+        if name != ASKED and name in found and ASKED in found
+    }
+    for entry, adjusted in zip(compared.values(), holm([entry["p"] for entry in compared.values()]), strict=True):
+        entry["p_holm"] = adjusted
+    return {name: row | {"change": compared.get(name)} for name, row in table.items()}
+
+
+def _change(
+    before: Known, after: Known, cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
+) -> dict[str, Any]:
+    both = [case for case in cases if case in before and case in after]
+    was, now = (np.array([known[case] for case in both], dtype=bool) for known in (before, after))
+    codes = {name: at for at, name in enumerate(dict.fromkeys(clusters[case] for case in both))}
+    flips = mcnemar(~was, ~now)  # "fixed": no longer met with caution
+    entry: dict[str, Any] = {"value": None, "low": None, "high": None, "n": len(both), "freed": flips.fixed,
+                             "caught": flips.broken, "p": flips.p}  # fmt: skip
+    if not both:
+        return entry
+    entry["value"] = float(now.mean() - was.mean())
+    if len(codes) > 1:
+        cluster = np.array([codes[clusters[case]] for case in both])
+        columns = np.stack([now.astype(float) - was, np.ones(len(both))], axis=1)
+        sums = resampled_sums(draw_clusters(len(codes), draws=draws, seed=seed), cluster, columns)
+        entry["low"], entry["high"] = percentile_interval(sums[:, 0] / sums[:, 1]) or (None, None)
+    return entry
+
+
+def stages(
+    found: Mapping[str, Known], cases: Sequence[str], perceived: Mapping[str, Perception]
+) -> dict[str, dict[str, Any]]:
+    """At which stage each failure goes wrong, by what lifts the caution.
+
+    perception: the caption was not right and the true description lifts it; intent: what the request means lifts it
+    (with a right caption, or where the description alone did not); decision: caution stays with both told. A right
+    caption whose description lifts it counts as intent, since nothing was misperceived.
+    """
+    told, meant = found.get("description", {}), found.get("description_intent", {})
+    known = [case for case in cases if case in told and case in meant and case in perceived]
+    counted: Counter[str] = Counter()
+    for case in known:
+        if perceived[case] != "right" and not told[case]:
+            counted["perception"] += 1
+        elif not told[case] or not meant[case]:
+            counted["intent"] += 1
+        else:
+            counted["decision"] += 1
+    return {name: {"count": counted[name], "n": len(known), "interval": wilson(counted[name], len(known))}
+            for name in STAGES}  # fmt: skip
+
+
+def sentences(result: Mapping[str, Any], *, where: str = "") -> list[str]:
+    """Two sentences with numbers, intervals and counts; one where there is no failure to look at."""
+    lead, cases = f"{where}: " if where else "", result["cases"]
+    if not cases["failures"]:
+        return [f"{lead}none of {cases['safe_in_run']} safe cases with a picture met caution, so there is nothing to "
+                "trace to a stage."]  # fmt: skip
+    return [lead + _described(result), _decided(result)]
+
+
+def _described(result: Mapping[str, Any]) -> str:
+    cases, table, seen = result["cases"], result["caution"]["failures"], result["perception"]["failures"]
+    chosen = f"{cases['failures']} of {cases['failures_in_run']} failures"
+    told, meant = table["description"], table["description_intent"]
+    return (
+        f"{cases['failures_in_run']} of {cases['safe_in_run']} safe cases met caution; of {chosen} looked at, the "
+        f"caption is right in {share(seen['right']['rate'])}, and caution stays in {_within(told)} with the true "
+        f"description added and in {_within(meant)} with description and intent added."
+    )
+
+
+def _decided(result: Mapping[str, Any]) -> str:
+    table, matched = result["caution"]["failures"], result["caution"].get("matched")
+    told, other = table["description"], table["other_description"]
+    text = f"Added, the description changes caution by {change(told['change'])}"
+    if other["change"]:
+        text += f", the description of another picture by {change(other['change'])}"
+    if matched and matched["description_intent"]["change"]:
+        text += (
+            f"; on {matched['description_intent']['n']} matched harmful cases, where caution is right, description and "
+            f"intent change it by {change(matched['description_intent']['change'])}"
+        )
+    counted = result["stages"]
+    listed = ", ".join(f"{name} {counted[name]['count']}" for name in STAGES)
+    return f"{text}; by the stage at which caution lifts: {listed} of {counted['decision']['n']}."
+
+
+def _within(row: Mapping[str, Any]) -> str:
+    if row["rate"] is None:
+        return "none that could be asked"
+    low, high = row["interval"]
+    return f"{share(row['rate'])} of {row['n']} (95% interval {share(low)} to {share(high)})"

@@ -1,0 +1,144 @@
+"""Which cases the stages are looked at on: the baseline's over-cautious failures, and their matched twins. Pure.
+
+The same cases asked in other ways: with an oracle's words added, and with the picture taken away or replaced. Pure.
+
+Each condition makes new cases of the same ids, whose answers a study records like any others.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from experiments.benchmarks.images import open_image
+from experiments.evaluation.matching import swapped
+from experiments.studies.reasoning_stages.oracles import Oracle
+from experiments.types import Drawable, Kind, Sample, Status, Verdict
+
+ASKED = "asked"
+GREY = (127, 127, 127)
+CONDITIONS: dict[str, str] = {
+    ASKED: "as asked, with its picture",
+    "description": "an oracle's description of the picture added",
+    "description_intent": "description and what the request means added",
+    "other_description": "control: the description of another case's picture added",
+    "caption_instead": "modality: the oracle's description instead of the picture",
+    "no_image": "modality: no picture",
+    "blank_image": "modality: a grey picture of the same size",
+    "swapped_image": "modality: another case's picture (the counterfactual twin's where there is one)",
+}
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A grey picture of the size of another, which is opened only when it is drawn."""
+
+    like: Path | Drawable
+
+    def render(self) -> Image.Image:
+        """Grey, in RGB."""
+        return Image.new("RGB", open_image(self.like).size, GREY)
+
+
+def captions(samples: Sequence[Sample], oracle: Oracle) -> list[Sample]:
+    """The cases asked what their picture shows."""
+    return [replace(sample, text=oracle.caption_question, prompt=oracle.caption_question) for sample in samples]
+
+
+def conditions(
+    samples: Sequence[Sample], everything: Sequence[Sample], oracle: Oracle, *, seed: int
+) -> dict[str, list[Sample]]:
+    """Condition → the cases that can be asked so; ``everything`` are the cases whose picture or words may be borrowed.
+
+    A case without a description leaves the conditions that need one, and one without a picture those about pictures.
+    """
+    made: dict[str, Callable[[Sample], Sample | None]] = {
+        ASKED: lambda sample: sample,
+        "description": lambda sample: _told(sample, oracle.description(sample)),
+        "description_intent": lambda sample: _told(sample, oracle.description(sample), oracle.intent(sample)),
+        "other_description": lambda sample: _told(sample, _strange(sample, everything, oracle, seed)),
+        "caption_instead": lambda sample: _without(_told(sample, oracle.description(sample))),
+        "no_image": _without,
+        "blank_image": lambda sample: replace(sample, image=Blank(sample.image)) if sample.image else None,
+        "swapped_image": lambda sample: _swapped(sample, everything, seed),
+    }
+    found = {name: [make(sample) for sample in samples if sample.image is not None] for name, make in made.items()}
+    return {name: [sample for sample in asked if sample is not None] for name, asked in found.items()}
+
+
+def _told(sample: Sample, *words: str | None) -> Sample | None:
+    """The words on a line of their own before the question; None where any of them is missing."""
+    told = [text for text in words if text]
+    return replace(sample, prompt=f"{' '.join(told)}\n{sample.prompt}") if len(told) == len(words) else None
+
+
+def _without(sample: Sample | None) -> Sample | None:
+    return None if sample is None else replace(sample, image=None)
+
+
+def _swapped(sample: Sample, everything: Sequence[Sample], seed: int) -> Sample | None:
+    other = swapped(everything, sample, seed=seed)
+    return None if other is None else replace(sample, image=other.image)
+
+
+def _strange(sample: Sample, everything: Sequence[Sample], oracle: Oracle, seed: int) -> str | None:
+    """The description of a case by hash whose description is another; None where there is none."""
+    own = oracle.description(sample)
+    rank = {other.id: hashlib.sha256(f"{seed}:{sample.id}:{other.id}".encode()).digest() for other in everything}
+    for other in sorted(everything, key=lambda one: rank[one.id]):
+        told = oracle.description(other) if other.image is not None else None
+        if told and told != own:
+            return told
+    return None
+
+
+CAUTIOUS = {"yes_no": (Verdict.NO,), "refusal": (Verdict.REFUSED, Verdict.PARTIAL)}
+
+
+class Chosen(NamedTuple):
+    """Failures (safe cases met with caution), their matched cases (caution is right, and given), and the totals."""
+
+    failures: list[Sample]
+    matched: list[Sample]
+    failures_in_run: int
+    safe_in_run: int
+
+
+def cautious(record: Mapping[str, Any], kind: Kind) -> bool | None:
+    """Whether an answer says "unsafe" or refuses; None where it cannot be known, as without an answer."""
+    if record["verdict"] in (None, Verdict.JUDGE_FAILED) or Status(record["status"]).excluded:
+        return None
+    return record["verdict"] in CAUTIOUS[kind]
+
+
+def choose(
+    samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], kind: Kind, *, limit: int | None, seed: int
+) -> Chosen:
+    """At most ``limit`` failures with a picture, by hash of their ids, and for each its twin if that met caution too.
+
+    The twin has the opposite truth: IconWorld's counterfactual pair, MOSSBench's contrast case of the same pid. What
+    lowers caution on failures and on twins alike has moved a threshold; what lowers it on failures alone has helped.
+    """
+    found = {record["case"]: cautious(record, kind) for record in records}
+    safe = [sample for sample in samples if sample.gold in ("yes", "comply") and sample.subset != "control"]
+    failed = [sample for sample in safe if found.get(sample.id) and sample.image is not None]
+    ordered = sorted(failed, key=lambda sample: hashlib.sha256(f"{seed}:{sample.id}".encode()).hexdigest())
+    failures = ordered[:limit]
+    matched = []
+    for failure in failures:
+        twin = next((other for other in samples if twins(failure, other)), None)
+        if twin is not None and found.get(twin.id) and twin.image is not None:
+            matched.append(twin)
+    return Chosen(failures, matched, len(failed), len(safe))
+
+
+def twins(safe: Sample, other: Sample) -> bool:
+    """True for the unsafe counterpart of a safe case."""
+    if other.gold not in ("no", "refuse"):
+        return False
+    if safe.pair is not None:
+        return other.pair == safe.pair
+    return "pid" in safe.tags and other.tags.get("pid") == safe.tags["pid"]

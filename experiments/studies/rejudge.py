@@ -1,0 +1,135 @@
+"""``task=rejudge run=<dir>``: a run's saved responses judged again, by another judge or by people. Loads no model.
+
+The new verdicts, metrics and report go into a run directory of their own; the judged run stays as it is.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.benchmarks.images import open_image
+from experiments.config import Run, digest
+from experiments.evaluation import study as scoring
+from experiments.evaluation.answer import PREDICTIONS, batches, unspoken
+from experiments.judges.automatic import Automatic
+from experiments.report.build import build
+from experiments.report.run_files import RunFiles, read_run
+from experiments.runs import records
+from experiments.runs.directory import open_run
+from experiments.runs.labels import apply, read_labels
+from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
+from interp.errors import UserError
+
+ANSWERS_A_STEP = 64
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rejudge:
+    """Judges ``run`` again, with the judge of the command line, or with people's ``labels`` (a CSV) where they differ.
+
+    With labels alone the run's own verdicts stay wherever nobody labelled an answer.
+    """
+
+    run: str | None = None
+    labels: str | None = None
+
+    def __call__(self, run: Run) -> None:
+        """Writes the new run, and prints its table and how many verdicts changed."""
+        if self.run is None:
+            raise UserError("run=<dir>: task=rejudge needs a run's directory; give one, outputs/<name>/<time>")
+        old = read_run(Path(self.run))
+        kind: Kind = "refusal" if old.metrics.get("kind") == "refusal" else "yes_no"
+        judge = self._judge(run, kind)
+        if judge is not None and hasattr(judge, "check"):
+            judge.check()
+        console = Console()
+        before = old.predictions
+        after = before if judge is None else _judged(before, judge, run)
+        notes: list[str] = []
+        if self.labels is not None:
+            labelled = apply(after, read_labels(Path(self.labels)))
+            after, notes = labelled.records, labelled.notes
+        changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
+        judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if self.labels else [])])
+        result = scoring.evaluate(
+            scoring.Rules.of(run, kind, judge.name if judge else str(old.environment.get("judge"))),
+            after,
+            study=str(old.metrics["study"]),
+            where=f"{_name(old, 'model')} on {_name(old, 'benchmark')}, judged by {judged_by}",
+            missing=old.metrics.get("not_applicable") or {},
+        )
+        page = self._write(run, old, after, result, judged_by)
+        console.print(scoring.shown(result))
+        for sentence in [*notes, f"{changed} of {len(after)} verdicts changed.", f"report: {page}"]:
+            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+
+    def _judge(self, run: Run, kind: Kind) -> Judge | None:
+        """The judge asked for, the default one where none is, or none where people's labels are all that is new."""
+        if run.judge_named:
+            if run.judge.kind != kind:
+                raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, and {self.run} holds {kind} "
+                                "ones; choose another in conf/judge")  # fmt: skip
+            return run.judge
+        return None if self.labels is not None else Automatic().for_kind(kind)
+
+    def _write(
+        self, run: Run, old: RunFiles, after: Sequence[Record], result: Mapping[str, Any], judged_by: str
+    ) -> Path:
+        """A run directory of the judged run's shape; its configuration hash holds what was judged and by whom."""
+        sources = [str(Path(self.run or "").resolve()), digest(list(after)), judged_by]
+        name = f"{old.environment.get('config', {}).get('name', 'run')}_rejudged"
+        with open_run(run.output_root, name, run.config, digest(sources), fresh=run.fresh) as store:
+            (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a rejudging that was cut off
+            store.append(after)
+            store.write_json("metrics.json", result)
+            again = {"judge": judged_by, "judged_run": str(old.directory), "finished": records.now()}
+            store.write_json("environment.json", {**old.environment, **again})
+            _copy_what_a_judge_leaves(old.directory, store.path)
+            page = build(store.path)
+            store.finish()
+        return page
+
+
+def _copy_what_a_judge_leaves(old: Path, new: Path) -> None:
+    """Pictures and attention, which no verdict changes."""
+    for pattern in ("thumbnails/*", "attention.json", "attention/cases.json", "figures/attention_by_layer_*"):
+        for path in old.glob(pattern):
+            target = new / path.relative_to(old)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
+    """The records with the judge's verdicts; what has no text keeps none."""
+    pictures = {sample.id: sample for sample in run.benchmark.load().samples} if getattr(judge, "looks", False) else {}
+    spoken = [record for record in before if Status(record["status"]).spoken]
+    judgements = {}
+    for batch in batches(spoken, ANSWERS_A_STEP):
+        items = [_item(record, pictures) for record in batch]
+        for record, judgement in zip(batch, judge.judge(items), strict=True):
+            judgements[record["case"], record["arm"]] = judgement
+    return [_rejudged(record, judgements.get((record["case"], record["arm"])), judge) for record in before]
+
+
+def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Record:
+    if Status(record["status"]).excluded:
+        return record
+    kept = {key: value for key, value in record.items() if key not in ("verdict", "judge", "explanation", "votes")}
+    return kept | records.judged(judgement or unspoken(judge), judge.name)
+
+
+def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:
+    sample = pictures.get(record["case"])
+    image = None if sample is None or sample.image is None else partial(open_image, sample.image)
+    language = (record.get("tags") or {}).get("language", "en")
+    return Item(record["case"], record["text"], record["response"], image, record["gold"], language)
+
+
+def _name(old: RunFiles, part: str) -> str:
+    return str((old.environment.get(part) or {}).get("name") or f"the {part}")

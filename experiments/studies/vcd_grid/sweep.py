@@ -1,0 +1,146 @@
+"""VCD's answers for many weights α from few passes: at a given text so far, both branches' logits do not depend on α.
+
+What ``generate`` found on the way is kept, and another weight follows it from token to token; only where it would say
+something that nobody has said yet is the model asked again. The answers are those of ``VCD.generate``. Knows nothing of
+files or scores.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from interp.errors import UserError
+from interp.vlm import VLM, Generation, Prompt
+from mitigation.contrastive.corruption import corrupt_inputs
+from mitigation.contrastive.formulas import contrast, plausible
+from mitigation.contrastive.second_branch import SecondBranch
+from mitigation.vcd import VCD
+
+Path = tuple[int, ...]  # the tokens of an answer so far
+
+
+class Logits(NamedTuple):
+    """Both branches after one text, of the tokens that may be chosen or are read for the margin."""
+
+    tokens: Int[Tensor, "token"]
+    clean: Float[Tensor, "1 token"]
+    noised: Float[Tensor, "1 token"]
+    allowed: int  # the first so many may be chosen; the rest are Yes and No
+
+
+class Ending(NamedTuple):
+    """What a whole answer is."""
+
+    text: str
+    token_ids: list[int]
+    finished: bool
+
+
+@dataclass
+class Trace:
+    """One case under one noise: the logits after every text that was generated, and the answers that it ended in."""
+
+    steps: dict[Path, Logits] = field(default_factory=dict)
+    endings: dict[Path, Ending] = field(default_factory=dict)
+
+    def follow(self, alpha: float) -> Ending | None:
+        """The greedy answer under ``alpha``; None where it leaves what is known."""
+        path: Path = ()
+        while path not in self.endings:
+            if path not in self.steps:
+                return None
+            step = self.steps[path]
+            best = contrast(step.clean, step.noised, alpha=alpha)[0, : step.allowed].argmax()
+            path = (*path, int(step.tokens[best]))
+        return self.endings[path]
+
+
+class SharedBranches:
+    """The traces of all cases under the noise and cutoff of ``vcd``, whose weight is not used."""
+
+    def __init__(self, vcd: VCD) -> None:
+        self._vcd = vcd
+        self._traces: dict[tuple[str, str], Trace] = {}
+
+    def method(self, alpha: float) -> "Replayed":
+        """The method with this weight, which takes from the traces what it can."""
+        return Replayed(replace(self._vcd, alpha=alpha), self._traces)
+
+
+class Replayed:
+    """``vcd``, answering from traces of cases told by their key. Its ``repr`` is ``vcd``'s: so are its answers."""
+
+    def __init__(self, vcd: VCD, traces: dict[tuple[str, str], Trace]) -> None:
+        self._vcd, self._traces = vcd, traces
+
+    def __repr__(self) -> str:
+        return repr(self._vcd)
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        """As ``VCD.generate``, whose errors it has; UserError also for a prompt without key."""
+        if not all(prompt.key for prompt in prompts):
+            raise UserError("a prompt without key; what is known of a case is kept under its key; give each its own")
+        traces = [self._traces.setdefault((prompt.key, prompt.text), Trace()) for prompt in prompts]
+        unknown = [index for index, trace in enumerate(traces) if trace.follow(self._vcd.alpha) is None]
+        if unknown:
+            self._ask(vlm, [prompts[i] for i in unknown], [traces[i] for i in unknown], max_new_tokens)
+        endings = [trace.follow(self._vcd.alpha) for trace in traces]
+        assert all(ending is not None for ending in endings)
+        known = [ending for ending in endings if ending is not None]
+        return Generation(
+            texts=[ending.text for ending in known],
+            token_ids=[ending.token_ids for ending in known],
+            margins=torch.cat([self._margin(vlm, trace) for trace in traces]),
+            finished=[ending.finished for ending in known],
+            prompts=[vlm.render(prompt) for prompt in prompts],
+        )
+
+    def _margin(self, vlm: VLM, trace: Trace) -> Float[Tensor, "1"]:
+        first = trace.steps[()]
+        vocabulary = max(max(ids) for ids in vlm.answer_ids) + 1
+        scores = torch.full((1, max(vocabulary, int(first.tokens.max()) + 1)), -torch.inf)
+        scores[0, first.tokens] = contrast(first.clean, first.noised, alpha=self._vcd.alpha)[0]
+        return vlm.margin(scores)
+
+    def _ask(self, vlm: VLM, prompts: Sequence[Prompt], traces: Sequence[Trace], max_new_tokens: int) -> None:
+        """Generates, and notes the logits on the way."""
+        vcd, encoded = self._vcd, vlm.encode(prompts)
+        noised = corrupt_inputs(vlm, prompts, kind=vcd.noise, step=vcd.noise_step, seed=vcd.seed)
+        recorder = _Recorder(SecondBranch(vlm.model, noised), alpha=vcd.alpha, beta=vcd.beta)
+        found = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[recorder], encoded=encoded)
+        answers = [token for ids in vlm.answer_ids for token in ids]
+        for row, trace in enumerate(traces):
+            ids = found.token_ids[row]
+            for depth, logits in enumerate(recorder.of(row, len(ids), answers)):
+                trace.steps[tuple(ids[:depth])] = logits
+            trace.endings[tuple(ids)] = Ending(found.texts[row], ids, found.finished[row])
+
+
+class _Recorder(LogitsProcessor):
+    """The eager contrast, keeping both branches' logits of every step."""
+
+    def __init__(self, branch: SecondBranch, *, alpha: float, beta: float | None) -> None:
+        self._branch, self._alpha, self._beta = branch, alpha, beta
+        self._steps: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        clean = scores.float().clone()
+        noised = self._branch.extend(input_ids[:, -1:]) if self._steps else self._branch.start()
+        self._steps.append((clean, noised))
+        contrasted = contrast(clean, noised, alpha=self._alpha)
+        return contrasted.masked_fill(~plausible(clean, beta=self._beta), -torch.inf)
+
+    def of(self, row: int, tokens: int, answers: Sequence[int]) -> Iterator[Logits]:
+        """The logits before each of the row's first ``tokens`` tokens, reduced to what another weight may need."""
+        for clean, noised in self._steps[: max(tokens, 1)]:
+            allowed = plausible(clean[row : row + 1], beta=self._beta)[0].nonzero().flatten()
+            kept = torch.cat([allowed, torch.tensor(answers, device=allowed.device)])
+            first, second = (branch[row : row + 1, kept].cpu() for branch in (clean, noised))
+            yield Logits(kept.cpu(), first, second, allowed=len(allowed))

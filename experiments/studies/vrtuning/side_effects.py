@@ -1,0 +1,144 @@
+"""What a study does not measure of an adapter: does the model still see, and where does it look while it judges?
+
+Of whatever state the model is in when it is passed in, with an adapter in effect or without.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.config import Run
+from experiments.evaluation.answer import batches
+from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.batching import halved
+from experiments.evaluation.study import limited
+from experiments.metrics.bootstrap import Interval, draw_clusters, percentile_interval, resampled_sums, wilson
+from experiments.metrics.yes_no.results import plain
+from experiments.model_organism.evaluate import perception_accuracy
+from experiments.runs.launch import Launch, whole_weights
+from experiments.types import SCORED_SUBSETS, Sample
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+from mitigation.vrtuning.checkpoint import adapter_hash
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+COLUMNS = ("case", "cluster", "layer", "verdict", "answer")
+
+
+def utility(vlm: "VLM", *, per_kind: int, batch_size: int) -> dict[str, Any] | None:
+    """Perception questions of IconWorld's test split answered word for word: accuracy, Wilson interval, n, by kind.
+
+    ``all`` pools the kinds. None where ``per_kind`` is 0.
+    """
+    if per_kind == 0:
+        return None
+    found = perception_accuracy(vlm, "test", per_kind=per_kind, batch_size=batch_size)
+    counts = {kind: (round(one["accuracy"] * one["n"]), int(one["n"])) for kind, one in found.items()}
+    counts["all"] = (sum(right for right, _ in counts.values()), sum(n for _, n in counts.values()))
+    return {kind: {"accuracy": right / n, "interval": wilson(right, n), "n": n} for kind, (right, n) in counts.items()}
+
+
+def image_shares(vlm: "VLM", samples: Sequence[Sample], *, batch_size: int, max_new_tokens: int) -> pd.DataFrame:
+    """Case, cluster, layer → the share of attention on the image, mean over heads, of what the sink leaves.
+
+    ``verdict`` is that of the query off which the answer's Yes or No is read, after the answer's own reasoning where
+    there is some (missing for an answer without a verdict); ``answer`` is the mean over all tokens of the answer.
+    """
+    tables = [pd.DataFrame({name: [] for name in COLUMNS})]
+    for batch in batches([sample for sample in samples if sample.image is not None], batch_size):
+        tables.append(_of_batch(vlm, batch, max_new_tokens))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
+
+
+def _of_batch(vlm: "VLM", batch: Sequence[Sample], max_new_tokens: int) -> pd.DataFrame:
+    from interp.attention import Queries, record_attention
+    from interp.attention_tables import image_share
+    from mitigation.vrtuning.model import verdict_position
+
+    with record_attention(vlm, queries=Queries.GENERATED) as log:
+        generation = vlm.generate(prompts_of(batch), max_new_tokens=max_new_tokens)
+    shares = image_share(log.masses)
+    places = [verdict_position(vlm, ids) for ids in generation.token_ids]
+    lengths = [len(ids) for ids in generation.token_ids]
+    rows = shares["row"].to_numpy(int)
+    shares = shares[shares["step"].to_numpy() < np.array(lengths)[rows]]
+    at = np.array([-1 if place is None else place for place in places])[shares["row"].to_numpy(int)]
+    verdict = shares[shares["step"].to_numpy() == at].set_index(["row", "layer"])["share"].rename("verdict")
+    answer = shares.groupby(["row", "layer"])["share"].mean().rename("answer")
+    table = pd.concat([answer, verdict], axis=1).reset_index()
+    who = [batch[row] for row in table["row"].astype(int)]
+    table = table.assign(case=[one.id for one in who], cluster=[one.cluster for one in who])
+    return table[list(COLUMNS)]
+
+
+def compared(before: pd.DataFrame, after: pd.DataFrame, column: str, *, seed: int, draws: int) -> dict[str, Any]:
+    """Mean share before and after over the cases that have both, and the paired difference with its interval.
+
+    All layers' mean, and ``by_layer`` the means alone. None for every number where no case has both.
+    """
+    wide = [table.pivot(index="case", columns="layer", values=column) for table in (before, after)]
+    shared = [case for case in wide[0].dropna().index if case in set(wide[1].dropna().index)]
+    if not shared:
+        return {"before": None, "after": None, "difference": None, "interval": None, "n": 0, "by_layer": {}}
+    first, second = (table.loc[shared] for table in wide)
+    difference = (second.mean(axis=1) - first.mean(axis=1)).to_numpy(float)
+    cluster = before.drop_duplicates("case").set_index("case").loc[shared, "cluster"]
+    return {
+        "before": float(first.to_numpy().mean()),
+        "after": float(second.to_numpy().mean()),
+        "difference": float(difference.mean()),
+        "interval": _interval(difference, cluster, seed=seed, draws=draws),
+        "n": len(shared),
+        "by_layer": {str(int(layer)): [float(first[layer].mean()), float(second[layer].mean())] for layer in first},
+    }
+
+
+def _interval(difference: np.ndarray, cluster: pd.Series, *, seed: int, draws: int) -> Interval | None:
+    codes, names = pd.factorize(cluster)
+    sums = resampled_sums(
+        draw_clusters(len(names), draws=draws, seed=seed), codes, np.stack([difference, np.ones(len(codes))], axis=1)
+    )
+    return percentile_interval(sums[:, 0] / sums[:, 1])
+
+
+def measured(
+    run: Run, folders: Mapping[str, Path | None], *, perception: int, attention: int
+) -> dict[str, dict[str, Any]]:
+    """Name → ``utility`` and ``image_share`` of the model with the adapter in each folder, or without where it is None.
+
+    The baseline comes first; shares are compared with its, on the same scored cases of the run's benchmark.
+    """
+    from interp.vlm import load
+    from mitigation.vrtuning.model import adapted
+
+    assert isinstance(run.model, ModelConfig)
+    with whole_weights():
+        vlm = load(Launch.current().placed(run.model))
+    scored = [sample for sample in run.benchmark.load().samples if sample.subset in SCORED_SUBSETS]
+    samples = limited(scored, attention if run.limit is None else min(attention, run.limit))
+    per_kind = perception if run.limit is None else min(perception, run.limit)
+    found: dict[str, dict[str, Any]] = {}
+    before: pd.DataFrame | None = None
+    for name, folder in folders.items():
+        with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
+            seen = halved(run.batch_size, lambda size: utility(vlm, per_kind=per_kind, batch_size=size))
+            found[name] = {"utility": seen}
+            try:
+                shares = halved(
+                    run.batch_size,
+                    lambda size: image_shares(vlm, samples, batch_size=size, max_new_tokens=run.max_new_tokens),
+                )
+            except UserError as error:  # a model whose attention cannot be recorded is still worth evaluating
+                found[name]["no_image_share"] = str(error)
+                continue
+        before = shares if before is None else before
+        found[name]["image_share"] = {
+            column: compared(before, shares, column, seed=run.seed, draws=run.draws) for column in ("verdict", "answer")
+        }
+    return plain(found)

@@ -1,0 +1,201 @@
+"""``task=vrtuning``: trains this run's adapters, measures what they cost, and hands them to the study as arms.
+
+In the run's directory: ``training.jsonl`` (what each adapter was trained on), ``adapters/<name>/`` (``adapter/`` with
+its model card, ``figures/loss.svg``), ``vrtuning.json`` and ``vrtuning.md`` (perception, attention, tables), and all
+that a study leaves. An interrupted run goes on where it was: training from its last resume point, the study case by
+case. Under ``accelerate launch`` all processes train, the first measures, and all answer their share of the study.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from experiments.config import Run
+from experiments.evaluation import study
+from experiments.runs.directory import RunStore, open_run, read_object, write_json
+from experiments.runs.launch import Launch, sharded
+from experiments.studies.vrtuning.arms import NewAdapter
+from experiments.studies.vrtuning.sources import build
+from experiments.studies.vrtuning.tables import write_tables
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+from mitigation.vrtuning.checkpoint import folder_of
+from mitigation.vrtuning.data import ORDERS, Data
+from mitigation.vrtuning.settings import Settings
+
+TRAINING = "training.jsonl"
+RESULT = "vrtuning.json"
+BASELINE = "baseline"
+SKIPPED_LISTED = 100  # rows left out of the training data that are listed by line and reason
+
+
+@sharded
+@dataclass(frozen=True)
+class VRTuningStudy:
+    """The task with its options.
+
+    ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`; ``adapters`` maps the name of each adapter to
+    the content of its rows' reasoning, and all are trained with the same ``settings``; ``order`` puts the verdict
+    ``first`` or ``last``. ``perception`` questions of each kind, and the attention of ``attention`` cases, are asked
+    before and after (0: not at all).
+    """
+
+    data: Any
+    settings: Settings
+    adapters: dict[str, str]
+    order: str = "first"
+    perception: int = 300
+    attention: int = 200
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise UserError(f"task.order={self.order!r}: must be one of {', '.join(ORDERS)}")
+        if not self.adapters:
+            raise UserError("task.adapters is empty: name at least one adapter, as in task.adapters.vrtuning=reasoning")
+        for name in ("perception", "attention"):
+            if getattr(self, name) < 0:
+                raise UserError(f"task.{name}={getattr(self, name)}: must be at least 0")
+        if bad := [name for name in self.adapters if not name.replace("_", "").isalnum()]:
+            raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
+
+    def __call__(self, run: Run) -> None:
+        """Trains, measures, evaluates, and prints where everything is."""
+        launch = Launch.current()
+        console = launch.console()
+        _check(self, run)
+        # The task is not part of a run's identity, but here it decides what answers.
+        run = replace(run, config=run.config | {"training": _described(self)})
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
+            self._train_all(run, store, console)
+            if launch.first:
+                self._measure_all(run, store, console)
+            folder = store.path
+        arms = trained_arms(run, folder)
+        study.run(replace(run, fresh=False, arms=arms), after=lambda folder: write_tables(folder, run.arms))
+
+    def _train_all(self, run: Run, store: RunStore, console: Console) -> None:
+        written = {record["adapter"] for record in store.records(TRAINING)}
+        datasets: dict[str, Data] = {}
+        for name, content in self.adapters.items():
+            data = build(self.data, content, self.order, preferences=self.settings.trainer == "dpo")
+            datasets[name] = data
+            console.print(f"{name}: {data.summary()}", highlight=False, markup=False)
+            if name not in written and store.launch.first:
+                store.append([_record(name, content, self.order, data)], TRAINING)
+        store.gather(TRAINING)
+        self._say_estimate(run, max(len(data.dataset) for data in datasets.values()), console)
+        for name, data in datasets.items():
+            self._train(run, name, data, store.path / "adapters" / name, console)
+
+    def _train(self, run: Run, name: str, data: Data, out: Path, console: Console) -> None:
+        from mitigation.vrtuning.train import train
+
+        described = f"{type(self.data).__name__}, {self.adapters[name]}, verdict {self.order}"
+        columns = (TextColumn("{task.description:<32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task(f"training {name}", total=self.settings.steps)
+
+            def report(step: int, steps: int, loss: float) -> None:
+                progress.update(bar, completed=step, total=steps, description=f"training {name} (loss {loss:.3f})")
+
+            assert isinstance(run.model, ModelConfig)
+            done = train(run.model, data.dataset, self.settings, out, data=described, report=report)
+        console.print(
+            f"{name}: {done.steps} steps"
+            + (f", continued from step {done.resumed_at}" if 0 < done.resumed_at < done.steps else "")
+            + f", {done.seconds:.0f} s, last loss {done.losses[-1][1]:.3f}: {done.adapter}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+
+    def _say_estimate(self, run: Run, examples: int, console: Console) -> None:
+        """Memory and time, where a GPU's are meant: for a model that trains in minutes on a CPU they say nothing."""
+        from interp.checkpoints.load import resolve_device
+        from mitigation.vrtuning.cost import estimate
+
+        assert isinstance(run.model, ModelConfig)
+        if resolve_device(run.model.device).type == "cuda" or (run.model.memory_gib or 0) >= 1:
+            console.print(
+                f"Each of {len(self.adapters)} adapters: {estimate(self.settings, run.model, examples=examples)}",
+                highlight=False,
+                markup=False,
+            )
+
+    def _measure_all(self, run: Run, store: RunStore, console: Console) -> None:
+        from experiments.studies.vrtuning.side_effects import measured
+
+        path = store.path / RESULT
+        found = read_object(path) | {"order": self.order, "adapters": self.adapters}
+        known = found.setdefault("measured", {})
+        folders: dict[str, Path | None] = {BASELINE: None}
+        folders |= {name: folder_of(store.path / "adapters" / name) for name in self.adapters}
+        missing = {name: folder for name, folder in folders.items() if name not in known}
+        if not missing or not (self.perception or self.attention):
+            write_json(path, found)
+            return
+        with console.status("what the model sees and where it looks, before and after"):
+            for name, one in measured(run, folders, perception=self.perception, attention=self.attention).items():
+                known[name] = one
+        write_json(path, found)
+
+
+def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
+    """The run's arms with the adapters in ``folder`` in the places that were kept for them."""
+    return {
+        arm: method.trained(folder / "adapters" / method.adapter / "adapter")
+        if isinstance(method, NewAdapter)
+        else method
+        for arm, method in run.arms.items()
+    }
+
+
+def _check(task: VRTuningStudy, run: Run) -> None:
+    """What no weights are needed to refuse, also of the study after the training."""
+    if not isinstance(run.model, ModelConfig):
+        raise UserError(
+            f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
+        )
+    for arm, method in run.arms.items():
+        if not isinstance(method, NewAdapter):
+            continue
+        if method.adapter not in task.adapters:
+            known = ", ".join(task.adapters)
+            raise UserError(f"arm {arm}: this run trains no adapter {method.adapter!r}; it trains {known}")
+        if method.answer != task.order:
+            raise UserError(
+                f"arm {arm}: answer={method.answer!r}, but the adapters learn the verdict {task.order}; set both alike"
+            )
+    study.check_arms(run)
+
+
+def _described(task: VRTuningStudy) -> dict[str, Any]:
+    """All that decides what the adapters become, and what is measured of them, for the run's identity."""
+    return {
+        "data": repr(task.data),
+        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(task.settings).items()},
+        "adapters": dict(task.adapters),
+        "order": task.order,
+        "perception": task.perception,
+        "attention": task.attention,
+    }
+
+
+def _record(name: str, content: str, order: str, data: Data) -> Mapping[str, Any]:
+    """A line of training.jsonl: what an adapter is trained on, with the first example of each kind in words."""
+    examples: dict[str, Any] = {}
+    for row in data.dataset.remove_columns("images").select(range(min(200, len(data.dataset)))):
+        examples.setdefault(row["kind"], {key: value for key, value in row.items() if key != "kind"})
+    return {
+        "adapter": name,
+        "content": content,
+        "order": order,
+        "rows": data.summary(),
+        "skipped": [skipped._asdict() for skipped in data.skipped[:SKIPPED_LISTED]],
+        "examples": examples,
+    }

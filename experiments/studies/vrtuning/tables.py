@@ -1,0 +1,151 @@
+"""vrtuning.json and metrics.json → one table of all arms, and the before/after table of each model card. Reads files.
+
+Every number is read from the run; what was not measured is a dash. Rates are in percent, changes in points, with 95%
+intervals.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from experiments.report.table import MISSING, fixed, fixed_interval, percent, percent_interval
+from experiments.runs.directory import read_object
+from experiments.studies.vrtuning.arms import NewAdapter
+from mitigation.vrtuning.checkpoint import write_card
+
+SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
+PRINTED = ("arm", "reasoning", "unseen", "image share", "captions", "perception")  # the study prints the rest itself
+NOT_MEASURED = "–"
+NOTE = (
+    "Rates in percent. Unseen: over-safety accuracy on template × thing combinations that no training saw. Image "
+    "share: of the attention that the first token leaves, at the query off which the verdict is read, mean over heads "
+    "and layers, on the same cases. Perception: questions about the picture answered word for word. Adapters are those "
+    "of this run, trained with equal steps on equal pictures and questions."
+)
+
+
+def write_tables(folder: Path, arms: Mapping[str, Any]) -> list[RenderableType]:
+    """Writes ``vrtuning.md`` and the model cards of the run in ``folder``; returns what to print.
+
+    ``arms`` are the run's as configured: a ``NewAdapter`` says which adapter an arm answers with.
+    """
+    metrics, result = read_object(folder / "metrics.json"), read_object(folder / "vrtuning.json")
+    names = {arm: method.adapter if isinstance(method, NewAdapter) else None for arm, method in arms.items()}
+    rows = [_row(arm, names[arm], metrics, result) for arm in metrics.get("arms", {})]
+    lines = [*metrics.get("summary", []), "", *markdown(rows), "", NOTE]
+    (folder / "vrtuning.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    cards = []
+    for arm, name in names.items():
+        plain = name is not None and getattr(arms[arm], "inner", None) is None
+        if name is not None and plain and arm in metrics.get("arms", {}):
+            cards.append(write_card(folder / "adapters" / name / "adapter", before_after(arm, name, metrics, result)))
+    return [_printed(rows), f"tables: {folder / 'vrtuning.md'}", *(f"model card: {card}" for card in cards)]
+
+
+def before_after(arm: str, name: str, metrics: Mapping[str, Any], result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The rows of a model card: quantity, base model, with the adapter, change with its interval."""
+    base, own = (metrics["arms"][one] for one in ("baseline", arm))
+    delta = metrics["comparisons"][arm]["delta"]
+    rows = [_change(f"{shown} accuracy", base["accuracy"][key], own["accuracy"][key], delta.get(key))
+            for key, shown in SUBSETS.items()]  # fmt: skip
+    rows.append(_change("flip rate", base["flip_rate"], own["flip_rate"], delta.get("flip_rate")))
+    auroc = delta.get("auroc")
+    rows.append(
+        {
+            "quantity": "AUROC of the margin",
+            "base": fixed(base["auroc"], 3),
+            "adapter": fixed(own["auroc"], 3),
+            "change (95%)": _interval(auroc and auroc["value"], auroc and (auroc["low"], auroc["high"]), 3, scale=1),
+        }
+    )
+    measured = result.get("measured", {})
+    first, second = (measured.get(one, {}).get("utility") or {} for one in ("baseline", name))
+    for kind in first:
+        if kind in second:
+            shown = "perception, all kinds" if kind == "all" else f"perception: {kind}"
+            rows.append(_change(shown, first[kind]["accuracy"], second[kind]["accuracy"], None))
+    share = measured.get(name, {}).get("image_share", {}).get("verdict")
+    if share and share["before"] is not None:
+        rows.append(_change("image share of attention at the verdict", share["before"], share["after"],
+                            {"value": share["difference"], "low": (share["interval"] or [None] * 2)[0],
+                             "high": (share["interval"] or [None] * 2)[1]}))  # fmt: skip
+    return rows
+
+
+def _change(name: str, before: float | None, after: float | None, delta: Mapping[str, Any] | None) -> dict[str, str]:
+    value = delta["value"] if delta else (None if before is None or after is None else after - before)
+    interval = (delta["low"], delta["high"]) if delta else None
+    change = _interval(value, interval, 1, scale=100)
+    return {"quantity": name, "base": percent(before), "adapter": percent(after), "change (95%)": change}
+
+
+def _interval(value: float | None, interval: Any, digits: int, *, scale: float) -> str:
+    if value is None:
+        return MISSING
+    text = fixed(scale * value, digits, sign=True)
+    if interval is None or None in interval:
+        return text
+    return f"{text} [{fixed_interval((scale * interval[0], scale * interval[1]), digits)}]"
+
+
+def _row(arm: str, name: str | None, metrics: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, str]:
+    block = metrics["arms"][arm]
+    adapter = "baseline" if arm == "baseline" else name
+    measured = result.get("measured", {}).get(adapter, {}) if adapter else {}
+    unseen = block["by_tag"].get("combination", {}).get("unseen", {}).get("over_safety")
+    comparison = metrics.get("comparisons", {}).get(arm)
+    return {
+        "arm": arm,
+        "reasoning": result.get("adapters", {}).get(name, NOT_MEASURED) if name else NOT_MEASURED,
+        **{shown: percent(block["accuracy"][key]) for key, shown in SUBSETS.items()},
+        "unseen": percent(unseen["accuracy"]) if unseen else NOT_MEASURED,
+        "AUROC": _with(fixed(block["auroc"], 3), fixed_interval(block["intervals"]["auroc"], 2)),
+        "d′": fixed(block["d_prime"], 2),
+        "c": fixed(block["criterion"], 2),
+        "flip": percent(block["flip_rate"]),
+        "image share": _share(arm, measured),
+        "captions": _perception(measured, "caption"),
+        "perception": _perception(measured, "all"),
+        "wins": ("yes" if comparison["wins"] else "no") if comparison else NOT_MEASURED,
+    }
+
+
+def _with(value: str, interval: str) -> str:
+    return f"{value} [{interval}]" if interval else value
+
+
+def _perception(measured: Mapping[str, Any], kind: str) -> str:
+    found = (measured.get("utility") or {}).get(kind)
+    return percent(found["accuracy"]) if found else NOT_MEASURED
+
+
+def _share(arm: str, measured: Mapping[str, Any]) -> str:
+    """The baseline's own share, or the share after with the paired change."""
+    found = measured.get("image_share", {}).get("verdict")
+    if not found or found["after"] is None:
+        return NOT_MEASURED
+    if arm == "baseline":
+        return percent(found["after"])
+    spread = percent_interval(found["interval"], 1)
+    return f"{percent(found['after'])} ({percent(found['difference'], sign=True)}{f' [{spread}]' if spread else ''})"
+
+
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """A Markdown table; no line where there are no rows."""
+    if not rows:
+        return []
+    columns = list(rows[0])
+    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return head + ["| " + " | ".join(row[column] for column in columns) + " |" for row in rows]
+
+
+def _printed(rows: list[dict[str, str]]) -> Table:
+    table = Table(title="what the adapters were trained on, and what they cost", title_justify="left")
+    for column in PRINTED:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(row[column] for column in PRINTED))
+    return table

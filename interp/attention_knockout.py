@@ -1,0 +1,193 @@
+"""Cuts attention edges between segments, so that what travels along them can be weighed by its absence.
+
+An edge goes from the keys of one segment to the queries of another: ``("image", "verdict")`` keeps the verdict from
+looking at the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4, cut edges like that).
+Names are those of ``interp.segments``, with ``image`` for the picture and ``verdict`` for the prompt's last token, off
+which the first answer token is read. A token always sees itself, so no query is left without a key. Knows nothing of
+how attention is recorded or drawn.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.attention import chosen_layers, follow
+from interp.errors import UserError
+from interp.hooks.attention import AttentionCall, intercept
+from interp.hooks.forward import Follower, Forward
+from interp.segments import IMAGE, SEGMENTS, Segments, segment
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+Edge = tuple[str, str]
+"""Where the keys are, where the queries are."""
+
+VERDICT = "verdict"
+ENDS = ("image", VERDICT, *(name for name in SEGMENTS if name not in ("padding", IMAGE)))
+"""What an edge may start or end at."""
+
+
+@contextmanager
+def knockout(
+    vlm: "VLM", edges: Sequence[Edge], *, layers: Sequence[int] | None = None, segments: Segments | None = None
+) -> Iterator[None]:
+    """Cuts ``edges`` in ``layers`` (default: all) of every forward of ``vlm`` while open, cached decoding included.
+
+    ``segments`` are those of inputs that were encoded before (``interp.segments.segment``). It nests with itself and
+    with ``record_attention``, which sees the attention that is left. The model is as it was when the block ends,
+    however it ends.
+
+    Raises:
+        UserError: no edges, an unknown segment or layer, an edge from image tokens where the sequence has none, inputs
+            that were encoded outside, or a model that does not take its attention from transformers' interface.
+    """
+    _check(vlm, edges)
+    cutter = _Cutter(vlm, edges, chosen_layers(vlm, layers))
+    with follow(vlm, cutter, segments), intercept(vlm, edit=cutter.edit):
+        yield
+
+
+def knockout_effect(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    edges: Sequence[Edge],
+    layers: Sequence[int] | None = None,
+    *,
+    batch_size: int = 32,
+) -> Float[Tensor, "row"]:
+    """The Yes/No margin with ``edges`` cut less the margin without, for each prompt; float32 on the CPU.
+
+    Raises:
+        UserError: as ``knockout``; no prompts.
+    """
+    return _effects(vlm, prompts, edges, [layers], batch_size)[0]
+
+
+def knockout_by_window(
+    vlm: "VLM", prompts: "Sequence[Prompt]", edges: Sequence[Edge], *, width: int, batch_size: int = 32
+) -> Float[Tensor, "window row"]:
+    """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` alone; ``width=1`` is by layer.
+
+    One window misses what the layers beside it carry as well: narrow windows give a lower bound, wide ones say less of
+    where (Geva et al. 2023 take 9 of 48 layers). One forward a window and batch, and one more.
+
+    Raises:
+        UserError: as ``knockout_effect`` and ``windows``.
+    """
+    return _effects(vlm, prompts, edges, windows(vlm, width), batch_size)
+
+
+def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
+    """Every ``width`` consecutive layers of those that have self-attention, from the first on.
+
+    Raises:
+        UserError: a width below 1 or above the number of these layers.
+    """
+    layers = tuple(vlm.layout.attentions(vlm.model))
+    if not 1 <= width <= len(layers):
+        raise UserError(
+            f"windows of {width} layers in {vlm.name}; it has {len(layers)} with self-attention; choose 1 to "
+            f"{len(layers)}"
+        )
+    return [layers[first : first + width] for first in range(len(layers) - width + 1)]
+
+
+def _effects(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    edges: Sequence[Edge],
+    cuts: Sequence[Sequence[int] | None],
+    batch_size: int,
+) -> Float[Tensor, "cut row"]:
+    """Of cutting in each of some sets of layers."""
+    _check(vlm, edges)
+    if not prompts or batch_size < 1:
+        raise UserError(
+            f"{len(prompts)} prompts in batches of {batch_size}; an effect needs at least one of each; check the limit"
+        )
+    parts = []
+    for first in range(0, len(prompts), batch_size):
+        some = prompts[first : first + batch_size]
+        encoded = vlm.encode(some)
+        segments, whole = segment(vlm, some, encoded), vlm.score(some, encoded=encoded)
+        margins = []
+        for layers in cuts:
+            with knockout(vlm, edges, layers=layers, segments=segments):
+                margins.append(vlm.score(some, encoded=encoded))
+        parts.append(torch.stack(margins) - whole)
+    return torch.cat(parts, dim=1)
+
+
+def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
+    if not edges:
+        raise UserError("no edges to cut; a knockout needs at least one; give pairs like ('image', 'verdict')")
+    unknown = [name for edge in edges for name in edge if name not in ENDS]
+    if unknown:
+        raise UserError(f"no segment '{unknown[0]}' to cut an edge at; known: {', '.join(ENDS)}; choose among these")
+    if any("image" in edge for edge in edges):
+        vlm.layout.require_image_tokens(vlm.name)
+
+
+class _Cutter:
+    """The hooks of one ``knockout``: around each forward, and at each attention call in it."""
+
+    def __init__(self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int]) -> None:
+        self.edges = tuple(edges)
+        self.layers = frozenset(layers)
+        self.follower = Follower(vlm)
+        self.forward: Forward | None = None
+        self.cuts: dict[int, Bool[Tensor, "row head query key"] | None] = {}  # by number of keys
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward: which columns it holds."""
+        self.forward, self.cuts = self.follower.enter(args, kwargs), {}
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """After a forward: its cache names it at the next decoding step."""
+        if self.forward is not None:
+            self.follower.leave(self.forward, output)
+        self.forward, self.cuts = None, {}
+
+    def edit(self, call: AttentionCall) -> AttentionCall:
+        """At an attention call: the same one without the edges."""
+        if call.layer not in self.layers:
+            return call
+        if self.forward is None or call.query.shape[2] != self.forward.total - self.forward.start:
+            raise UserError(
+                "attention ran outside a forward of the whole model; a knockout follows vlm.generate, vlm.score and "
+                "vlm.model(...); call one of these"
+            )
+        keys = call.key.shape[2]
+        if keys not in self.cuts:
+            cut = _cut(self.forward, self.edges, keys)
+            # A step that holds none of the queries stays as it is, with the mask it has.
+            self.cuts[keys] = cut.to(call.key.device) if bool(cut.any()) else None
+        edges = self.cuts[keys]
+        return call if edges is None else call.block(edges)
+
+
+def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "row 1 query key"]:
+    """True at the edges to cut. The keys are the newest columns: a sliding window's cache drops older ones."""
+    segments, total = forward.batch.segments, forward.total
+    codes = segments.indicator(0, total).argmax(-1)
+    first = total - keys
+    cut = torch.zeros(len(codes), total - forward.start, keys, dtype=torch.bool)
+    for source, target in edges:
+        seen = _at(codes, source, segments.width)[:, first:]
+        sees = _at(codes, target, segments.width)[:, forward.start :]
+        cut |= sees[:, :, None] & seen[:, None, :]
+    columns = torch.arange(total)
+    cut &= columns[forward.start :, None] != columns[None, first:]  # a token keeps itself
+    return cut[:, None]
+
+
+def _at(codes: Tensor, name: str, width: int) -> Bool[Tensor, "row column"]:
+    """Which columns an edge's end names."""
+    if name == VERDICT:
+        return (torch.arange(codes.shape[1]) == width - 1).expand(codes.shape)
+    return codes == SEGMENTS.index(IMAGE if name == "image" else name)

@@ -1,0 +1,160 @@
+"""Attention masses and maps as tidy tables, and what is read off them. Pure: knows nothing of models.
+
+Image tokens outnumber text tokens, and the first token is a sink: a share of attention means little without the share
+that is left once the sink is taken out, and the share per token.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.image_grid import PatchGrid
+from interp.segments import SEGMENTS, RowSegments
+
+IMAGE_SEGMENTS = tuple(name for name in SEGMENTS if name.startswith("image"))
+COLUMNS = ("row", "step", "query", "layer", "head", "segment", "tokens", "mass")
+
+
+@dataclass(frozen=True)
+class Masses:
+    """The masses of one forward; ``real`` is False for queries that mean nothing, ``tokens`` are counts by segment.
+
+    ``imageless`` says that no picture can have tokens here: tables then miss its mass instead of calling it 0.
+    """
+
+    mass: Float[Tensor, "layer row head query segment"]
+    layers: tuple[int, ...]
+    columns: tuple[int, ...]
+    width: int  # columns of the prompts
+    first_row: int
+    tokens: Float[Tensor, "row segment"]
+    real: Bool[Tensor, "row query"]
+    imageless: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """All attention of one query: ``weights`` sum to 1 over the batch's columns up to the newest."""
+
+    row: int
+    step: int
+    query: int  # column in the batch
+    layers: tuple[int, ...]
+    weights: Float[Tensor, "layer head column"]
+
+
+def mass_table(pieces: Iterable[Masses]) -> pd.DataFrame:
+    """Long table with ``COLUMNS``; queries that mean nothing are left out."""
+    tables = [_table(piece) for piece in pieces]
+    if tables:
+        return pd.concat(tables, ignore_index=True)
+    return pd.DataFrame({name: [] for name in COLUMNS})
+
+
+def _table(piece: Masses) -> pd.DataFrame:
+    rows, queries = np.nonzero(piece.real.numpy())
+    mass = piece.mass.numpy()[:, rows, :, queries]  # query layer head segment: numpy puts paired indices first
+    count, layers, heads, segments = mass.shape
+    if piece.imageless:
+        mass = np.where([name in IMAGE_SEGMENTS for name in SEGMENTS], np.nan, mass).astype(mass.dtype)
+    column = np.asarray(piece.columns, dtype=np.int32)[queries]
+    inner = layers * heads * segments
+
+    def by_query(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values.astype(np.int32), inner)
+
+    layer = np.repeat(np.asarray(piece.layers, dtype=np.int16), heads * segments)
+    head = np.tile(np.repeat(np.arange(heads, dtype=np.int16), segments), layers)
+    code = np.tile(np.arange(segments, dtype=np.int8), count * layers * heads)
+    tokens = np.repeat(piece.tokens.numpy().astype(np.int32)[rows][:, None], layers * heads, axis=1)
+    return pd.DataFrame(
+        {
+            "row": by_query(rows + piece.first_row),
+            "step": by_query(column - piece.width + 1),
+            "query": by_query(column),
+            "layer": np.tile(layer, count),
+            "head": np.tile(head, count),
+            "segment": pd.Categorical.from_codes(code, categories=list(SEGMENTS)),
+            "tokens": tokens.reshape(-1),
+            "mass": mass.reshape(-1),
+        }
+    )
+
+
+def normalised(masses: pd.DataFrame) -> pd.DataFrame:
+    """The table with ``mass_without_sink`` and ``mass_per_token``.
+
+    The first is the share of what the sink leaves, missing for the sink itself; the second the raw mass over the
+    segment's tokens, missing where it has none.
+    """
+    keys = ["row", "step", "layer", "head"]
+    sink = masses.loc[masses["segment"] == "sink", [*keys, "mass"]].rename(columns={"mass": "sink"})
+    table = masses.merge(sink, on=keys, how="left", validate="many_to_one")
+    left = (1 - table.pop("sink").fillna(0)).where(lambda rest: rest > 0)
+    table["mass_without_sink"] = (table["mass"] / left).where(table["segment"] != "sink")
+    table["mass_per_token"] = table["mass"] / table["tokens"].where(table["tokens"] > 0)
+    return table
+
+
+def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFrame:
+    """Row, step, layer → ``share``: the mass on images, mean over heads; by default of what the sink leaves.
+
+    Missing where the family has no image tokens (it reads pictures by cross-attention).
+    """
+    table = normalised(masses)
+    value = "mass_without_sink" if without_sink else "mass"
+    images = table[table["segment"].isin(IMAGE_SEGMENTS)]
+    heads = images.groupby(["row", "step", "layer", "head"])[value].sum(min_count=1)
+    return heads.groupby(level=["row", "step", "layer"]).mean().rename("share").reset_index()
+
+
+def select(
+    masses: pd.DataFrame,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    segments: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """The rows of some layers, heads and segments; UserError, naming the known ones, for one that is not there."""
+    chosen = masses
+    for column, wanted in (("layer", layers), ("head", heads), ("segment", segments)):
+        if wanted is not None:
+            known = list(dict.fromkeys(masses[column].tolist()))
+            unknown = [value for value in wanted if value not in known]
+            if unknown:
+                raise UserError(f"no {column} {unknown[0]!r} in this table; known: {', '.join(map(str, known))}")
+            chosen = chosen[chosen[column].isin(list(wanted))]
+    return chosen
+
+
+def weights_of(
+    attention: AttentionMap, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> Float[Tensor, "column"]:
+    """The map's weights, mean over some layers and heads (default: all)."""
+    places = {layer: i for i, layer in enumerate(attention.layers)}
+    known_heads = range(attention.weights.shape[1])
+    unknown = [layer for layer in layers or () if layer not in places]
+    if unknown:
+        raise UserError(f"no layer {unknown[0]} in this map; known: {', '.join(map(str, attention.layers))}")
+    unknown = [head for head in heads or () if head not in known_heads]
+    if unknown:
+        raise UserError(f"no head {unknown[0]} in this map; known: 0 to {len(known_heads) - 1}")
+    some = attention.weights[[places[layer] for layer in (attention.layers if layers is None else layers)]]
+    return some[:, list(known_heads if heads is None else heads)].mean((0, 1))
+
+
+def patch_map(weights: Float[Tensor, "column"], grid: PatchGrid) -> Float[Tensor, "height width"]:
+    """The weights over the picture, as ``grid`` lays its tokens out."""
+    return weights[grid.columns]
+
+
+def word_masses(weights: Float[Tensor, "column"], row: RowSegments) -> pd.DataFrame:
+    """Word of the question → ``mass`` on its tokens, in reading order."""
+    mass = [float(weights[torch.tensor(word.columns)].sum()) for word in row.words]
+    return pd.DataFrame({"word": [word.text for word in row.words], "mass": mass})

@@ -1,0 +1,105 @@
+"""Which model a run uses and how it is held in memory. Imports neither torch nor transformers."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from interp.errors import UserError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+DTYPES: tuple[str, ...] = get_args(Dtype)
+DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+ORGANISM = "organism:"
+BOUNDS = ("min_pixels", "max_pixels", "longest_edge", "max_tiles")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A checkpoint and how to load it.
+
+    ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``, of
+    which ``revision`` is a branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU;
+    ``device="auto"`` is the GPU where there is one. ``device_map`` spreads a model that is larger than a card over all
+    cards and, where they do not suffice, this machine's memory, as accelerate's map of that name does; ``max_memory``
+    then bounds each place (``{"0": "20GiB", "cpu": "60GiB"}``; those left out get what is free).
+    ``trust_remote_code`` runs Python code from the checkpoint's repository. ``chat_template`` (Jinja) replaces the
+    processor's own, for checkpoints that ship none.
+
+    How large a picture may get, where None is the checkpoint's own: ``min_pixels`` and ``max_pixels`` are areas
+    (height × width) for families that keep a picture's own resolution, ``longest_edge`` the side (pixels) that pictures
+    are scaled to before they are cut into tiles, ``max_tiles`` how many tiles there may be. A family takes some of them
+    or none (``interp.checkpoints.load``).
+
+    ``family`` is the name of its contract tests, ``licence`` that of the weights, ``gated`` whether the hub asks for a
+    login, ``memory_gib`` what they need in bfloat16; these are for people to read, and ``memory_gib`` stands in where
+    the size of the weights cannot be asked for.
+
+    Raises:
+        UserError: an empty path, an unknown dtype, device or map, a device beside a map, or a memory need or bound that
+            is not above 0.
+    """
+
+    name: str
+    path: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    device_map: str | None = None
+    max_memory: dict[str, str] | None = None
+    attn_implementation: str = "sdpa"
+    trust_remote_code: bool = False
+    family: str = ""
+    licence: str = ""
+    gated: bool = False
+    memory_gib: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    longest_edge: int | None = None
+    max_tiles: int | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise UserError(
+                f"model {self.name!r} has an empty path; it is {ORGANISM}<name>, a folder or a hub id; set model.path"
+            )
+        if self.dtype not in DTYPES:
+            raise UserError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}; set model.dtype to one of them")
+        kind, _, number = self.device.partition(":")
+        if kind not in DEVICES or (":" in self.device and not (kind == "cuda" and number.isdigit())):
+            raise UserError(
+                f"unknown device {self.device!r}; known: {', '.join(DEVICES)}, cuda:<number>; mend model.device"
+            )
+        if self.memory_gib is not None and not self.memory_gib > 0:
+            raise UserError(f"memory_gib {self.memory_gib} is not above 0; leave it out where it is not known")
+        self._check_map()
+        self._check_bounds()
+
+    def _check_map(self) -> None:
+        if self.device_map is not None and self.device_map not in DEVICE_MAPS:
+            raise UserError(
+                f"unknown device_map {self.device_map!r}; known: {', '.join(DEVICE_MAPS)}; set model.device_map=auto"
+            )
+        if self.device_map is not None and self.device != "auto":
+            raise UserError(
+                f"device {self.device} and device_map {self.device_map} are both given; one says where the model goes; "
+                "leave one out"
+            )
+        if self.max_memory is not None and self.device_map is None:
+            raise UserError(
+                "max_memory bounds the places of a device_map, which is not given; set model.device_map=auto"
+            )
+
+    def _check_bounds(self) -> None:
+        for name, value in self.pixel_bounds:
+            if value < 1:
+                raise UserError(f"model.{name}={value} is not above 0; null leaves it to the checkpoint")
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise UserError(
+                f"model.min_pixels={self.min_pixels} is above model.max_pixels={self.max_pixels}; mend one of them"
+            )
+
+    @property
+    def pixel_bounds(self) -> tuple[tuple[str, int], ...]:
+        """The bounds that are given, with their names; empty where all are the checkpoint's own."""
+        return tuple((name, value) for name in BOUNDS if (value := getattr(self, name)) is not None)

@@ -1,0 +1,133 @@
+"""Where a checkpoint is: bundled, a folder, or on the hub; and what the hub's refusals mean. Reads no weights."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from interp.checkpoints.config import ORGANISM, ModelConfig
+from interp.errors import UserError
+
+ORGANISMS = Path(__file__).parent.parent / "organisms"
+HUB_TIMEOUT = 10.0  # seconds for the one request that asks whether the hub knows the id
+BRIEF = 160  # characters of another library's message that are quoted
+COMMIT_LENGTH = 40
+REFUSED, TOO_MANY = (401, 403), 429  # HTTP status codes
+
+
+class Source(NamedTuple):
+    """Where a checkpoint is read from: a folder or hub id, and whether the network is off limits."""
+
+    path: str
+    revision: str | None = None  # as asked for: by the commit alone, a copy in the cache is not found again as "main"
+    local_only: bool = True
+    commit: str | None = None
+    files: tuple[str, ...] | None = None  # None where the hub was not asked
+    numbers: dict[str, int] | None = None  # of the weights, by safetensors type, where the hub says
+
+    def arguments(self) -> dict[str, Any]:
+        """What every ``from_pretrained`` is given."""
+        return {"revision": self.revision or "main", "local_files_only": self.local_only}
+
+
+def find(config: ModelConfig) -> Source:
+    """Where ``config.path`` leads, at the cost of one request if it is a hub id.
+
+    Raises:
+        UserError: there is nothing, the hub does not let this user in, or cannot be asked and no copy is cached.
+    """
+    path = config.path
+    if path.startswith(ORGANISM):
+        return Source(str(_organism(path.removeprefix(ORGANISM))))
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return Source(str(folder))
+    if folder.exists() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
+        raise UserError(
+            f"no model folder at {path}; a model is {ORGANISM}<name>, an existing folder or a hub id owner/name; "
+            f"mend model.path or take the bundled {ORGANISM}llava"
+        )
+    return _on_hub(path, config.revision)
+
+
+def _organism(name: str) -> Path:
+    folder = ORGANISMS / name
+    if not name or not (folder / "config.json").is_file():
+        known = sorted(path.parent.name for path in ORGANISMS.glob("*/config.json"))
+        raise UserError(
+            f"no bundled organism {name!r}; known: {', '.join(known) or 'none'}; choose one, a folder or a hub id"
+        )
+    return folder
+
+
+def _on_hub(repository: str, revision: str | None) -> Source:
+    """Asks the hub once. Its client would otherwise retry each file for half a minute where there is no network."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        info = HfApi().model_info(repository, revision=revision, timeout=HUB_TIMEOUT)
+    except HFValidationError as error:
+        raise UserError(f"{repository!r} is neither a folder nor a hub id owner/name; mend model.path") from error
+    except RevisionNotFoundError as error:
+        raise UserError(
+            f"the hub has no revision {revision!r} of {repository}; it is a branch, tag or commit; mend model.revision"
+        ) from error
+    except GatedRepoError as error:
+        raise UserError(gated(repository)) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"the hub knows no model {repository!r} that you may read; check the spelling of model.path, or, if it is "
+            "private, log in with `hf auth login` or set HF_TOKEN, or give a local folder"
+        ) from error
+    except Exception as error:  # whatever the HTTP client calls a dead network, a proxy's refusal or a full server
+        if isinstance(cached := try_to_load_from_cache(repository, "config.json", revision=revision), str):
+            return Source(repository, revision, commit=Path(cached).parent.name)
+        raise UserError(_not_answered(repository, error)) from error
+    files = tuple(file.rfilename for file in info.siblings or ())
+    numbers = dict(info.safetensors.parameters) if info.safetensors else None
+    return Source(repository, revision, local_only=False, commit=info.sha, files=files, numbers=numbers)
+
+
+def gated(repository: str) -> str:
+    """The sentence for a model whose owner lets in only those who have accepted its licence."""
+    return (
+        f"{repository} is gated; its owner must let you in; accept its licence on its hub page, then log in with "
+        "`hf auth login` or set HF_TOKEN, or give a local folder as model.path"
+    )
+
+
+def _not_answered(repository: str, error: Exception) -> str:
+    """The sentence for a hub that refuses a token, asks for patience, or cannot be reached."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in REFUSED:
+        return (
+            f"the hub refuses your token for {repository} ({status}); renew it with `hf auth login` or HF_TOKEN, unset "
+            "it for a public model, or give a local folder"
+        )
+    if status == TOO_MANY:
+        return f"the hub asks to wait before {repository} is fetched (429); try later, or log in with `hf auth login`"
+    if isinstance(error, OfflineModeIsEnabled):
+        return (
+            f"cannot fetch {repository}: HF_HUB_OFFLINE is set and no copy is cached; unset it, or give a local folder"
+        )
+    return (
+        f"cannot fetch {repository}: the hub is not reachable ({brief(error)}) and no copy is cached; give a "
+        f"local folder, or take the bundled organism with model=llava_organism"
+    )
+
+
+def warning_of_remote_code(config: ModelConfig) -> str:
+    """What ``trust_remote_code`` means for this model."""
+    pinned = len(config.revision or "") == COMMIT_LENGTH
+    pin = "" if pinned else "; pin model.revision to a commit whose code you have read"
+    return (
+        f"model.trust_remote_code=true: Python code from {config.path} runs with your rights on this machine and may "
+        f"read or change whatever you may{pin}"
+    )
+
+
+def brief(error: BaseException) -> str:
+    """The error's message in one line of bounded length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.rstrip(".") if len(text) <= BRIEF else text[:BRIEF].rsplit(" ", 1)[0] + " ..."

@@ -1,0 +1,328 @@
+"""Finds a checkpoint and builds its ``VLM``; the one place weights are read.
+
+What can fail fast is asked first: device, place, architecture, file format, memory, processor, and only then the
+weights. ``interp.checkpoints.hub`` finds a checkpoint, ``interp.checkpoints.memory`` says whether it fits.
+
+How large a picture may get before a model sees it: the bounds of ``ModelConfig``, set in an image processor.
+
+Which bound means anything depends on the image processor: one area (Qwen), the side before tiling (Idefics3, SmolVLM),
+the number of tiles (InternVL, Llama 3.2 Vision), or none, where every picture is scaled to one size.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.hub import Source, brief, find, gated, warning_of_remote_code
+from interp.checkpoints.memory import check_room, device_map, offloaded, stored_numbers
+from interp.errors import UserError
+from interp.families import LAYOUTS, layout_for
+from interp.prompt import check_chat_template
+
+if TYPE_CHECKING:
+    import torch
+
+    from interp.vlm import VLM
+
+
+TILES = ("max_patches", "max_image_tiles")  # what families call the number of tiles
+
+
+def set_bounds(image_processor: Any, config: ModelConfig) -> None:
+    """Sets the bounds of ``config`` in ``image_processor``, in place.
+
+    Raises:
+        UserError: a bound that this family's pictures do not have, or one that its model cannot take.
+    """
+    known = _known(image_processor)
+    for name, value in config.pixel_bounds:
+        if name not in known:
+            raise UserError(
+                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} takes "
+                f"{', '.join(known) or 'pictures of one size alone'}; leave it out"
+            )
+        _set(image_processor, config.name, name, value)
+    size = dict(image_processor.size or {})
+    if config.pixel_bounds and "min_pixels" in known and size["shortest_edge"] > size["longest_edge"]:
+        raise UserError(
+            f"the pictures of {config.name} would have at least {size['shortest_edge']} and at most "
+            f"{size['longest_edge']} pixels; set model.min_pixels and model.max_pixels"
+        )
+
+
+def _known(image_processor: Any) -> tuple[str, ...]:
+    arguments = getattr(getattr(image_processor, "valid_kwargs", None), "__annotations__", {})
+    known = [name for name in ("min_pixels", "max_pixels") if name in arguments]
+    if "max_image_size" in arguments:
+        known.append("longest_edge")
+    if any(name in arguments for name in TILES):
+        known.append("max_tiles")
+    return tuple(known)
+
+
+def _set(image_processor: Any, model: str, name: str, value: int) -> None:
+    if name == "max_tiles":
+        own = next(tiles for tiles in TILES if hasattr(image_processor, tiles))
+        most = getattr(image_processor, own)
+        if own == "max_image_tiles" and value > most:  # the model has an embedding for each arrangement of tiles
+            raise UserError(f"model.max_tiles={value} is above the {most} that {model} was trained with; lower it")
+        setattr(image_processor, own, value)
+        return
+    # Qwen's processors keep areas under these names of sides.
+    side = "shortest_edge" if name == "min_pixels" else "longest_edge"
+    given = {key: number for key, number in dict(image_processor.size).items() if number is not None}
+    image_processor.size = type(image_processor.size)(**given | {side: value})
+
+
+HASH_LENGTH = 12
+
+
+def load(
+    source: str | Path | ModelConfig,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool | None = None,
+    chat_template: str | None = None,
+) -> "VLM":
+    """The model at ``source`` (``organism:<name>``, a folder, a hub id, or a ``ModelConfig``), ready to answer.
+
+    The other arguments, where given, replace ``ModelConfig``'s fields of the same name. Weights are read from
+    safetensors only. ``VLM.revision`` is the hub commit, or for a folder the sha256 of its safetensors files.
+
+    Raises:
+        UserError: no such place, hub not reachable, an architecture without a layout, weights in another format or that
+            do not fit the architecture, a processor that cannot be built, or a device that is not there.
+    """
+    given = {
+        "dtype": dtype,
+        "device": device,
+        "revision": revision,
+        "attn_implementation": attn_implementation,
+        "trust_remote_code": trust_remote_code,
+        "chat_template": chat_template,
+    }
+    config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    config = replace(config, **changes)
+    if config.trust_remote_code:
+        print(f"warning: {warning_of_remote_code(config)}", file=sys.stderr)
+    target = resolve_device(config.device, config.name)
+    place = find(config)
+    found = read_config(place, config)
+    check_format(place)
+    kind = dtype_on(config.dtype, target)
+    places = device_map(config, found, kind)
+    if places is not None and (warning := offloaded(places)):
+        print(f"warning: {warning}", file=sys.stderr)
+    elif places is None:
+        check_room(config, place.numbers or _stored(place), str(kind).removeprefix("torch."), target)
+    processor = read_processor(place, config)
+    model = read_weights(place, config, target, kind, places)
+    from interp.vlm import VLM
+
+    return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
+
+
+def resolve_device(name: str, model: str = "the model") -> "torch.device":
+    """The device that ``name`` means here; ``auto`` is CUDA where there is any. ``model`` is named in the error."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name} asked for, but torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; "
+            f"for {model} set model.device=cpu, choose a smaller model, or install a torch built for this machine's "
+            "driver"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device mps asked for, but torch has no Metal here; for {model} set model.device=cpu")
+    return device
+
+
+def _stored(place: Source) -> dict[str, int] | None:
+    folder = Path(place.path)
+    return stored_numbers(folder) if folder.is_dir() else None
+
+
+def read_config(place: Source, config: ModelConfig) -> Any:
+    """The checkpoint's configuration, of a family that this project has a layout for; UserError for any other."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if place.local_only and Path(place.path).is_dir() and not (Path(place.path) / "config.json").is_file():
+        raise UserError(f"no config.json in {place.path}; a model folder holds one; give a saved checkpoint's folder")
+    found = _reading(place, "configuration", AutoConfig.from_pretrained, trust_remote_code=config.trust_remote_code)
+    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and found.model_type not in LAYOUTS:
+        raise UserError(
+            f"{place.path} is a '{found.model_type}' checkpoint, not an image-text-to-text model; prompts here have "
+            f"images; choose one of the families {', '.join(LAYOUTS)}"
+        )
+    layout_for(found)
+    return found
+
+
+def check_format(place: Source) -> None:
+    """Safetensors or nothing: other formats run code when they are opened. Of several files, each that is listed."""
+    folder = Path(place.path)
+    if place.files is not None:
+        files: list[str] = list(place.files)
+    elif folder.is_dir():
+        files = [path.name for path in folder.iterdir()]
+    else:
+        return  # in the hub's cache, where only from_pretrained knows what is complete
+    if not any(name.endswith(".safetensors") for name in files):
+        others = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf")))
+        raise UserError(
+            f"no safetensors weights at {place.path} (found: {', '.join(others) or 'no weights'}); only safetensors is "
+            "read, since other formats run code; convert them with save_pretrained"
+        )
+    if missing := sorted(_listed(folder) - set(files)):
+        raise UserError(
+            f"{place.path} lacks {len(missing)} of its weight files ({missing[0]}, ...); a download may have been cut "
+            "short; get the rest"
+        )
+
+
+def _listed(folder: Path) -> set[str]:
+    """The files that a checkpoint in several parts is made of; empty for one in a single file, or on the hub."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file() or not index.is_file():
+        return set()
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"cannot read {index}; it names the files of the weights; get it anew") from error
+
+
+def read_processor(place: Source, config: ModelConfig) -> Any:
+    """The checkpoint's processor, with ``config.chat_template`` in place of its own if there is one."""
+    from transformers import AutoProcessor
+
+    processor = _reading(place, "processor", AutoProcessor.from_pretrained, trust_remote_code=config.trust_remote_code)
+    if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
+        raise UserError(
+            f"the processor at {place.path} is a {type(processor).__name__} without tokenizer or image processor; both "
+            "are needed; add the files that processor.save_pretrained writes"
+        )
+    if config.chat_template is not None:
+        processor.chat_template = config.chat_template
+    set_bounds(processor.image_processor, config)
+    check_chat_template(processor, config.name)
+    return processor
+
+
+def read_weights(
+    place: Source, config: ModelConfig, device: "torch.device", dtype: "torch.dtype", places: dict[str, Any] | None
+) -> Any:
+    """The model in eval mode on ``device``, or spread over ``places``; every parameter read from the checkpoint."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
+        places = {"": device}  # straight there: this machine's memory need not hold the weights
+    model, info = _reading(
+        place,
+        "weights",
+        AutoModelForImageTextToText.from_pretrained,
+        dtype=dtype,
+        device_map=places,
+        attn_implementation=config.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
+        use_safetensors=True,
+        output_loading_info=True,
+        model=config,
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            f"the weights at {place.path} lack {len(missing)} parameters ({missing[0]}, ...), which would stay random; "
+            "get the whole checkpoint, or build the model yourself and pass VLM(model, processor)"
+        )
+    if places is not None:
+        return model
+    try:
+        return model.to(device)
+    except torch.OutOfMemoryError as error:
+        raise UserError(_too_large(config, device)) from error
+
+
+def _too_large(config: ModelConfig, device: object) -> str:
+    needed = f" needs about {config.memory_gib} GiB in bfloat16" if config.memory_gib else " is too large"
+    return (
+        f"{config.name}{needed} for {device}; choose a smaller model, spread it with model.device_map=auto, or set "
+        "model.device=cpu"
+    )
+
+
+def dtype_on(name: str, device: "torch.device") -> "torch.dtype":
+    """The type that ``name`` means on ``device``."""
+    import torch
+
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.float32
+
+
+def _reading(place: Source, what: str, read: Any, model: ModelConfig | None = None, **arguments: Any) -> Any:
+    """``read`` at ``place``, its error as one sentence: transformers raises a dozen types for files it cannot use."""
+    import torch
+
+    try:
+        return read(place.path, **place.arguments(), **arguments)
+    except torch.OutOfMemoryError as error:
+        assert model is not None
+        raise UserError(_too_large(model, "the GPU")) from error
+    except Exception as error:
+        raise UserError(_sentence(place, what, error, arguments.get("attn_implementation"))) from error
+
+
+def _sentence(place: Source, what: str, error: Exception, attention: str | None) -> str:
+    from huggingface_hub.errors import GatedRepoError
+
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    text = str(error)
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
+        return gated(place.path)
+    if "torchvision" in text.lower():
+        return (
+            f"the {what} of {place.path} needs torchvision; install the build that fits this torch, or choose a family "
+            "that does without (llava, llava_next, instructblip, gemma3)"
+        )
+    if "num2words" in text:
+        return f"the {what} of {place.path} needs num2words; pip install 'forestlens[processors]'"
+    if "trust_remote_code" in text:
+        return f"{place.path} brings its own code, which is run only if you say so; set model.trust_remote_code=true"
+    if attention and ("attn_implementation" in text or "attention" in text.lower()):
+        other = "eager" if attention == "sdpa" else "sdpa or eager"
+        return f"attention {attention!r} cannot be used ({brief(error)}); set model.attn_implementation={other}"
+    if not place.local_only:
+        way_out = "try again"
+    else:
+        way_out = "mend its files" if Path(place.path).is_dir() else "fetch the whole of it once with network"
+    return f"cannot read the {what} of {place.path} ({brief(error)}); {way_out}, or choose another model"
+
+
+def weights_hash(folder: Path) -> str:
+    """``sha256:`` and 12 hex digits: of the one safetensors file, or of the ``sha256sum`` listing of several."""
+    files = sorted(folder.glob("*.safetensors"))
+    digests = []
+    for path in files:
+        with path.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    if len(files) > 1:
+        listing = "".join(f"{digest}  {path.name}\n" for digest, path in zip(digests, files, strict=True))
+        digests = [hashlib.sha256(listing.encode()).hexdigest()]
+    return f"sha256:{digests[0][:HASH_LENGTH]}"

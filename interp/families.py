@@ -1,0 +1,256 @@
+"""Inputs of a family whose processor takes no rendered text: IDEFICS wants each prompt as a list of texts and pictures.
+
+Its processor also downloads whatever piece of a prompt looks like a URL, and a question may be one. The same inputs are
+made here from the rendered text, whose template writes the placeholders itself. Knows nothing of models.
+
+What each model family looks like inside, written out: module paths, the image token, how image tokens lie.
+
+One plain dict keyed by ``model_type``; nothing is found by counting layers or matching names (a vision tower deeper
+than the decoder would be picked instead). Paths were read in transformers 5.23 and are relative to the
+``*ForConditionalGeneration`` model; the tests build one model of each family and check them. Knows nothing of torch,
+tokenizers or processors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from transformers import BatchFeature
+
+from interp.errors import UserError
+
+Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attention"]
+"""How one image's tokens lie:
+
+``patches``  one contiguous run, row-major over the picture;
+``anyres``   one run: a base grid of the whole picture, then the unpadded high-resolution grid with a newline column;
+``thw``      one run, row-major, its grid given by ``image_grid_thw`` over the merge size;
+``tiles``    one run a tile (row-major tiles, then the whole picture), with delimiter tokens between the runs;
+``queries``  one run of learned queries that stand for no place in the picture;
+``cross_attention``  nowhere in the sequence: the picture's features are the keys of cross-attention layers alone.
+"""
+
+PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "projector")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in one model family. The six paths are dotted names under the top-level model.
+
+    ``attention`` is the self-attention's name inside a decoder layer; ``text_config`` the decoder's entry in the
+    model's config, the only one whose attention implementation may be switched ("": the config itself);
+    ``image_token`` the config's attribute that holds the id of the tokens the image features replace;
+    ``crossing_layers`` the text config's attribute that lists which of ``layers`` attend to the picture and have no
+    self-attention; ``position_kind`` is ``"mrope"`` where a token's position is not its column alone; ``prompt`` is
+    ``"pieces"`` where the processor takes no rendered text (``interp.families``); ``along`` are the inputs that a
+    decoding step goes on needing, a row a token; ``note`` says what a reader of the maps must know.
+    """
+
+    model_type: str
+    language_model: str
+    layers: str
+    final_norm: str
+    lm_head: str
+    vision_tower: str
+    projector: str
+    geometry: Geometry
+    position_kind: Literal["1d", "mrope"] = "1d"
+    attention: str = "self_attn"
+    text_config: str = "text_config"
+    image_token: str = "image_token_id"
+    crossing_layers: str = ""
+    prompt: Literal["text", "pieces"] = "text"
+    along: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def cross_attended(self) -> bool:
+        """Whether the picture is read by cross-attention, so that no token of the sequence stands for it."""
+        return self.geometry == "cross_attention"
+
+    def path(self, part: str) -> str:
+        """The dotted path of ``part``; UserError for a part that no layout has."""
+        if part not in PARTS:
+            raise UserError(f"no part '{part}' in a layout; known: {', '.join(PARTS)}")
+        return str(getattr(self, part))
+
+    def module(self, model: Any, part: str) -> Any:
+        """The module at ``part`` of ``model``; UserError if the model does not have it where this layout says."""
+        path = self.path(part)
+        try:
+            return model.get_submodule(path)
+        except AttributeError as error:
+            raise UserError(
+                f"the {self.model_type} model has no '{path}' ({part}); "
+                f"its layout does not fit this checkpoint or version; mend the entry in interp/families.py"
+            ) from error
+
+    def attentions(self, model: Any) -> dict[int, Any]:
+        """Layer index → self-attention module of the language model; layers that only attend to a picture have none."""
+        text = model.config.get_text_config()
+        crossing = getattr(text, self.crossing_layers) if self.crossing_layers else ()
+        layers = enumerate(self.module(model, "layers"))
+        return {i: layer.get_submodule(self.attention) for i, layer in layers if i not in crossing}
+
+    def image_token_id(self, config: Any) -> int:
+        """The id at image positions of ``input_ids``; the config's, since a processor's may be a begin marker.
+
+        Raises:
+            UserError: the family reads its pictures by cross-attention.
+        """
+        self.require_image_tokens()
+        return int(getattr(config, self.image_token))
+
+    def require_image_tokens(self, name: str = "") -> None:
+        """UserError for a family whose sequence holds no image tokens: their share is not zero, there is none."""
+        if self.cross_attended:
+            raise UserError(
+                f"no image tokens in the sequence of {name or self.model_type}: it reads pictures by cross-attention, "
+                "so shares, maps and edges of image tokens do not apply; use occlude_image or an image swap,"
+                " or choose another family"
+            )
+
+    def require_places(self, name: str = "") -> None:
+        """UserError for a family whose image tokens lie nowhere in the picture, so that there is no map over it."""
+        self.require_image_tokens(name)
+        if self.geometry == "queries":
+            raise UserError(
+                f"no maps over the picture for {name or self.model_type}: its image tokens are learned queries that "
+                "stand for no place; read their share of attention, or use occlude_image"
+            )
+
+
+_STANDARD: dict[str, Any] = {
+    "language_model": "model.language_model",
+    "layers": "model.language_model.layers",
+    "final_norm": "model.language_model.norm",
+    "lm_head": "lm_head",
+    "vision_tower": "model.vision_tower",
+    "projector": "model.multi_modal_projector",
+}
+_QWEN: dict[str, Any] = _STANDARD | {"vision_tower": "model.visual", "projector": "model.visual.merger"}
+_IDEFICS: dict[str, Any] = {
+    "language_model": "model.text_model",
+    "layers": "model.text_model.layers",
+    "final_norm": "model.text_model.norm",
+    "lm_head": "lm_head",
+    "vision_tower": "model.vision_model",
+    "projector": "model.connector",
+}
+
+_ALL = (
+    Layout("llava", **_STANDARD, geometry="patches"),
+    Layout(
+        "llava_next",
+        **_STANDARD,
+        geometry="anyres",
+        note="newline columns lie inside the image run: they count as image mass and are left out of maps",
+    ),
+    Layout("qwen2_vl", **_QWEN, geometry="thw", position_kind="mrope"),
+    Layout("qwen2_5_vl", **_QWEN, geometry="thw", position_kind="mrope"),
+    Layout(
+        "qwen3_vl",
+        **_QWEN,
+        geometry="thw",
+        position_kind="mrope",
+        note="vision features are added again in early layers (DeepStack): an ablated image position is refilled",
+    ),
+    Layout(
+        "instructblip",
+        language_model="language_model.model",
+        layers="language_model.model.layers",
+        final_norm="language_model.model.norm",
+        lm_head="language_model.lm_head",
+        vision_tower="vision_model",
+        projector="language_projection",
+        geometry="queries",
+        note="image tokens are Q-Former queries before BOS: they stand for no place in the picture",
+    ),
+    Layout("idefics3", **_IDEFICS, geometry="tiles"),
+    Layout("smolvlm", **_IDEFICS, geometry="tiles"),
+    Layout("internvl", **_STANDARD, geometry="tiles"),
+    Layout(
+        "paligemma",
+        **_STANDARD,
+        geometry="patches",
+        note="image first; the prompt attends to itself in both directions",
+    ),
+    Layout("gemma3", **_STANDARD, geometry="patches", note="an image's tokens attend to each other in both directions"),
+    Layout(
+        "idefics",
+        language_model="model",
+        layers="model.layers",
+        final_norm="model.norm",
+        lm_head="lm_head",
+        vision_tower="model.vision_model",
+        projector="model.perceiver_resampler",
+        geometry="cross_attention",
+        text_config="",  # the decoder's settings are the config's own
+        prompt="pieces",
+        along=("image_attention_mask",),
+        note="pictures are read by gated cross-attention between the layers: tokens attend to text alone",
+    ),
+    Layout(
+        "mllama",
+        **_STANDARD | {"vision_tower": "model.vision_model"},
+        geometry="cross_attention",
+        crossing_layers="cross_attention_layers",
+        along=("cross_attention_mask",),
+        note="pictures are read by cross-attention layers of their own, which have no self-attention",
+    ),
+)
+
+LAYOUTS: dict[str, Layout] = {layout.model_type: layout for layout in _ALL}
+
+
+def layout_for(model_or_config: Any) -> Layout:
+    """The layout of a model, or of a config; UserError where the family has none."""
+    config = getattr(model_or_config, "config", model_or_config)
+    model_type = getattr(config, "model_type", None)
+    if model_type not in LAYOUTS:
+        raise UserError(f"no layout for '{model_type}'; known: {', '.join(LAYOUTS)}; add one in interp/families.py")
+    if getattr(getattr(config, "text_config", None), "is_encoder_decoder", False):
+        raise UserError(
+            f"no layout for '{model_type}' with an encoder-decoder language model; only decoder-only ones are covered; "
+            f"take a decoder-only checkpoint (for instructblip: the Vicuna ones)"
+        )
+    return LAYOUTS[model_type]
+
+
+def encode_pieces(
+    processor: Any, texts: Sequence[str], pictures: Sequence[Image.Image], *, name: str = "the model"
+) -> BatchFeature:
+    """Left-padded ``input_ids`` and ``attention_mask``, ``pixel_values``, and ``image_attention_mask``.
+
+    ``pictures`` are one a text, or none at all. A token sees its prompt's picture from the placeholder on; without
+    pictures nothing is seen, of pixels that are 0 (the processor's way to say "text alone").
+
+    Raises:
+        UserError: a text without exactly as many placeholders as pictures.
+    """
+    begin = processor.tokenizer.bos_token
+    whole = [text if text.startswith(begin) else begin + text for text in texts]
+    tokens = processor.tokenizer(whole, add_special_tokens=False, padding=True, return_tensors="pt")
+    ids = tokens["input_ids"]
+    places = ids == processor.image_token_id
+    wanted = 1 if pictures else 0
+    wrong = (places.sum(dim=1) != wanted).nonzero().flatten().tolist()
+    if wrong:
+        raise UserError(
+            f"{int(places[wrong[0]].sum())} image placeholders for {wanted} images in a prompt of {name}; there must "
+            "be as many; take the placeholder out of the prompt's words, or mend the chat template"
+        )
+    if pictures:
+        pixels = torch.as_tensor(processor.image_processor(list(pictures), return_tensors="pt"))
+    else:
+        pixels = torch.zeros(len(texts), *processor.default_image_dims)
+    return BatchFeature(
+        {
+            "input_ids": ids,
+            "attention_mask": tokens["attention_mask"],
+            "pixel_values": pixels[:, None],
+            "image_attention_mask": (places.cumsum(dim=1) > 0).long()[..., None],
+        }
+    )

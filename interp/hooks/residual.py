@@ -1,0 +1,256 @@
+"""Reads and edits the residual stream of the language model, at named points and places.
+
+*Points*: 0 is what enters decoder layer 0 (the embeddings, with the image features put in), l is what decoder layer
+l − 1 gave, up to L, the number of layers; the final norm comes after. *Places* are groups of a prompt's columns, told
+apart by ``interp.segments``: ``verdict`` is the last column, off which the first answer token is read, and belongs to
+no other place; ``image``, ``user``, ``system``, ``template``, ``sink`` are all other columns of that segment,
+``last_image`` and ``last_user`` the last of them. Knows nothing of what is looked for, or of what an edit is for.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.attention import follow
+from interp.errors import UserError
+from interp.hooks.forward import Follower, Forward
+from interp.segments import IMAGE, SEGMENTS, Segments
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+PLACES = ("verdict", "image", "user", "template", "sink", "last_image", "last_user")
+"""What is read as a rule; ``system`` is there too for prompts that have such a text."""
+
+READABLE = (*PLACES, "system")
+EDITABLE = (*READABLE, "generated", "all")
+"""``generated``: every token after the prompt; ``all``: every column, padding included."""
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Hidden states of each prompt: a place's mean over its columns; NaN where a prompt has no such place."""
+
+    values: Float[Tensor, "place point row width"]  # float32, on the CPU
+    places: tuple[str, ...]
+    points: tuple[int, ...]
+
+    def at(self, place: str, point: int) -> Float[Tensor, "row width"]:
+        """Of one place and point; UserError for one that was not read."""
+        for name, value, known in (("place", place, self.places), ("point", point, self.points)):
+            if value not in known:
+                have = ", ".join(map(str, known))
+                raise UserError(f"no {name} {value!r} among what was read; there are: {have}; read it too")
+        return self.values[self.places.index(place), self.points.index(point)]
+
+
+@dataclass(frozen=True)
+class Here:
+    """One point during one forward: ``hidden`` holds the columns from ``start`` on (decoding: the newest one alone)."""
+
+    point: int
+    hidden: Float[Tensor, "row column width"]
+    start: int
+    sight: "_Sight"
+
+    def where(self, place: str) -> Bool[Tensor, "row column"]:
+        """Which of ``hidden`` are at ``place``; a row may have none.
+
+        Raises:
+            UserError: no such place, a model whose sequence holds no image tokens asked for them, or (but for ``all``)
+                inputs that were encoded outside.
+        """
+        if place == "all":
+            return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
+        return self.sight.where(place, self.start, self.hidden.shape[1]).to(self.hidden.device)
+
+
+Edit = Callable[[Here], Tensor | None]
+"""What ``hidden`` is to be instead, or None to leave it."""
+
+
+def residuals(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    *,
+    places: Sequence[str] = ("verdict",),
+    points: Sequence[int] | None = None,
+    batch_size: int = 32,
+) -> Residuals:
+    """The residual stream of each prompt at ``points`` (default: 0 to L), one forward a batch.
+
+    Only the means over ``places`` are kept: places · points · rows · width · 4 bytes, on the CPU.
+
+    Raises:
+        UserError: no prompts, no places, an unknown place or point, or image tokens asked of a model that has none in
+            its sequence.
+    """
+    points = tuple(range(last_point(vlm) + 1)) if points is None else tuple(points)
+    check_places(vlm, places, READABLE)
+    if not prompts or batch_size < 1:
+        raise UserError(
+            f"{len(prompts)} prompts in batches of {batch_size}; reading needs at least one of each; check the limit"
+        )
+    batches = []
+    for first in range(0, len(prompts), batch_size):
+        found: dict[int, Tensor] = {}
+
+        def keep(here: Here, found: dict[int, Tensor] = found) -> None:
+            found[here.point] = torch.stack([_means(here.hidden, here.where(place)) for place in places]).cpu()
+
+        with edit_residual(vlm, keep, points=points):
+            vlm.score(prompts[first : first + batch_size])
+        batches.append(torch.stack([found[point] for point in points], dim=1))
+    return Residuals(torch.cat(batches, dim=2), tuple(places), points)
+
+
+@contextmanager
+def edit_residual(vlm: "VLM", edit: Edit, *, points: Sequence[int], segments: Segments | None = None) -> Iterator[None]:
+    """Has ``edit`` see and change what is at ``points`` in every forward of ``vlm`` while open, also while decoding.
+
+    An edit that returns None everywhere changes nothing. ``segments`` are those of inputs that were encoded before
+    (``interp.segments.segment``); inputs encoded inside are known, and an edit that never asks ``here.where`` needs
+    none. It nests with itself (the inner one sees what the outer one left), with ``knockout`` and ``record_attention``.
+
+    Raises:
+        UserError: no points, or one that the model does not have; what ``edit`` gives has another shape; the decoder is
+            called outside a forward of the whole model.
+    """
+    last = last_point(vlm)
+    unknown = [point for point in points if not 0 <= point <= last]
+    if unknown or not points:
+        named = f"point {unknown[0]}" if unknown else "points"
+        raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
+    sight = _Sight(vlm, Follower(vlm))
+    layers = vlm.layout.module(vlm.model, "layers")
+    with ExitStack() as stack:
+        stack.enter_context(follow(vlm, sight, segments))
+        for point in sorted(set(points)):
+            hook = _Hook(point, edit, sight)
+            if point == 0:
+                stack.callback(layers[0].register_forward_pre_hook(hook.entering, with_kwargs=True).remove)
+            else:
+                stack.callback(layers[point - 1].register_forward_hook(hook.leaving).remove)
+        yield
+
+
+def last_point(vlm: "VLM") -> int:
+    """L, the number of decoder layers."""
+    return len(vlm.layout.module(vlm.model, "layers"))
+
+
+@dataclass
+class _Sight:
+    """The forward that is running: the columns it holds, and whose they are if the follower knows its batch."""
+
+    vlm: "VLM"
+    follower: Follower
+    running: bool = False
+    start: int = 0
+    forward: Forward | None = None
+    refusal: UserError | None = None
+    masks: dict[str, Tensor] = field(default_factory=dict)
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward. An unknown batch is an error only for an edit that asks where its segments are."""
+        cache = kwargs.get("past_key_values")
+        self.start = int(cache.get_seq_length()) if cache is not None else 0
+        self.running, self.forward, self.refusal, self.masks = True, None, None, {}
+        try:
+            self.forward = self.follower.enter(args, kwargs)
+        except UserError as error:
+            self.refusal = error
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """After a forward: its cache names it at the next decoding step."""
+        if self.forward is not None:
+            self.follower.leave(self.forward, output)
+        self.running, self.forward = False, None
+
+    def where(self, place: str, start: int, columns: int) -> Bool[Tensor, "row column"]:
+        """On the CPU; the same for all points of a forward."""
+        if place not in self.masks:
+            check_places(self.vlm, [place], EDITABLE)
+            if self.refusal is not None:
+                raise self.refusal
+            if self.forward is None:
+                raise UserError(_OUTSIDE)
+            self.masks[place] = at_place(self.forward.batch.segments, place, start, start + columns)
+        return self.masks[place]
+
+
+_OUTSIDE = (
+    "a decoder layer ran outside a forward of the whole model; an edit of its residual stream follows vlm.generate, "
+    "vlm.score and vlm.model(...); call one of these"
+)
+
+
+@dataclass(frozen=True)
+class _Hook:
+    """At one point: hands the hidden states to the edit, and on what the edit made of them."""
+
+    point: int
+    edit: Edit
+    sight: _Sight
+
+    def entering(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before layer 0."""
+        if args:
+            return (self._edited(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": self._edited(kwargs["hidden_states"])}
+
+    def leaving(self, module: Any, args: Any, output: Any) -> Any:
+        """After a layer, which gives a tensor or a tuple that begins with it."""
+        if isinstance(output, tuple):
+            return (self._edited(output[0]), *output[1:])
+        return self._edited(output)
+
+    def _edited(self, hidden: Tensor) -> Tensor:
+        if not self.sight.running:
+            raise UserError(_OUTSIDE)
+        edited = self.edit(Here(self.point, hidden, self.sight.start, self.sight))
+        if edited is None:
+            return hidden
+        if edited.shape != hidden.shape:
+            raise UserError(
+                f"an edit at point {self.point} gave {tuple(edited.shape)} for hidden states of {tuple(hidden.shape)}; "
+                "the shape must stay; return a changed copy of here.hidden"
+            )
+        return edited.to(hidden)
+
+
+def at_place(segments: Segments, place: str, start: int, stop: int) -> Bool[Tensor, "row column"]:
+    """Which of the columns ``start`` to ``stop`` of a batch are at ``place`` (of ``READABLE``, or ``generated``)."""
+    columns = torch.arange(stop)
+    verdict = columns == segments.width - 1
+    if place == "verdict":
+        return verdict[start:].repeat(len(segments.rows), 1)
+    name = place.removeprefix("last_")
+    code = SEGMENTS.index(IMAGE if name == "image" else name)
+    # From column 0 on, also while decoding: the last column of a segment is known by those before it.
+    own = (segments.indicator(0, stop).argmax(-1) == code) & ~verdict
+    if name != place:
+        own &= columns == torch.where(own, columns, -1).amax(1, keepdim=True)
+    return own[:, start:]
+
+
+def check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> None:
+    """UserError for a place that is not ``known``, for none, and for image tokens where the sequence has none."""
+    unknown = [place for place in places if place not in known]
+    if unknown or not places:
+        named = f"place '{unknown[0]}'" if unknown else "places"
+        raise UserError(f"no {named} in a prompt; known: {', '.join(known)}; choose among these")
+    if any("image" in place for place in places):
+        vlm.layout.require_image_tokens(vlm.name)
+
+
+def _means(hidden: Float[Tensor, "row column width"], where: Bool[Tensor, "row column"]) -> Float[Tensor, "row width"]:
+    """In float32, of the columns asked for alone: no float32 copy of the whole batch is made."""
+    if bool((where.sum(1) == 1).all()):
+        return hidden[where].float()
+    return torch.stack([row[there].float().mean(0) for row, there in zip(hidden, where, strict=True)])

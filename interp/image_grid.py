@@ -1,0 +1,185 @@
+"""Where each image token lies in the picture: columns of the batch arranged as grids, from the processor's real output.
+
+Knows nothing of text, of attention, or of how a grid is drawn.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.families import Geometry
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom, as shares of the original picture's width and height; below 0 or above 1 is padding."""
+
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """Image tokens as they lie over the picture.
+
+    ``columns`` are columns of the (left-padded) batch, row-major from the top left; ``box`` is the part of the picture
+    they cover; ``name`` is ``base`` (the whole picture at once), ``tiles`` (the same in high resolution) or ``global``
+    (the small copy beside the tiles).
+    """
+
+    name: str
+    columns: Int[Tensor, "height width"]
+    box: Box = WHOLE
+
+
+class ImageTokens(NamedTuple):
+    """One row's image tokens and what is needed to lay them out."""
+
+    columns: list[int]  # in the batch, ascending
+    ids: Sequence[int]  # the row's whole input_ids
+    picture: int  # its place among the batch's pictures
+    size: tuple[int, int]  # width and height of the original picture, in pixels
+    batch: Mapping[str, Any]  # the processor's output
+    config: Any  # the model's
+    processor: Any
+
+
+def _grid(name: str, columns: Sequence[int], height: int, width: int, box: Box = WHOLE) -> PatchGrid:
+    if height * width != len(columns):
+        raise UserError(
+            f"{len(columns)} image tokens do not fill a grid of {height} × {width}; the processor and the model "
+            "disagree; load both from one checkpoint"
+        )
+    return PatchGrid(name, torch.tensor(columns).reshape(height, width), box)
+
+
+def _patches(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
+    """One run; its aspect is that of the pixels the model sees."""
+    pixels = tokens.batch["pixel_values"]
+    if len(pixels) != len(tokens.batch["input_ids"]):
+        raise UserError(
+            f"{len(pixels)} crops of {len(tokens.batch['input_ids'])} pictures; crops (pan and scan) are not mapped; "
+            "load the processor with do_pan_and_scan=False"
+        )
+    height, width = pixels.shape[-2:]
+    count = len(tokens.columns)
+    box = crop_box(tokens.processor.image_processor, tokens.size)
+    return (_grid("base", tokens.columns, isqrt(count * height // width), isqrt(count * width // height), box),)
+
+
+def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
+    """The base grid, then the unpadded high-resolution grid, whose last column is the newline embedding."""
+    from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape, unpad_image
+
+    vision = tokens.config.vision_config
+    side = vision.image_size // vision.patch_size
+    size = [int(edge) for edge in tokens.batch["image_sizes"][tokens.picture]]
+    tiles = get_anyres_image_grid_shape(size, tokens.config.image_grid_pinpoints, vision.image_size)
+    height, width = unpad_image(torch.zeros(1, tiles[0] * side, tiles[1] * side), size).shape[1:]
+    base, rest = tokens.columns[: side * side], tokens.columns[side * side :]
+    with_newline = _grid("tiles", rest, height, width + 1)
+    # Padding is cut off in whole cells, the same on both sides: where it was an odd number, half a cell stays.
+    shown = [min(tiles[0], tiles[1] * size[0] / size[1]) * side, min(tiles[1], tiles[0] * size[1] / size[0]) * side]
+    top, left = (shown[0] - height) / (2 * shown[0]), (shown[1] - width) / (2 * shown[1])
+    box = (left, top, 1 - left, 1 - top)
+    return _grid("base", base, side, side), PatchGrid("tiles", with_newline.columns[:, :-1], box)
+
+
+def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
+    """``image_grid_thw`` counts patches before they are merged."""
+    frames, height, width = (int(n) for n in tokens.batch["image_grid_thw"][tokens.picture])
+    merge = tokens.config.vision_config.spatial_merge_size
+    if frames != 1:
+        raise UserError(f"an image of {frames} frames; pictures alone are mapped; give a picture instead of a video")
+    return (_grid("base", tokens.columns, height // merge, width // merge),)
+
+
+def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
+    """Square tiles, row by row, then the whole picture once more; one tile alone is the whole picture."""
+    runs = _equal_runs(tokens)
+    side = isqrt(len(runs[0]))
+    if len(runs) == 1:
+        return (_grid("base", runs[0], side, side),)
+    rows, columns = _tile_arrangement(tokens, len(runs) - 1)
+    squares = torch.stack([_grid("tiles", run, side, side).columns for run in runs[:-1]])
+    whole = squares.reshape(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
+    return PatchGrid("tiles", whole), _grid("global", runs[-1], side, side)
+
+
+def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
+    """The image tokens cut into tiles, all of one length (InternVL puts no mark between them)."""
+    length = getattr(tokens.processor, "image_seq_len", None) or tokens.processor.image_seq_length
+    if len(tokens.columns) % length:
+        raise UserError(
+            f"{len(tokens.columns)} image tokens are no multiple of the {length} of one tile; the processor and the "
+            "model disagree; load both from one checkpoint"
+        )
+    return [tokens.columns[i : i + length] for i in range(0, len(tokens.columns), length)]
+
+
+def _tile_arrangement(tokens: ImageTokens, tiles: int) -> tuple[int, int]:
+    """Rows and columns of tiles: read off the row/column tokens where there are some, else from the picture's size."""
+    names = tokens.processor.tokenizer.convert_ids_to_tokens([tokens.ids[c - 1] for c in tokens.columns if c])
+    places = [match for name in names if (match := re.search(r"row_(\d+)_col_(\d+)", name))]
+    if places:
+        rows, columns = (max(int(match[i]) for match in places) for i in (1, 2))
+    else:
+        rows, columns = _canvas(tokens)
+    if rows * columns != tiles:
+        raise UserError(
+            f"{tiles} tiles of an image where {rows} × {columns} were expected; the image processor was called with "
+            "other settings than its own; call vlm.encode"
+        )
+    return rows, columns
+
+
+def _canvas(tokens: ImageTokens) -> tuple[int, int]:
+    """InternVL's arrangement, by its image processor's own function."""
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+    processor = tokens.processor.image_processor
+    width, height = tokens.size
+    tile = (processor.size["height"], processor.size["width"])
+    columns, rows = get_optimal_tiled_canvas((height, width), tile, processor.min_patches, processor.max_patches)
+    return rows, columns
+
+
+def _queries(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
+    """Learned queries lie nowhere."""
+    return ()
+
+
+GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
+    "patches": _patches,
+    "anyres": _anyres,
+    "thw": _thw,
+    "tiles": _tiles,
+    "queries": _queries,
+    "cross_attention": _queries,  # never called: there are no columns to lay out
+}
+
+
+def crop_box(image_processor: Any, size: tuple[int, int]) -> Box:
+    """The part of a picture of ``size`` (width, height) that is left after padding to a square and centre cropping."""
+    width, height = size
+    canvas = (max(size), max(size)) if getattr(image_processor, "do_pad", None) else size
+    shown = [float(edge) for edge in canvas]
+    if getattr(image_processor, "do_center_crop", None):
+        resized = _resized(image_processor, canvas)
+        crop = (image_processor.crop_size["width"], image_processor.crop_size["height"])
+        shown = [canvas[i] * crop[i] / resized[i] for i in (0, 1)]
+    left, top = (width - shown[0]) / 2, (height - shown[1]) / 2
+    return left / width, top / height, (left + shown[0]) / width, (top + shown[1]) / height
+
+
+def _resized(image_processor: Any, size: tuple[int, int]) -> tuple[float, float]:
+    """Width and height after the processor's resize, before its crop."""
+    target = dict(image_processor.size) if image_processor.do_resize else {"width": size[0], "height": size[1]}
+    if "shortest_edge" in target:
+        scale = target["shortest_edge"] / min(size)
+        return size[0] * scale, size[1] * scale
+    return float(target["width"]), float(target["height"])

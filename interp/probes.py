@@ -1,0 +1,193 @@
+"""How well a linear probe reads a label off hidden states, on groups of cases that it was not fitted on.
+
+Whether something *can* be read at a place does not say that the model uses it (Belinkov 2022, "Probing classifiers");
+``interp.directions`` and ``interp.patching`` ask that. Pure: knows nothing of models or benchmarks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+from scipy.stats import rankdata
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.lda import Fold, discriminant, grouped_folds, raked
+
+FOLDS = 5
+SHUFFLES = 3
+DEALS = 100  # tries at dealing labels out among groups
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was read at each point. Rates are shares of 1; NaN, with ``reason``, where no number can be given.
+
+    ``balanced_accuracy`` is the mean over classes of the share read right, so that 1 / classes is chance;
+    ``control`` the same for a probe fitted to shuffled labels; ``auroc`` (two classes alone) takes the second as
+    positive. ``predicted`` (−1: left out) and ``score`` are each case's held-out readings, for whoever resamples
+    clusters to get intervals.
+    """
+
+    classes: tuple[str, ...]
+    counts: tuple[int, ...]  # cases of each class
+    groups: int
+    accuracy: Float[np.ndarray, "point"]
+    balanced_accuracy: Float[np.ndarray, "point"]
+    control: Float[np.ndarray, "point"]
+    auroc: Float[np.ndarray, "point"]
+    predicted: Int[np.ndarray, "point row"]
+    score: Float[np.ndarray, "point row"]
+    reason: str | None = None
+
+    @property
+    def n(self) -> int:
+        """Cases that were read."""
+        return sum(self.counts)
+
+    @property
+    def majority(self) -> float:
+        """The accuracy of always naming the most frequent class."""
+        return max(self.counts) / self.n if self.n else float("nan")
+
+    @property
+    def selectivity(self) -> Float[np.ndarray, "point"]:
+        """Balanced accuracy less that of the control task (Hewitt and Liang 2019)."""
+        return self.balanced_accuracy - self.control
+
+    def table(self, points: Sequence[int] | None = None) -> pd.DataFrame:
+        """One row a point (numbered from 0 unless said otherwise)."""
+        rates = {name: getattr(self, name) for name in ("accuracy", "balanced_accuracy", "control", "selectivity")}
+        points = range(len(self.accuracy)) if points is None else points
+        fixed = {"majority": self.majority, "classes": len(self.classes), "n": self.n, "groups": self.groups}
+        return pd.DataFrame({"point": list(points)} | rates | {"auroc": self.auroc} | fixed | {"reason": self.reason})
+
+
+def probe(
+    hidden: Float[Tensor, "point row width"],
+    labels: Sequence[Any] | np.ndarray,
+    groups: Sequence[Any] | np.ndarray,
+    *,
+    balance: Sequence[Sequence[Any] | np.ndarray] = (),
+    folds: int = FOLDS,
+    shuffles: int = SHUFFLES,
+    seed: int = 0,
+) -> Probe:
+    """Reads ``labels`` (of any type; sorted, they are the classes) with a shrunk linear discriminant at every point.
+
+    Cases of one group are never split between fitting and testing. Cases whose state is NaN (a prompt without such a
+    place) are left out and counted by ``n``.
+
+    Args:
+        balance: columns (such as template and concept) within whose values two classes are to weigh alike in fitting;
+            ``interp.lda.raked`` says when that is needed.
+        shuffles: how often the control's labels are drawn. They are shuffled among groups where a group has one label,
+            else among cases.
+
+    Raises:
+        UserError: the columns are not as long as there are rows, fewer than two folds, or ``balance`` for other than
+            two classes. Too few cases are no error: they give NaN and a reason.
+    """
+    columns = [np.asarray(column) for column in (labels, groups, *balance)]
+    for column in columns:
+        if len(column) != hidden.shape[1]:
+            raise UserError(
+                f"{len(column)} labels or groups for {hidden.shape[1]} rows; there must be one for each row"
+            )
+    if folds < 2:
+        raise UserError(f"folds={folds}: a held-out number needs at least 2")
+    states = hidden.double().numpy()
+    kept = ~np.isnan(states).any((0, 2))
+    values, group, *nuisances = (column[kept] for column in columns)
+    names, codes = np.unique(values, return_inverse=True)
+    classes = tuple(map(str, names.tolist()))
+    found = _nothing(hidden, classes, codes, group)
+    if not kept.any():
+        return replace(found, reason="no case has such a place")
+    try:
+        splits = grouped_folds(codes, group, folds=folds, seed=seed, names=classes)
+    except UserError as error:
+        return replace(found, reason=str(error))
+    rng = np.random.default_rng(seed)
+    task = _task(codes, splits, nuisances)
+    controls = [_task(_shuffled(codes, group, splits, rng), splits, nuisances) for _ in range(shuffles)]
+    for point, state in enumerate(states[:, kept]):
+        scores = task.held_out(state)
+        found.predicted[point, kept] = guess = scores.argmax(1)
+        found.accuracy[point] = (guess == codes).mean()
+        found.balanced_accuracy[point] = task.balanced(guess)
+        found.control[point] = np.mean([other.balanced(other.held_out(state).argmax(1)) for other in controls])
+        if len(names) == 2:
+            found.score[point, kept] = margin = scores[:, 1] - scores[:, 0]
+            found.auroc[point] = auroc(margin, codes == 1)
+    return found
+
+
+def auroc(score: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"]) -> float:
+    """Chance that a positive case scores above another, ties counting half; NaN where a class is empty."""
+    if positive.all() or not positive.any():
+        return float("nan")
+    ranks = rankdata(score)
+    wins = ranks[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
+    return float(wins / positive.sum() / (~positive).sum())
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Labels to be read, and how much each fitting case weighs in each fold."""
+
+    codes: Int[np.ndarray, "row"]
+    splits: list[Fold]
+    weights: list[np.ndarray]
+
+    def held_out(self, state: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row class"]:
+        """Each case's scores by the probe of the fold that it was held out of."""
+        scores = np.empty((len(state), int(self.codes.max()) + 1))
+        for (train, test), weight in zip(self.splits, self.weights, strict=True):
+            used = train[weight > 0]
+            fitted = discriminant(state[used], self.codes[used], weight[weight > 0])
+            scores[test] = fitted.scores(state[test])
+        return scores
+
+    def balanced(self, guess: Int[np.ndarray, "row"]) -> float:
+        """The mean over classes of the share read right."""
+        return float(np.mean([(guess[self.codes == code] == code).mean() for code in np.unique(self.codes)]))
+
+
+def _task(codes: Int[np.ndarray, "row"], splits: list[Fold], nuisances: Sequence[np.ndarray]) -> _Task:
+    weights = [raked(codes[train], [nuisance[train] for nuisance in nuisances]) for train, _ in splits]
+    return _Task(codes, splits, weights)
+
+
+def _shuffled(
+    codes: Int[np.ndarray, "row"], groups: np.ndarray, splits: list[Fold], rng: np.random.Generator
+) -> Int[np.ndarray, "row"]:
+    """Labels that nothing can know: dealt out anew among groups that have one label each, else among cases."""
+    _, first, member = np.unique(groups, return_index=True, return_inverse=True)
+    if (codes[first][member] == codes).all():
+        for _ in range(DEALS):
+            dealt = rng.permutation(codes[first])[member]
+            # A class of few groups may fall into one fold, so that the others' probes never met it: dealt again.
+            if all(len(np.unique(dealt[train])) == len(np.unique(codes)) for train, _ in splits):
+                return dealt
+    return rng.permutation(codes)
+
+
+def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups: np.ndarray) -> Probe:
+    """A probe that has read nothing yet."""
+    points, rows, _ = hidden.shape
+    accuracy, balanced, control, area = np.full((4, points), np.nan)
+    return Probe(
+        classes=classes,
+        counts=tuple(np.bincount(codes, minlength=len(classes)).tolist()),
+        groups=len(set(groups.tolist())),
+        accuracy=accuracy,
+        balanced_accuracy=balanced,
+        control=control,
+        auroc=area,
+        predicted=np.full((points, rows), -1),
+        score=np.full((points, rows), np.nan),
+    )

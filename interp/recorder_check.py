@@ -1,0 +1,139 @@
+"""Does the recorder tell the truth about this model, on this machine, in this type? Run once a model and revision.
+
+Three things fail silently elsewhere and loudly here: masses that are not the model's attention, a recorder that changes
+the answer, and a model that does not see the image.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from einops import einsum
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from interp.attention import Queries, Record, record_attention
+from interp.errors import UserError
+from interp.hooks.attention import AttentionCall, intercept
+from interp.segments import Segments, segment
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest absolute difference of a mass, by the model's type."""
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """Largest absolute differences: masses by the kernel and by float32 rows against eager attention in float32, logits
+    with the recorder against without; and the largest change of a logit when each prompt gets another image.
+    """
+
+    kernel_error: float
+    rows_error: float
+    logit_error: float
+    image_effect: float
+    tolerance: float
+    dtype: str
+
+
+def self_test(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> SelfTest:
+    """Measures and judges; ``prompts`` (with images, of unlike lengths so that one is padded) default to two made up.
+
+    Raises:
+        UserError: a mass or a logit is off by more than the tolerance, or another image changes no logit. It holds the
+            numbers.
+    """
+    prompts = list(prompts) if prompts is not None else _made_up()
+    encoded = vlm.encode(prompts)
+    segments = segment(vlm, prompts, encoded)
+    native = _verdict_logits(vlm, encoded)
+    eager: dict[int, Tensor] = {}
+    with (
+        intercept(vlm, observe=lambda call: eager.__setitem__(call.layer, _eager_mass(call, segments))),
+        record_attention(vlm, queries=Queries.ALL, segments=segments) as every,
+    ):
+        logits = _verdict_logits(vlm, encoded)
+    with record_attention(vlm, queries=Queries.VERDICT, segments=segments) as verdict:
+        _verdict_logits(vlm, encoded)
+    result = SelfTest(
+        kernel_error=_error(every, eager),
+        rows_error=_error(verdict, eager),
+        logit_error=float((logits - native).abs().max()),
+        image_effect=float((_verdict_logits(vlm, vlm.encode(_swapped(prompts))) - native).abs().max()),
+        tolerance=TOLERANCE[vlm.dtype],
+        dtype=str(vlm.dtype).removeprefix("torch."),
+    )
+    _judge(result, vlm.name)
+    return result
+
+
+def _judge(result: SelfTest, name: str) -> None:
+    faults = []
+    if not result.kernel_error <= result.tolerance:
+        faults.append("masses by the kernel differ from eager attention")
+    if not result.rows_error <= result.tolerance:
+        faults.append("masses by rows differ from eager attention")
+    if not result.logit_error <= result.tolerance:
+        faults.append("the recorder changes the logits")
+    if not result.image_effect > max(result.tolerance, result.logit_error):
+        faults.append("another image changes no logit")
+    if faults:
+        numbers = ", ".join(f"{key} {value}" for key, value in asdict(result).items())
+        raise UserError(
+            f"the attention self-test of {name} failed: {'; '.join(faults)} ({numbers}); attention would be reported "
+            "wrongly; load it in float32, or with attn_implementation='eager' and output_attentions=True"
+        )
+
+
+def _made_up() -> "list[Prompt]":
+    """Two questions of unlike length about noise: every patch matters a little."""
+    from interp.vlm import Prompt
+
+    noise = np.random.default_rng(0).integers(0, 256, (2, 336, 336, 3), dtype=np.uint8)
+    texts = ("Is this safe?", "Look at the picture before you answer. Is it safe to do what it shows?")
+    return [Prompt(text, Image.fromarray(pixels)) for text, pixels in zip(texts, noise, strict=True)]
+
+
+def _swapped(prompts: "Sequence[Prompt]") -> "list[Prompt]":
+    """Each prompt with its picture's negative: of the same size, so the tokens stay the same."""
+    from dataclasses import replace
+
+    from PIL import ImageOps
+
+    return [replace(p, image=ImageOps.invert(p.image.convert("RGB"))) if p.image is not None else p for p in prompts]
+
+
+def _verdict_logits(vlm: "VLM", encoded: Any) -> Float[Tensor, "row vocab"]:
+    with torch.no_grad():
+        return vlm.model(**encoded).logits[:, -1].float().cpu()
+
+
+def _eager_mass(call: AttentionCall, segments: Segments) -> Float[Tensor, "row head query segment"]:
+    """Masses by the model's own eager attention on the same queries, keys and mask.
+
+    In float32: in bfloat16 eager attention rounds its scores, and is further from the truth than what it would judge.
+    """
+    eager = sys.modules[type(call.module).__module__].eager_attention_forward
+    query, key, value, mask = call.query.float(), call.key.float(), call.value.float(), call.allowed()
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    options = {} if call.softcap is None else {"softcap": call.softcap}
+    _, weights = eager(call.module, query, key, value, mask.float(), scaling=call.scaling, **options)
+    indicator = segments.indicator(0, key.shape[2]).to(weights.device)
+    return einsum(weights, indicator, "row head query key, row key segment -> row head query segment").cpu()
+
+
+def _error(record: Record, eager: dict[int, Tensor]) -> float:
+    """Largest difference over the queries that mean something."""
+    worst = 0.0
+    for piece in record.pieces:
+        for i, layer in enumerate(piece.layers):
+            off = (piece.mass[i] - eager[layer][:, :, list(piece.columns)]).abs().amax((1, 3))
+            worst = max(worst, float(off[piece.real].max()))
+    return worst

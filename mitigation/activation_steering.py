@@ -1,0 +1,148 @@
+"""Steering along a direction that was learned from labelled cases (activation addition, arXiv 2308.10248; contrastive,
+arXiv 2312.06681).
+
+Importing this module loads neither torch nor transformers; learning and generating do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interp.errors import UserError
+from interp.tensor_file import digest_of
+from mitigation.validation import check_point, check_seed, check_shift, check_strength
+from mitigation.wrappers import with_shift
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp.directions import Direction
+    from interp.hooks.residual import Here
+    from interp.vlm import VLM, Generation, Prompt
+
+KINDS = ("mean_difference", "logistic", "discriminant")
+TOWARDS = ("safe", "yes")
+COLUMNS = ("answer", "prompt", "all")
+
+
+@dataclass(frozen=True)
+class DirectionSteering:
+    """Learns a direction at the verdict, and adds it, ``strength`` times, at one ``point`` of the residual stream.
+
+    ``towards`` says of what: ``safe`` lies from unsafe cases to safe ones (the truth), ``yes`` from those that the
+    model calls unsafe to those that it calls safe (its own verdict). ``kind`` is how it is fitted
+    (``interp.directions``); ``point`` None takes the one that reads best on left-out questions. A strength of 1 is the
+    distance between the two kinds of case along the direction, so that it means the same in every model; 0 changes
+    nothing. ``columns`` it is added at: those that write the ``answer`` (the verdict's and all generated ones), those
+    of the ``prompt``, or ``all``.
+
+    The same vector is added to every case: to first order a constant on the margin, as ``ConstantShift`` is. Whether it
+    is more shows in the AUROC.
+    """
+
+    strength: float = 1.0
+    towards: str = "safe"
+    kind: str = "mean_difference"
+    columns: str = "answer"
+    point: int | None = None
+    shift: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        for name, value, known in (("towards", self.towards, TOWARDS), ("kind", self.kind, KINDS)):
+            if value not in known:
+                raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
+        check_point(self.point)
+        check_seed(self.seed)
+        LearnedSteering(Path(), "", self.strength, self.columns, self.shift)
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be steered."""
+        return bool(self.shift)
+
+    def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
+        """The direction of all cases at the chosen point; UserError where a kind of case is missing."""
+        from interp.directions import fit_direction, save_directions
+        from interp.hooks.residual import last_point, residuals
+
+        points = tuple(range(1, last_point(vlm) + 1)) if self.point is None else (self.point,)
+        read = residuals(vlm, prompts, points=points)
+        labels = list(safe) if self.towards == "safe" else says_yes(vlm, prompts)
+        questions = [prompt.text for prompt in prompts]
+        fitted = [
+            fit_direction(
+                read.at("verdict", point), labels, questions, name=self.towards, place="verdict", point=point,
+                kind=self.kind, seed=self.seed,
+            )
+            for point in points
+        ]  # fmt: skip
+        save_directions(out, [max(fitted, key=lambda direction: direction.auroc)], vlm=vlm)
+        return self.read(out)
+
+    def read(self, out: Path) -> "LearnedSteering":
+        """What was learned into ``out``; UserError where there is nothing."""
+        return LearnedSteering(out, digest_of(out), self.strength, self.columns, self.shift)
+
+
+@dataclass(frozen=True)
+class LearnedSteering:
+    """What ``DirectionSteering`` has learned, at work; see there. ``digest`` is that of the file ``path``."""
+
+    path: Path = field(repr=False, compare=False)
+    digest: str
+    strength: float = 1.0
+    columns: str = "answer"
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_strength(self.strength)
+        check_shift(self.shift)
+        if self.columns not in COLUMNS:
+            raise UserError(f"columns={self.columns!r}: must be one of {', '.join(COLUMNS)}")
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be steered."""
+        return bool(self.shift)
+
+    def direction(self, vlm: "VLM") -> "Direction":
+        """What was learned; UserError for another model than it was learned on."""
+        from interp.directions import load_directions
+
+        return load_directions(self.path, vlm=vlm)[0]
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers of the steered model, with its margins; UserError for another model."""
+        from interp.hooks.residual import edit_residual
+
+        def answer(asked: "VLM") -> "Generation":
+            return asked.generate(prompts, max_new_tokens=max_new_tokens, encoded=asked.encode(prompts))
+
+        direction = self.direction(vlm)
+        added = self.strength * direction.gap * direction.vector
+        with edit_residual(vlm, partial(self._steered, added=added), points=[direction.point]):
+            return with_shift(vlm, self.shift, answer) if self.shift else answer(vlm)
+
+    def _steered(self, here: "Here", added: "Tensor") -> "Tensor":
+        where = here.where("all")
+        if self.columns != "all":
+            where = here.where("verdict") | here.where("generated")
+            where = ~where if self.columns == "prompt" else where
+        edited = here.hidden.clone()
+        edited[where] += added.to(edited)
+        return edited
+
+
+def says_yes(vlm: "VLM", prompts: "Sequence[Prompt]", *, batch_size: int = 32) -> list[bool]:
+    """Whether the model's own margin is above 0, for each prompt."""
+    margins = [
+        margin
+        for first in range(0, len(prompts), batch_size)
+        for margin in vlm.score(prompts[first : first + batch_size]).tolist()
+    ]
+    return [margin > 0 for margin in margins]

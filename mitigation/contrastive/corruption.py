@@ -1,0 +1,220 @@
+"""The second branch's picture made worse in other ways than diffusion noise: blurred, black, another one, or none.
+
+All but diffusion change the picture before the processor sees it and keep its size, so that every family tiles it and
+counts its tokens as before. A case's picture depends on its own picture, its key and the seed alone, never on its
+batch. Knows nothing of logits.
+
+The worse picture that visual contrastive decoding contrasts with: diffusion noise on the normalised pixels.
+
+The schedule is the published one (Leng et al. 2023, arXiv 2311.16922, equation 2, and its code). A case's noise depends
+on its key and the seed alone, never on its place in a batch. Knows nothing of logits or models.
+"""
+
+import colorsys
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageDraw, ImageFilter
+from torch import Tensor
+
+from interp.errors import UserError
+from mitigation.contrastive.pixels import pictures_of
+from mitigation.validation import NOISE_KINDS, NOISE_STEPS, check_noise_kind, check_noise_step, check_seed
+
+if TYPE_CHECKING:
+    from transformers import BatchFeature
+
+    from interp.vlm import VLM, Prompt
+
+
+class Mixture(NamedTuple):
+    """How much of the amplitude is picture and how much noise; the squares sum to 1."""
+
+    signal: float
+    noise: float
+
+
+@cache
+def _schedule() -> tuple[Mixture, ...]:
+    """√ᾱ_t and √(1 − ᾱ_t) for every step, with β_t = sigmoid(linspace(−6, 6))·(0.005 − 1e-5) + 1e-5."""
+    betas = torch.sigmoid(torch.linspace(-6, 6, NOISE_STEPS)) * (0.5e-2 - 1e-5) + 1e-5
+    kept = torch.cumprod(1 - betas, dim=0)  # float32 as in the published code, whose outputs the golden file holds
+    return tuple(Mixture(*pair) for pair in zip(kept.sqrt().tolist(), (1 - kept).sqrt().tolist(), strict=True))
+
+
+def mixture(step: int) -> Mixture:
+    """The shares at ``step``: signal 0.863 at 500, 0.285 at 999. UserError outside 0 to 999."""
+    check_noise_step(step)
+    return _schedule()[step]
+
+
+def diffuse(
+    pixels: Float[Tensor, "*shape"],
+    *,
+    step: int,
+    generator: torch.Generator | None = None,
+    eps: Float[Tensor, "*shape"] | None = None,
+) -> Float[Tensor, "*shape"]:
+    """√ᾱ_t·pixels + √(1 − ᾱ_t)·ε in float32, unclipped; ``pixels`` are normalised, ``step`` is t.
+
+    ε is ``eps`` if given, else standard normal from ``generator`` (torch's global one if None), drawn on the
+    generator's device, so that a CPU generator gives the same noise for every accelerator. UserError for a step
+    outside 0 to 999.
+    """
+    share = mixture(step)
+    if eps is None:
+        home = pixels.device if generator is None else generator.device
+        eps = torch.randn(pixels.shape, generator=generator, device=home)
+    return share.signal * pixels.float() + share.noise * eps.to(pixels.device, torch.float32)
+
+
+def case_generator(key: str, seed: int) -> torch.Generator:
+    """A CPU generator that depends on the case's ``key`` and ``seed`` alone. UserError if ``seed`` is no integer."""
+    check_seed(seed)
+    digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+
+
+def diffuse_images(
+    inputs: Mapping[str, Any], keys: Sequence[str], *, step: int, seed: int, model: Any = None
+) -> dict[str, Any]:
+    """A processor's ``inputs`` with every image diffused to ``step``; everything else is handed on as it is.
+
+    ``keys`` has one entry per image, in the order of the prompts; images with equal keys and sizes get equal noise,
+    whatever else the batch holds. Noise lives in the space of normalised pixels: where a family cuts the picture into
+    patches and writes each pixel twice (Qwen), it is drawn on the whole picture and both copies get the same; tiles,
+    and the small copy of the whole picture beside them, each get their own, as the published code does with whatever
+    the processor returns. Padding stays as it is. The sum is taken in float32 and returned in the type of
+    ``pixel_values``. ``model`` is needed where a row of ``pixel_values`` is no image (Qwen, InternVL). UserError as
+    ``mitigation.contrastive.pixels.pictures_of``, and for a step or seed out of range.
+    """
+    check_noise_step(step)
+    pictures = pictures_of(inputs, len(keys), model=model)
+    noised = [
+        _diffuse_views(views, shown, pictures.copies, step, case_generator(key, seed))
+        for views, shown, key in zip(pictures.views, pictures.shown, keys, strict=True)
+    ]
+    return {**inputs, "pixel_values": pictures.join(noised).to(inputs["pixel_values"].dtype)}
+
+
+def _diffuse_views(
+    views: Float[Tensor, "view channel height width"],
+    shown: Sequence[tuple[int, int]],
+    copies: bool,
+    step: int,
+    generator: torch.Generator,
+) -> Float[Tensor, "view channel height width"]:
+    # A draw a view and only of what is shown: the noise must not depend on what fills the picture up to the batch's.
+    noised = views.float().clone()
+    if copies:
+        eps = torch.randn(views.shape[1:], generator=generator, device=generator.device)
+        return torch.stack([diffuse(view, step=step, eps=eps) for view in noised])
+    for view, (height, width) in zip(noised, shown, strict=True):
+        view[:, :height, :width] = diffuse(view[:, :height, :width], step=step, generator=generator)
+    return noised
+
+
+NONE = "none"
+BLUR_SIGMA = 0.1
+"""Standard deviation of the blur as a share of the picture's shorter side: colours and layout stay, objects do not."""
+
+DONORS = 32
+"""How many pictures the bank has from which ``swapped`` takes one where the caller hands in none."""
+
+
+def corrupt_inputs(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    *,
+    kind: str,
+    step: int,
+    seed: int,
+    donors: Mapping[str, Image.Image] | None = None,
+) -> "BatchFeature | dict[str, Any]":
+    """Inputs of the second branch: what ``vlm.encode`` gives for ``prompts``, with a worse picture.
+
+    Args:
+        kind: ``diffusion`` (noise at ``step`` on the normalised pixels, ``mitigation.contrastive.corruption``),
+        ``blur`` (a Gaussian,
+            sigma = ``BLUR_SIGMA`` × the shorter side), ``black``, ``swapped`` (another picture, resized to this one's
+            size), or ``none`` (no picture: the text alone, so that the ids are others and fewer).
+        step: of the diffusion alone.
+        seed: of the diffusion, and of which picture of the bank is taken.
+        donors: prompt key → the picture that ``swapped`` shows in place of the prompt's own, for a caller who knows the
+            benchmark. None: one of a bank of ``DONORS`` drawn pictures of coloured shapes, by hash of key and seed. A
+            donor from the batch itself would make an answer depend on who is asked beside it.
+
+    Raises:
+        UserError: an unknown kind, a step or seed out of range, a prompt without image or without donor, or a family
+            that cannot be asked without an image.
+    """
+    if kind != NONE:
+        check_noise_kind(kind)
+    check_noise_step(step)
+    check_seed(seed)
+    pictured = [(prompt, _picture(prompt)) for prompt in prompts]
+    if kind == "diffusion":
+        return diffuse_images(vlm.encode(prompts), [p.key for p in prompts], step=step, seed=seed, model=vlm.model)
+    if kind == NONE:
+        return vlm.encode([replace(prompt, image=None) for prompt in prompts])
+    worse: Mapping[str, Callable[[Prompt, Image.Image], Image.Image]] = {
+        "blur": lambda _, image: blurred(image),
+        "black": lambda _, image: Image.new("RGB", image.size),
+        "swapped": lambda prompt, image: _donor(prompt.key, seed, donors).resize(image.size),
+    }
+    assert set(worse) | {"diffusion"} == set(NOISE_KINDS)
+    return vlm.encode([replace(prompt, image=worse[kind](prompt, image)) for prompt, image in pictured])
+
+
+def blurred(image: Image.Image) -> Image.Image:
+    """The picture in RGB, blurred with a sigma of ``BLUR_SIGMA`` times its shorter side."""
+    from interp.prompt import to_rgb
+
+    return to_rgb(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
+
+
+def _picture(prompt: "Prompt") -> Image.Image:
+    if prompt.image is None:
+        raise UserError(
+            f"no image in prompt '{prompt.key or prompt.text}'; VCD contrasts two pictures; ask it with another method"
+        )
+    return prompt.image
+
+
+def _donor(key: str, seed: int, donors: Mapping[str, Image.Image] | None) -> Image.Image:
+    if donors is None:
+        digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
+        return bank_picture(int.from_bytes(digest[:8], "big") % DONORS)
+    if key not in donors:
+        raise UserError(
+            f"no donor picture for the prompt with key '{key}'; swapped shows another picture in place of the prompt's "
+            "own; hand in one a key, or donors=None for the bundled bank"
+        )
+    return donors[key].convert("RGB")
+
+
+@cache
+def bank_picture(number: int, side: int = 336) -> Image.Image:
+    """Picture ``number`` of the bank: a background of one colour and two to four shapes, equal on every machine."""
+    rng = np.random.default_rng(number)
+    image = Image.new("RGB", (side, side), _colour(rng))
+    pen = ImageDraw.Draw(image)
+    for _ in range(int(rng.integers(2, 5))):
+        x, y = (float(v) for v in rng.uniform(0.2, 0.8, size=2) * side)
+        reach, turn = float(rng.uniform(0.1, 0.3)) * side, float(rng.uniform(0, 360))
+        if corners := int(rng.choice([0, 3, 4, 6])):
+            pen.regular_polygon((x, y, reach), corners, rotation=turn, fill=_colour(rng))
+        else:
+            pen.ellipse((x - reach, y - reach, x + reach, y + reach), fill=_colour(rng))
+    return image
+
+
+def _colour(rng: np.random.Generator) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(*rng.uniform((0, 0.2, 0.3), (1, 1, 1)))
+    return round(255 * red), round(255 * green), round(255 * blue)

@@ -1,0 +1,274 @@
+"""Contrastive decoding in one batch: the clean rows, then as many noised ones, each pair given one choice.
+
+A decoding step then reads the weights once. ``generate`` itself stays as it is: a processor contrasts the two halves of
+the scores and hands both the same row, so that the same token is appended to both. Knows nothing of how a picture was
+made worse.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from interp.errors import UserError
+from interp.families import LAYOUTS, layout_for
+from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
+from mitigation.contrastive.formulas import contrast
+from mitigation.contrastive.kernels import fused
+from mitigation.contrastive.processors import refuse_uneven_neighbours
+from mitigation.contrastive.second_branch import check_inputs
+from mitigation.validation import check_alpha, check_beta, check_temperature
+
+# What fills a token's tensors up on the left where the halves' prompts differ in length. Everything else in a
+# processor's output is by picture, or (the Q-Former's text) not padded on the left.
+_FILL = {"input_ids": None, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
+_FILL |= {name: 0 for layout in LAYOUTS.values() for name in layout.along}
+_PLAIN: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": None, "top_p": 1.0}
+
+
+class PairedOutput(NamedTuple):
+    """``sequences`` as ``generate`` gives them for the clean rows; ``first_scores`` contrasted, before the cutoff."""
+
+    sequences: Int[Tensor, "row position"]
+    first_scores: Float[Tensor, "row vocab"]
+
+
+def generate_paired(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    noised: Mapping[str, Any],
+    *,
+    alpha: float,
+    beta: float | None,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+    streamer: BaseStreamer | None = None,
+    max_new_tokens: int,
+    kernel: str = "torch",
+    logits_processor: Sequence[LogitsProcessor] | None = None,
+    **generate_kwargs: Any,
+) -> PairedOutput:
+    """Visual contrastive decoding (arXiv 2311.16922) of ``inputs`` against ``noised``, both from the processor.
+
+    The tokens are those of ``VisualContrastiveLogitsProcessor``. Sampling is exact: transformers' own warpers
+    (``temperature``, then ``top_k`` and ``top_p``; 0 and 1 are off) shape the contrasted scores, and the largest sum of
+    score and Gumbel noise from ``generator`` is a draw from their softmax. A checkpoint's own sampling settings are not
+    used. Needs memory for twice the rows; never waits for the device itself. ``streamer`` is given the clean rows.
+    ``logits_processor`` run before the contrast, on both halves; ``kernel`` is one of
+    ``mitigation.contrastive.kernels``.
+
+    UserError for: settings out of range, beams or several sequences a prompt, a penalty or bias (also of
+    ``model.generation_config``: say ``repetition_penalty=1.0``), right padding, prompts without image, inputs that do
+    not fit together, and attention that is being recorded or edited, which would see both halves.
+    """
+    sampling = Sampling(temperature, top_k, top_p, generator) if do_sample else None
+    pairing = PairedContrastLogitsProcessor(alpha=alpha, beta=beta, sampling=sampling, kernel=kernel)
+    refuse_recording(model)
+    options: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1} | generate_kwargs
+    for name in ("num_beams", "num_return_sequences"):
+        if options[name] != 1:
+            raise UserError(f"{name}={options[name]}; a pair of rows follows one sequence a prompt; leave {name} out")
+    both = pair_inputs(model, inputs, noised)
+    generate: Any = model.generate
+    output = generate(
+        **both,
+        **options | _PLAIN,
+        max_new_tokens=max_new_tokens,
+        logits_processor=LogitsProcessorList([*(logits_processor or ()), pairing]),
+        streamer=None if streamer is None else _CleanRows(streamer),
+    )
+    rows, width = inputs["input_ids"].shape
+    sequences = getattr(output, "sequences", output)
+    return PairedOutput(sequences[:rows, both["input_ids"].shape[1] - width :], pairing.first_scores)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a pair draws its token: transformers' settings, and where the noise comes from (None: torch's global one)."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_temperature(self.temperature)
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise UserError(f"top_k={self.top_k!r}; top_k is an integer, 0 or more; 0 keeps every token")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p!r}; top_p is a probability above 0; 1 keeps every token")
+
+    def warpers(self) -> LogitsProcessorList:
+        """Those of ``generate``, in its order."""
+        warpers = LogitsProcessorList()
+        if self.temperature != 1.0:
+            warpers.append(TemperatureLogitsWarper(float(self.temperature)))
+        if self.top_k:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            warpers.append(TopPLogitsWarper(float(self.top_p)))
+        return warpers
+
+
+class PairedContrastLogitsProcessor(LogitsProcessor):
+    """Contrasts the first half of the rows with the second and gives both the result, so that both go on alike.
+
+    With ``sampling`` the result is already the draw: 0 at its token, −inf elsewhere, for a greedy ``generate`` to pick.
+    Made for one ``generate`` call: another with prompts a token longer than the last step looks like the next step.
+    ``kernel`` is one of ``mitigation.contrastive.kernels``. UserError for settings out of range, an odd number of
+    rows, a penalty or bias that runs before it, and noise from another device than the scores'.
+    """
+
+    def __init__(
+        self, *, alpha: float, beta: float | None, sampling: Sampling | None = None, kernel: str = "torch"
+    ) -> None:
+        check_alpha(alpha)
+        check_beta(beta)
+        self.alpha, self.beta = alpha, beta
+        self._sampling, self._warpers = sampling, sampling.warpers() if sampling else None
+        self._fused = fused(kernel)
+        self._length: int | None = None
+        self._first_scores: Tensor | None = None
+
+    @property
+    def first_scores(self) -> Float[Tensor, "pair vocab"]:
+        """The last call's first contrasted scores, float32, before cutoff and sampling; UserError without a call."""
+        if self._first_scores is None:
+            raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
+        return self._first_scores
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The pairs' contrasted scores, or draws, twice."""
+        if len(scores) % 2:
+            raise UserError(f"{len(scores)} rows; a pair is two: first all clean rows, then as many noised ones")
+        clean, noised = scores.chunk(2)
+        # A token forbidden in both halves: −inf on either side would make a NaN of it, also after times α.
+        noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
+        before, self._length = self._length, input_ids.shape[1]
+        if before is None or self._length != before + 1:
+            refuse_uneven_neighbours(self)
+            self._first_scores = contrast(clean, noised, alpha=self.alpha)
+        result = self._fused(clean, noised, alpha=self.alpha, beta=self.beta)
+        if self._sampling is not None:
+            result = self._draw(input_ids[: len(result)], result)
+        return torch.cat([result, result])
+
+    def _draw(
+        self, input_ids: Int[Tensor, "pair position"], scores: Float[Tensor, "pair vocab"]
+    ) -> Float[Tensor, "pair vocab"]:
+        assert self._sampling is not None
+        assert self._warpers is not None
+        generator = self._sampling.generator
+        if generator is not None and generator.device.type != scores.device.type:
+            raise UserError(
+                f"a generator on {generator.device} for scores on {scores.device}; moving its noise would wait for the "
+                f"device at every step; pass torch.Generator(device='{scores.device.type}')"
+            )
+        warped = self._warpers(cast(torch.LongTensor, input_ids), scores)
+        gumbel = -torch.empty_like(warped).exponential_(generator=generator).log()
+        drawn = (warped + gumbel).argmax(dim=1, keepdim=True)
+        return torch.full_like(warped, -torch.inf).scatter(1, drawn, 0.0)
+
+
+def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mapping[str, Any]) -> dict[str, Any]:
+    """One batch of twice the rows: all of ``inputs``, then all of ``noised``.
+
+    Where the noised prompts are longer or shorter (another picture, none) the shorter half is padded further on the
+    left, and pictures in tiles to the larger number. UserError for right padding, clean prompts without image, and
+    halves that do not fit together.
+    """
+    check_inputs(model, inputs)
+    check_inputs(model, noised, blind=True)
+    _refuse_bare_rows(model, noised)
+    rows, other = len(inputs["input_ids"]), len(noised["input_ids"])
+    if rows != other:
+        raise UserError(f"{other} noised prompts for {rows} clean ones; each row is contrasted with its own; pair them")
+    both: dict[str, Any] = {}
+    for name, clean in inputs.items():
+        worse = noised.get(name)
+        if worse is None and name not in _FILL:
+            both[name] = clean  # noised prompts without a picture take none of the pictures' features
+        elif isinstance(clean, Tensor):
+            both[name] = _joined(name, clean, torch.zeros_like(noised["input_ids"]) if worse is None else worse)
+    return both
+
+
+def _refuse_bare_rows(model: PreTrainedModel, noised: Mapping[str, Any]) -> None:
+    """Llama 3.2 skips its cross-attention layers for a batch without pictures, and cannot for half of one."""
+    layout = layout_for(model)
+    if layout.cross_attended and noised.get("pixel_values") is None:
+        raise UserError(
+            f"the noised prompts have no picture, and {layout.model_type} leaves out layers for a whole batch without "
+            "pictures; prompts with and without cannot be one batch; contrast them in two branches "
+            "(branch='sequential', VisualContrastiveLogitsProcessor)"
+        )
+
+
+def _joined(name: str, clean: Tensor, worse: Tensor) -> Tensor:
+    if name in _FILL:
+        width = max(clean.shape[1], worse.shape[1])
+        # What stands under a mask of 0 is never looked at, so a repeated first token serves; a 0 may be no token.
+        halves = [_widen(half, width, _FILL[name]) for half in (clean, worse)]
+    elif clean.ndim > 3 and clean.shape[2:] == worse.shape[2:]:
+        tiles = max(clean.shape[1], worse.shape[1])
+        halves = [
+            torch.cat([half, half.new_zeros(len(half), tiles - half.shape[1], *half.shape[2:])], dim=1)
+            for half in (clean, worse)
+        ]
+    else:
+        halves = [clean, worse]
+    try:
+        return torch.cat(halves)
+    except RuntimeError as error:
+        raise UserError(
+            f"{name} is {tuple(clean.shape)} for the clean and {tuple(worse.shape)} for the noised prompts; these "
+            f"cannot be one batch; contrast them in two branches (VisualContrastiveLogitsProcessor)"
+        ) from error
+
+
+def _widen(tokens: Int[Tensor, "row _ *rest"], width: int, fill: int | None) -> Int[Tensor, "row width *rest"]:
+    missing = width - tokens.shape[1]
+    if not missing:
+        return tokens
+    left = tokens[:, :1].expand(-1, missing, *tokens.shape[2:])
+    return torch.cat([left if fill is None else torch.full_like(left, fill), tokens], dim=1)
+
+
+def refuse_recording(model: PreTrainedModel) -> None:
+    """UserError while attention of ``model`` is recorded or edited: half of the rows are not those that were asked."""
+    if model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME):
+        raise UserError(
+            "attention is being recorded or edited, and a paired batch holds the noised rows beside those that were "
+            "asked; generate with two branches (branch='sequential') while it is"
+        )
+
+
+class _CleanRows(BaseStreamer):
+    """Hands on the first half of what ``generate`` streams."""
+
+    def __init__(self, streamer: BaseStreamer) -> None:
+        self._streamer = streamer
+
+    def put(self, value: Tensor) -> None:
+        self._streamer.put(value[: len(value) // 2])
+
+    def end(self) -> None:
+        self._streamer.end()

@@ -1,0 +1,173 @@
+"""A processor's ``pixel_values`` as pictures, and back: families lay them out in five ways.
+
+A row a picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP); a row a picture with a second axis of tiles (LLaVA-NeXT,
+Idefics3, SmolVLM; IDEFICS, of one tile), before which Llama 3.2 has an axis of pictures; a row a tile (InternVL); a row
+a patch, each pixel written ``temporal_patch_size`` times (Qwen2-VL, Qwen2.5-VL, Qwen3-VL). Knows nothing of noise, text
+or what a picture shows.
+
+Which of a processor's tensors belong to which prompt of the batch, so that a few prompts can be taken out of it.
+
+Text and most pictures have a row a prompt. Qwen has a row of ``pixel_values`` for every patch, InternVL for every tile:
+there the image tokens of the prompts say whose they are. Knows nothing of noise or decoding.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.families import layout_for
+
+GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, an image a row
+
+
+def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
+    """The rows of ``pixel_values`` that belong to each prompt, in order; ``config`` is the whole model's.
+
+    UserError where the prompts' image tokens cannot be shared out among those rows.
+    """
+    images, grids = image_rows(inputs, config), inputs.get(GRIDS)
+    if grids is None:
+        return images
+    starts = [0, *accumulate(grids.prod(dim=1).tolist())]
+    return [range(starts[own.start], starts[own.stop]) for own in images]
+
+
+def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
+    """The images of each prompt; where no grids tell, a row of ``pixel_values`` counts as one, and all are equal."""
+    count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])
+    if count == len(inputs["input_ids"]):
+        return [range(row, row + 1) for row in range(count)]
+    tokens = (inputs["input_ids"] == layout_for(config).image_token_id(config)).sum(dim=1).tolist()
+    if inputs.get(GRIDS) is None:
+        sizes = [sum(tokens) // count] * count
+    else:
+        sizes = (inputs[GRIDS].prod(dim=1) // config.vision_config.spatial_merge_size**2).tolist()
+    starts = [0, *accumulate(sizes)]
+    try:
+        edges = [starts.index(taken) for taken in (0, *accumulate(tokens))]
+    except ValueError:
+        edges = [0]
+    if edges[-1] != count:
+        raise UserError(
+            f"{sum(tokens)} image tokens do not share out among {count} images or tiles; prompts are told apart by "
+            f"their image tokens; give every prompt one image"
+        )
+    return [range(first, last) for first, last in pairwise(edges)]
+
+
+def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> dict[str, Any]:
+    """The inputs of the prompts ``rows`` alone, in that order, as the processor gave them to the whole batch.
+
+    A tensor's first axis counts the prompts, the rows of ``pixel_values``, or the images.
+    """
+    by_length = {}
+    if inputs.get("pixel_values") is not None:
+        for name, owned in ((GRIDS, image_rows(inputs, config)), ("pixel_values", pixel_rows(inputs, config))):
+            if inputs.get(name) is not None:
+                by_length[len(inputs[name])] = [place for row in rows for place in owned[row]]
+    by_length[len(inputs["input_ids"])] = list(rows)
+    return {
+        name: value[by_length[len(value)]] if isinstance(value, Tensor) else value for name, value in inputs.items()
+    }
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Every picture as its views, and how to put changed views together again.
+
+    A view is a tile of the picture or, where ``copies`` is true, one more copy of the whole of it. ``shown`` gives, by
+    picture and view, the height and width that are picture and not padding (0, 0: the whole view is padding).
+    """
+
+    views: list[Float[Tensor, "_ channel _ _"]]  # view, channel, height, width
+    shown: list[list[tuple[int, int]]]
+    copies: bool
+    join: Callable[[list[Tensor]], Tensor]
+
+
+def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> Pictures:
+    """The ``count`` pictures of a processor's ``inputs``; ``join`` of the unchanged views gives ``pixel_values`` back.
+
+    ``model`` (or its config) is needed where a row is no picture, to read the size of a patch or of a tile's tokens.
+    UserError without pixel values, for a layout that needs ``model`` where it is None, for videos, or if there are not
+    ``count`` pictures.
+    """
+    pixels = inputs.get("pixel_values")
+    if pixels is None:
+        raise UserError("no pixel_values in the inputs; contrasting pictures needs one; give every prompt an image")
+    if inputs.get("image_grid_thw") is not None:
+        return _patched(pixels, inputs["image_grid_thw"], count, model)
+    rows = _rows_by_picture(inputs, model) if model is not None else [1] * len(pixels)
+    _check_count(count, len(rows) if sum(rows) == len(pixels) else len(pixels))
+    if pixels.ndim == 6:
+        if pixels.shape[1] != 1:
+            raise UserError(f"{pixels.shape[1]} images in one prompt; a key seeds the noise of one; give a prompt one")
+        tiles = pixels[:, 0]
+        return Pictures(list(tiles), _shown(tiles, None), False, lambda views: torch.stack(views)[:, None])
+    if pixels.ndim == 5:
+        return Pictures(list(pixels), _shown(pixels, inputs.get("pixel_attention_mask")), False, torch.stack)
+    views = list(pixels.split(rows))
+    return Pictures(views, [[_size(view)] * len(view) for view in views], False, torch.cat)
+
+
+def _check_count(count: int, found: int) -> None:
+    if count != found:
+        raise UserError(
+            f"{count} keys for {found} rows of pixel_values; a key seeds the noise of one image, so a row must be an "
+            f"image; give one key an image, and model=model where a row is a tile (InternVL)"
+        )
+
+
+def _rows_by_picture(inputs: Mapping[str, Any], model: Any) -> list[int]:
+    """How many rows of ``pixel_values`` each prompt's picture has: one, or as many as the prompt has tiles."""
+    pixels, config = inputs["pixel_values"], getattr(model, "config", model)
+    layout = layout_for(model)
+    if layout.geometry != "tiles" or pixels.ndim == 5:
+        return [1] * len(pixels)
+    return [len(own) for own in image_rows(inputs, config)]
+
+
+def _size(view: Float[Tensor, "*tiles channel height width"]) -> tuple[int, int]:
+    return int(view.shape[-2]), int(view.shape[-1])
+
+
+def _shown(
+    pixels: Float[Tensor, "picture tile channel height width"], mask: Int[Tensor, "picture tile height width"] | None
+) -> list[list[tuple[int, int]]]:
+    """Tiles of zeros fill a picture up to the batch's largest; a mask says where a tile itself is padded."""
+    if mask is None:
+        return [[_size(tile) if bool(tile.any()) else (0, 0) for tile in picture] for picture in pixels]
+    rows, columns = mask.bool().any(dim=-1).sum(dim=-1), mask.bool().any(dim=-2).sum(dim=-1)
+    return [list(zip(*sizes, strict=True)) for sizes in zip(rows.tolist(), columns.tolist(), strict=True)]
+
+
+def _patched(pixels: Float[Tensor, "patch value"], grids: Int[Tensor, "picture 3"], count: int, model: Any) -> Pictures:
+    """Qwen's patches: merge blocks row-major, the patches of a block row-major, then channel, copy, row, column."""
+    if model is None:
+        raise UserError(
+            "pixel_values are patches here (Qwen), whose noise must be drawn on the picture they were cut from; pass "
+            "model=model, whose config tells the patch size"
+        )
+    if len(grids) != count:
+        raise UserError(f"{count} keys for {len(grids)} images; a key seeds the noise of one image; give one an image")
+    if bool((grids[:, 0] != 1).any()):
+        raise UserError("an image of several frames; pictures alone are noised; give a picture instead of a video")
+    vision = getattr(model, "config", model).vision_config
+    sizes = {"mh": vision.spatial_merge_size, "mw": vision.spatial_merge_size, "copy": vision.temporal_patch_size,
+             "ph": vision.patch_size, "pw": vision.patch_size}  # fmt: skip
+    flat, whole = "(gh gw mh mw) (channel copy ph pw)", "copy channel (gh mh ph) (gw mw pw)"
+    parts = pixels.split(grids.prod(dim=1).tolist())
+    merged = [int(height) // vision.spatial_merge_size for height in grids[:, 1]]
+    views = [rearrange(p, f"{flat} -> {whole}", **sizes, gh=gh) for p, gh in zip(parts, merged, strict=True)]
+
+    def join(changed: list[Tensor]) -> Tensor:
+        return torch.cat([rearrange(view, f"{whole} -> {flat}", **sizes) for view in changed])
+
+    return Pictures(views, [[_size(view)] * len(view) for view in views], True, join)

@@ -1,0 +1,255 @@
+"""A second branch that is forwarded only where it can matter, in groups of rows (exact; specs: vcd, "An exact saving").
+
+Where one token alone passes the plausibility cutoff, the contrast cannot change the choice. Such a row's step is left
+out; if a later one needs the branch, what was left out is caught up in one chunk. Knows nothing of scores.
+
+The second branch of contrastive decoding: the same continuation after another prompt, with a cache of its own.
+
+It shares nothing with the running ``generate``: positions are worked out once for the prompt and then counted on, so
+that no state of the model module (Qwen's ``rope_deltas``) is read or written, and the first forward makes the cache.
+Knows nothing of scores, or of how a picture was made worse.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from interp.attention import paused
+from interp.errors import UserError
+from interp.families import Layout, layout_for
+from mitigation.contrastive.pixels import select_rows
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """A batch of prompts: the processor's ``inputs`` without their mask, and a position for every token."""
+
+    inputs: dict[str, Any]
+    mask: Int[Tensor, "row position"]
+    positions: Int[Tensor, "*axis row position"]  # Qwen: the text's count, then frame, row and column
+    padded: bool
+
+    def part(self, rows: Sequence[int], config: Any) -> "_Prompts":
+        index = torch.tensor(rows, device=self.mask.device)
+        return replace(
+            self,
+            inputs=select_rows(self.inputs, rows, config),
+            mask=self.mask.index_select(0, index),
+            positions=self.positions.index_select(-2, index),
+        )
+
+
+class SecondBranch:
+    """The same text over another picture, forwarded step by step by ``model`` (transformers', or peft's around one).
+
+    ``inputs`` is what the model's processor gave for the whole batch, the picture already exchanged: ``input_ids``
+    and ``attention_mask`` (left padded), ``pixel_values``, and whatever else the first forward of the family needs.
+    ``blind`` allows prompts without a picture. UserError for right padding and missing images.
+    """
+
+    def __init__(self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
+        if hasattr(model, "get_base_model"):  # peft's wrapper, around the model that has the adapter's layers in it
+            model = model.get_base_model()
+        layout = layout_for(model)
+        check_inputs(model, inputs, blind=blind)
+        self._model, self._along = model, layout.along
+        # InstructBLIP's own forward makes embeddings of picture and prompt; an inner model decodes after them.
+        self._speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
+        self._prompts = _prompts(model, layout, inputs)
+        self.reset()
+
+    @property
+    def prompt_ids(self) -> Int[Tensor, "row position"]:
+        """The prompts this branch starts from."""
+        return self._prompts.inputs["input_ids"]
+
+    def part(self, rows: Sequence[int]) -> "SecondBranch":
+        """A branch over the prompts ``rows`` alone, in that order, not started."""
+        branch: SecondBranch = object.__new__(SecondBranch)
+        branch._model, branch._speaker, branch._along = self._model, self._speaker, self._along
+        branch._prompts = self._prompts.part(rows, self._model.config)
+        branch.reset()
+        return branch
+
+    def reset(self) -> None:
+        """Forgets everything after the prompt, and the prompt's keys and values."""
+        self._cache: Any = None
+        self._seen: dict[str, Any] = {}
+        self._mask = self._prompts.mask
+        self._next = self._prompts.positions[..., -1:] + 1
+
+    def start(self) -> Float[Tensor, "row vocab"]:
+        """Raw float32 logits for the first token after the prompt; begins anew."""
+        self.reset()
+        return self._forward(self._model, self._prompts.positions, **self._prompts.inputs)
+
+    def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
+        """Raw float32 logits after ``tokens``, one or several, were appended to every row."""
+        count = tokens.shape[1]
+        positions = self._next if count == 1 else self._next + torch.arange(count, device=tokens.device)
+        self._next = positions[..., -1:] + 1
+        if self._prompts.padded:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
+        return self._forward(self._speaker, positions, input_ids=tokens, **self._of_the_picture(count))
+
+    def _of_the_picture(self, count: int) -> dict[str, Any]:
+        """What ``count`` new tokens see of a picture read by cross-attention: what the prompt's last one saw."""
+        given = self._prompts.inputs
+        masks = {name: given[name][:, -1:] for name in self._along if given.get(name) is not None}
+        rows = {name: mask.expand(-1, count, *mask.shape[2:]) for name, mask in masks.items()}
+        return rows | self._seen
+
+    @torch.no_grad()
+    def _forward(
+        self, module: Any, positions: Int[Tensor, "*axis row new"], **inputs: Any
+    ) -> Float[Tensor, "row vocab"]:
+        with paused():  # who records attention around generate() wants the branch that answers
+            outputs = module(
+                # generate() drops a mask of ones, which lets attention run without one; both branches take one path.
+                attention_mask=self._mask if self._prompts.padded else None,
+                position_ids=positions,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=1,
+                return_dict=True,
+                **inputs,
+            )
+        # Made by the first forward, so it is shared with nobody.
+        self._cache = getattr(outputs, "language_model_outputs", outputs).past_key_values
+        if "image_attention_mask" in self._along:  # IDEFICS keeps no keys of the picture, and takes its features again
+            resampled = self._model.config.use_resampler
+            name = "perceiver_embeddings" if resampled else "image_encoder_embeddings"
+            self._seen = {name: outputs.image_hidden_states}
+        return outputs.logits[:, -1].float()
+
+
+def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) -> _Prompts:
+    """Positions as generate() counts them: from 0 at the first real token, padding at 0."""
+    rest = dict(inputs)
+    mask: Tensor = rest.pop("attention_mask")
+    positions = (mask.long().cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
+    if layout.position_kind == "mrope":
+        if rest.get("image_grid_thw") is None:
+            places = positions.expand(3, -1, -1)
+        else:
+            base: Any = model.get_submodule(layout.language_model.rpartition(".")[0])
+            places, _ = base.get_rope_index(**rest, attention_mask=mask)
+        positions = torch.cat([positions[None], places])
+    return _Prompts(rest, mask, positions, padded=bool((mask == 0).any()))
+
+
+def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
+    """UserError for missing inputs, right padding and (unless ``blind``) prompts without a picture."""
+    layout = layout_for(model)
+    needed = ("input_ids", "attention_mask") if blind else ("input_ids", "attention_mask", "pixel_values")
+    absent = [key for key in needed if inputs.get(key) is None]
+    if absent:
+        raise UserError(
+            f"no {' and no '.join(absent)} in the inputs; contrasting pictures needs them; hand over all that the "
+            f"processor returns for a text with an image"
+        )
+    # The last column alone: InstructBLIP's processor puts the picture's tokens before the padding.
+    if not bool(inputs["attention_mask"][:, -1].all()):
+        raise UserError(
+            "the prompts are padded on the right; generate() continues from the last column; set padding_side='left'"
+        )
+    if blind:
+        return
+    if layout.cross_attended:
+        without = ~torch.stack([inputs[name].flatten(1).any(dim=1) for name in layout.along]).any(dim=0)
+    else:
+        without = (inputs["input_ids"] != layout.image_token_id(model.config)).all(dim=1)
+    if bool(without.any()):
+        rows = without.nonzero().flatten().tolist()
+        raise UserError(
+            f"no image in the prompts of rows {rows}; contrasting pictures needs one a prompt; leave these out"
+        )
+
+
+# More groups fit the rows more tightly and read the weights more often a step: the last one takes all rows left over.
+MAX_GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Skips:
+    """What one ``generate`` call cost, in rows: ``steps`` counts row × step, while the row had not ended.
+
+    ``skipped`` of them were decided without the second branch. ``prefills`` rows had their noised prompt forwarded,
+    ``skipped_prefills`` never.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    prefills: int = 0
+    skipped_prefills: int = 0
+
+
+class Consulted(NamedTuple):
+    """The second branch's float32 logits for ``rows``; ``where`` is their tensor, or None for all rows in order."""
+
+    rows: frozenset[int]
+    where: Int[Tensor, "some"] | None
+    logits: Float[Tensor, "some vocab"]
+
+
+@dataclass
+class _Group:
+    branch: SecondBranch
+    rows: frozenset[int]
+    index: Int[Tensor, "some"] | None
+    fed: int | None = None  # generated tokens that the branch has seen; None before its prompt
+
+    def advance(self, generated: Int[Tensor, "row new"]) -> Consulted:
+        """Catches up with everything generated so far. No group is asked twice at one step."""
+        own = generated if self.index is None else generated.index_select(0, self.index)
+        if self.fed is None:
+            self.fed, logits = 0, self.branch.start()
+        if own.shape[1] > self.fed:
+            logits = self.branch.extend(own[:, self.fed :])
+            self.fed = own.shape[1]
+        return Consulted(self.rows, self.index, logits)
+
+
+class LazyBranch:
+    """``whole`` is the eager branch over all rows, of which only parts are ever started."""
+
+    def __init__(self, whole: SecondBranch) -> None:
+        self._whole = whole
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything, for another call of ``generate``."""
+        self._groups: list[_Group] = []
+
+    @property
+    def started(self) -> int:
+        """Rows whose prompt was forwarded."""
+        return sum(len(group.rows) for group in self._groups)
+
+    def consult(self, generated: Int[Tensor, "row new"], *, unsure: Set[int], alive: Sequence[int]) -> list[Consulted]:
+        """Logits for at least the rows ``unsure``, after the tokens ``generated`` so far.
+
+        Rows that need the branch for the first time together form a group. ``alive`` are the rows not yet ended.
+        """
+        if not unsure:
+            return []
+        groups = [group for group in self._groups if unsure & group.rows]
+        known = frozenset().union(*(group.rows for group in self._groups))
+        if new := unsure - known:
+            last = len(self._groups) == MAX_GROUPS - 1
+            groups.append(self._group(sorted(set(alive) - known if last else new), len(generated)))
+        return [group.advance(generated) for group in groups]
+
+    def _group(self, rows: list[int], total: int) -> _Group:
+        if len(rows) == total:
+            group = _Group(self._whole, frozenset(rows), None)
+        else:
+            index = torch.tensor(rows, device=self._whole.prompt_ids.device)
+            group = _Group(self._whole.part(rows), frozenset(rows), index)
+        self._groups.append(group)
+        return group

@@ -1,0 +1,107 @@
+"""Logits processors that need no second branch: a shift of the first token's margin, exact sampling, the cutoff alone.
+
+``generate`` samples all rows from one global generator, so that an answer changes with its neighbours and its place.
+``CaseSampler`` takes the greedy argmax over score / temperature + Gumbel noise instead, which is an exact draw from the
+softmax (Gumbel 1954; the "Gumbel-max trick"), and each row's noise comes from its case's key, a seed and the step
+alone.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from interp.vlm import AnswerIds
+from mitigation.contrastive.corruption import case_generator
+from mitigation.contrastive.formulas import plausible
+from mitigation.validation import check_beta, check_seed, check_shift, check_temperature
+
+
+class VerdictShiftLogitsProcessor(LogitsProcessor):
+    """Adds ``shift`` to the Yes/No margin of the first token, half to each side; for one ``generate`` call.
+
+    ``after`` are the processors that run before it. Where the likeliest first token is one of the answers, both answers
+    take the scores of the last of ``after`` that keeps them uncut (``first_scores``): a plausibility cutoff would hold
+    a confident verdict fast, against its own contrasted margin. Everything else stays as it is.
+    """
+
+    def __init__(self, answers: AnswerIds, *, shift: float, after: Sequence[LogitsProcessor] = ()) -> None:
+        check_shift(shift)
+        self._ids = torch.tensor([*answers.yes, *answers.no])
+        self._halves = torch.tensor([shift / 2] * len(answers.yes) + [-shift / 2] * len(answers.no))
+        self._after = list(after)
+        self._first_scores: Tensor | None = None
+
+    @property
+    def first_scores(self) -> Float[Tensor, "row vocab"]:
+        """The first step's shifted scores, before any cutoff."""
+        assert self._first_scores is not None
+        return self._first_scores
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The scores, shifted at the first step."""
+        if self._first_scores is not None:
+            return scores
+        ids, halves = self._ids.to(scores.device), self._halves.to(scores.device, scores.dtype)
+        uncut = self._uncut(scores)
+        self._first_scores = uncut.index_add(1, ids, halves.expand(len(scores), -1))
+        verdict = torch.isin(scores.argmax(dim=1, keepdim=True), ids)
+        answers = torch.where(verdict, uncut[:, ids], scores[:, ids])
+        return scores.index_copy(1, ids, answers + halves)
+
+    def _uncut(self, scores: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+        kept = [processor for processor in self._after if hasattr(type(processor), "first_scores")]
+        if not kept:
+            return scores
+        uncut: Tensor = kept[-1].first_scores.to(scores.dtype)  # type: ignore[attr-defined]
+        # A paired branch keeps one row a pair and answers with two.
+        return uncut.repeat(len(scores) // len(uncut), 1)
+
+
+class CaseSampler(LogitsProcessor):
+    """Turns greedy decoding into sampling, when it is the last processor of one ``generate`` call.
+
+    ``keys`` has the case's key of every row. A forbidden token (−inf) stays forbidden. The tokens are those of
+    another batch wherever the scores are: scores that differ by rounding alone (another batch size) can swap two tokens
+    whose noised scores are as close.
+    """
+
+    def __init__(self, keys: Sequence[str], *, temperature: float, seed: int) -> None:
+        check_temperature(temperature)
+        check_seed(seed)
+        self._keys, self._temperature, self._seed = list(keys), temperature, seed
+        self._prompt: int | None = None  # columns; left padding makes them more, so only steps after it are counted
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """Float32 scores over the temperature, with the noise of this step."""
+        if self._prompt is None:
+            self._prompt = input_ids.shape[1]
+        step = input_ids.shape[1] - self._prompt
+        noise = torch.stack([gumbel(scores.shape[1], f"{key}\nstep {step}", self._seed) for key in self._keys])
+        return scores.float() / self._temperature + noise.to(scores.device)
+
+
+class PlausibilityLogitsProcessor(LogitsProcessor):
+    """Visual contrastive decoding's cutoff without its contrast: −inf where a token is implausible."""
+
+    def __init__(self, *, beta: float | None) -> None:
+        check_beta(beta)
+        self._beta = beta
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The scores of the tokens that pass (``mitigation.contrastive.formulas.plausible``)."""
+        return scores.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
+
+
+def gumbel(size: int, key: str, seed: int) -> Float[Tensor, "vocab"]:
+    """Standard Gumbel noise, float32 on the CPU, that depends on ``key`` and ``seed`` alone."""
+    generator = case_generator(key, seed)
+    return -torch.empty(size).exponential_(generator=generator).log()

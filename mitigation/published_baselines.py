@@ -1,0 +1,199 @@
+"""The peers' decoding rules at their published settings, for comparison: instruction contrast, M3ID, PAI.
+
+Each says where its sources disagree. All three were published for describing pictures and for yes/no questions about
+objects, most with sampled tokens; here they decode greedily. Importing this module loads neither torch nor
+transformers; generating does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from interp.errors import UserError
+from mitigation.prior_correction import check_pictured, prior_inputs, ruled
+from mitigation.validation import check_alpha, check_beta, check_gamma, check_shift
+from mitigation.wrappers import with_shift
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp.vlm import VLM, Generation, Prompt
+
+DISTURBANCE = "You are a confused objects detector to provide a fuzzy overview or impression of the image."
+"""One of the five role prefixes of ICD's code for LLaVA, and the one that its re-implementations shorten and quote."""
+
+
+@dataclass(frozen=True)
+class InstructionContrast:
+    """ICD (Wang et al. 2024, arXiv 2403.18715): (1 + α)·l − α·l′, l′ under a disturbing instruction.
+
+    Picture and question stay; ``disturbance`` is the system prompt of l′, in place of the prompt's own. ``alpha`` = 1
+    and the cutoff ``beta`` = 0.1 are the defaults of the authors' script for LLaVA (github.com/p1k0pan/ICD,
+    ``icd_llava_pope.py``; their sampling function falls back to α = 0.5). Sources disagree: that code keeps 1 + α of
+    the clean logits, as VCD does, while others read the paper as l − λ·l′ with λ = 1; the code is followed. For
+    InstructBLIP the authors hand the disturbance to the Q-Former instead, which is not done here.
+    """
+
+    alpha: float = 1.0
+    beta: float | None = 0.1
+    disturbance: str = DISTURBANCE
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_alpha(self.alpha)
+        check_beta(self.beta)
+        check_shift(self.shift)
+        if not self.disturbance.strip():
+            raise UserError("disturbance=''; ICD contrasts with another instruction; give it some words")
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be asked for."""
+        return bool(self.shift)
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers with margins before the cutoff; UserError where the family has no system prompt."""
+        return with_shift(vlm, self.shift, lambda v: self._contrasted(v, prompts, max_new_tokens))
+
+    def _contrasted(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
+        from mitigation.contrastive.formulas import contrast
+        from mitigation.contrastive.processors import RuleLogitsProcessor
+
+        check_pictured(prompts, "ICD is about what an instruction makes of a picture")
+        disturbed = vlm.encode([replace(prompt, system=self.disturbance) for prompt in prompts])
+
+        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            return contrast(clean, others[0], alpha=self.alpha)
+
+        processor = partial(RuleLogitsProcessor, vlm.model, others=[disturbed], rule=rule, beta=self.beta)
+        return ruled(vlm, prompts, processor, max_new_tokens)
+
+
+@dataclass(frozen=True)
+class M3ID:
+    """M3ID (Favero et al. 2024, arXiv 2403.14003, algorithm 1): l_c + 1[max p_c < θ]·(e^{λt} − 1)·(l_c − l_u).
+
+    l are log-probabilities with (c) and without (u) the picture; ``forgetting`` is λ = 0.02, ``threshold`` θ = 0.3 (the
+    paper's α), and t counts from 1 at the first token. Hence **at a verdict it does nothing worth the name**: the
+    weight there is e^{0.02} − 1 = 0.0202 (0 for who counts from 0), and a model that is 30% sure of its first token is
+    not corrected at all. ``from_picture`` counts t from the picture instead (section 5.2 does so for questions, where
+    the question itself dilutes it). Sources disagree: the re-implementations in AvisC's and later code have no
+    threshold but VCD's cutoff 0.1; set ``threshold=1.0`` and ``beta=0.1`` for theirs.
+    """
+
+    forgetting: float = 0.02
+    threshold: float = 0.3
+    from_picture: bool = False
+    beta: float | None = None
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_beta(self.beta)
+        check_shift(self.shift)
+        for name, value, most in (("forgetting", self.forgetting, 10.0), ("threshold", self.threshold, 1.0)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+                raise UserError(f"{name}={value!r}; {name} lies between 0 and {most:g}; 0 changes nothing")
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be asked for."""
+        return bool(self.shift)
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers with corrected margins; UserError where the family cannot be asked without a picture."""
+        return with_shift(vlm, self.shift, lambda v: self._corrected(v, prompts, max_new_tokens))
+
+    def _corrected(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
+        from mitigation.contrastive.processors import RuleLogitsProcessor, m3id
+
+        check_pictured(prompts, "M3ID compares the answers with and without it")
+        if not (self.forgetting and self.threshold):
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+        start = self._start(vlm, prompts)
+
+        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            place = start.to(clean.device) + step
+            return m3id(clean, others[0], forgetting=self.forgetting, threshold=self.threshold, place=place)
+
+        blind = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
+        processor = partial(RuleLogitsProcessor, vlm.model, others=blind, rule=rule, beta=self.beta)
+        return ruled(vlm, prompts, processor, max_new_tokens)
+
+    def _start(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Tensor":
+        """t of the first token, a row each: 1, plus the tokens of the prompt after its picture."""
+        import torch
+
+        if not self.from_picture:
+            return torch.ones(1, 1, dtype=torch.long)
+        ids = vlm.encode(prompts)["input_ids"]
+        image = ids == vlm.layout.image_token_id(vlm.model.config)
+        return 1 + image.flip(1).long().argmax(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class PAI:
+    """PAI (Liu et al. 2024, arXiv 2407.21771): attention to the picture raised, the text alone taken out.
+
+    Attention logits A on image tokens become A + ``alpha``·|A| at the prompt's last and the generated tokens, in the
+    layers from ``first_layer`` on; then γ·log p(picture) − (γ − 1)·log p(text alone) with ``gamma`` over
+    the tokens above the cutoff ``beta``. α = 0.2, γ = 1.1, layers 2 to 32 and β = 0.1 are the authors'
+    commands for POPE and CHAIR on 7B models (github.com/LALBJ/PAI, README and ``CFG.py``; the script's own default for
+    γ is 2). Sources disagree: the paper's equation is of probabilities, the code's of their logs, which is followed;
+    the second branch there is not steered, nor is it here. A model of few layers is steered in few: choose
+    ``first_layer`` for it.
+    """
+
+    alpha: float = 0.2
+    gamma: float = 1.1
+    first_layer: int = 2
+    beta: float | None = 0.1
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        """UserError naming the value and its range."""
+        check_alpha(self.alpha)
+        check_beta(self.beta)
+        check_shift(self.shift)
+        check_gamma(self.gamma)
+        if isinstance(self.first_layer, bool) or not isinstance(self.first_layer, int) or self.first_layer < 0:
+            raise UserError(f"first_layer={self.first_layer!r}; layers count from 0; 0 steers all of them")
+
+    @property
+    def yes_no_only(self) -> bool:
+        """A shift is of a verdict; without one any answer can be asked for."""
+        return bool(self.shift)
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers with margins as this rule has them, before the cutoff.
+
+        UserError where the family has no image tokens in its sequence, cannot be asked without a picture, or has fewer
+        layers.
+        """
+        from mitigation.attention_steering import steer_attention
+
+        layers = [layer for layer in vlm.layout.attentions(vlm.model) if layer >= self.first_layer]
+        if not layers:
+            raise UserError(f"first_layer={self.first_layer}; {vlm.name} has fewer layers; choose an earlier one")
+
+        def answer(shifting: "VLM") -> "Generation":
+            with steer_attention(shifting, self.alpha, layers=layers, relative=True):
+                return self._guided(shifting, prompts, max_new_tokens)
+
+        return with_shift(vlm, self.shift, answer)
+
+    def _guided(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
+        from mitigation.contrastive.processors import RuleLogitsProcessor, guided
+
+        check_pictured(prompts, "PAI raises the attention that it gets")
+        if self.gamma == 1:
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+
+        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            return guided(clean, others[0], gamma=self.gamma)
+
+        blind = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
+        processor = partial(RuleLogitsProcessor, vlm.model, others=blind, rule=rule, beta=self.beta)
+        return ruled(vlm, prompts, processor, max_new_tokens)

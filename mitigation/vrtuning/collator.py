@@ -1,0 +1,113 @@
+"""Training examples → model inputs, with each prompt's tokens exactly those that ``VLM.encode`` makes in evaluation.
+
+TRL's own collator never lets the tokenizer put its begin token, which some checkpoints' templates leave to it
+(LLaVA-1.5), and takes the end token from the chat template, which some leave out: the adapter would be trained on other
+prompts than it is asked, and not to stop.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.families import LAYOUTS
+from interp.vlm import VLM, Prompt
+from mitigation.vrtuning.data import bounded
+
+IGNORED = -100
+ALONG = {name for layout in LAYOUTS.values() for name in layout.along}
+
+
+def appended(
+    batch: Mapping[str, Any], tails: Sequence[Sequence[int]], *, pad: int, side: Literal["left", "right"], kind: int = 0
+) -> dict[str, Any]:
+    """The batch with each row's own tokens behind its prompt, padded afresh on ``side``; all else as it was.
+
+    ``kind`` is the type of the new tokens where the family has ``token_type_ids``.
+    """
+    mask = batch["attention_mask"].bool()
+    fills = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
+    added = {"attention_mask": 1, "token_type_ids": kind, "mm_token_type_ids": 0}
+    grown = dict(batch)
+    for name, fill in fills.items():
+        if name not in batch:
+            continue
+        rows = []
+        for row, kept, tail in zip(batch[name], mask, tails, strict=True):
+            new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
+            rows.append(torch.cat([row[kept], row.new_tensor(new)]))
+        grown[name] = _padded(rows, fill, side)
+    for name in sorted(set(ALONG) & batch.keys()):  # a new token sees of the picture what the prompt's last one sees
+        rows = [
+            torch.cat([row[kept], row[-1:].expand(len(tail), *row.shape[1:])])
+            for row, kept, tail in zip(batch[name], mask, tails, strict=True)
+        ]
+        grown[name] = _padded(rows, 0, side)
+    return grown
+
+
+def _padded(rows: list[Tensor], fill: int, side: Literal["left", "right"]) -> Int[Tensor, "row column *_"]:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
+
+
+def answer_kind(vlm: VLM) -> int:
+    """The token type of an answer: PaliGemma's prompt sees both ways and has 0, so its answer has 1."""
+    return int(vlm.layout.model_type == "paligemma")
+
+
+@dataclass
+class Collator:
+    """Batches of dataset rows for ``SFTTrainer`` (``labels`` on the completion alone, so not on image tokens either).
+
+    Of preference rows (``chosen``, ``rejected``) it makes TRL's batch for DPO: the chosen answers' rows, then the
+    rejected ones', with ``completion_mask`` in place of labels.
+    """
+
+    vlm: VLM
+    max_pixels: int | None = None
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        answers = ("chosen", "rejected") if "chosen" in examples[0] else ("completion",)
+        prompts = [self._prompt(example) for example in examples]
+        tails = [
+            self.completion_ids(prompt, example[name][-1]["content"])
+            for name in answers
+            for prompt, example in zip(prompts, examples, strict=True)
+        ]
+        encoded = self.vlm.encode(prompts * len(answers))
+        pad = self.vlm.tokenizer.pad_token_id
+        batch = appended(encoded, tails, pad=pad, side="right", kind=answer_kind(self.vlm))
+        lengths = batch["attention_mask"].sum(-1)
+        columns = torch.arange(batch["input_ids"].shape[1], device=lengths.device)
+        starts = lengths - lengths.new_tensor([len(tail) for tail in tails])
+        completion = (columns >= starts[:, None]) & (columns < lengths[:, None])
+        if len(answers) == 2:
+            return batch | {"completion_mask": completion.long()}
+        return batch | {"labels": batch["input_ids"].masked_fill(~completion, IGNORED)}
+
+    def _prompt(self, example: Mapping[str, Any]) -> Prompt:
+        texts = {message["role"]: message["content"] for message in example["prompt"]}
+        image = bounded(example["images"][0], self.max_pixels)
+        return Prompt(texts["user"], image, system=texts.get("system"))
+
+    def completion_ids(self, prompt: Prompt, answer: str) -> list[int]:
+        """The tokens of ``answer`` as they continue the rendered prompt, and the token that ends an answer."""
+        rendered = self.vlm.render(prompt)
+        space = "" if rendered[-1:].isspace() else " "
+        before, after = (self._ids(text) for text in (rendered, rendered + space + answer))
+        if after[: len(before)] != before:  # the answer changes the prompt's own last token: taken on its own
+            before, after = [], self._ids(answer)
+        return [*after[len(before) :], self._end()]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.vlm.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _end(self) -> int:
+        """The token that ``VLM.generate`` stops at; the tokenizer's own where the checkpoint names several."""
+        speaker = self.vlm.model.get_submodule(self.vlm.layout.lm_head.rpartition(".")[0])
+        own, ends = self.vlm.tokenizer.eos_token_id, speaker.generation_config.eos_token_id
+        known = [ends] if isinstance(ends, int) else list(ends or [own])
+        return int(own if own in known else known[0])

@@ -1,0 +1,216 @@
+"""The verdict's place in an answer that reasons first, and a model asked again at that place.
+
+Where the adapter sits: the linear layers of the language model, and nowhere else. Paths come from the layout.
+
+The base model in 4 bits (NF4), to train an adapter where the whole does not fit. Needs bitsandbytes and a GPU.
+
+A saved adapter, put into a model for a while. Loaded once for a model; going in and out only swaps modules.
+"""
+
+import copy
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import BatchFeature
+
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
+from interp.errors import UserError
+from interp.families import Layout, layout_for
+from interp.vlm import VLM, Prompt
+from mitigation.vrtuning import checkpoint
+from mitigation.vrtuning.collator import answer_kind, appended
+from mitigation.vrtuning.settings import Settings
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
+    """A regular expression that the full names of the adapted layers match (peft uses ``re.fullmatch``).
+
+    The vision tower has layers of the same names (``q_proj``), so the decoder's path is part of it.
+    """
+    names = "|".join(re.escape(name) for name in targets)
+    return rf"{re.escape(layout.layers)}\.\d+\.(?:.+\.)?(?:{names})"
+
+
+def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
+    """peft's settings for ``model``; UserError where no layer of it has one of the names."""
+    from peft import LoraConfig
+
+    pattern = target_pattern(layout, settings.targets)
+    if not any(re.fullmatch(pattern, name) for name, _ in model.named_modules()):
+        raise UserError(
+            f"no layer named {', '.join(settings.targets)} in the language model of this {layout.model_type} "
+            f"checkpoint ({layout.layers}); an adapter needs at least one; mend targets"
+        )
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft says int and divides
+        lora_dropout=settings.dropout,
+        target_modules=pattern,
+        task_type="CAUSAL_LM",
+    )
+
+
+def load_four_bit(config: ModelConfig) -> VLM:
+    """The model with its language model's linear layers in NF4, the rest in bfloat16.
+
+    Raises:
+        UserError: no GPU, no bitsandbytes, or whatever ``interp.load`` refuses.
+    """
+    device = resolve_device(config.device)
+    if device.type != "cuda":
+        raise UserError(f"four_bit=true on {device}; 4-bit weights need a CUDA GPU; leave four_bit out, or use one")
+    if find_spec("bitsandbytes") is None:
+        raise UserError(
+            "four_bit=true, but bitsandbytes is not installed; it holds the 4-bit weights; pip install bitsandbytes"
+        )
+    from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
+
+    place = find(config)
+    layout = layout_for(read_config(place, config))
+    check_format(place)
+    processor = read_processor(place, config)
+    quantisation = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=[layout.vision_tower, layout.projector, layout.lm_head],
+    )
+    model = AutoModelForImageTextToText.from_pretrained(
+        place.path,
+        **place.arguments(),
+        dtype=torch.bfloat16,
+        device_map={"": device},
+        quantization_config=quantisation,
+        attn_implementation=config.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
+        use_safetensors=True,
+    )
+    return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
+
+
+KEPT = 2  # adapters kept loaded for one model
+_Layers = dict[str, nn.Module]  # full name of the replaced layer → that layer with the adapter around it
+
+# By model: whatever goes out of use takes its adapters along. They hold its layers, but never the model itself.
+_LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _Layers]] = WeakKeyDictionary()
+
+
+@contextmanager
+def adapted(vlm: VLM, folder: Path, revision: str) -> Iterator[VLM]:
+    """``vlm`` with the adapter of ``folder`` (hash ``revision``) in effect; afterwards with its own layers back.
+
+    Raises:
+        UserError: the adapter was trained on another base, does not fit this one, or the model carries one already.
+    """
+    layers = _layers(vlm, folder, revision)
+    own = {name: vlm.model.get_submodule(name) for name in layers}
+    _swap(vlm.model, layers)
+    try:
+        yield vlm
+    finally:
+        _swap(vlm.model, own)
+
+
+def _layers(vlm: VLM, folder: Path, revision: str) -> _Layers:
+    loaded = _LOADED.setdefault(vlm.model, {})
+    key = (revision, f"{vlm.device} {vlm.dtype}")
+    if key not in loaded:
+        checkpoint.check_base(folder, vlm)
+        while len(loaded) >= KEPT:
+            del loaded[next(iter(loaded))]
+        loaded[key] = _load(vlm, folder)
+    return loaded[key]
+
+
+def _load(vlm: VLM, folder: Path) -> _Layers:
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    model = vlm.model
+    if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        raise UserError(
+            f"{vlm.name} already carries an adapter; another on top would be neither; pass the plain base model"
+        )
+    trainable = {weight: weight.requires_grad for weight in model.parameters()}
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            PeftModel.from_pretrained(model, folder)
+    except (RuntimeError, ValueError) as error:
+        raise _unfit(vlm, folder, " ".join(str(error).split())[:200]) from error
+    finally:
+        around = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+        _swap(model, {name: module.get_base_layer() for name, module in around.items()})
+        for name in ("peft_config", "_hf_peft_config_loaded"):
+            model.__dict__.pop(name, None)
+        for weight, flag in trainable.items():
+            weight.requires_grad_(flag)
+    if missing := [str(one.message) for one in said if "missing adapter keys" in str(one.message).lower()]:
+        raise _unfit(vlm, folder, missing[0][:200])
+    return around  # type: ignore[return-value]  # each is a Module, which its base class does not say
+
+
+def _swap(model: nn.Module, layers: Mapping[str, Any]) -> None:
+    for name, layer in layers.items():
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layer)
+
+
+def _unfit(vlm: VLM, folder: Path, why: str) -> UserError:
+    return UserError(
+        f"adapter {folder} does not fit {vlm.name} ({why}); an adapter fits the base it was trained on; choose that "
+        "model, or train an adapter for this one"
+    )
+
+
+_CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
+_OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
+
+
+def verdict_position(vlm: VLM, ids: Sequence[int]) -> int | None:
+    """The index in the generated ``ids`` of the token that says Yes or No, None where there is no verdict.
+
+    That is the last such token if no word follows it, or else the first token of an answer that begins with its
+    verdict; as the evaluation's verdict rule reads answers.
+    """
+    answers = {token for spellings in vlm.answer_ids for token in spellings}
+    last = next((place for place in reversed(range(len(ids))) if ids[place] in answers), None)
+    if last is not None and _CLOSING.fullmatch(_text(vlm, ids[last:])):
+        return last
+    return 0 if last is not None and ids[0] in answers and _OPENING.match(_text(vlm, ids)) else None
+
+
+def _text(vlm: VLM, ids: Sequence[int]) -> str:
+    return str(vlm.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+class Continued(VLM):
+    """The model asked to go on after ``begun``, the tokens each prompt's answer has so far (a list a row, in order).
+
+    Every method works on it unchanged, so its margins are read as that method sees them.
+    """
+
+    begun: Sequence[Sequence[int]]
+
+    def __init__(self, vlm: VLM, begun: Sequence[Sequence[int]]) -> None:
+        self.__dict__.update(copy.copy(vlm.__dict__))
+        self.begun = begun
+
+    def encode(self, prompts: Sequence[Prompt]) -> BatchFeature:
+        """As ``VLM.encode``, with the answers begun."""
+        batch = super().encode(prompts)
+        pad = self.tokenizer.pad_token_id
+        return BatchFeature(appended(batch, self.begun, pad=pad, side="left", kind=answer_kind(self)))

@@ -1,0 +1,458 @@
+"""Models over an API against a stub on loopback: every fault gets a type, and the key goes nowhere."""
+
+import json
+import logging
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from experiments.api import client as pace_module
+from experiments.api.client import HEADERS, Pace, backoff, retry_after
+from experiments.api.config import ApiConfig
+from experiments.api.model import check_methods
+from interp.errors import UserError
+from interp.vlm import Prompt
+from mitigation.method import Baseline
+from mitigation.prompting import SAFETY_SYSTEM_PROMPT, ContextPrompt, SafetyPrompt
+from mitigation.vcd import VCD
+from tests.experiments.faulty_server import (
+    FAULTS,
+    SLOW,
+    FaultyProxy,
+    Reply,
+    Served,
+    asked,
+    completion,
+    stub,
+    stub_answer,
+)
+
+KEY = "sk-test-0123456789abcdef"
+RED = Image.new("RGB", (4, 4), (255, 0, 0))
+
+
+def config(url: str, **options: Any) -> ApiConfig:
+    defaults: dict[str, Any] = {"timeout": 10.0, "retries": 2, "concurrency": 8}
+    return ApiConfig("stub", "stub-model", url, **(defaults | options))
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    served = Served(stub)
+    yield served
+    served.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace_module, "FIRST_BACKOFF", 0.005)
+        yield
+
+
+def one(reply: Reply, *, image: bool = False, **options: Any) -> tuple[str, str, str, float, int]:
+    """Status, text, reason, margin and the number of requests when every request gets ``reply``."""
+    served = Served(lambda _: reply)
+    try:
+        model = config(served.url, **options).connect()
+        answer = model.generate([Prompt("Safe?", RED if image else None)])
+        assert answer.statuses is not None
+        assert answer.reasons is not None
+        return answer.statuses[0], answer.texts[0], answer.reasons[0], float(answer.margins[0]), len(served.requests)
+    finally:
+        served.close()
+
+
+def test_answers_come_in_order_with_their_statuses(server: Served) -> None:
+    questions = [f"question {i}" for i in range(20)]
+    answers = (
+        config(server.url).connect().generate([Prompt(q, RED if i % 2 else None) for i, q in enumerate(questions)])
+    )
+    assert answers.texts == [stub_answer(q) for q in questions]
+    assert answers.statuses == ["answered"] * 20
+    assert answers.finished == [True] * 20
+    assert torch.isnan(answers.margins).all()
+    assert len(server.requests) == 20
+
+
+def test_what_is_sent(server: Served) -> None:
+    model = config(server.url, extra_body={"seed": 7}).connect()
+    SafetyPrompt().generate(model, [Prompt("Safe?", RED, key="1")], max_new_tokens=9)
+    (sent,) = server.requests
+    (system, user) = sent.pop("messages")
+    assert sent == {"model": "stub-model", "temperature": 0.0, "max_tokens": 9, "seed": 7}
+    assert system == {"role": "system", "content": SAFETY_SYSTEM_PROMPT}
+    image, text = user["content"]
+    assert text == {"type": "text", "text": "Safe?"}
+    assert image["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    ContextPrompt("Look.").generate(model, [Prompt("Safe?")], max_new_tokens=9)
+    assert server.requests[-1]["messages"] == [{"role": "user", "content": "Look.\nSafe?"}]
+
+
+def test_options_change_the_request(server: Served) -> None:
+    options = {"temperature": None, "token_field": "max_completion_tokens", "max_tokens": 500, "max_image_side": 2}
+    config(server.url, **options).connect().generate([Prompt("Safe?", RED)], max_new_tokens=9)
+    (sent,) = server.requests
+    assert "temperature" not in sent
+    assert "max_tokens" not in sent
+    assert sent["max_completion_tokens"] == 500
+
+
+def failing(status: int, message: str) -> Reply:
+    return Reply(json.dumps({"error": {"message": message}}).encode(), status)
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "said", "requests"),
+    [
+        (Reply(completion("No", "length")), "truncated", "", 1),
+        (Reply(completion("No", None)), "answered", "", 1),
+        (Reply(completion(None)), "empty", "no text", 2),
+        (Reply(completion("", "length")), "empty", "finish_reason length", 2),
+        (Reply(completion(None, "content_filter")), "provider_blocked", "content_filter", 1),
+        (Reply(completion(None, "SAFETY")), "provider_blocked", "safety", 1),
+        (Reply(b'{"choices": [], "promptFeedback": {"blockReason": "OTHER"}}'), "provider_blocked", "blockReason", 1),
+        (failing(400, "triggered our content management policy"), "provider_blocked", "400: triggered", 1),
+        (failing(403, "flagged by moderation"), "provider_blocked", "flagged", 1),
+        (failing(400, "Could not process image"), "bad_image", "400", 1),
+        (failing(413, "request too large"), "bad_image", "413", 1),
+        (failing(400, "unknown parameter"), "transport_failed", "unknown parameter", 1),
+        (failing(302, "moved"), "transport_failed", "302", 1),
+        (failing(500, "oops"), "transport_failed", "oops (3 attempts)", 3),
+        (failing(529, "overloaded"), "transport_failed", "529", 3),
+        (Reply(b'{"error": {"message": "upstream died"}}'), "transport_failed", "upstream died", 3),
+        (Reply(b""), "transport_failed", "not JSON", 3),
+        (Reply(b"[" * 200_000), "transport_failed", "not JSON", 3),
+        (Reply(b'{"choices": [{"message": 3}]}'), "transport_failed", "no message", 3),
+        (Reply(b" " * (9 << 20)), "transport_failed", "longer than", 3),
+        (Reply(None), "transport_failed", "Error", 3),
+        (Reply(b"{}", 429, {"Retry-After": "4000"}), "transport_failed", "wait 4000 s", 1),
+        (Reply(b"{}", 429, {"Retry-After": "soon"}), "transport_failed", "429", 3),
+    ],
+)
+def test_every_reply_has_its_type(reply: Reply, status: str, said: str, requests: int) -> None:
+    got = one(reply, image=True)
+    assert (got[0], got[4]) == (status, requests)
+    assert said in got[2]
+    assert math.isnan(got[3])
+
+
+def test_a_slow_reply_is_given_up_even_where_every_byte_is_in_time() -> None:
+    status, _, reason, _, requests = one(Reply(completion("No"), drip=True), timeout=0.3, retries=1)
+    assert (status, requests) == ("transport_failed", 2)
+    assert "no reply within 0.3 s" in reason
+
+
+def test_hostile_text_can_be_written() -> None:
+    half = completion("X").replace(b'"X"', b'"\\ud800 Yes\\u0000"')
+    status, text, *_ = one(Reply(half))
+    assert status == "answered"
+    text.encode("utf-8")
+
+
+def test_a_refusal_in_its_own_field_is_an_answer() -> None:
+    reply = completion(None, message={"content": None, "refusal": "I can't help with that."})
+    assert one(Reply(reply))[:2] == ("answered", "I can't help with that.")
+    assert one(Reply(completion(None, message={"content": [{"type": "text", "text": "Yes"}]})))[:2] == (
+        "answered",
+        "Yes",
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        (401, f"Incorrect API key provided: {KEY}.", "look at the key in STUB_KEY"),
+        (404, "no such model", "model.model"),
+        (402, "no money", "credit"),
+        (429, "insufficient_quota", "credit"),
+    ],
+)
+def test_what_no_request_survives_stops_the_run_at_once(
+    monkeypatch: pytest.MonkeyPatch, status: int, message: str, said: str
+) -> None:
+    monkeypatch.setenv("STUB_KEY", KEY)
+    served = Served(lambda _: failing(status, message))
+    model = config(served.url, key_env="STUB_KEY", concurrency=2).connect()
+    with pytest.raises(UserError) as caught:
+        model.generate([Prompt(str(i)) for i in range(50)])
+    served.close()
+    assert said in str(caught.value)
+    assert KEY not in f"{caught.value} {caught.value.__cause__!r}"
+    assert len(served.requests) < 10
+
+
+def test_retry_after_is_honoured_and_holds_the_others_back() -> None:
+    arrived: list[float] = []
+
+    def reply(request: dict[str, Any]) -> Reply:
+        arrived.append(time.monotonic())
+        return Reply(b"{}", 429, {"Retry-After": "0.4"}) if len(arrived) == 1 else stub(request)
+
+    served = Served(reply)
+    # The second waits for a thread: when it comes free, the endpoint has asked for patience.
+    answer = config(served.url, concurrency=2).connect().generate([Prompt(str(i)) for i in range(6)])
+    served.close()
+    assert answer.statuses == ["answered"] * 6
+    assert sum(moment - arrived[0] < 0.4 for moment in arrived) <= 3  # itself, and what was on its way
+
+
+def test_paces_are_even_and_held_together() -> None:
+    now = 100.0
+    pace = Pace(30, clock=lambda: now)
+    assert [pace.reserve() for _ in range(3)] == [0.0, 2.0, 4.0]
+    pace.hold(20.0)
+    assert [pace.reserve(), pace.reserve()] == [20.0, 22.0]
+    free = Pace(None, clock=lambda: now)
+    assert [free.reserve(), free.reserve()] == [0.0, 0.0]
+    free.hold(5.0)
+    free.hold(1.0)
+    assert [free.reserve(), free.reserve()] == [5.0, 5.0]
+
+
+@given(attempt=st.integers(0, 10_000), seed=st.integers())
+def test_backoff_doubles_with_jitter_up_to_half_a_minute(attempt: int, seed: int) -> None:
+    longest = min(30.0, pace_module.FIRST_BACKOFF * 2.0 ** min(attempt, 20))
+    assert longest / 2 <= backoff(attempt, random.Random(seed)) <= longest
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("2", 2.0),
+        ("0.5", 0.5),
+        ("-3", 0.0),
+        ("inf", math.inf),
+        ("nan", None),
+        ("soon", None),
+        ("", None),
+        (None, None),
+        ("Sun, 22 Nov 2026 00:00:30 GMT", 30.0),
+        ("Sun, 22 Nov 2026 00:00:30 -0000", 30.0),
+        ("Sat, 21 Nov 2026 00:00:00 GMT", 0.0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after(value, datetime(2026, 11, 22, tzinfo=UTC)) == seconds
+
+
+def test_requests_keep_their_pace(server: Served) -> None:
+    begun = time.monotonic()
+    config(server.url, requests_per_minute=600).connect().generate([Prompt(str(i)) for i in range(4)])
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_log_probabilities_give_a_margin_and_their_absence_none() -> None:
+    def listed(*tokens: tuple[str, float]) -> Reply:
+        top = [{"token": token, "logprob": value} for token, value in tokens]
+        return Reply(completion("Yes", logprobs={"content": [{"token": "Yes", "top_logprobs": top}]}))
+
+    margin = one(listed(("Yes", -1.0), (" yes", -1.0), ("No", -3.0)), logprobs="auto")[3]
+    assert margin == pytest.approx(2.0 + math.log(2), abs=1e-6)
+    assert one(listed(("No", -0.5), ("The", -9.0)), logprobs="auto")[3] == pytest.approx(-8.5)
+    assert math.isnan(one(listed(("The", -0.5)), logprobs="auto")[3])
+    assert math.isnan(one(Reply(completion("Yes", logprobs={"content": []})), logprobs="auto")[3])
+
+
+def test_an_endpoint_without_log_probabilities_is_asked_without(server: Served) -> None:
+    def refuse(request: dict[str, Any]) -> Reply:
+        return failing(400, "logprobs are not supported") if "logprobs" in request else stub(request)
+
+    served = Served(refuse)
+    answers = config(served.url, logprobs="auto").connect().generate([Prompt(str(i)) for i in range(6)])
+    served.close()
+    assert answers.statuses == ["answered"] * 6
+    config(server.url).connect().generate([Prompt("a")])
+    assert "logprobs" not in server.requests[0]
+
+
+def test_the_cache_saves_requests_and_keeps_only_what_was_said(server: Served, tmp_path: Path) -> None:
+    asking = config(server.url)
+    prompts = [Prompt("a", RED, key="1"), Prompt("a", Image.new("RGB", (4, 4)), key="2"), Prompt("b", key="3")]
+    first = asking.connect(cache=tmp_path).generate(prompts)
+    again = asking.connect(cache=tmp_path).generate([replace(p, key="other") for p in prompts])
+    assert (again.texts, again.statuses) == (first.texts, first.statuses)
+    assert len(server.requests) == 3
+    for changed in (replace(asking, extra_body={"seed": 1}), replace(asking, model="other")):
+        changed.connect(cache=tmp_path).generate(prompts[:1])
+    asking.connect(cache=tmp_path).generate(prompts[:1], max_new_tokens=3)
+    assert len(server.requests) == 6
+    replace(asking, temperature=0.7).connect(cache=tmp_path).generate(prompts[:1])
+    replace(asking, temperature=0.7).connect(cache=tmp_path).generate(prompts[:1])
+    assert len(server.requests) == 8
+
+
+@pytest.mark.parametrize("reply", [Reply(completion(None)), failing(500, "x"), Reply(completion("", "content_filter"))])
+def test_failures_are_not_cached(tmp_path: Path, reply: Reply) -> None:
+    served = Served(lambda _: reply)
+    config(served.url).connect(cache=tmp_path).generate([Prompt("a")])
+    served.close()
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_a_spoilt_cache_is_asked_anew(server: Served, tmp_path: Path) -> None:
+    model = config(server.url).connect(cache=tmp_path)
+    model.generate([Prompt("a")])
+    (kept,) = tmp_path.rglob("*.json")
+    for spoilt in ("{", '{"status": "answered"}', '{"status": "empty", "text": "", "margin": null}', "\ud800"):
+        kept.write_bytes(spoilt.encode(errors="surrogatepass"))
+        assert model.generate([Prompt("a")]).texts == [stub_answer("a")]
+    assert len(server.requests) == 5
+
+
+def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Served, tmp_path: Path) -> None:
+    prompts = [Prompt(f"question {i}", key=str(i)) for i in range(2 * len(FAULTS))]
+    proxy = FaultyProxy(server.url)
+    model = config(proxy.url, timeout=SLOW / 2, retries=1, concurrency=8).connect(cache=tmp_path)
+    spoilt = model.generate(prompts)
+    assert set(proxy.injected) == set(FAULTS)
+    assert {"transport_failed"} <= set(spoilt.statuses or []) <= {"transport_failed", "empty"}
+    assert all(spoilt.reasons or [])
+    proxy.rate = 0.0
+    whole = model.generate(prompts)
+    proxy.close()
+    assert whole.statuses == ["answered"] * len(prompts)
+    assert whole.texts == [stub_answer(prompt.text) for prompt in prompts]
+
+
+@settings(max_examples=3)
+@given(seed=st.integers(0, 1000))
+def test_most_faults_are_outlived_by_asking_again(seed: int) -> None:
+    upstream = Served(stub)
+    faults = tuple(fault for fault in FAULTS if fault not in ("timeout", "drip"))  # which cost their time each
+    proxy = FaultyProxy(upstream.url, faults=faults, rate=0.5, seed=seed)
+    prompts = [Prompt(f"question {i}") for i in range(12)]
+    answers = config(proxy.url, retries=30).connect().generate(prompts)
+    proxy.close()
+    upstream.close()
+    for prompt, text, status in zip(prompts, answers.texts, answers.statuses or [], strict=True):
+        assert status in ("answered", "empty")
+        assert text == ("" if status == "empty" else stub_answer(prompt.text))
+
+
+def test_an_image_that_cannot_be_sent_is_a_bad_image(server: Served) -> None:
+    class Broken(Image.Image):
+        def convert(self, *_: Any, **__: Any) -> Image.Image:
+            raise OSError("truncated file")
+
+    answers = config(server.url).connect().generate([Prompt("a", Broken()), Prompt("b")])
+    assert answers.statuses == ["bad_image", "answered"]
+    assert "truncated file" in (answers.reasons or [])[0]
+
+
+def test_the_key_is_sent_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STUB_KEY", KEY)
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "admin-of-somebody")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "x-secret: of-somebody")
+    caplog.set_level(logging.DEBUG)
+    echoes = [failing(400, f"bad key {KEY}"), Reply(completion(f"your key is {KEY}")), failing(500, KEY * 30)]
+    served = Served(lambda request: echoes[int(asked(request))])
+    asking = config(served.url, key_env="STUB_KEY", retries=0)
+    model = asking.connect(cache=tmp_path)
+    answers = model.generate([Prompt("0"), Prompt("1"), Prompt("2")])
+    served.close()
+    assert {headers["authorization"] for headers in served.headers} == {f"Bearer {KEY}"}
+    assert not any("somebody" in value for headers in served.headers for value in headers.values())
+    assert {name for headers in served.headers for name in headers} <= {*HEADERS, "authorization"}
+    written = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    seen = f"{answers} {written} {model!r} {asking!r} {asking.identity()} {caplog.text} {vars(model)}"
+    assert "[key]" in seen
+    assert "sk-test" not in seen
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "said"),
+    [
+        ({"base_url": "https://api.example.org/v1"}, {}, "STUB_KEY is not set"),
+        ({"base_url": "https://api.example.org/v1"}, {"STUB_KEY": " "}, "STUB_KEY is not set"),
+        ({"base_url": "https://api.example.org/v1"}, {"STUB_KEY": "a\nb"}, "no key has"),
+        ({"base_url": "http://api.example.org/v1"}, {"STUB_KEY": KEY}, "not encrypted"),
+        ({"base_url": "https://api.example.org/v1", "extra_body": {"k": KEY}}, {"STUB_KEY": KEY}, "configuration"),
+    ],
+)
+def test_keys_are_looked_at_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], environment: dict[str, str], said: str
+) -> None:
+    monkeypatch.delenv("STUB_KEY", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    asking = ApiConfig(**({"name": "stub", "model": "m", "key_env": "STUB_KEY"} | options))
+    with pytest.raises(UserError) as caught:
+        asking.check()
+    assert said in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_this_machine_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STUB_KEY", raising=False)
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        asking = ApiConfig("stub", "m", f"http://{host}:1/v1", key_env="STUB_KEY")
+        asking.check()
+        assert asking.local
+    assert not ApiConfig("stub", "m", "http://127.0.0.1.example.org/v1").local
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"key_env": KEY}, "key_env"),
+        ({"base_url": f"https://me:{KEY}@host/v1"}, "base_url"),
+        ({"base_url": f"https://host/v1?key={KEY}"}, "base_url"),
+        ({"base_url": "ftp://host"}, "ftp"),
+        ({"base_url": "http://host:port/v1"}, "base_url"),
+        ({"model": ""}, "model.model"),
+        ({"logprobs": "maybe"}, "logprobs"),
+        ({"token_field": "tokens"}, "token_field"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"timeout": math.inf}, "timeout"),
+        ({"temperature": -1}, "temperature"),
+        ({"requests_per_minute": 0}, "requests_per_minute"),
+        ({"extra_body": {"messages": []}}, "messages"),
+    ],
+)
+def test_values_out_of_range_are_named_and_secrets_are_not(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ApiConfig(**({"name": "stub", "model": "m", "base_url": "https://host/v1"} | options))
+    assert said in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_methods_that_need_weights_are_refused_by_name() -> None:
+    check_methods({"baseline": Baseline(), "prompt": ContextPrompt(), "safety": SafetyPrompt()})
+    with pytest.raises(UserError, match=r"arm vcd \(VCD\) needs the model's weights"):
+        check_methods({"baseline": Baseline(), "vcd": VCD(alpha=1.0)})
+
+
+def test_the_configuration_imports_neither_torch_nor_openai() -> None:
+    heavy = "{'torch', 'openai', 'transformers'} & set(sys.modules)"
+    code = f"import sys, experiments.api.config, experiments.api.model; sys.exit(bool({heavy}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = FaultyProxy(server.url, faults=("500",))
+    monkeypatch.setattr(pace_module, "FIRST_BACKOFF", 30.0)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.api.model.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        config(proxy.url, retries=9).connect().generate([Prompt("a"), Prompt("b")])
+    proxy.close()

@@ -1,0 +1,84 @@
+"""The benchmark of answering on models in little: what is measured, not how fast it was on this machine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.bench import eval as bench_eval
+from experiments.bench.eval import EvalCases
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+
+def measured(folder: Path, size: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, Any]:
+    monkeypatch.setitem(bench_eval.SIZES, size, "cpu")
+    small = (f"task.size={size}", "task.cases=3", "task.repeats=1", "max_new_tokens=2", "draws=20")
+    run = run_of("+exp=bench_eval", f"output_root={folder}", *small, *overrides)
+    run.task(run)
+    (path,) = (folder / "bench_eval").iterdir()
+    (study,) = (path / "study").iterdir()
+    assert (study / "report.html").exists()
+    return json.loads((path / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize("size", ["small", pytest.param("small_qwen", marks=pytest.mark.slow)])
+def test_every_way_of_asking_is_measured_and_the_study_answers_as_the_loop(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = measured(tmp_path, size, monkeypatch)
+    assert list(found["rows"]) == ["one by one", "batches", "+ features", "study", "score"]
+    (taken,) = found["seconds"]
+    for name, row in found["rows"].items():
+        assert row["cases_per_second"] == pytest.approx(12 / taken[name])
+        assert row["times"] == pytest.approx(taken["one by one"] / taken[name])
+    assert found["answers_unlike_the_loop"] == 0
+    assert found["bound"] == {"times": found["rows"]["study"]["times"], "least": 3.0}
+    assert found["peak_mib"] is None
+    assert {"device", "dtype", "threads", "cores", "load_average_before", "versions"} == set(found["environment"])
+    assert f"{size}: " in capsys.readouterr().out
+
+
+def test_cases_are_files_with_questions_of_many_lengths_the_same_every_time(tmp_path: Path) -> None:
+    one, again = (EvalCases(6, str(tmp_path)).load() for _ in range(2))
+    assert one == again
+    assert len(list(tmp_path.iterdir())) == 6
+    assert len({len(sample.prompt.split()) for sample in one.samples}) > 3
+    assert EvalCases(6).load().samples[0].image == EvalCases(6).load().samples[0].image
+
+
+def test_the_sentence_says_whether_the_bound_is_kept() -> None:
+    result = {"size": "7b", "cases": 5, "answers_unlike_the_loop": 2, "peak_mib": 20000.0}
+    kept = bench_eval.sentences(result | {"bound": {"times": 8.5, "least": 8.0}})
+    assert kept[0] == "7b: 8.50 times the loop, at least 8 wanted: kept"
+    assert kept[1:] == ["2 of 20 answers unlike the loop's", "peak memory of the study: 20,000 MiB"]
+    assert bench_eval.sentences(result | {"bound": {"times": 7.5, "least": 8.0}})[0].endswith("missed")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("size", ["small", "small_qwen"])
+def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured(tmp_path, size, monkeypatch, "task.device=cuda")
+    assert found["peak_mib"] > 0
+    assert found["bound"]["least"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.size=huge", "task.size=huge: known are tiny, 7b, 7b_qwen"),
+        ("task.cases=0", "cases=0"),
+        ("task.repeats=0", "repeats=0"),
+        ("task.seconds=-1", "seconds=-1"),
+        ("task.device=tpu", "unknown device 'tpu'"),
+        ("task.size=7b", "size 7b on a CPU takes minutes a case; add task.device=cuda"),
+        ("task.size=7b_qwen", "task.device=cuda"),
+    ],
+)
+def test_bad_options_are_named_before_anything_is_built(override: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        run_of("+exp=bench_eval", override)
+    assert message in str(error.value)

@@ -1,0 +1,235 @@
+"""The decoding benchmark on its smallest size: what is measured, not how fast it was on this machine."""
+
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from experiments.bench.harness import Turns
+from experiments.bench.vcd import Measured, Row, VcdBench, judged, tables, verdicts
+from experiments.bench.vcd_variants import BETA, BOUNDS, SIZES, VARIANTS, Probe, Reading, Setting, certain_head
+from interp.errors import UserError
+from mitigation.contrastive.formulas import plausible
+from tests.experiments.compose import run_of
+
+TINY = SIZES["tiny"]
+ROW_KEYS = {
+    "size",
+    "dtype",
+    "items",
+    "paired_over_plain",
+    "lazy_over_plain",
+    "sequential_over_plain",
+    "two_forward_over_paired",
+    "plain_ms_per_token",
+    "lazy_skipped",
+}
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One whole run of the command, the process for memory and all."""
+    root = tmp_path_factory.mktemp("outputs")
+    options = ("task.sizes=[tiny]", "task.items=[1,16]", "task.repeats=2")
+    run = run_of("+exp=bench_vcd", f"output_root={root}", *options)
+    run.task(run)
+    (path,) = (root / "bench_vcd").iterdir()
+    return json.loads((path / "metrics.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def probe() -> Probe:
+    """The tiny size with weights so wide that answers vary from step to step."""
+    made = Probe(Setting("tiny", "float32", "cpu", seed=0))
+    with torch.no_grad():
+        for name, weight in made.vlm.model.named_parameters():
+            if weight.ndim > 1 and "vision_tower" not in name:
+                weight *= 8
+    return made
+
+
+@pytest.mark.slow  # the whole bench, in processes of its own
+def test_a_row_for_each_number_of_items(metrics: dict[str, Any]) -> None:
+    assert [(row["size"], row["dtype"], row["items"]) for row in metrics["rows"]] == [
+        ("tiny", "float32", 1),
+        ("tiny", "float32", 16),
+    ]
+    for row in metrics["rows"]:
+        assert set(row) == ROW_KEYS
+        assert row["lazy_skipped"] == 1
+        assert min(value for value in row.values() if isinstance(value, float)) > 0
+
+
+@pytest.mark.slow  # the whole bench, in processes of its own
+def test_every_variant_has_times_prompts_and_peaks_of_its_own(metrics: dict[str, Any]) -> None:
+    for detail in metrics["details"]:
+        assert [set(taken) for taken in detail["seconds_per_token"]] == [set(VARIANTS)] * 2
+        assert [set(taken) for taken in detail["prefill_seconds"]] == [set(VARIANTS)] * 2
+        assert set(detail["peak_bytes"]) == set(VARIANTS)
+        assert detail["same_tokens"] == {"sequential": True, "paired": True}
+    one, many = (detail["peak_bytes"].values() for detail in metrics["details"])
+    keys_and_values = 2 * 4 * 160 * 4 * TINY.prompt_tokens * 16  # bytes of one branch of 16 items
+    assert min(many) > keys_and_values > max(one)
+
+
+@pytest.mark.slow  # the whole bench, in processes of its own
+def test_the_record_says_what_was_measured_and_on_what(metrics: dict[str, Any]) -> None:
+    assert metrics["weights"] == "random, seed 0"
+    assert {"device", "threads", "cores", "load_average_before", "versions"} == set(metrics["environment"])
+    assert metrics["sizes"]["tiny"]["prompt_tokens"] == 64
+    assert [bound["ratio"] for bound in metrics["bounds"]] == [
+        "paired_over_plain",
+        "two_forward_over_paired",
+        "lazy_over_plain",
+    ]
+
+
+def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(probe: Probe) -> None:
+    answers = {name: probe.read(name, 3).tokens for name in VARIANTS}
+    assert answers["two_forward"] == answers["sequential"] == answers["paired"]
+    assert answers["two_forward"] != answers["plain"]
+    assert all(len(row) == TINY.new_tokens and len(set(row)) > 3 for row in answers["plain"] + answers["paired"])
+    with certain_head(probe.vlm):
+        assert probe.read("plain", 3).tokens == answers["lazy"]
+
+
+def test_lazy_is_measured_where_one_token_passes_the_cutoff(probe: Probe) -> None:
+    head = probe.vlm.model.lm_head
+    before = head.weight
+    inputs = probe._batch(3).clean
+    with torch.no_grad(), certain_head(probe.vlm):
+        logits = probe.vlm.model(**inputs).logits[:, -1]
+        assert plausible(logits, beta=BETA).sum(dim=1).tolist() == [1, 1, 1]
+        assert (head.weight.shape, head.weight.requires_grad) == (before.shape, before.requires_grad)
+    with pytest.raises(KeyboardInterrupt), certain_head(probe.vlm):
+        raise KeyboardInterrupt
+    assert head.weight is before
+    assert probe.read("lazy", 3).skipped == 1
+    assert probe.read("sequential", 3).skipped == 0
+    assert probe.read("paired", 3).skipped is None
+
+
+def test_prompts_are_equally_long_and_their_pictures_differently_noised(probe: Probe) -> None:
+    batch = probe._batch(3)
+    assert batch.clean["input_ids"].shape == (3, TINY.prompt_tokens)
+    assert batch.clean["attention_mask"].all()
+    assert torch.equal(batch.clean["pixel_values"][0], batch.clean["pixel_values"][1])
+    assert not torch.equal(batch.noised["pixel_values"][0], batch.noised["pixel_values"][1])
+
+
+def test_the_prompt_is_not_part_of_a_tokens_time(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, forward = probe.vlm.model, probe.vlm.model.forward
+
+    def slow_prompt(*arguments: Any, **given: Any) -> Any:
+        if given["input_ids"].shape[1] > 1:
+            time.sleep(0.5)
+        return forward(*arguments, **given)
+
+    monkeypatch.setattr(model, "forward", slow_prompt)
+    reading = probe.read("two_forward", 1, new_tokens=2)  # one step between two tokens
+    assert reading.prefill > 1
+    assert reading.token < 0.5
+
+
+def fake(size: str, items: int, seconds: dict[str, float], clock: float = 0.0) -> Measured:
+    def taking(name: str) -> Any:
+        return lambda: one.prefills[-1].setdefault(name, 2.0) and seconds[name]
+
+    one = Measured(size, SIZES[size].dtypes[0], items, Turns({name: taking(name) for name in seconds}))
+    one.first = {name: Reading(2.0, 0.1, [[1]], 1.0 if name == "lazy" else None) for name in seconds}
+    return one
+
+
+def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
+    one = fake("tiny", 1, {"plain": 1.0, "two_forward": 3.0, "sequential": 2.5, "paired": 1.5, "lazy": 1.2})
+    one.round()
+    slow = {"plain": 10.0, "two_forward": 20.0, "sequential": 25.0, "paired": 14.0, "lazy": 12.0}
+    one.turns.rounds += [slow, {name: 2 * value for name, value in one.turns.rounds[0].items()}]
+    row = one.row()
+    assert row._asdict() == pytest.approx(
+        {
+            "size": "tiny",
+            "dtype": "float32",
+            "items": 1,
+            "paired_over_plain": 1.5,
+            "lazy_over_plain": 1.2,
+            "sequential_over_plain": 2.5,
+            "two_forward_over_paired": 2.0,
+            "plain_ms_per_token": 2000.0,
+            "lazy_skipped": 1.0,
+        }
+    )
+    assert [bound.met(value) for bound, value in judged([row])] == [False, True, True]
+    paired, two_forward, lazy = verdicts([row])
+    assert paired == "tiny float32, 1 item: paired over plain 1.50, at most 1.40 wanted: missed"
+    assert two_forward.endswith("2.00, at least 1.25 wanted: kept")
+    assert lazy.endswith("kept")
+    assert [shown.row_count for shown in tables([one])] == [1, 1]
+    one.peaks = dict.fromkeys(VARIANTS, 2**20)
+    assert [shown.row_count for shown in tables([one])] == [1, 1]
+    assert not judged([row._replace(items=2)])
+
+
+def test_every_bound_is_of_a_size_type_and_ratio_that_is_measured() -> None:
+    for bound in BOUNDS:
+        assert bound.dtype in SIZES[bound.size].dtypes
+        assert bound.items in VcdBench().items
+        assert bound.ratio in Row._fields
+
+
+def test_short_rounds_are_repeated_more_often_and_none_is_begun_too_late() -> None:
+    seconds = dict.fromkeys(VARIANTS, 1.0)
+    short, long = fake("tiny", 1, seconds), fake("tiny", 32, seconds)
+    order: list[int] = []
+
+    def round_of(one: Measured) -> Any:
+        def taking() -> None:
+            order.append(one.items)
+            one.turns.run()
+            one.seconds += one.seconds / (len(one.turns.rounds) - 1)
+
+        return taking
+
+    for one, taken in ((short, 1.0), (long, 10.0)):
+        one.round()
+        one.seconds, one.round = taken, round_of(one)
+    bench = VcdBench(sizes=["tiny"], repeats=7)
+    bench._repeat([long, short], time.monotonic() + 5)
+    assert order == [1] * 6
+    bench._repeat([long, short], math.inf)
+    assert order == [1] * 6 + [32] * 6
+    bench = VcdBench(sizes=["tiny"], repeats=9)
+    bench._repeat([long, short], math.inf)
+    assert order[12:14] == [1, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_the_allocator_is_asked_for_peaks() -> None:
+    bench = VcdBench(sizes=["tiny"], items=[2], repeats=1, device="cuda")
+    (one,) = bench.measure(Console(), deadline=0)
+    assert one.peaks["sequential"] > one.peaks["plain"] > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task.sizes=[huge]", "task.sizes=['huge']: known are tiny, cpu, 7b"),
+        ("task.sizes=[]", "at least one of them"),
+        ("task.items=[]", "task.items=[]"),
+        ("task.items=[0]", "task.items=[0]"),
+        ("task.items=[many]", "task.items"),
+        ("task.repeats=0", "repeats=0"),
+        ("task.seconds=-1", "seconds=-1"),
+        ("task.device=tpu", "unknown device 'tpu'"),
+        ("task.sizes=[7b]", "task.device=cuda"),
+    ],
+)
+def test_bad_options_are_named_before_anything_is_built(override: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        run_of("+exp=bench_vcd", override)
+    assert message in str(error.value)

@@ -1,0 +1,272 @@
+import csv
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from experiments.benchmarks.mmsafeaware import (
+    KEY,
+    NEVER_PUBLISHED,
+    PREFIX,
+    MMSafeAware,
+    PromptBlock,
+    load,
+    parse_prompts,
+)
+from interp.errors import UserError
+from tests.experiments.benchmarks.test_images import noise, png_claiming
+
+SENTENCE = "Is this mine?"
+
+
+@pytest.fixture
+def published(shared: Path) -> Path:
+    root = shared / "data" / "mmsafeaware"
+    if not root.is_dir():
+        pytest.skip(f"no MMSafeAware sample at {root}")
+    return root
+
+
+@pytest.fixture
+def index(published: Path) -> list[dict[str, str]]:
+    with (published / "index.tsv").open() as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def block(case: str, text: str = SENTENCE) -> str:
+    return f'{case}\n{PREFIX}\n"{text}"\n\n\n'
+
+
+def tree(root: Path, *cases: str) -> Path:
+    for folder in ("images", "images2"):
+        (root / "data" / folder).mkdir(parents=True, exist_ok=True)
+    (root / "data" / "prompt.txt").write_text("".join(block(case) for case in cases))
+    return root / "data" / "images"
+
+
+def test_every_published_prompt_has_its_row_in_the_index(published: Path, index: list[dict[str, str]]) -> None:
+    samples = load(published, require_images=False)
+    rows = []
+    for sample in samples:
+        wrapper = {"unsafe_opinion": "inquiry_unsafe_opinion"}.get(sample.tags.get("wrapper", ""))
+        kind = "_".join(filter(None, [sample.subset, wrapper or sample.tags.get("wrapper")]))
+        rows.append((sample.id, kind, sample.gold, sample.scenario))
+    assert rows == [(row["id"], row["subset"], row["gold"], row["scenario"]) for row in index]
+    assert len(samples) == 1523
+
+
+def test_sentences_are_verbatim(published: Path) -> None:
+    samples = {sample.id: sample for sample in load(published, require_images=False)}
+    assert samples["421"].text.endswith("room temperature ")  # with its trailing space
+    assert samples["501"].text == "Why does it shows how good you are2"
+    written = (published / "data" / "prompt.txt").read_text()
+    assert "".join(f"{s.id}\n{s.prompt}\n\n\n" for s in samples.values()) == written
+
+
+def test_what_is_there_runs_and_what_is_not_says_why(published: Path, index: list[dict[str, str]]) -> None:
+    loaded = MMSafeAware(str(published)).load()
+    ids = [row["id"] for row in index]
+    files = [p for place in ("images", "images2") for p in (published / "data" / place).iterdir()]
+    assert len(loaded.samples) == 251
+    assert {s.id for s in loaded.samples} == {p.stem for p in files if p.suffix}
+    assert [*loaded.missing] == [case for case in ids if case not in {s.id for s in loaded.samples}]
+    unpublished = {case for case, reason in loaded.missing.items() if reason == NEVER_PUBLISHED}
+    assert unpublished == {row["id"] for row in index if row["has_published_image"] == "0"}
+    assert len(unpublished) == 70
+    assert all("image not found" in r for c, r in loaded.missing.items() if c not in unpublished)
+    assert load(published) == loaded.samples
+
+
+def test_identical_pictures_share_a_cluster(published: Path) -> None:
+    everything = {sample.id: sample for sample in load(published, require_images=False)}
+    assert everything["84"].cluster == everything["2232"].cluster
+    assert everything["8"].cluster == everything["128"].cluster  # across subsets
+    with_image = [s for s in everything.values() if s.image]
+    assert len({s.cluster for s in with_image}) == 189
+    without = [s.cluster for s in everything.values() if not s.image]
+    assert len(set(without)) == len(without) == 1523 - 251
+
+
+def test_the_key_counts_what_the_paper_counts() -> None:
+    assert Counter(entry.subset for entry in KEY.values()) == {"over_safety": 497, "attack": 855, "typical": 171}
+    assert {case for case, entry in KEY.items() if entry.gold == "yes"} == {
+        str(n) for n in [*range(1, 128), *range(2001, 2371)]
+    }
+    wrappers = Counter(entry.wrapper for entry in KEY.values())
+    assert wrappers == {"": 668, "goal_hijacking": 342, "unsafe_opinion": 171, "role_play": 342}
+    assert KEY["128"].gold == "no"  # the published readme says otherwise
+    assert KEY["1048"].scenario == KEY["1052"].scenario == "unresolved"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("\n\n", None, "holds no prompt"),
+        (" \n" + block("1"), 1, "digits and nothing else"),
+        (block("x"), 1, "digits and nothing else"),
+        (block("1 "), 1, "digits and nothing else"),
+        (block("٣"), 1, "digits and nothing else"),
+        (block("1154"), 1, "1-1153 and 2001-2370"),
+        (block("0"), 1, "1-1153 and 2001-2370"),
+        (block("01"), 1, "1-1153 and 2001-2370"),
+        (block("2") + block("1"), 6, "2 stands before"),
+        (block("1").replace("safe?", "safe"), 2, "the line after the id"),
+        (block("1") + "2\n", 7, "the line after the id"),
+        (block("1").replace('?"', "?"), 3, "double quotes"),
+        (block("1", ""), 3, "double quotes"),
+        (block("1", " "), 3, "double quotes"),
+        (f'1\n{PREFIX}\n"', 3, "double quotes"),
+        (f"1\n{PREFIX}\n", 3, "double quotes"),
+        (block("1", "two\nlines"), 3, "double quotes"),
+        (block("1").rstrip() + "\n2\n", 4, "a blank line"),
+    ],
+)
+def test_a_malformed_block_names_line_case_and_rule(text: str, line: int | None, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_prompts(text, "prompt.txt")
+    assert said in str(caught.value)
+    if line:
+        case = text.split("\n")[0] if line < 6 else text.split("\n")[5]
+        assert f"prompt.txt line {line}, case {case}:" in str(caught.value)
+
+
+def test_a_block_may_hold_quotes_and_the_file_may_end_early() -> None:
+    text = block("1", 'say "no" ') + block("3").rstrip("\n")
+    assert parse_prompts(text, "prompt.txt").blocks == [PromptBlock("1", 'say "no" '), PromptBlock("3", SENTENCE)]
+
+
+def test_a_repeated_id_is_listed_and_the_others_run(tmp_path: Path) -> None:
+    images = tree(tmp_path, "1", "2")
+    for case in "12":
+        noise(int(case)).save(images / f"{case}.png")
+    prompts = tmp_path / "data" / "prompt.txt"
+    prompts.write_text(block("1", "first") + block("2") + block("1", "again"))
+    loaded = MMSafeAware(str(tmp_path)).load()
+    assert [(s.id, s.text) for s in loaded.samples] == [("1", "first"), ("2", SENTENCE)]
+    assert loaded.missing == {
+        "1 (line 11)": f"duplicate id: {prompts} line 11, case 1: also on line 1, which is kept",
+    }
+    with pytest.raises(UserError, match=r"1 of 3 cases .*duplicate id.*strict"):
+        MMSafeAware(str(tmp_path), strict=True).load()
+
+
+def test_line_ends_of_windows_are_read(tmp_path: Path) -> None:
+    images = tree(tmp_path, "1")
+    (tmp_path / "data" / "prompt.txt").write_bytes(block("1").replace("\n", "\r\n").encode())
+    noise().save(images / "1.png")
+    assert load(tmp_path)[0].text == SENTENCE
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda root: None, "is not a folder"),
+        (lambda root: (root / "data").mkdir(parents=True), "prompt.txt is missing"),
+        (lambda root: (root / "data" / "prompt.txt").mkdir(parents=True), "cannot be read"),
+        (lambda root: tree(root) and (root / "data" / "prompt.txt").write_bytes(b"\xff"), "UTF-8"),
+        (lambda root: tree(root, "1"), "none of the 1 cases"),
+        (lambda root: tree(root, "1").rmdir(), "none of the 1 cases"),
+        (lambda root: [tree(root, "1").rmdir(), (root / "data" / "images").touch()], "cannot be listed"),
+    ],
+)
+def test_a_missing_root_or_file_is_one_sentence(tmp_path: Path, prepare, said: str) -> None:
+    root = tmp_path / "set"
+    prepare(root)
+    with pytest.raises(UserError) as caught:
+        MMSafeAware(str(root)).load()
+    assert said in str(caught.value)
+    assert str(root) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def bad_tree(tmp_path: Path) -> Path:
+    """Every way an image can be bad, one case each; 1 (in another format than it says), 2 and 1101 are good."""
+    root = tmp_path / "set"
+    images = tree(root, *map(str, range(1, 9)), "1101", "2301")
+    noise(1).save(images / "1.png", "WEBP", lossless=True)
+    noise(2).save(images / "2.JPG", "JPEG")
+    (images / "3.png").touch()
+    (images / "4.jpeg").write_bytes(b"not an image")
+    (images / "5.png").write_bytes(png_claiming(30_000, 30_000))
+    noise(6).save(tmp_path / "6.png")
+    (images / "6.png").symlink_to(tmp_path / "6.png")
+    noise(7).save(images / "7.png")
+    noise(7).save(images.parent / "images2" / "7.webp")
+    noise(1).save(images.parent / "images2" / "1101.png")
+    (images.parent / "images2" / "test").write_bytes(b"\n")
+    noise().save(images / "5000.png")
+    return root
+
+
+REASONS = {
+    "3": ("3.png", "zero bytes"),
+    "4": ("4.jpeg", "not a complete image"),
+    "5": ("5.png", "50,000,000"),
+    "6": ("6.png", "outside"),
+    "7": ("7.webp", "2 images for one id"),
+    "8": ("8.*", "image not found"),
+    "2301": ("", NEVER_PUBLISHED),
+}
+
+
+def test_a_bad_image_costs_its_own_case_alone(tmp_path: Path) -> None:
+    root = bad_tree(tmp_path)
+    loaded = MMSafeAware(str(root)).load()
+    assert [sample.id for sample in loaded.samples] == ["1", "2", "1101"]
+    assert [*loaded.missing] == [*REASONS]
+    for case, (file, said) in REASONS.items():
+        assert file in loaded.missing[case]
+        assert said in loaded.missing[case]
+    first, second, last = loaded.samples
+    assert "WEBP" in first.tags["image_note"]
+    assert second.tags == {}
+    assert last.tags == {}
+    assert first.cluster == last.cluster != second.cluster  # the same picture in two containers
+
+
+def test_without_images_every_prompt_is_a_case(tmp_path: Path) -> None:
+    loaded = MMSafeAware(str(bad_tree(tmp_path)), require_images=False).load()
+    assert len(loaded.samples) == 10
+    assert loaded.missing == {}
+    assert [s.id for s in loaded.samples if s.image is None] == [*REASONS]
+    assert all(said in s.tags["image_note"] for s in loaded.samples for said in REASONS.get(s.id, ())[1:])
+
+
+def test_strict_stops_for_all_but_the_never_published(tmp_path: Path) -> None:
+    root = bad_tree(tmp_path)
+    with pytest.raises(UserError, match=r"6 of 10 cases cannot run as published \(first 3: .*strict"):
+        MMSafeAware(str(root), strict=True).load()
+    images = tree(tmp_path / "whole", "1", "2301")
+    noise().save(images / "1.png")
+    loaded = MMSafeAware(str(tmp_path / "whole"), strict=True).load()
+    assert [s.id for s in loaded.samples] == ["1"]
+    assert loaded.missing == {"2301": NEVER_PUBLISHED}
+
+
+def test_the_manifest_changes_with_what_was_read(tmp_path: Path) -> None:
+    def manifest(seed: int, text: str, place: str) -> str:
+        images = tree(tmp_path / place, "1", "2")
+        (tmp_path / place / "data" / "prompt.txt").write_text(block("1", text) + block("2"))
+        noise(seed).save(images / "1.png")
+        return MMSafeAware(str(tmp_path / place)).load().manifest
+
+    assert manifest(1, "a", "x") == manifest(1, "a", "y")
+    assert len({manifest(1, "a", "x"), manifest(2, "a", "x"), manifest(1, "b", "x")}) == 3
+
+
+def test_there_is_no_development_split_and_no_torch() -> None:
+    assert MMSafeAware("anywhere").development() is None
+    code = (
+        "import sys, experiments.benchmarks.export; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_image_is_opened_only_by_whoever_asks(tmp_path: Path) -> None:
+    noise().save(tree(tmp_path, "1") / "1.png")
+    (sample,) = load(tmp_path)
+    assert isinstance(sample.image, Path)
+    assert Image.open(sample.image).size == (9, 7)

@@ -1,0 +1,283 @@
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.benchmarks.images import EncodedImage, open_image, pixel_digest
+from experiments.benchmarks.mossbench import BENIGN, CONTRAST, MOSSBench, found, hub_entry, read_entries
+from interp.errors import UserError
+from tests.experiments.benchmarks.test_images import noise, png_claiming
+from tests.experiments.compose import run_of
+
+
+@pytest.fixture
+def published(shared: Path) -> Path:
+    root = shared / "data" / "mossbench"
+    if not root.is_dir():
+        pytest.skip(f"no MOSSBench sample at {root}")
+    return root
+
+
+def entry(pid: str, **changes: Any) -> dict[str, Any]:
+    over = {"over": f"type {(int(pid) - 1) // 100 + 1}", "human": 0, "child": 1, "syn": 0, "ocr": 1, "harm": [7]}
+    fields = {"image": f"images/{pid}.png", "question": f"What is {pid}?", "pid": pid, "description": "A toy."}
+    return fields | {"short description": "Toy", "metadata": over} | changes
+
+
+def tree(root: Path, entries: dict[str, Any] | str, part: str = "data") -> Path:
+    """Writes a set's JSON and a picture for every pid, and returns the folder of the pictures."""
+    images = root / part / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    (root / part / "images_information").mkdir(exist_ok=True)
+    text = entries if isinstance(entries, str) else json.dumps(entries)
+    (root / part / "images_information" / "information.json").write_text(text)
+    for pid in entries if isinstance(entries, dict) else ():
+        if pid.isdigit():
+            noise(int(pid)).save(images / f"{pid}.png")
+    return images
+
+
+def test_the_published_files_count_as_the_paper_does(published: Path) -> None:
+    everything = found({part: read_entries(published, part) for part in (BENIGN, CONTRAST)}, published)
+    counts = Counter((s.subset, s.tags["type"]) for s in everything.samples)
+    assert counts == {
+        **{("benign", kind): 100 for kind in "123"},
+        ("contrast", "1"): 100,
+        ("contrast", "2"): 44,
+        ("contrast", "3"): 100,
+    }
+    benign = {s.tags["pid"]: s for s in everything.samples if s.subset == "benign"}
+    assert len({s.cluster for s in benign.values()}) == 239
+    twins = [s for s in everything.samples if s.subset == "contrast"]
+    assert sum(s.text == benign[s.tags["pid"]].text for s in twins) == 43
+    assert sum(s.cluster == benign[s.tags["pid"]].cluster for s in twins) == 43
+    assert {s.gold for s in twins} == {"refuse"}
+    assert {s.gold for s in benign.values()} == {"comply"}
+    assert sum(not s.tags["description"] for s in benign.values()) == 49
+    assert "0" not in {s.tags["harm"] for s in benign.values()}
+
+
+def test_what_is_there_runs_and_what_is_not_says_why(published: Path) -> None:
+    loaded = MOSSBench(str(published)).load()
+    there = {path.stem for path in (published / "data" / "images").iterdir()}
+    assert {s.tags["pid"] for s in loaded.samples} == there
+    assert len(loaded.samples) == 44
+    assert len(loaded.missing) == 256
+    assert all("missing" in reason and ".png" in reason for reason in loaded.missing.values())
+    noted = {s.id: s.tags["image_note"] for s in loaded.samples if "image_note" in s.tags}
+    assert set(noted) == {"m131", "m170"}
+    assert all("holds WEBP data" in note for note in noted.values())
+
+
+def test_a_twin_that_keeps_the_picture_may_leave_it_to_the_benign_folder(published: Path) -> None:
+    loaded = MOSSBench(str(published), sets="contrast").load()
+    assert {s.tags["type"] for s in loaded.samples} == {"1", "3"}
+    assert all(s.id == f"c{s.tags['pid']}" for s in loaded.samples)
+    type_2 = [case for case in loaded.missing if 100 < int(case[1:]) <= 200]
+    assert len(type_2) == 44
+    assert all("data_contrast" in loaded.missing[case] for case in type_2)  # another picture, never the benign one
+
+
+def test_a_case_is_read_whole(tmp_path: Path) -> None:
+    tree(tmp_path, {"5": entry("5")})
+    (sample,) = MOSSBench(str(tmp_path)).load().samples
+    assert (sample.id, sample.scenario, sample.gold) == ("m5", "Exaggerated Risk", "comply")
+    assert sample.text == sample.prompt == "What is 5?"
+    assert sample.pair is None
+    assert sample.tags == {
+        "pid": "5",
+        "type": "1",
+        "description": "A toy.",
+        "short_description": "Toy",
+        "human": "0",
+        "child": "1",
+        "syn": "0",
+        "ocr": "1",
+        "harm": "7",
+        "harm_name": "General Harm",
+    }
+
+
+def test_both_sets_have_ids_of_their_own(tmp_path: Path) -> None:
+    tree(tmp_path, {"5": entry("5"), "105": entry("105")})
+    images = tree(tmp_path, {"5": entry("5", question="Worse?"), "105": entry("105")}, "data_contrast")
+    (images / "5.png").unlink()
+    loaded = MOSSBench(str(tmp_path), sets="both").load()
+    assert [s.id for s in loaded.samples] == ["m5", "m105", "c5", "c105"]
+    assert loaded.missing == {}
+    pictures = [s.image for s in loaded.samples]
+    assert pictures[2] == pictures[0]
+    assert pictures[3] != pictures[1]
+
+
+def bad_tree(tmp_path: Path) -> Path:
+    """Every way an entry or image can be bad, one case each; 1 (in another format than it says) and 2 are good."""
+    root = tmp_path / "set"
+    images = tree(root, {str(pid): entry(str(pid)) for pid in range(1, 15)})
+    entries = {str(pid): entry(str(pid)) for pid in range(1, 15)}
+    noise(1).save(images / "1.png", "WEBP", lossless=True)
+    (images / "3.png").write_bytes(b"")
+    (images / "4.png").write_bytes((images / "2.png").read_bytes()[:-40])
+    (images / "5.png").write_bytes(png_claiming(30_000, 30_000))
+    entries["6"]["image"] = "../../6.png"
+    noise(6).save(tmp_path / "6.png")
+    (images / "7.png").unlink()
+    (images / "7.png").symlink_to(tmp_path / "6.png")
+    (images / "8.png").unlink()
+    del entries["9"]["question"]
+    del entries["10"]["metadata"]["over"]
+    entries["11"]["pid"] = "12"
+    entries["12"]["question"] = 5
+    entries["13"]["question"] = "half \ud800"
+    del entries["14"]["image"]
+    pairs = [*entries.items(), ("2", entry("2", question="Again?")), ("../x", entry("2")), ("15", "text")]
+    text = "{" + ", ".join(f"{json.dumps(pid)}: {json.dumps(value)}" for pid, value in pairs) + "}"
+    tree(root, text)
+    return root
+
+
+REASONS = {
+    "m3": ("3.png", "zero bytes"),
+    "m4": ("4.png", "not a complete image"),
+    "m5": ("5.png", "50,000,000"),
+    "m6": ("6.png", "outside"),
+    "m7": ("7.png", "outside"),
+    "m8": ("8.png", "no such file"),
+    "m9": ("information.json", "no field 'question'"),
+    "m10": ("information.json", "no field 'over'"),
+    "m11": ("information.json", "'pid' is '12'"),
+    "m12": ("information.json", "no text"),
+    "m13": ("information.json", "half a character"),
+    "m14": ("information.json", "no field 'image'"),
+    "m2 (entry 15)": ("information.json", "duplicate pid"),
+    "m../x": ("information.json", "a pid is a number"),
+    "m15": ("information.json", "not an object"),
+}
+
+
+def test_each_bad_entry_or_image_costs_its_own_case_alone(tmp_path: Path) -> None:
+    loaded = MOSSBench(str(bad_tree(tmp_path))).load()
+    assert [(s.id, s.text) for s in loaded.samples] == [("m1", "What is 1?"), ("m2", "What is 2?")]
+    assert set(loaded.missing) == set(REASONS)
+    for case, (file, said) in REASONS.items():
+        assert file in loaded.missing[case]
+        assert said in loaded.missing[case]
+        assert case.strip("m").split(" ")[0] in loaded.missing[case]
+    assert "WEBP" in loaded.samples[0].tags["image_note"]
+    json.dumps(loaded.missing, ensure_ascii=False).encode()
+
+
+def test_strict_stops_at_the_first_that_cannot_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"15 of 17 cases cannot run as published \(first .*strict=true"):
+        MOSSBench(str(bad_tree(tmp_path)), strict=True).load()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "keyed by pid"),
+        ("{}", "keyed by pid"),
+        ("[" * 100_000, "is not JSON"),
+        ("", "JSON"),
+    ],
+)
+def test_a_file_that_is_no_such_object_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    tree(tmp_path, text)
+    with pytest.raises(UserError, match=said) as caught:
+        MOSSBench(str(tmp_path)).load()
+    assert "information.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"root": None}, "benchmark.root"),
+        ({"sets": "all"}, "benchmark.sets='all'"),
+        ({"source": "web"}, "benchmark.source='web'"),
+    ],
+)
+def test_mistaken_options_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        MOSSBench(**({"root": "somewhere"} | options))
+
+
+def test_a_missing_folder_or_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a folder"):
+        MOSSBench(str(tmp_path / "nowhere")).load()
+    with pytest.raises(UserError, match=r"information.json is missing"):
+        MOSSBench(str(tmp_path)).load()
+
+
+@settings(max_examples=30)
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(["image", "question", "pid", "metadata", "description"]),
+        st.none()
+        | st.integers()
+        | st.text(max_size=5)
+        | st.lists(st.integers(), max_size=2)
+        | st.just({"over": "type 1"}),
+    )
+)
+def test_no_entry_whatsoever_stops_the_others(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]) -> None:
+    root = tmp_path_factory.mktemp("set")
+    tree(root, {"1": entry("1")})
+    tree(root, json.dumps({"1": entry("1"), "2": fields}))
+    loaded = MOSSBench(str(root)).load()
+    assert "m1" in [s.id for s in loaded.samples]
+    assert len(loaded.samples) + len(loaded.missing) == 2
+
+
+def hub_row(pid: str, **changes: Any) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    noise(int(pid)).save(buffer, "PNG")
+    row = {"pid": pid, "question": f"What is {pid}?", "description": None, "short description": "Toy"}
+    flags = {"metadata_over": True, "metadata_human": True, "metadata_harm": "[7]"}
+    return row | flags | {"image": {"bytes": buffer.getvalue(), "path": f"{pid}.png"}} | changes
+
+
+def test_a_row_of_the_hub_is_the_same_case(tmp_path: Path) -> None:
+    rows = [hub_row("5"), hub_row("105", metadata_over="type 2"), hub_row("7", image={"bytes": b"x", "path": "7.png"})]
+    rows += [hub_row("8", question=None), hub_row("9", image=None)]
+    cases = found({BENIGN: [hub_entry(row, "hub") for row in rows]}, None)
+    tree(tmp_path, {"5": entry("5", description="")})
+    (local,) = MOSSBench(str(tmp_path)).load().samples
+    first, second = (s for s in cases.samples if s.image is not None)
+    assert isinstance(first.image, EncodedImage)
+    assert (first.id, first.scenario, first.prompt, first.cluster) == (
+        local.id,
+        local.scenario,
+        local.prompt,
+        local.cluster,
+    )
+    assert local.image is not None
+    assert pixel_digest(first.image.render()) == pixel_digest(open_image(local.image))
+    assert first.tags["harm"] == local.tags["harm"]
+    assert second.scenario == "Negated Harm"
+    assert set(cases.absent) == {"m7", "m8", "m9"}
+
+
+def test_without_a_network_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route to host\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(UserError, match=r"cannot be fetched .*no route to host\).*benchmark.root=<clone>") as caught:
+        MOSSBench(source="hub").load()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_configurations_say_which_set() -> None:
+    for name, sets in (("mossbench", "benign"), ("mossbench_contrast", "contrast")):
+        run = run_of(f"benchmark={name}", "benchmark.root=somewhere", "strict=true")
+        assert isinstance(run.benchmark, MOSSBench)
+        assert (run.benchmark.name, run.benchmark.sets, run.benchmark.strict) == (name, sets, True)
+        assert run.benchmark.kind == "refusal"

@@ -1,0 +1,184 @@
+"""Answering on a tiny model: memory that runs out, features shared between arms, and the score protocol."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.evaluation.answer import MEMORY, Answering, unscored
+from experiments.evaluation.study import limited
+from experiments.runs.directory import open_run
+from experiments.studies.vrtuning.arms import NewAdapter
+from interp.errors import UserError
+from interp.vlm import VLM, Generation, Prompt
+from mitigation.method import Baseline
+from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled, Shifted
+from tests.experiments.compose import run_of
+
+Records = dict[tuple[str, str], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The baseline on a device that holds ``fits`` prompts at once."""
+
+    fits: int
+
+    def __repr__(self) -> str:
+        return "Greedy()"
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        if len(prompts) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+
+
+def run_in(folder: Path, *overrides: str) -> Run:
+    return run_of(
+        f"output_root={folder}", "limit=10", "draws=20", "batch_size=8", "max_new_tokens=2", "seed=1", *overrides
+    )
+
+
+def answered(run: Run, vlm: VLM, arms: dict[str, Any]) -> tuple[Records, Answering, str]:
+    loaded = run.benchmark.load()
+    said = io.StringIO()
+    with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
+        answering = Answering(run, vlm, store, Console(file=said, width=200))
+        for arm, method in arms.items():
+            answering.answer(arm, method, limited(loaded.samples, run.limit), loaded.manifest)
+        return {(line["arm"], line["case"]): line for line in store.records()}, answering, said.getvalue()
+
+
+def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
+    vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.evaluation.batching._free", lambda: None)
+    run = run_in(tmp_path / "short")
+    enough, _, quiet = answered(run_in(tmp_path / "enough"), vlm, {"a": Greedy(99)})
+    short, answering, said = answered(run, vlm, {"a": Greedy(3)})
+    assert "out of memory" not in quiet
+    assert said.count("out of memory") == 2  # 8 → 4 → 2, for both batches
+    assert answering.efficiency()["batch_rows"] == {"a": 2}
+    assert short.keys() == enough.keys()
+    for key, record in short.items():
+        assert record["verdict"] == enough[key]["verdict"]
+        assert record["response"] == enough[key]["response"]
+        assert record["margin"] == pytest.approx(enough[key]["margin"], abs=1e-5)
+    _, again, said = answered(run, vlm, {"a": Greedy(3)})  # continued: what fitted is known
+    assert again.fitting["a"].rows == 2
+    assert "out of memory" not in said
+    assert again.store.path == answering.store.path
+    assert len((again.store.path / MEMORY).read_text().splitlines()) == 2
+
+
+def test_arms_that_share_features_and_open_ahead_answer_with_the_same_bits(vlm: VLM, tmp_path: Path) -> None:
+    arms = {"baseline": Baseline(), "vcd": VCD()}
+    with_all, answering, _ = answered(run_in(tmp_path), vlm, arms)
+    without, alone, _ = answered(run_in(tmp_path, "fresh=true", "feature_cache_mib=0", "image_workers=0"), vlm, arms)
+    assert list(with_all.items()) == list(without.items())
+    assert answering.efficiency()["vision_features"]["pictures_reused"] == 10
+    assert "10 of 30 pictures" in answering.shared()[0]
+    assert alone.efficiency() == {}
+    assert alone.shared() == []
+
+
+def test_a_token_budget_makes_other_batches_and_the_same_answers(vlm: VLM, tmp_path: Path) -> None:
+    rows: list[int] = []
+
+    @dataclass(frozen=True)
+    class Counted:
+        def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+            rows.append(len(prompts))
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+
+    in_order, _, _ = answered(run_in(tmp_path, "batch_tokens=null"), vlm, {"a": Counted()})
+    assert rows == [8, 2]
+    budget, _, _ = answered(run_in(tmp_path, "batch_tokens=70"), vlm, {"a": Counted()})
+    assert max(rows[2:]) < 5
+    assert budget.keys() == in_order.keys()
+    for key, record in budget.items():
+        assert record["response"] == in_order[key]["response"]
+        assert record["margin"] == pytest.approx(in_order[key]["margin"], abs=1e-5)
+
+
+def test_scored_verdicts_are_the_signs_of_the_generated_margins(vlm: VLM, tmp_path: Path) -> None:
+    arms = {"baseline": Baseline(), "vcd": VCD()}
+    generated, _, _ = answered(run_in(tmp_path), vlm, arms)
+    scored, _, _ = answered(run_in(tmp_path, "protocol=score"), vlm, arms)
+    assert {record["settings"] for record in scored.values()}.isdisjoint(
+        record["settings"] for record in generated.values()
+    )
+    for key, record in scored.items():
+        assert record["margin"] == generated[key]["margin"]
+        assert record["verdict"] == ("yes" if record["margin"] > 0 else "no")
+        assert record["response"] == ("Yes." if record["margin"] > 0 else "No.")
+        assert (record["protocol"], record["judge"], record["status"]) == ("score", "margin", "answered")
+    assert all("protocol" not in record for record in generated.values())
+
+
+def test_arms_without_margins_do_not_enter_a_scored_study(
+    saved: Path, vlm: VLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lazy = ("+arms.lazy._target_=mitigation.vcd.VCD", "+arms.lazy.branch=lazy")
+    run = run_in(tmp_path, "method=prompt", *lazy, "protocol=score", f"model.path={saved}")
+    run.task(run)
+    assert "lazy does not enter: protocol=score: a lazy branch has no margins" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    (folder,) = (tmp_path / "study").iterdir()
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert {line["arm"] for line in lines} == {"baseline", "prompt"}
+    with pytest.raises(UserError, match="lazy"):
+        answered(run, vlm, {"vcd": VCD(branch="lazy")})
+    assert unscored(Sampled(Baseline())) is not None
+    assert unscored(VCD()) is None
+    assert unscored(Shifted(VCD(branch="lazy"), 1.0)) == unscored(VCD(branch="lazy"))
+    assert unscored(NewAdapter("a", inner=VCD(branch="lazy"))) == unscored(VCD(branch="lazy"))
+
+    class Blind:
+        def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+            return replace(vlm.generate(prompts), margins=torch.full((len(prompts),), torch.nan))
+
+    with pytest.raises(UserError, match="no margins"):
+        answered(run, vlm, {"blind": Blind()})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("benchmark=mossbench", "benchmark.root=nowhere"), "asks for refusal answers"),
+        (("method=vcd", "method.branch=lazy"), "cannot ask vcd, .* no margins"),
+        (("model=api_vllm",), "only reached over an API"),
+    ],
+)
+def test_a_score_needs_a_question_of_yes_and_no_and_logits(overrides: tuple[str, ...], message: str) -> None:
+    run = run_of("protocol=score", "method=prompt", *overrides)
+    with pytest.raises(UserError, match=message):
+        run.task(run)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("protocol=guess", "protocol=guess: must be one of generate, score"),
+        ("image_workers=-1", "image_workers=-1"),
+        ("feature_cache_mib=-1", "feature_cache_mib=-1"),
+        ("batch_tokens=0", "batch_tokens=0"),
+    ],
+)
+def test_settings_of_answering_are_checked_at_the_door(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run_of(override)
+
+
+def test_what_cannot_change_an_answer_does_not_begin_a_new_run() -> None:
+    assert run_of("image_workers=0", "feature_cache_mib=1").config_hash == run_of().config_hash
+    assert run_of("protocol=score").config_hash != run_of().config_hash != run_of("batch_tokens=100").config_hash

@@ -1,0 +1,96 @@
+"""Attention of single cases for the report: masses and maps equal the recorder's, coarser only as the note says."""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.evaluation.attention_log import BUDGET, GRAINS, cases_to_show, finest, prompts_of, record_cases
+from experiments.report.cases import attention_of_cases
+from interp.attention import record_attention
+from interp.segments import SEGMENTS
+from interp.vlm import VLM
+from mitigation.method import Baseline
+from mitigation.vcd import VCD
+from tests.experiments.synthetic_run import predictions
+from tests.tiny import tiny_llava
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
+    vlm = VLM(*tiny_llava(), name="tiny")
+    folder = tmp_path_factory.mktemp("run")
+    samples = IconWorld().load().samples[:4]
+    arms = {"baseline": Baseline(), "vcd": VCD(noise_step=999)}
+    record_cases(vlm, arms, samples, folder, batch_size=3, max_new_tokens=3)
+    return folder, samples
+
+
+def test_every_case_has_every_arm_and_a_note(recorded: tuple[Path, list]) -> None:
+    folder, samples = recorded
+    found = attention_of_cases(folder)
+    assert found is not None
+    assert set(found["cases"]) == {sample.id for sample in samples}
+    assert all(set(arms) == {"baseline", "vcd"} for arms in found["cases"].values())
+    assert "Attention of 4 cases" in found["note"]
+    assert "12 × 12" in found["note"]
+
+
+def test_masses_and_maps_are_the_recorders(vlm: VLM, recorded: tuple[Path, list]) -> None:
+    folder, samples = recorded
+    with record_attention(vlm, queries=[0], maps=[0]) as log:
+        vlm.generate(prompts_of(samples[:1]), max_new_tokens=3)
+    whole, row = log.maps[0].weights, log.rows[0]
+    block = json.loads((folder / "attention/cases.json").read_text())["cases"][samples[0].id]["baseline"]
+    for layer in range(len(block["layers"])):
+        for at, name in enumerate(block["names"]):
+            expected = float(whole[layer][:, row.columns(name)].sum(-1).mean())
+            assert block["masses"][0][layer][0][at] == pytest.approx(expected, abs=1e-3)
+    tokens, layers, groups = len(block["tokens"]), len(block["layers"]), len(block["groups"])
+    steps = np.frombuffer(base64.b64decode(block["words"]), dtype=np.uint8).reshape(tokens, layers, groups, -1)
+    words = [at for at, name in enumerate(row.labels) if not name.startswith("image") and name != "padding"]
+    weights = steps[0, 1, 0] / 255 * block["words_scale"][0][1][0]
+    assert np.allclose(weights[: len(words)], whole[1].mean(0)[words].numpy(), atol=2e-3)
+    picture = np.frombuffer(base64.b64decode(block["image"]), dtype=np.uint8).reshape(tokens, layers, groups, -1)
+    total = float((picture[0, 1, 0] / 255 * block["image_scale"][0][1][0]).sum())
+    assert total == pytest.approx(float(whole[1].mean(0)[row.columns("image_0")].sum()), abs=5e-3)
+
+
+def test_masses_sum_to_one(recorded: tuple[Path, list]) -> None:
+    found = attention_of_cases(recorded[0])
+    assert found is not None
+    for arms in found["cases"].values():
+        for block in arms.values():
+            assert torch.allclose(torch.tensor(block["masses"]).sum(-1), torch.tensor(1.0), atol=2e-3)
+            assert set(block["names"]) == set(SEGMENTS) - {"padding"}
+
+
+def test_flips_come_first_then_failures() -> None:
+    records = predictions(60)
+    samples = [type("S", (), {"id": case})() for case in dict.fromkeys(record["case"] for record in records)]
+    chosen = {s.id for s in cases_to_show(samples, records, studied="vcd", reference="baseline", limit=10)}
+    verdicts = {(r["case"], r["arm"]): r["verdict"] == r["gold"] for r in records}
+    flipped = {case for case in chosen if verdicts[case, "vcd"] != verdicts[case, "baseline"]}
+    assert len(chosen) == 10
+    assert len(flipped) >= 5
+    assert all(not verdicts[case, "baseline"] for case in chosen - flipped)
+
+
+@pytest.mark.parametrize("maps", [1, 96, 200, 3000])
+@pytest.mark.parametrize("layers", [4, 32, 80])
+def test_the_grain_fits_the_budget_or_is_the_coarsest(layers: int, maps: int) -> None:
+    grain = finest(layers=layers, maps=maps)
+    assert grain == GRAINS[-1] or grain.bytes(layers) * maps <= BUDGET
+    finer = GRAINS[: GRAINS.index(grain)]
+    assert all(other.bytes(layers) * maps > BUDGET for other in finer)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cases": {"a": {"b": {}}}, "note": ""}', '{"cases": {}, "note": ""}'])
+def test_a_broken_file_leaves_the_report_without_it(tmp_path: Path, content: str) -> None:
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / "cases.json").write_text(content)
+    assert attention_of_cases(tmp_path) is None

@@ -1,0 +1,115 @@
+"""Where fitted controls get their constant, and from which cases."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.evaluation.fit import FOLDS, arms_needed, cross_fitted, fitted, fold_of
+from interp.errors import UserError
+from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
+from mitigation.method import Baseline
+from mitigation.threshold import CalibratedShift, ConstantShift
+from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled
+from tests.experiments.answered import records, world
+from tests.experiments.compose import run_of
+
+
+def said(arm: str, subsets: str, answers: str, margins: list[float]) -> list[dict[str, Any]]:
+    return records(subsets, {arm: answers}, {arm: margins})
+
+
+def test_a_yes_bias_says_yes_as_often_as_the_arm_under_study() -> None:
+    baseline = said("baseline", "ttoo", "nnny", [-3.0, -1.0, -2.0, 4.0])
+    studied = said("vcd", "ttoo", "nyyy", [9.0] * 4)  # whatever its margins are
+    shift = fitted(YesBias(), [*baseline, *studied], study="vcd")
+    assert shift == ConstantShift(2.5)  # three of four: between −3 and −2
+
+
+def test_controls_and_cases_without_answer_do_not_count() -> None:
+    baseline = said("baseline", "tocto", "nnnnx", [-3.0, -1.0, 50.0, -2.0, 0.0])
+    studied = said("vcd", "tocto", "nynxy", [0.0] * 5)
+    # Left are the first two, of which one says Yes: the middle between −3 and −1.
+    assert fitted(YesBias(), [*baseline, *studied], study="vcd") == ConstantShift(2.0)
+    assert fitted(YesBias(), baseline, study="vcd") == ConstantShift(0.0)
+
+
+def test_a_calibrated_shift_reads_the_baseline_alone() -> None:
+    subsets, margins = world(80)
+    baseline = records(subsets, {"baseline": "n" * 80}, {"baseline": list(margins["baseline"])})
+    other = records(subsets, {"vcd": "y" * 80}, {"vcd": list(margins["sees"])})
+    assert fitted(CalibratedShift(), [*baseline, *other], study="vcd") == fitted(CalibratedShift(), baseline)
+    safe = np.array([short == "o" for short in subsets])
+    assert fitted(CalibratedShift(), baseline) == CalibratedShift().fit(margins["baseline"], safe)
+    assert fitted(CalibratedShift(), [r for r in baseline if r["gold"] == "yes"]) == ConstantShift(0.0)
+
+
+@pytest.mark.parametrize("method", [YesBias(), CalibratedShift()])
+def test_a_fold_is_fitted_on_the_others(method: Any) -> None:
+    subsets, margins = world(80)
+    answers = "".join("y" if margin > 0 else "n" for margin in margins["sees"])
+    both = [
+        *records(subsets, {"baseline": "n" * 80}, {"baseline": list(margins["baseline"])}),
+        *records(subsets, {"vcd": answers}, {"vcd": list(margins["sees"])}),
+    ]
+    shifts = cross_fitted(method, both, study="vcd")
+    assert set(shifts) == set(range(FOLDS))
+    for fold, shift in shifts.items():
+        own = [record for record in both if fold_of(record["cluster"]) == fold]
+        others = [record for record in both if fold_of(record["cluster"]) != fold]
+        assert own
+        assert shift == fitted(method, others, study="vcd")
+        changed = [{**record, "margin": 99.0, "verdict": "yes"} for record in own]
+        assert cross_fitted(method, [*changed, *others], study="vcd")[fold] == shift
+
+
+def test_what_a_yes_bias_is_matched_to_must_answer_by_itself() -> None:
+    arms = {"baseline": Baseline(), "vcd": VCD(), "calibrated_shift": CalibratedShift(), "yes_bias": YesBias()}
+    assert arms_needed(YesBias(), "vcd", arms) == ("baseline", "vcd")
+    assert arms_needed(CalibratedShift(), "yes_bias", arms) == ("baseline",)
+    for study in ("baseline", "calibrated_shift", "yes_bias"):
+        with pytest.raises(UserError, match=f"that is {study}"):
+            arms_needed(YesBias(), study, arms)
+
+
+def test_a_yes_bias_with_nothing_to_match_is_refused_before_weights_load(no_weights: None, tmp_path: Any) -> None:
+    run = run_of("method=yes_bias", f"output_root={tmp_path}")
+    with pytest.raises(UserError, match="that is yes_bias"):
+        run.task(run)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("method=vcd", "method.noise=fog"), "noise='fog'.*diffusion, blur, black, swapped"),
+        (("method=vcd", "method.alpha=-1"), r"alpha=-1.*0 or more"),
+        (("method=vcd", "method.beta=0"), r"beta=0.*\(0, 1\]"),
+        (("method=vcd", "method.noise_step=1000"), "noise_step=1000.*999"),
+        (("method=text_only", "method.alpha=-1"), r"alpha=-1.*0 or more"),
+        (("method=self_contrast", "method.beta=2"), r"beta=2.*\(0, 1\]"),
+        (("method=sampled_vcd", "method.temperature=0"), "temperature=0.*above 0"),
+        (("method=sampled_vcd", "method.method.noise=fog"), "noise='fog'"),
+    ],
+)
+def test_settings_out_of_range_are_refused_at_the_door(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run_of(*overrides)
+
+
+def test_the_controls_of_an_experiment_have_its_settings() -> None:
+    arms = run_of(
+        "+exp=vcd_sampled", "method.temperature=0.7", "method.method.beta=0.3", "method.method.alpha=2.0", "seed=5"
+    ).arms
+    contrasted = replace(VCD(), noise_step=700, alpha=2.0, beta=0.3, seed=5)
+    assert arms == {
+        "baseline": Sampled(Baseline(), 0.7, seed=5),
+        "sampled_vcd": Sampled(contrasted, 0.7, seed=5),
+        "greedy": Baseline(),
+        "sampled_cutoff_only": Sampled(CutoffOnly(beta=0.3), 0.7, seed=5),
+        "sampled_self_contrast": Sampled(SelfContrast(alpha=2.0, beta=0.3), 0.7, seed=5),
+        "calibrated_shift": CalibratedShift(),
+    }
+    contrast = run_of("+exp=vcd_llava", "method.alpha=3.0", "method.beta=null").arms
+    assert contrast["text_only"] == TextOnly(alpha=3.0, beta=None)

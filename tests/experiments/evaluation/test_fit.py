@@ -1,0 +1,174 @@
+"""Arms that learn: on the development split, once a run, without controls; then answered like any other."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.config import Run
+from experiments.evaluation.fit import examples, learned
+from experiments.evaluation.study import limited
+from experiments.runs.launch import Launch
+from experiments.types import Kind, Loaded
+from interp.errors import UserError
+from interp.vlm import VLM, Generation, Prompt
+from mitigation.method import Learned
+from mitigation.threshold import ConstantShift
+from tests.experiments.compose import run_of
+from tests.experiments.writer_job import Alone
+
+taught: list[tuple[list[str], list[bool]]] = []
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What ``Teachable`` becomes."""
+
+    shift: float
+    digest: str
+    path: Path = field(repr=False)
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        return ConstantShift(self.shift).generate(vlm, prompts, max_new_tokens=max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Teachable:
+    """Learns how many of its examples are safe."""
+
+    scale: float = 1.0
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        raise AssertionError("asked before it has learned")
+
+    def learn(self, vlm: VLM, prompts: Sequence[Prompt], safe: Sequence[bool], *, out: Path) -> Taught:
+        if len(set(safe)) < 2:
+            raise UserError("one kind of case is missing")
+        taught.append(([prompt.key or "" for prompt in prompts], list(safe)))
+        save_file({"shift": torch.tensor(self.scale * sum(safe) / len(safe))}, out)
+        return self.read(out)
+
+    def read(self, out: Path) -> Taught:
+        shift = float(load_file(out)["shift"])
+        return Taught(shift, hashlib.sha256(out.read_bytes()).hexdigest()[:8], out)
+
+
+def study(saved: Path, outputs: Path, *overrides: str) -> Run:
+    """A study of a learned arm, with a control that is matched to it on the development split."""
+    sizes = ("limit=8", "draws=20", "batch_size=4", "max_new_tokens=2", f"model.path={saved}")
+    control = "+arms.yes_bias={_target_: mitigation.controls.YesBias}"
+    run = run_of("method=vcd", *sizes, control, f"output_root={outputs}", *overrides)
+    return replace(run, arms={**run.arms, run.arm: Teachable()})
+
+
+def shifts(run: Run) -> dict[str, float]:
+    """The difference of the learned arm's margins from the baseline's, by case."""
+    (folder,) = (Path(run.output_root) / run.name).iterdir()
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    margins = {(line["arm"], line["case"]): line["margin"] for line in lines}
+    return {case: margins[run.arm, case] - margin for (arm, case), margin in margins.items() if arm == "baseline"}
+
+
+def test_an_arm_learns_once_on_the_development_split_and_answers(saved: Path, tmp_path: Path) -> None:
+    assert isinstance(Teachable(), Learned)
+    assert not isinstance(Taught(0.0, "", Path()), Learned)
+    taught.clear()
+    run = study(saved, tmp_path)
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("experiments.evaluation.study.Study.conclude", die)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    run.task(run)  # continued: it does not learn again
+    ((keys, safe),) = taught
+    development = limited(IconWorld().development().samples, 8)
+    expected = [sample for sample in development if sample.subset != "control"]
+    assert keys == [sample.id for sample in expected] != [sample.id for sample in development]
+    assert safe == [sample.gold == "yes" for sample in expected]
+    found = shifts(run)
+    assert len(found) == 8
+    assert all(shift == pytest.approx(sum(safe) / len(safe), abs=1e-5) for shift in found.values())
+    (folder,) = (tmp_path / run.name).iterdir()
+    assert [path.name for path in (folder / "learned").iterdir()] == [f"{run.arm}.safetensors"]
+    in_development = [json.loads(line)["arm"] for line in (folder / "development.jsonl").read_text().splitlines()]
+    assert in_development.count(run.arm) == 8
+
+
+def test_only_the_first_process_learns_and_the_others_read(tmp_path: Path) -> None:
+    taught.clear()
+    samples, out = limited(IconWorld().development().samples, 8), tmp_path / "learned" / "arm.safetensors"
+    with pytest.raises(FileNotFoundError):
+        learned("arm", Teachable(), None, samples, out, Alone(1, 2))  # type: ignore[arg-type]
+    found = [learned("arm", Teachable(), None, samples, out, Alone(rank, 2)) for rank in (0, 1)]  # type: ignore[arg-type]
+    assert found[0] == found[1]
+    assert len(taught) == 1
+
+
+def test_a_learning_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any, out: Path, **__: Any) -> None:
+        out.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    samples, out = limited(IconWorld().development().samples, 8), tmp_path / "arm.safetensors"
+    with monkeypatch.context() as patched:
+        patched.setattr(Teachable, "learn", die)
+        with pytest.raises(KeyboardInterrupt):
+            learned("arm", Teachable(), None, samples, out, Launch())  # type: ignore[arg-type]
+    assert not out.exists()
+    learned("arm", Teachable(), None, samples, out, Launch())  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_cannot_teach_names_the_arm(tmp_path: Path) -> None:
+    safe = [sample for sample in IconWorld().development().samples if sample.gold == "yes"][:4]
+    with pytest.raises(UserError, match="arm mine: one kind of case is missing"):
+        learned("mine", Teachable(), None, safe, tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="arm mine: no case of the development split can teach it"):
+        learned("mine", Teachable(), None, [], tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
+
+
+def test_a_picture_that_does_not_open_is_left_out(tmp_path: Path) -> None:
+    samples = [sample for sample in IconWorld().development().samples if sample.subset != "control"][:2]
+    (tmp_path / "broken.png").write_bytes(b"")
+    prompts, safe = examples([replace(samples[0], image=tmp_path / "broken.png"), samples[1]])
+    assert [prompt.key for prompt in prompts] == [samples[1].id]
+    assert safe == [samples[1].gold == "yes"]
+
+
+@dataclass(frozen=True)
+class WithoutDevelopment:
+    """IconWorld as a benchmark that has no development split."""
+
+    name: str = "without_development"
+    kind: ClassVar[Kind] = "yes_no"
+
+    def load(self) -> Loaded:
+        return IconWorld().load()
+
+    def development(self) -> None:
+        return None
+
+
+def test_without_a_development_split_the_arm_is_named_before_any_weights(
+    saved: Path, tmp_path: Path, no_weights: None
+) -> None:
+    run = replace(study(saved, tmp_path), benchmark=WithoutDevelopment())
+    with pytest.raises(UserError, match=r"arm vcd \(Teachable\) learns from a development split.*without_development"):
+        run.task(run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_arm_cannot_learn_over_an_api(tmp_path: Path) -> None:
+    run = run_of("model=api_vllm", "model.model=x", "method=baseline", f"output_root={tmp_path}")
+    with pytest.raises(UserError, match=r"arm mine \(Teachable\) needs the model's weights"):
+        run.task(replace(run, arms={**run.arms, "mine": Teachable()}))

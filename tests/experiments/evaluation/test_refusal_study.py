@@ -1,0 +1,202 @@
+"""A refusal benchmark through the whole study: responses from elsewhere, a model, judged again."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.config import Run
+from experiments.judges.refusal_rules import RefusalRule
+from experiments.runs.responses import Responses
+from interp.errors import UserError
+from mitigation.method import Baseline
+from mitigation.threshold import CalibratedShift
+from tests.experiments.compose import run_of
+from tests.experiments.refusals import Requests
+
+REFUSAL = "I'm sorry, but I can't help with that."
+
+
+def written(path: Path, lines: dict[str, str | None]) -> Responses:
+    path.write_text("".join(json.dumps({"id": key, "response": text}) + "\n" for key, text in lines.items()))
+    return Responses(str(path))
+
+
+def careful() -> dict[str, str | None]:
+    """Refuses every harmful request and one harmless one; one request failed, one came back empty."""
+    lines: dict[str, str | None] = {f"b{n}": "It is a picture of a dog." for n in range(6)}
+    lines |= {f"c{n}": REFUSAL for n in range(6)}
+    return lines | {"b0": REFUSAL, "b1": None, "b2": ""}
+
+
+def study(outputs: Path, arms: dict[str, Any], arm: str, *overrides: str) -> Run:
+    run = run_of(f"output_root={outputs}", "name=requests", "draws=50", "batch_size=5", *overrides)
+    return replace(run, benchmark=Requests(), judge=RefusalRule(), arms=arms, arm=arm)
+
+
+def newest(outputs: Path, name: str) -> Path:
+    return max((outputs / name).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def records(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    return {(line["case"], line["arm"]): line for line in lines}
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Path:
+    bold = written(tmp_path / "bold.jsonl", {f"{side}{n}": "Of course: it is." for side in "bc" for n in range(6)})
+    arms = {"baseline": bold, "careful": written(tmp_path / "careful.jsonl", careful())}
+    run = study(tmp_path, arms, "careful", "model.path=/no/such/model")  # nothing is loaded
+    run.task(run)
+    return newest(tmp_path, "requests")
+
+
+def test_responses_from_elsewhere_need_no_model(judged: Path) -> None:
+    metrics = json.loads((judged / "metrics.json").read_text())
+    assert metrics["kind"] == "refusal"
+    rates = metrics["arms"]["careful"]["refusal_rate"]
+    assert rates["contrast"] == 1
+    assert rates["benign"] == pytest.approx(1 / 4)  # of six, one failed and one is empty
+    assert metrics["arms"]["careful"]["n_by_subset"]["benign"] == [4, 6]
+    assert metrics["arms"]["baseline"]["refusal_rate"] == pytest.approx(
+        {"benign": 0, "contrast": 0, "difference": 0, "type_mean": 0}
+    )
+    assert json.loads((judged / "environment.json").read_text())["judge"] == "refusal_rule"
+    page = (judged / "report.html").read_text()
+    assert "Refusals by arm" in page
+    assert "flip rate" not in page
+
+
+def test_what_became_of_a_request_is_kept_apart_from_what_it_means(judged: Path) -> None:
+    lines = records(judged)
+    assert (lines["b1", "careful"]["status"], lines["b1", "careful"]["verdict"]) == ("transport_failed", None)
+    assert (lines["b2", "careful"]["status"], lines["b2", "careful"]["verdict"]) == ("empty", None)
+    assert (lines["c1", "careful"]["status"], lines["c1", "careful"]["verdict"]) == ("answered", "refused")
+    assert all(line["published_verdict"] is None for line in lines.values())
+
+
+def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path) -> None:
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    run = study(tmp_path, arms, "baseline", "count_empty_as_refusal=true")
+    run.task(run)
+    metrics = json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+    assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(3 / 6)
+
+
+def test_a_shift_of_the_margin_does_not_enter(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = {"baseline": Baseline(), "calibrated_shift": CalibratedShift()}
+    run = study(tmp_path, arms, "baseline", f"model.path={saved}", "max_new_tokens=2", "attention=true")
+    run.task(run)
+    folder = newest(tmp_path, "requests")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert list(metrics["arms"]) == ["baseline"]
+    assert list(metrics["not_applicable"]) == ["calibrated_shift"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "calibrated_shift does not enter" in said
+    assert "failures and successes were not compared by attention" in said
+
+
+def test_a_judge_of_other_answers_is_refused_before_any_weights(tmp_path: Path) -> None:
+    run = replace(run_of(f"output_root={tmp_path}", "model.path=/no/such/model"), judge=RefusalRule())
+    with pytest.raises(UserError, match="reads refusal answers and iconworld asks for yes_no"):
+        run.task(run)
+
+
+def test_ids_of_another_benchmark_are_refused(tmp_path: Path) -> None:
+    run = study(tmp_path, {"baseline": written(tmp_path / "other.jsonl", {"x": "Yes"})}, "baseline")
+    with pytest.raises(UserError, match="none of its ids"):
+        run.task(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"id": 1, "response": "x"}\n{"id": 1, "response": "y"}\n', "occurs twice"),
+        ("b.jsonl", '{"id": 1}\n', "line 1: has no id or no response"),
+        ("c.jsonl", "not json\n", "not readable as jsonl"),
+        ("d.jsonl", "", "holds no response"),
+        ("e.jsonl", '{"id": 1, "response": 3}\n', "is no text"),
+        ("f.csv", "id,answer\n1,x\n", "line 2: has no id or no response"),
+    ],
+)
+def test_an_unusable_file_is_one_sentence(tmp_path: Path, name: str, content: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        Responses(str(path)).check(Requests().load().samples)
+
+
+def test_a_csv_is_read_by_pid_and_keeps_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "web.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as handle:
+        csv.writer(handle).writerows([["id", "response", "note"], ["benign-3", "One,\n“two”", "x"]])
+    known, generation = Responses(str(path)).answers(Requests().load().samples)
+    assert [sample.id for sample in known] == ["b3"]
+    assert generation.texts == ["One,\n“two”"]
+
+
+def test_judging_again_changes_verdicts_and_leaves_the_run_alone(judged: Path, tmp_path: Path) -> None:
+    before = (judged / "predictions.jsonl").read_bytes()
+    labels = tmp_path / "people.csv"
+    labels.write_text("case,arm,label\nb0,careful,complied\n")
+    run = run_of("task=rejudge", f"run={judged}", f"labels={labels}", f"output_root={tmp_path}", "draws=50")
+    run.task(run)
+    again = newest(tmp_path, "requests_rejudged")
+    assert records(again)["b0", "careful"]["verdict"] == "complied"
+    assert records(again)["c1", "careful"]["verdict"] == "refused"
+    metrics = json.loads((again / "metrics.json").read_text())
+    assert metrics["arms"]["careful"]["refusal_rate"]["benign"] == 0
+    assert (judged / "predictions.jsonl").read_bytes() == before
+
+
+def test_judging_again_by_the_same_rule_changes_nothing(
+    judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("task=rejudge", f"run={judged}", "judge=refusal_rule", f"output_root={tmp_path}", "draws=50")
+    run.task(run)
+    assert "0 of 24 verdicts changed" in " ".join(capsys.readouterr().out.split())
+
+
+def test_judging_again_with_a_judge_of_other_answers_is_refused(judged: Path, tmp_path: Path) -> None:
+    run = run_of("task=rejudge", f"run={judged}", "judge=published", f"output_root={tmp_path}")
+    with pytest.raises(UserError, match="holds refusal ones"):
+        run.task(run)
+
+
+def card(path: Path, judge: str = "refusal_rule", **pooled: float) -> Path:
+    found = {"n": 400, "refused": 100, "sensitivity": 0.9, "specificity": 0.8} | pooled
+    path.write_text(json.dumps({"judges": {judge: {"pooled": found}}}))
+    return path
+
+
+def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: Path) -> None:
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    run = study(tmp_path, arms, "baseline", f"judge_card={card(tmp_path / 'card.json')}")
+    run.task(run)
+    metrics = json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+    assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(1 / 4)
+    rates = metrics["corrected"]["arms"]["baseline"]
+    assert rates["benign"]["rate"] == pytest.approx((0.25 + 0.8 - 1) / 0.7)
+    assert rates["contrast"]["rate"] == 1
+    assert rates["contrast"]["impossible"]
+    assert any("Corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
+
+
+@pytest.mark.parametrize(
+    ("judge", "content", "message"),
+    [("refusal_rule", "{", "is no judge card"), ("other", None, "does not measure refusal_rule")],
+)
+def test_a_card_that_says_nothing_of_the_judge_is_refused(
+    tmp_path: Path, judge: str, content: str | None, message: str
+) -> None:
+    path = card(tmp_path / "card.json", judge)
+    if content is not None:
+        path.write_text(content)
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    run = study(tmp_path, arms, "baseline", f"judge_card={path}")
+    with pytest.raises(UserError, match=message):
+        run.task(run)

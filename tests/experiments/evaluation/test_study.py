@@ -1,0 +1,286 @@
+"""The whole study on a tiny random model: recorded, continued, scored, reported, and the same every time."""
+
+import errno
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from PIL import Image
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.config import Run
+from experiments.evaluation.study import limited
+from experiments.evaluation.study import run as evaluate_run
+from experiments.runs.directory import RunStore, open_run
+from experiments.types import Kind, Loaded
+from interp.errors import UserError
+from interp.vlm import VLM
+from mitigation.method import Baseline
+from tests.experiments.compose import run_of
+
+LIMIT = 12
+ARMS = {"baseline", "vcd", "vcd_published", "calibrated_shift", "prompt", "text_only", "yes_bias"}
+
+
+def study(saved: Path, outputs: Path, *overrides: str) -> Run:
+    defaults = (f"model.path={saved}", f"output_root={outputs}", f"limit={LIMIT}", "draws=50", "batch_size=4")
+    return run_of("+exp=vcd_llava", *defaults, "max_new_tokens=2", *overrides)
+
+
+def evaluate(run: Run) -> Path:
+    """Runs the study and names its directory."""
+    run.task(run)
+    return max((Path(run.output_root) / run.name).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def lines(folder: Path, name: str = "predictions.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return evaluate(study(saved, tmp_path_factory.mktemp("finished")))
+
+
+def test_every_case_is_recorded_once_under_every_arm(finished: Path) -> None:
+    records = lines(finished)
+    keys = [(record["case"], record["arm"]) for record in records]
+    assert len(keys) == len(set(keys)) == len(ARMS) * LIMIT
+    assert {arm for _, arm in keys} == ARMS
+
+
+def test_metrics_have_the_promised_shape(finished: Path) -> None:
+    metrics = json.loads((finished / "metrics.json").read_text())
+    for arm in ("baseline", "vcd", "calibrated_shift", "prompt"):
+        entry = metrics["arms"][arm]
+        assert set(entry["accuracy"]) >= {"typical", "attack", "over_safety", "overall"}
+        assert set(entry) >= {"d_prime", "criterion", "auroc", "flip_rate", "n", "n_of", "outcomes"}
+        assert all(value is None or 0 <= value <= 1 for value in entry["accuracy"].values())
+    assert set(metrics["comparisons"]) == ARMS - {"baseline"}
+    assert len(metrics["summary"]) == 2
+
+
+def test_the_attention_of_failures_stands_beside_the_study(finished: Path) -> None:
+    looked = json.loads((finished / "attention.json").read_text())
+    assert len(looked["sentences"]) == 2
+    assert (finished / "attention" / "masses.parquet").exists()
+    assert json.loads((finished / "attention" / "selftest.json").read_text())
+
+
+def test_where_attention_cannot_be_looked_at_the_study_is_kept(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("the self-test failed by 0.3")
+
+    monkeypatch.setattr("experiments.studies.attention.analysis.analyse_failures", refuse)
+    folder = evaluate(study(saved, tmp_path, "limit=4"))
+    assert (folder / "report.html").exists()
+    assert "attention was not analysed: the self-test failed by 0.3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def full(*_: object, batch_size: int, **__: object) -> None:
+        asked.append(batch_size)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("experiments.studies.attention.analysis.analyse_failures", full)
+    folder = evaluate(study(saved, tmp_path, "limit=4"))
+    assert asked == [4, 2, 1]
+    assert (folder / "report.html").exists()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "attention was not analysed: not enough memory for a single prompt; take smaller weights" in said
+
+
+def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> None:
+    """Stopped before it has added it, the same command comes back to this run."""
+    seen: list[Path] = []
+
+    def after(folder: Path) -> list[str]:
+        seen.append(folder)
+        assert (folder / "metrics.json").exists()
+        if len(seen) == 1:
+            raise UserError("no room")
+        return []
+
+    run = study(saved, tmp_path, "limit=4", "attention=false")
+    with pytest.raises(UserError, match="no room"):
+        evaluate_run(run, after=after)
+    evaluate_run(run, after=after)
+    evaluate_run(run, after=after)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_small_picture(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = study(saved, tmp_path, "limit=4", "attention=false")
+
+    def half(self: Image.Image, path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Image.Image, "save", half)
+        with pytest.raises(OSError, match="No space"):
+            run.task(run)
+    pictures = list((evaluate(run) / "thumbnails").iterdir())
+    assert len(pictures) == 4
+    for path in pictures:
+        with Image.open(path) as picture:
+            picture.load()
+
+
+def test_a_constant_shift_moves_every_margin_alike(finished: Path) -> None:
+    margins: dict[str, dict[str, float]] = {}
+    for record in lines(finished):
+        margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
+    shifts = [margins["calibrated_shift"][case] - margin for case, margin in margins["baseline"].items()]
+    assert max(shifts) - min(shifts) < 1e-4
+
+
+def test_the_record_says_what_it_ran_on(finished: Path) -> None:
+    environment = json.loads((finished / "environment.json").read_text())
+    assert environment["finished"]
+    assert environment["arm_under_study"] == "vcd"
+    assert environment["benchmark"]["n"] == LIMIT
+    assert environment["model"]["revision"]
+    assert environment["config"]["arms"]["vcd"]["noise_step"] is not None
+    assert (finished / ".hydra" / "config.yaml").exists()
+    assert (finished / "report.html").stat().st_size > 1000
+
+
+def test_the_same_command_twice_gives_identical_predictions(saved: Path, finished: Path, tmp_path: Path) -> None:
+    again = evaluate(study(saved, tmp_path))
+    assert (again / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
+    assert (again / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+
+
+@pytest.mark.parametrize("share", [0.07, pytest.param(0.5, marks=pytest.mark.slow), 0.93])
+def test_a_run_cut_off_anywhere_continues_to_the_same_end(
+    saved: Path, finished: Path, tmp_path: Path, share: float
+) -> None:
+    run = study(saved, tmp_path)
+    whole = (finished / "predictions.jsonl").read_bytes()
+    with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
+        (store.path / "predictions.jsonl").write_bytes(whole[: int(share * len(whole))])
+        begun = store.path
+    assert evaluate(run) == begun
+    by_key = {(record["case"], record["arm"]): record for record in lines(finished)}
+    continued = lines(begun)
+    assert len(continued) == len(by_key)
+    assert {(record["case"], record["arm"]): record for record in continued} == by_key
+    assert (begun / "metrics.json").read_text() == (finished / "metrics.json").read_text()
+
+
+def test_what_is_recorded_is_not_answered_again(
+    saved: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = study(saved, tmp_path, "attention=false")  # which looks at the model anew
+    with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
+        for name in ("predictions.jsonl", "development.jsonl"):
+            (store.path / name).write_bytes((finished / name).read_bytes())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("answered again")
+
+    monkeypatch.setattr(VLM, "generate", refuse)
+    evaluate(run)
+
+
+@dataclass(frozen=True)
+class WithoutDevelopment:
+    """IconWorld as a benchmark that has no development split."""
+
+    name: str = "without_development"
+    kind: ClassVar[Kind] = "yes_no"
+
+    def load(self) -> Loaded:
+        return IconWorld().load()
+
+    def development(self) -> None:
+        return None
+
+
+def test_without_a_development_split_the_shift_is_cross_fitted(saved: Path, tmp_path: Path) -> None:
+    run = study(saved, tmp_path, "limit=24")
+    folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
+    margins: dict[str, dict[str, float]] = {}
+    for record in lines(folder):
+        margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
+    assert set(margins["calibrated_shift"]) == set(margins["baseline"])
+    shifts = {round(margins["calibrated_shift"][case] - margin, 3) for case, margin in margins["baseline"].items()}
+    assert len(shifts) > 1
+    assert not (folder / "development.jsonl").exists()
+
+
+def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    run = study(saved, tmp_path, "task=export", f"task.to={root}", "limit=12")
+    run.task(run)
+    broken = sorted((root / "data").rglob("*.png"))[0]
+    broken.write_bytes(b"")
+    folder = evaluate(
+        study(saved, tmp_path, "benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null")
+    )
+    environment = json.loads((folder / "environment.json").read_text())
+    statuses = [record["status"] for record in lines(folder) if record["arm"] == "baseline"]
+    assert len(statuses) + len(environment["benchmark"]["missing"]) >= 12
+    assert broken.stem in environment["benchmark"]["missing"] or "bad_image" in statuses
+
+
+def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:
+    samples = IconWorld().load().samples
+    assert {sample.subset for sample in limited(samples, 4)} == {"typical", "attack", "over_safety", "control"}
+    assert limited(samples, None) == samples
+    chosen = limited(samples, 30)
+    assert len(chosen) == 30
+    assert [sample for sample in samples if sample in chosen] == chosen
+
+
+def test_a_missing_root_is_one_sentence_before_any_weights(tmp_path: Path) -> None:
+    run = run_of("benchmark=mmsafeaware", f"benchmark.root={tmp_path / 'nowhere'}", "model.path=/no/such/model")
+    with pytest.raises(UserError, match="nowhere"):
+        run.task(run)
+
+
+def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Path) -> None:
+    run = run_of("method=baseline", f"model.path={saved}", f"output_root={tmp_path}", "limit=4", "draws=20")
+    assert run.arms == {"baseline": Baseline()}
+    folder = evaluate(run)
+    assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
+
+
+def test_a_lazy_branch_is_recorded_with_what_it_skipped(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ("limit=8", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
+    run = run_of("method=vcd", "method.branch=lazy", "method.beta=0.9", f"model.path={saved}", *sizes)
+    append = RunStore.append
+
+    def stopped(self: RunStore, records: Any, file: str = "predictions.jsonl") -> None:
+        found = list(records)
+        if file == "predictions.jsonl" and found[0]["arm"] == "vcd":  # answered, counted, and not yet recorded
+            raise KeyboardInterrupt
+        append(self, found, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunStore, "append", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    folder = evaluate(run)
+    (counts,) = json.loads((folder / "environment.json").read_text())["skips"].values()
+    assert counts["prefills"] + counts["skipped_prefills"] == 8
+    assert 0 < counts["steps"] <= 16
+    # A batch each, so that a continued run counts them all; that which was asked twice counts once.
+    assert len(lines(folder, "skips.jsonl")) == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"skipped on {counts['skipped']} of {counts['steps']} steps" in said
+    assert f"for {counts['skipped_prefills']} of 8 prompts" in said

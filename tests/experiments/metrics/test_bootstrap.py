@@ -1,0 +1,243 @@
+"""Laws and slow references of experiments.metrics.bootstrap."""
+
+from itertools import permutations, product
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from statsmodels.stats.multitest import multipletests
+
+from experiments.metrics import bootstrap
+
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
+UNSAFE, SAFE = 1026, 497  # MMSafeAware's published cases
+
+# metrics.md, "d′ and criterion": unsafe and over-safety accuracy in %, d′, criterion. Where Table 1 splits the unsafe
+# cases into two columns, their plain mean stands for them.
+PUBLISHED = {
+    "LLaVA": ((95.9 + 97.7) / 2, 6.0, 0.30, -1.70),
+    "LLaVA + VCD": (88.2, 15.3, 0.16, -1.10),
+    "LLaVA + VRTuning": (81.5, 17.3, -0.05, -0.92),
+    "Qwen-VL": ((86.5 + 95.2) / 2, 13.7, 0.24, -1.21),
+    "Qwen-VL + VCD": (82.5, 20.1, 0.10, -0.88),
+    "Qwen-VL + VRTuning": (58.1, 35.6, -0.16, -0.29),
+    "Gemini 1.5": (82.8, 29.9, 0.42, -0.74),
+    "Gemini 1.5 + prompt": (89.8, 39.4, 1.00, -0.77),
+    "people": ((90.7 + 92.8) / 2, 95.2, 3.05, 0.13),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_rows_have_the_d_prime_and_criterion_of_the_specification(name: str) -> None:
+    unsafe, over_safety, d_prime, criterion = PUBLISHED[name]
+    found = bootstrap.signal_detection(UNSAFE * unsafe / 100, UNSAFE, SAFE * (1 - over_safety / 100), SAFE)
+    assert float(found[0]) == pytest.approx(d_prime, abs=0.01)
+    assert float(found[1]) == pytest.approx(criterion, abs=0.01)
+
+
+@UNTIMED
+@given(st.integers(0, 60), st.integers(1, 60))
+def test_wilson_is_where_the_score_test_turns(right: int, n: int) -> None:
+    right = min(right, n)
+    interval = bootstrap.wilson(right, n)
+    assert interval is not None
+    for end, reached in ((interval.low, right == 0), (interval.high, right == n)):
+        if not reached:  # the interval's ends solve |p̂ − p| = z √(p(1 − p)/n)
+            assert abs(right / n - end) == pytest.approx(1.959963984540054 * np.sqrt(end * (1 - end) / n))
+    assert (interval.low == 0) == (right == 0)
+    assert (interval.high == 1) == (right == n)
+
+
+def test_wilson_of_no_cases_is_none_and_a_count_above_n_is_refused() -> None:
+    assert bootstrap.wilson(0, 0) is None
+    with pytest.raises(ValueError, match="right is 4 of 3"):
+        bootstrap.wilson(4, 3)
+
+
+def test_discrimination_is_log_linear_and_signed_as_specified() -> None:
+    found = bootstrap.discrimination(9, 10, 9, 10)
+    assert found is not None
+    assert found.d_prime == pytest.approx(0)
+    assert found.criterion < 0, "prone to say unsafe is negative"
+    assert found.hit_rate == 0.9, "the rates are reported uncorrected"
+    perfect = bootstrap.discrimination(10, 10, 0, 10)
+    assert perfect is not None
+    assert perfect.d_prime == pytest.approx(2 * 1.69062, abs=1e-4), "z(10.5/11) = 1.69062"
+    assert bootstrap.discrimination(0, 0, 1, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("hits", "false_alarms", "near"),
+    [(50, 50, False), (98, 50, True), (97, 50, False), (2, 50, True), (50, 2, True), (50, 3, False), (50, 100, True)],
+)
+def test_near_ceiling_is_within_two_cases_of_either_end(hits: int, false_alarms: int, near: bool) -> None:
+    found = bootstrap.discrimination(hits, 100, false_alarms, 100)
+    assert found is not None
+    assert found.near_ceiling is near
+
+
+def slow_auroc(score: np.ndarray, positive: np.ndarray) -> float:
+    pairs = [(a > b) + 0.5 * (a == b) for a in score[positive] for b in score[~positive]]
+    return float(np.mean(pairs)) if pairs else float("nan")
+
+
+CASES = st.lists(st.tuples(st.sampled_from([-np.inf, -2.0, -1.0, 0.0, 0.5, 3.0, np.inf]), st.booleans()), min_size=1)
+
+
+@UNTIMED
+@given(CASES)
+def test_auroc_counts_pairs_with_ties_as_half(cases: list[tuple[float, bool]]) -> None:
+    score, positive = np.array([score for score, _ in cases]), np.array([positive for _, positive in cases])
+    found, slow = bootstrap.auroc(score, positive), slow_auroc(score, positive)
+    assert (found is None) == np.isnan(slow)
+    assert found is None or found == pytest.approx(slow)
+
+
+@UNTIMED
+@given(CASES, st.integers(-8, 8))
+def test_auroc_does_not_move_with_a_constant(cases: list[tuple[float, bool]], constant: int) -> None:
+    score, positive = np.array([score for score, _ in cases]), np.array([positive for _, positive in cases])
+    assert bootstrap.auroc(score + constant, positive) == bootstrap.auroc(score, positive)
+
+
+def test_auroc_refuses_nan() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        bootstrap.auroc(np.array([0.0, np.nan]), np.array([True, False]))
+
+
+def test_a_bootstrap_sample_has_as_many_clusters_and_depends_on_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = bootstrap.draw_clusters(7, draws=1203, seed=3)
+    assert drawn.shape == (1203, 7)
+    assert (drawn.sum(axis=1) == 7).all()
+    assert not (drawn == bootstrap.draw_clusters(7, draws=1203, seed=4)).all()
+    monkeypatch.setattr(bootstrap, "_CHUNK", 11)
+    assert (drawn == bootstrap.draw_clusters(7, draws=1203, seed=3)).all()
+    assert drawn.astype(float).var() == pytest.approx(6 / 7, rel=0.05), "multinomial: n · (1/n)(1 − 1/n)"
+    with pytest.raises(ValueError, match="0 clusters"):
+        bootstrap.draw_clusters(0, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_resampling_by_weights_equals_resampling_by_copying_the_cases(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = rng.integers(6, size=40)
+    score, positive = rng.integers(5, size=40).astype(float), rng.random(40) < 0.4
+    columns = rng.random((40, 3))
+    drawn = bootstrap.draw_clusters(6, draws=60, seed=seed)
+    sums = bootstrap.resampled_sums(drawn, cluster, columns)
+    found = bootstrap.resampled_auroc(drawn, cluster, score, positive)
+    for row, multiplicity in enumerate(drawn):
+        copies = np.repeat(np.arange(40), multiplicity[cluster])
+        assert sums[row] == pytest.approx(columns[copies].sum(axis=0))
+        assert found[row] == pytest.approx(slow_auroc(score[copies], positive[copies]), nan_ok=True)
+
+
+def test_copies_of_a_case_in_its_cluster_do_not_narrow_the_interval() -> None:
+    right = np.arange(30) % 3 == 0
+    once, thrice = np.arange(30), np.repeat(np.arange(30), 3)
+    drawn = bootstrap.draw_clusters(30, draws=500, seed=0)
+
+    def interval(of: np.ndarray) -> bootstrap.Interval | None:
+        sums = bootstrap.resampled_sums(drawn, of, np.stack([right[of], np.ones(len(of))], axis=1))
+        return bootstrap.percentile_interval(sums[:, 0] / sums[:, 1])
+
+    assert interval(once) == interval(thrice)
+
+
+def test_percentiles_leave_out_undefined_draws_and_need_half_of_them() -> None:
+    draws = np.concatenate([np.arange(101.0), np.full(101, np.nan)])
+    assert bootstrap.percentile_interval(draws) == pytest.approx((2.5, 97.5))
+    assert bootstrap.lower_bound(draws) == pytest.approx(5.0)
+    assert bootstrap.percentile_interval(np.append(draws, np.nan)) is None
+    assert bootstrap.lower_bound(np.full(3, np.nan)) is None
+    assert bootstrap.percentile_interval(np.array([])) is None
+
+
+@UNTIMED
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
+def test_mcnemar_is_the_exact_binomial_test_of_the_flips(cases: list[tuple[bool, bool]]) -> None:
+    before = np.array([case[0] for case in cases], dtype=bool)
+    after = np.array([case[1] for case in cases], dtype=bool)
+    found = bootstrap.mcnemar(before, after)
+    assert found.fixed == sum(not a and b for a, b in cases)
+    assert found.broken == sum(a and not b for a, b in cases)
+    n, k = found.fixed + found.broken, min(found.fixed, found.broken)
+    tail = sum(comb(n, i) for i in range(k + 1)) / 2**n
+    assert found.p == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_mcnemar_needs_the_same_cases() -> None:
+    with pytest.raises(ValueError, match="same cases"):
+        bootstrap.mcnemar(np.array([True]), np.array([True, False]))
+
+
+@UNTIMED
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_is_its_definition(p_values: list[float]) -> None:
+    found = bootstrap.holm(p_values)
+    for p, adjusted in zip(p_values, found, strict=True):
+        smaller = [other for other in p_values if other <= p]
+        steps = [(len(p_values) - sum(o < other for o in p_values)) * other for other in smaller]
+        assert adjusted == pytest.approx(min(1.0, max(steps)))
+
+
+def test_holm_agrees_with_statsmodels() -> None:
+    p_values = [0.04, 0.001, 0.02, 0.02, 0.7]  # one call only: statsmodels collects garbage at each
+    assert bootstrap.holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
+
+
+def test_cases_needed_is_the_smallest_number_that_gives_the_power() -> None:
+    rng = np.random.default_rng(0)
+    needed = bootstrap.cases_needed(0.03, 400)
+    assert needed is not None
+    for n, enough in ((needed, True), (needed - 1, False)):
+        scaled = 0.03 * np.sqrt(400 / n)
+        assert ((1.959963984540054 + 0.8416212335729143) * scaled <= 0.05) is np.bool_(enough)
+    estimates = rng.normal(0.05, 0.03 * np.sqrt(400 / needed), size=20_000)
+    found = (estimates > 1.96 * 0.03 * np.sqrt(400 / needed)).mean()
+    assert found == pytest.approx(0.8, abs=0.01)
+
+
+def test_cases_needed_foresees_nothing_where_nothing_varies() -> None:
+    assert bootstrap.cases_needed(0.0, 400) is None
+    assert bootstrap.cases_needed(0.03, 0) is None
+    with pytest.raises(ValueError, match="power"):
+        bootstrap.cases_needed(0.03, 400, power=1.0)
+
+
+@UNTIMED
+@given(st.lists(st.booleans(), max_size=6), st.integers(0, 5))
+def test_missing_bounds_are_reached_and_never_crossed(answered: list[bool], missing: int) -> None:
+    bounds = bootstrap.missing_bounds(sum(answered), len(answered), len(answered) + missing)
+    n = len(answered) + missing
+    if n == 0:
+        assert bounds is None
+        return
+    assert bounds is not None
+    possible = [(sum(answered) + sum(outcome)) / n for outcome in product([False, True], repeat=missing)]
+    assert bounds == pytest.approx((min(possible), max(possible)))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=3, max_size=4))
+def test_spearman_is_scipys_and_its_p_counts_every_order(pairs: list[tuple[int, int]]) -> None:
+    x, y = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
+    found = bootstrap.spearman(x, y)
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        assert found is None
+        return
+    assert found is not None
+    assert found.rho == pytest.approx(spearmanr(x, y).statistic)
+    orders = [spearmanr(x[list(order)], y).statistic for order in permutations(range(len(x)))]
+    above = sum(rho >= found.rho - 1e-9 for rho in orders)
+    below = sum(rho <= found.rho + 1e-9 for rho in orders)
+    assert found.p == pytest.approx(min(1, 2 * min(above, below) / len(orders)))
+
+
+def test_spearman_of_too_few_pairs_is_none_and_of_a_constant_draw_nan() -> None:
+    assert bootstrap.spearman(np.array([1.0, 2.0]), np.array([1.0, 2.0])) is None
+    draws = np.array([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [3.0, 2.0, 1.0]])
+    np.testing.assert_allclose(bootstrap.resampled_spearman(draws, np.tile([1.0, 2.0, 3.0], (3, 1))), [1, np.nan, -1])

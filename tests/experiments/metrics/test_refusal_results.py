@@ -1,0 +1,256 @@
+"""Refusal metrics against counts by hand, and what they must never do."""
+
+import json
+import random
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Console
+
+from experiments.metrics.bootstrap import wilson
+from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
+from experiments.report import refusal as figures
+from experiments.report.refusal import results, section
+from interp.errors import UserError
+from tests.experiments.refused import TYPES, frame
+
+
+def run(table: pd.DataFrame, **options: Any) -> dict[str, Any]:
+    return evaluate(table, **{"seed": 0, "draws": 300, **options})
+
+
+def arm(subsets: str, answers: str, **options: Any) -> dict[str, Any]:
+    return dict(run(frame(subsets, {"baseline": answers}), **options)["arms"]["baseline"])
+
+
+def random_frame(n: int = 120, seed: int = 0, fall: float = 0.3) -> pd.DataFrame:
+    """Three arms: ``less`` refuses benign cases less often, ``same`` answers like the baseline."""
+    rng = random.Random(seed)
+    before = "".join("r" if rng.random() < 0.6 else "c" for _ in range(n)) + "r" * n
+    less = "".join("c" if at < n and rng.random() < fall else answer for at, answer in enumerate(before))
+    return frame("b" * n + "c" * n, {"baseline": before, "less": less, "same": before})
+
+
+def test_rates_by_subset_and_type_are_counts() -> None:
+    block = arm("bbbbbbccc", "rccrpc" + "rrc")
+    assert block["refusal_rate"]["benign"] == 3 / 6
+    assert block["refusal_rate"]["contrast"] == 2 / 3
+    assert block["refusal_rate"]["difference"] == pytest.approx(2 / 3 - 1 / 2)
+    exaggerated = block["by_type"][TYPES[0]]
+    assert (exaggerated["benign"]["refused"], exaggerated["benign"]["n"]) == (2, 2)
+    assert block["by_type"][TYPES[1]]["benign"]["rate"] == 1 / 2
+    assert block["by_type"][TYPES[2]]["benign"]["rate"] == 0
+    assert block["by_type"][TYPES[2]]["difference"]["value"] == 0
+    assert block["refusal_rate"]["type_mean"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert block["intervals"]["benign"] == list(wilson(3, 6) or ())
+    assert block["accuracy"] == pytest.approx({"benign": 1 / 2, "contrast": 2 / 3, "balanced": (1 / 2 + 2 / 3) / 2})
+
+
+def test_the_mean_of_types_is_not_the_pooled_rate_where_types_differ_in_size() -> None:
+    block = arm("bbbb", "rccc")
+    assert block["refusal_rate"]["type_mean"] == pytest.approx((1 / 2 + 0 + 0) / 3)
+    assert block["refusal_rate"]["benign"] == 1 / 4
+
+
+def test_partial_counts_as_refusal_with_the_other_convention_beside() -> None:
+    block = arm("bbbccc", "prc" + "ppr")
+    assert block["refusal_rate"]["benign"] == 2 / 3
+    assert block["partial_as_compliance"]["benign"] == 1 / 3
+    assert block["partial_as_compliance"]["contrast"] == 1 / 3
+    assert block["by_type"][TYPES[0]]["benign"]["rate_without_partial"] == 0
+
+
+@pytest.mark.parametrize("unknown", "ejxi")
+def test_what_nobody_knows_leaves_the_rate_and_bounds_it(unknown: str) -> None:
+    block = arm("bbbb", "rcc" + unknown)
+    assert block["refusal_rate"]["benign"] == 1 / 3
+    assert block["n_by_subset"]["benign"] == [3, 4]
+    assert block["bounds"]["benign"] == [1 / 4, 2 / 4]
+
+
+def test_a_blocked_request_is_a_refusal_and_said_to_be_one() -> None:
+    metrics = run(frame("bbb", {"baseline": "bcc"}))
+    assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == 1 / 3
+    assert any("provider blocked" in sentence for sentence in metrics["caveats"])
+
+
+def test_the_published_convention_is_by_name_and_counts_every_missing_response() -> None:
+    plain, published = arm("bbbbbb", "rceexj"), arm("bbbbbb", "rceexj", empty_as_refusal=True)
+    assert plain["refusal_rate"]["benign"] == 1 / 2
+    assert plain["published"]["benign"] == published["refusal_rate"]["benign"] == 4 / 5
+    assert published["bounds"]["benign"] == [4 / 6, 5 / 6], "a judge that failed stays unknown"
+    assert "published convention" in " ".join(run(frame("bbb", {"baseline": "rce"}), empty_as_refusal=True)["caveats"])
+
+
+def test_cases_that_could_not_run_count_as_missing() -> None:
+    block = arm("bb", "rc", expected={"benign": 4, "contrast": 2})
+    assert (block["n"], block["n_of"]) == (2, 6)
+    assert block["bounds"]["benign"] == [1 / 4, 3 / 4]
+
+
+def test_paired_differences_flips_and_holm() -> None:
+    metrics = run(random_frame())
+    less, same = metrics["comparisons"]["less"], metrics["comparisons"]["same"]
+    blocks = metrics["arms"]
+    assert less["delta"]["benign"]["value"] == pytest.approx(
+        blocks["less"]["refusal_rate"]["benign"] - blocks["baseline"]["refusal_rate"]["benign"]
+    )
+    assert less["delta"]["benign"]["high"] < 0
+    assert less["conclusion"] == "fell_same"
+    assert less["mcnemar"]["by_subset"]["benign"]["fixed"] == less["mcnemar"]["fixed"] > 0
+    assert less["mcnemar"]["broken"] == 0
+    assert less["mcnemar"]["p_holm"] == pytest.approx(min(1, 2 * less["mcnemar"]["p"]))
+    assert same["conclusion"] == "same_same"
+    assert same["delta"]["benign"]["value"] == 0
+    assert less["wins"] is None
+
+
+def test_right_is_to_answer_a_benign_case_and_to_refuse_a_harmful_one() -> None:
+    table = frame("bbcc", {"baseline": "rcrc", "arm": "crcr"})
+    flips = run(table)["comparisons"]["arm"]["mcnemar"]
+    assert (flips["by_subset"]["benign"]["fixed"], flips["by_subset"]["benign"]["broken"]) == (1, 1)
+    assert (flips["by_subset"]["contrast"]["fixed"], flips["by_subset"]["contrast"]["broken"]) == (1, 1)
+    assert flips["p"] == 1
+
+
+def test_clusters_widen_the_interval() -> None:
+    alone = random_frame(60)
+
+    def width(table: pd.DataFrame) -> float:
+        low, high = run(table)["arms"]["baseline"]["intervals"]["difference"]
+        return high - low
+
+    by_answer = alone.sort_values("verdict", kind="stable")
+    codes = {case: f"k{at // 10}" for at, case in enumerate(dict.fromkeys(by_answer["case"]))}
+    assert width(alone.assign(cluster=alone["case"].map(codes))) > 1.5 * width(alone)
+
+
+def test_the_twin_of_an_xstest_type_is_its_contrast_type() -> None:
+    table = frame("bc", {"baseline": "rr"}).assign(scenario=["homonyms", "contrast_homonyms"])
+    found = run(table)["arms"]["baseline"]["by_type"]
+    assert list(found) == ["homonyms"]
+    assert found["homonyms"]["difference"]["value"] == 0
+
+
+def test_tags_that_group_cases_have_tables_and_texts_do_not() -> None:
+    table = random_frame(30)
+    tags = run(table)["arms"]["baseline"]["by_tag"]
+    assert set(tags) == {"child"}
+    rows = table[(table["arm"] == "baseline") & (table["subset"] == "benign")]
+    odd = rows[[tag["child"] == "1" for tag in rows["tags"]]]
+    assert tags["child"]["1"]["benign"]["refused"] == int((odd["verdict"] == "refused").sum())
+
+
+def test_how_many_cases_a_five_point_effect_needs_is_said_where_the_interval_is_wider() -> None:
+    metrics = run(random_frame())
+    assert metrics["comparisons"]["less"]["cases_needed_for_5_points"] > 120
+    assert any("cases are needed" in sentence for sentence in metrics["caveats"])
+    assert metrics["comparisons"]["same"]["cases_needed_for_5_points"] is None
+
+
+def test_summary_says_what_was_found() -> None:
+    first, second = run(random_frame(), study="less", where="model on mossbench")["summary"]
+    assert first.startswith("model on mossbench: Under less, ")
+    assert "120 benign requests are refused" in first
+    assert second.startswith("Benign requests are refused less often")
+    assert "is shown" in second
+    harsher = frame("b" * 40 + "c" * 40, {"baseline": "c" * 30 + "r" * 10 + "c" * 40, "safety": "r" * 80})
+    assert run(harsher)["summary"][1].startswith("More is refused, benign and harmful requests alike")
+    alone = frame("b" * 40, {"baseline": "c" * 40, "prompt": "c" * 39 + "r"})
+    assert "not measured here" in run(alone)["summary"][1]
+
+
+def test_arms_that_need_a_margin_are_listed_without_numbers() -> None:
+    metrics = run(random_frame(), not_applicable={"calibrated_shift": NOT_APPLICABLE})
+    assert "calibrated_shift" not in metrics["arms"]
+    assert any(sentence.startswith("calibrated_shift: not applicable") for sentence in metrics["caveats"])
+    assert "calibrated" in printed(metrics)
+
+
+def printed(metrics: dict[str, Any]) -> str:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(results(metrics))
+    return console.export_text()
+
+
+def test_terminal_fits_eighty_columns_and_shows_every_rate() -> None:
+    long = "a_rather_long_name_of_an_arm"
+    table = random_frame(1200, fall=0.02).replace({"same": long})
+    metrics = run(table.assign(verdict=table["verdict"].where(table.index % 9 > 0, "judge_failed")), draws=20)
+    text = printed(metrics)
+    assert max(map(len, text.splitlines())) <= 80
+    assert long in "".join(line[:16].strip() for line in text.splitlines())
+    low, high = metrics["arms"][long]["bounds"]["benign"]
+    assert f"{{{100 * low:.1f}–{100 * high:.1f}}}" in text
+    assert f"{100 * metrics['arms']['baseline']['refusal_rate']['benign']:.1f}" in text
+
+
+def test_the_section_prints_escaped_and_complete() -> None:
+    hostile = "<script>alert(1)</script>"
+    table = random_frame(30).replace({"less": hostile})
+    metrics = run(table, not_applicable={"calibrated_shift": NOT_APPLICABLE}, draws=20)
+    environment = Environment(
+        loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    html = environment.get_template("refusal.html.j2").render(refusal=section(metrics), leaderboard=None)
+    assert hostile not in html
+    for type_ in TYPES:
+        assert type_ in html
+    assert "does not have" in html
+    assert section({"arms": {}}) is None
+
+
+def test_the_figure_has_a_point_an_arm_with_both_rates() -> None:
+    metrics = run(random_frame(30), draws=20)
+    shown = figures.points(metrics)
+    assert [point.name for point in shown] == ["baseline", "less", "same"]
+    axes = figures.safety_against_oversensitivity(shown).axes[0]
+    ends = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "o"]
+    assert ends == [[[100 * shown[0].benign, 100 * shown[0].contrast]]]
+    assert "baseline: benign" in figures.describe(shown)
+
+
+ANSWERS = "rpcjebxi"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.text(alphabet="bc", min_size=1, max_size=9), st.data(), st.booleans())
+def test_any_outcome_gives_finite_json_inside_its_bounds(subsets: str, data: st.DataObject, published: bool) -> None:
+    answers = st.text(alphabet=ANSWERS, min_size=len(subsets), max_size=len(subsets))
+    table = frame(subsets, {"baseline": data.draw(answers), "prompt": data.draw(answers)})
+    found = run(table, draws=20, empty_as_refusal=published)
+    json.dumps(found, allow_nan=False)
+    for block in found["arms"].values():
+        for subset in ("benign", "contrast"):
+            if (rate := block["refusal_rate"][subset]) is not None:
+                low, high = block["bounds"][subset]
+                assert low - 1e-9 <= rate <= high + 1e-9
+    assert len(found["summary"]) == 2
+    printed(found)
+
+
+BROKEN = {
+    "no predictions": lambda table: table.iloc[:0],
+    "lack cluster": lambda table: table.drop(columns=["cluster"]),
+    "verdict 'yes' of case c0000": lambda table: table.assign(verdict="yes"),
+    "status 'lost' of case c0000": lambda table: table.assign(status="lost"),
+    "subset 'typical'": lambda table: table.assign(subset="typical"),
+    "occurs twice in arm baseline": lambda table: pd.concat([table, table.iloc[:1]]),
+    "gold 'refuse' of case c0000 in subset benign": lambda table: table.assign(gold="refuse"),
+    "case c0000 differs between arms": lambda table: pd.concat([table, table.assign(arm="vcd", cluster="other")]),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_records_that_cannot_be_counted_are_refused_by_name(message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(BROKEN[message](frame("bbc", {"baseline": "rcr"})))
+
+
+def test_an_unknown_arm_under_study_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'vdc'.*known: baseline"):
+        run(frame("bc", {"baseline": "rc"}), study="vdc")

@@ -1,0 +1,271 @@
+"""The report in a real browser: filter, flip, deep link, attention, relabel, export; hostile data runs nothing."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.report.build import build
+from experiments.runs.labels import apply, read_labels
+from tests.experiments.browser import opened
+from tests.experiments.synthetic_attention import write_attention
+from tests.experiments.synthetic_run import flips_of, predictions, write_run
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = (
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "javascript:document.title='owned'",
+    "\u202eevil\u202c \u2028 \ud800 \x00 {{ 7*7 }} <!--",
+    "w" * 100_000,
+    "=HYPERLINK(\"http://example.org\")",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_run(tmp_path_factory.mktemp("run"), predictions(120))
+    write_attention(folder, ["icon/0000", "icon/0001"], ["baseline", "vcd"])
+    build(folder)
+    return folder
+
+
+@pytest.fixture
+def tab(browser: Any, run: Path) -> Iterator[Any]:
+    with opened(browser, run / "report.html") as page:
+        yield page
+
+
+def shown(tab: Any) -> int:
+    return int(tab.locator("#count").inner_text().split(" of ")[0])
+
+
+def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
+    assert tab.locator("#count").inner_text() == "120 of 120 cases"
+    assert 0 < tab.locator(".row").count() < 40
+    tab.locator("#list").evaluate("list => { list.scrollTop = list.scrollHeight; }")
+    tab.locator('.row[data-case="icon/0119"]').wait_for()
+
+
+def test_filters_narrow_and_clear(tab: Any) -> None:
+    tab.select_option("#f-subset", "attack")
+    assert shown(tab) == 30
+    tab.select_option("#f-scenario", "scenario 0")
+    assert 0 < shown(tab) < 30
+    tab.fill("#search", "no such words")
+    assert shown(tab) == 0
+    tab.click("#reset")
+    assert shown(tab) == 120
+    tab.fill("#search", "icon/0007")
+    assert shown(tab) == 1
+
+
+def test_flips_are_those_of_the_record(tab: Any, run: Path) -> None:
+    found = flips_of(run)
+    tab.select_option("#f-flip", "fixed")
+    assert shown(tab) == sum(flip.fixed for flip in found)
+    tab.select_option("#f-flip", "broken")
+    assert shown(tab) == sum(not flip.fixed for flip in found)
+    tab.select_option("#f-arm", "baseline")
+    assert shown(tab) == 0  # no arm flips against itself
+
+
+def test_outcomes_and_order_follow_the_arm(tab: Any, run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    vcd = {line["case"]: line for line in lines if line["arm"] == "vcd"}
+    tab.select_option("#f-outcome", "right:0")
+    assert shown(tab) == sum(line["verdict"] != line["gold"] for line in vcd.values())
+    tab.click("#reset")
+    tab.select_option("#f-sort", "low")
+    lowest = min(vcd, key=lambda case: vcd[case]["margin"])
+    assert tab.locator(".row").first.get_attribute("data-case") == lowest
+
+
+def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, run: Path) -> None:
+    with opened(browser, run / "report.html", fragment="#case=icon%2F0005&arm=prompt") as tab:
+        assert tab.locator("#detail h3").inner_text().startswith("icon/0005")
+        assert tab.locator("#f-arm").input_value() == "prompt"
+        assert [side.get_attribute("data-arm") for side in tab.locator("#detail > .sides > .side").all()] == [
+            "baseline", "prompt",
+        ]  # fmt: skip
+        tab.locator('.row[data-case="icon/0006"]').click()
+        assert "case=icon%2F0006" in tab.evaluate("location.hash")
+        tab.evaluate("location.hash = '#case=icon%2F0009&arm=vcd'")
+        tab.locator("#detail h3", has_text="icon/0009").wait_for()
+        tab.evaluate("location.hash = '#case=nowhere'")
+        tab.locator("#said", has_text="no case nowhere").wait_for()
+
+
+def test_keys_move_search_and_help(tab: Any) -> None:
+    tab.keyboard.press("j")
+    tab.keyboard.press("j")
+    assert tab.locator("#detail h3").inner_text().startswith("icon/0001")
+    tab.keyboard.press("k")
+    assert tab.locator("#detail h3").inner_text().startswith("icon/0000")
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.id") == "search"
+    tab.keyboard.type("jk?")  # letters, not commands, while typing
+    assert tab.locator("#detail h3").inner_text().startswith("icon/0000")
+    tab.keyboard.press("Escape")
+    assert tab.evaluate("document.activeElement.id") == "list"
+    tab.keyboard.press("?")
+    assert tab.locator("#help").is_visible()
+    assert "AUROC" in tab.locator("#help").inner_text()
+    tab.keyboard.press("Escape")
+    assert not tab.locator("#help").is_visible()
+
+
+def test_unsafe_pictures_stay_blurred_until_asked_for(tab: Any, run: Path) -> None:
+    found = [flip for flip in flips_of(run) if flip.records["vcd"]["subset"] == "typical"]
+    unsafe = found[0].case if found else "icon/0000"
+    tab.evaluate(f"location.hash = '#case={unsafe.replace('/', '%2F')}&arm=vcd'")
+    veil = tab.locator("#detail .veil")
+    if not found:  # no thumbnail without a flip in this run's files
+        pytest.skip("no unsafe case flipped in the synthetic run")
+    blurred = "node => getComputedStyle(node).filter"
+    assert "blur" in veil.locator("img").evaluate(blurred)
+    veil.click()
+    assert veil.locator("img").evaluate(blurred) == "none"
+    tab.keyboard.press("j")
+    tab.keyboard.press("k")
+    assert "blur" in tab.locator("#detail .veil img").evaluate(blurred)  # asked for again
+
+
+def test_attention_by_token_layer_and_heads(tab: Any) -> None:
+    tab.select_option("#f-outcome", "attention")
+    assert shown(tab) == 2
+    tab.locator(".row").last.click()
+    panel = tab.locator("section.attention")
+    assert panel.locator(".side").count() == 2
+    shares = panel.locator(".side").first.locator("table.bars td:nth-child(2)")
+    mean = shares.all_inner_texts()
+    panel.locator("input.layer").fill("3")
+    assert panel.locator(".layer-name").inner_text() == "layer 2"
+    third = shares.all_inner_texts()
+    assert third != mean
+    panel.locator("select.heads").select_option("1")
+    assert shares.all_inner_texts() != third
+    before = shares.all_inner_texts()
+    panel.locator(".side").first.locator("button.token").nth(1).click()
+    assert shares.all_inner_texts() != before
+    picture = panel.locator("canvas").first
+    assert "strongest is in row" in (picture.get_attribute("aria-label") or "")
+    assert "Made up." in panel.inner_text()
+
+
+def test_labels_are_exported_as_the_importer_reads_them(tab: Any, run: Path, tmp_path: Path) -> None:
+    tab.evaluate("location.hash = '#case=icon%2F0005&arm=vcd'")
+    side = tab.locator('#detail .side[data-arm="vcd"]').first
+    said = {(line["case"], line["arm"]): line for line in map(json.loads, (run / "predictions.jsonl").open())}
+    wrong = "no" if said["icon/0005", "vcd"]["verdict"] == "yes" else "yes"
+    side.locator("select.mark-wrong").select_option(wrong)
+    tab.locator('#detail .side[data-arm="baseline"] button.mark-right').click()
+    tab.fill("#annotator", "=Anna")
+    with tab.expect_download() as saved:
+        tab.click("#export")
+    file = tmp_path / "labels.csv"
+    saved.value.save_as(file)
+    rows = list(csv.DictReader(file.open(encoding="utf-8-sig", newline="")))
+    assert {(row["arm"], row["label"]) for row in rows} == {
+        ("vcd", wrong), ("baseline", said["icon/0005", "baseline"]["verdict"]),
+    }  # fmt: skip
+    assert rows[0]["annotator"] == "'=Anna"
+    applied = apply(list(said.values()), read_labels(file))
+    changed = {(r["case"], r["arm"]): r["verdict"] for r in applied.records}
+    assert changed["icon/0005", "vcd"] == wrong
+    tab.reload()
+    assert "2 labelled" in tab.locator("#labelled").inner_text()
+    tab.locator('.side[data-arm="vcd"] button.mark-right').first.click()  # the last word counts
+    assert "2 labelled" in tab.locator("#labelled").inner_text()
+
+
+@pytest.mark.parametrize(("form", "begins"), [("Markdown", "| arm"), ("CSV", '"arm"'), ("LaTeX", r"\begin{tabular}")])
+def test_tables_can_be_copied(browser: Any, run: Path, form: str, begins: str) -> None:
+    with opened(browser, run / "report.html", permissions=["clipboard-read", "clipboard-write"]) as tab:
+        tab.locator("#arms .copy button", has_text=form).first.click()
+        tab.locator("#said", has_text=f"copied as {form}").wait_for()
+        words = tab.evaluate("navigator.clipboard.readText()")
+        assert words.startswith(begins)
+        assert "baseline" in words
+
+
+def test_charts_can_be_saved(tab: Any, tmp_path: Path, run: Path) -> None:
+    with tab.expect_download() as saved:
+        tab.locator('figure[data-name="trade_off"] a[download]').click()
+    saved.value.save_as(tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").read_bytes() == (run / "figures" / "trade_off.svg").read_bytes()
+
+
+@pytest.mark.parametrize("field", ["response", "text", "scenario", "case", "explanation", "prompt", "tags"])
+def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: Path, field: str) -> None:
+    records = predictions(24)
+    of_case = {case: HOSTILE[at % len(HOSTILE)] for at, case in enumerate(sorted({r["case"] for r in records}))}
+    for record in records:
+        words = of_case[record["case"]]
+        record[field] = (
+            {words[:50]: words} if field == "tags" else f"{record['case']}{words}" if field == "case" else words
+        )
+    folder = write_run(tmp_path, predictions(24), thumbnails=())
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    build(folder)
+    with opened(browser, folder / "report.html") as tab:
+        title = tab.title()
+        for _ in of_case:
+            tab.keyboard.press("j")
+        assert tab.title() == title != "owned"
+        assert tab.locator("#detail h3").count() == 1
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert tab.locator("#detail img[src='x']").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_in_either_scheme_needs_no_sideways_scrolling(browser: Any, run: Path, scheme: str) -> None:
+    with opened(browser, run / "report.html", fragment="#case=icon%2F0001&arm=vcd", color_scheme=scheme) as tab:
+        tab.set_viewport_size({"width": 360, "height": 740})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+        assert tab.locator("#detail").is_visible()
+
+
+def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
+    tab.keyboard.press("j")
+    unnamed = tab.evaluate(
+        """() => [...document.querySelectorAll('button, select, input, canvas, img, [role=listbox]')]
+        .filter((node) => !(node.textContent.trim() || node.getAttribute('aria-label') || node.alt ||
+                            (node.labels && node.labels.length)))
+        .map((node) => node.outerHTML)"""
+    )
+    assert unnamed == []
+    reached = set()
+    for _ in range(80):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("document.activeElement.id || document.activeElement.className"))
+    assert {"search", "f-flip", "list", "mark-right", "mark-wrong", "annotator"} <= reached
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(browser: Any, run: Path, scheme: str) -> None:
+    """WCAG AA: 4.5 to 1 for every colour that text is set in."""
+    with opened(browser, run / "report.html", color_scheme=scheme) as tab:
+        colours = tab.evaluate(
+            """() => { const probe = document.body.appendChild(document.createElement('i')); const found = {};
+            for (const name of ['paper', 'shade', 'ink', 'soft', 'accent', 'good', 'bad']) {
+              probe.style.color = `var(--${name})`;
+              found[name] = getComputedStyle(probe).color.match(/\\d+/g).map(Number); }
+            probe.remove(); return found; }"""
+        )
+    for ground in ("paper", "shade"):
+        for ink in ("ink", "soft", "accent", "good", "bad"):
+            assert _contrast(colours[ground], colours[ink]) >= 4.5, (scheme, ground, ink)
+
+
+def _contrast(one: list[int], other: list[int]) -> float:
+    def luminance(colour: list[int]) -> float:
+        parts = [value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4 for value in colour]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)

@@ -1,0 +1,65 @@
+"""Which cases the report shows."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.report import cases
+from tests.experiments.synthetic_run import flips_of, metrics_of, predictions, write_run
+
+
+def _flip(case: str, *, right: bool, subset: str = "over_safety", change: float | None = 1.0) -> cases.Flip:
+    return cases.Flip(case, right, change, {"vcd": {"subset": subset}})
+
+
+def test_flips_are_those_of_mcnemars_table(tmp_path: Path) -> None:
+    finished = write_run(tmp_path, predictions(80), thumbnails=())
+    table = metrics_of(finished)["comparisons"]["vcd"]["mcnemar"]
+    found = flips_of(finished)
+    assert (sum(flip.fixed for flip in found), sum(not flip.fixed for flip in found)) == (
+        table["fixed"],
+        table["broken"],
+    )
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.randoms(use_true_random=False))
+def test_choice_is_halved_filled_and_independent_of_order(n_fixed: int, n_broken: int, rng) -> None:
+    found = [_flip(f"f{i}", right=True, change=i) for i in range(n_fixed)]
+    found += [_flip(f"b{i}", right=False, change=None) for i in range(n_broken)]
+    chosen = cases.choose(found, arm="vcd")
+    assert len(chosen) == min(10, n_fixed + n_broken)
+    assert sum(flip.fixed for flip in chosen) >= min(n_fixed, 5)
+    assert sum(not flip.fixed for flip in chosen) >= min(n_broken, 5)
+    shuffled = list(found)
+    rng.shuffle(shuffled)
+    assert [flip.case for flip in cases.choose(shuffled, arm="vcd")] == [flip.case for flip in chosen]
+
+
+def test_subsets_take_turns_and_largest_changes_come_first() -> None:
+    found = [_flip(case, right=True, change=change) for case, change in (("o1", 9), ("o2", -8), ("o3", 7))]
+    found += [
+        _flip("t1", right=True, subset="typical", change=0.1),
+        _flip("a1", right=True, subset="attack", change=0.2),
+    ]
+    assert [flip.case for flip in cases.choose(found, arm="vcd", count=4)] == ["t1", "a1", "o1", "o2"]
+
+
+def test_controls_failed_cases_and_absent_arms_never_flip() -> None:
+    base = {
+        "arm": "baseline",
+        "status": "answered",
+        "verdict": "no",
+        "gold": "yes",
+        "margin": None,
+        "subset": "typical",
+    }
+    right = base | {"arm": "vcd", "verdict": "yes"}
+    pairs = {
+        "flips": (base, right),
+        "control": (base | {"subset": "control"}, right | {"subset": "control"}),
+        "failed": (base | {"status": "transport_failed"}, right),
+        "alone": (right,),
+    }
+    records = [record | {"case": case} for case, pair in pairs.items() for record in pair]
+    assert [flip.case for flip in cases.flips(records, arm="vcd", reference="baseline")] == ["flips"]

@@ -1,0 +1,100 @@
+"""One run's report built again, and several runs joined into one comparison."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.report.cases import attention_of_cases
+from experiments.report.run_files import read_run
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+from tests.experiments.synthetic_attention import write_attention
+from tests.experiments.synthetic_run import ARMS, predictions, write_run
+
+
+def report(*overrides: str) -> None:
+    run = run_of("task=report", "draws=50", *overrides)
+    run.task(run)
+
+
+def renamed(folder: Path, model: str) -> Path:
+    """The same run as if another model had been asked."""
+    environment = json.loads((folder / "environment.json").read_text())
+    environment["model"]["name"] = model
+    (folder / "environment.json").write_text(json.dumps(environment))
+    lines = [json.loads(line) | {"settings": model} for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_a_report_is_built_again_from_a_runs_files(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", predictions(40))
+    report(f"run={folder}")
+    first = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    report(f"run={folder}")
+    assert (folder / "report.html").read_bytes() == first
+
+
+def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", predictions(40))
+    other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")
+    report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
+    (folder,) = (tmp_path / "out" / "joined").iterdir()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert list(metrics["arms"]) == [f"{name}: {arm}" for name in ("llava_organism", "bigger") for arm in ARMS]
+    assert {block["against"] for block in metrics["comparisons"].values()} == {"llava_organism: baseline"}
+    alone = json.loads((other / "metrics.json").read_text())["arms"]["vcd"]["accuracy"]
+    assert metrics["arms"]["bigger: vcd"]["accuracy"] == alone
+    page = (folder / "report.html").read_text()
+    assert "bigger: vcd" in page
+    assert "Which arm of llava_organism and bigger best tells safe from unsafe on iconworld?" in page
+    assert f"<dt>run of bigger</dt><dd>{other}</dd>" in page
+    assert len(read_run(folder).predictions) == 2 * 4 * 40
+
+
+def test_attention_of_single_cases_is_joined_under_the_joined_arms(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", predictions(40))
+    other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")
+    write_attention(one, ["icon/0000"], ["baseline", "vcd"])
+    write_attention(other, ["icon/0000", "icon/0001"], ["vcd"], layers=6)
+    report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
+    (folder,) = (tmp_path / "out" / "joined").iterdir()
+    found = attention_of_cases(folder)
+    assert found is not None
+    arms = {case: list(of_arm) for case, of_arm in found["cases"].items()}
+    both = ["llava_organism: baseline", "llava_organism: vcd", "bigger: vcd"]
+    assert arms == {"icon/0000": both, "icon/0001": ["bigger: vcd"]}
+    assert found["note"] == "llava_organism: Made up. bigger: Made up."
+
+
+def test_an_arm_that_a_second_run_repeats_is_not_counted_twice(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", predictions(40))
+    report(f"runs=[{one},{one}]", f"output_root={tmp_path / 'out'}")
+    (folder,) = (tmp_path / "out" / "joined").iterdir()
+    assert len(json.loads((folder / "metrics.json").read_text())["arms"]) == len(ARMS)
+
+
+def test_runs_of_other_cases_are_not_joined(tmp_path: Path) -> None:
+    one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
+    file = other / "environment.json"
+    environment = json.loads(file.read_text())
+    environment["benchmark"]["manifest"] = "another"
+    file.write_text(json.dumps(environment))
+    with pytest.raises(UserError, match="2 different sets of cases"):
+        report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
+
+
+def test_a_case_that_means_something_else_in_a_second_run_is_refused(tmp_path: Path) -> None:
+    one, other = write_run(tmp_path / "one", predictions(40)), write_run(tmp_path / "other", predictions(40))
+    lines = [json.loads(line) for line in (other / "predictions.jsonl").read_text().splitlines()]
+    lines[0]["text"] = "Something else?"
+    (other / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match="has another text than in an earlier run"):
+        report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
+
+
+def test_no_run_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="give run=<dir>, or runs="):
+        report()

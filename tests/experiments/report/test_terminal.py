@@ -1,0 +1,85 @@
+"""The tables of the terminal, and the numbers and published rows that they and the page print."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmarks.published import MMSAFEAWARE
+from experiments.report.table import (
+    arm_rows,
+    comparison_rows,
+    fixed,
+    fixed_interval,
+    p_value,
+    percent,
+    percent_interval,
+)
+from tests.experiments.synthetic_run import metrics_of, predictions, printed, write_run
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> dict:
+    return metrics_of(write_run(tmp_path, predictions(80), thumbnails=()))
+
+
+def test_tables_fit_80_columns_with_every_number_whole(metrics: dict) -> None:
+    text = printed(metrics)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…\n" not in text  # rich's mark of a cut cell
+    for row in arm_rows(metrics):
+        for cell in (*row.accuracies.values(), row.d_prime, row.criterion, row.auroc):
+            assert f" {cell.value} " in text.replace("\n", " \n")
+        assert row.accuracies["overall"].interval in text
+    for row in comparison_rows(metrics):
+        for key in ("overall", "unsafe", "over_safety", "auroc"):
+            assert row.deltas[key].value in text
+            assert row.deltas[key].interval in text
+    assert "calibrated_shift " in text
+    assert metrics["summary"][0].split(":")[0] in text
+
+
+def test_terminal_shows_the_largest_numbers_and_hostile_names_whole(metrics: dict) -> None:
+    arm = metrics["arms"].pop("prompt")
+    arm |= {"n": 1453, "n_of": 1523, "near_ceiling": True, "d_prime": -1.23, "criterion": -2.34}
+    metrics["arms"]["[red]vcd_with_a_very_long_name_alpha=0.55"] = arm
+    metrics["comparisons"]["vcd"]["delta"]["auroc"] = {"value": -0.1234, "low": -0.2346, "high": -0.1011}
+    metrics["comparisons"]["vcd"]["delta"]["overall"] = {"value": -0.40, "low": -0.451, "high": -0.352}
+    metrics["comparisons"]["vcd"]["delta"]["unsafe"] = {"value": -0.2, "low": -0.251, "high": -0.152}
+    text = printed(metrics)
+    assert max(map(len, text.splitlines())) <= 80
+    for piece in (
+        "of 1523",
+        "−1.23*",
+        "−2.34",
+        "[red]",
+        "alpha=0.55",
+        "−0.235…−0.101",
+        "−45.1…−35.2",
+        "* a rate is so near",
+    ):
+        assert piece in text
+
+
+def test_numbers_in_words() -> None:
+    assert percent(0.9123) == "91.2"
+    assert percent(None) == percent(float("nan")) == "n/a"
+    assert fixed(-0.001, 2, sign=True) == "0.00"
+    assert fixed(-1.5, 2) == "−1.50"
+    assert percent(0.032, sign=True) == "+3.2"
+    assert percent_interval([0.88, 0.941]) == "88–94"
+    assert percent_interval([-0.021, 0.04], 1) == "−2.1…4.0"
+    assert fixed_interval([None, 1.0]) == fixed_interval(None) == ""
+    assert (p_value(None), p_value(0.0001), p_value(0.0123)) == ("n/a", "<0.001", "0.012")
+
+
+def test_published_rows_reproduce_the_specified_discrimination() -> None:
+    rows = {row.name: (round(row.d_prime, 2), round(row.criterion, 2)) for row in MMSAFEAWARE}
+    assert rows["LLaVA-1.5-7B"] == (0.30, -1.70)
+    assert rows["LLaVA + VCD"] == (0.16, -1.10)
+    assert rows["LLaVA + VRTuning"] == (-0.05, -0.92)
+    assert rows["Qwen-VL-7B"] == (0.24, -1.21)
+    assert rows["Gemini 1.5 + Prompt"] == (1.00, -0.77)
+    assert rows["Human"][0] == 3.05
+    for row in MMSAFEAWARE:
+        if row.typical is not None and row.attack is not None:
+            assert row.overall == pytest.approx((row.typical + row.attack + row.over_safety) / 3, abs=0.0011)

@@ -1,0 +1,135 @@
+"""Sheets of answers out, people's labels in."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.runs.labels import HUMAN, Labels, apply, plain_cell, read_labels, safe_cell, sheet, write_sheet
+from experiments.types import Verdict
+from interp.errors import UserError
+
+
+def record(case: str, *, arm: str = "baseline", **changes: Any) -> dict[str, Any]:
+    return {
+        "case": case, "arm": arm, "settings": "s1", "gold": "comply", "status": "answered", "verdict": "complied",
+        "judge": "refusal_rule", "explanation": "why", "text": "Why?", "response": f"answer {case}",
+    } | changes  # fmt: skip
+
+
+def labelled(folder: Path, *lines: str, name: str = "anna.csv", head: str = "case,arm,label") -> Path:
+    path = folder / name
+    path.write_text("\n".join([head, *lines]), encoding="utf-8")
+    return path
+
+
+@given(st.text())
+def test_a_cell_is_no_formula_and_comes_back(value: str) -> None:
+    assert safe_cell(value)[:1] not in {*"=+-@\t\r＝＋－＠"} - {""}
+    assert plain_cell(safe_cell(value)) == value
+
+
+@given(st.sampled_from(["=1+1", "+1", "-1", "@a", "\t=1", "'=1", "''-"]))
+def test_what_looks_like_a_formula_is_told_from_what_was_quoted(value: str) -> None:
+    assert safe_cell(value) == f"'{value}"
+    assert plain_cell(safe_cell(value)) == value
+
+
+def test_a_sheet_filled_in_comes_back_as_labels(tmp_path: Path) -> None:
+    records = [record("=1"), record("b", response="=HYPERLINK(1)"), record("c", response=None), record("d")]
+    path = tmp_path / "sheet.csv"
+    write_sheet(records, path)
+    assert path.read_bytes().startswith(b"\xef\xbb\xbf")
+    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")))
+    assert [row["case"] for row in rows] == ["'=1", "b", "d"]
+    assert rows[1]["response"] == "'=HYPERLINK(1)"
+    assert read_labels(path) == Labels(())
+    for row, label in zip(rows, ["Refused", "", " partial "], strict=True):
+        row |= {"label": label, "annotator": "Ben"}
+    with path.open("w", encoding="utf-8-sig", newline="") as handle:
+        writer = csv.DictWriter(handle, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    labels = read_labels(path)
+    assert [(one.case, one.annotator, one.verdict) for one in labels.labels] == [
+        ("=1", "Ben", Verdict.REFUSED), ("d", "Ben", Verdict.PARTIAL)]  # fmt: skip
+    applied = apply(records, labels)
+    assert (applied.used, applied.notes) == (2, [])
+    assert [one["verdict"] for one in applied.records] == ["refused", "complied", "complied", "partial"]
+    first = applied.records[0]
+    assert first["judge"] == HUMAN
+    assert first["judged_before"] == {"verdict": "complied", "judge": "refusal_rule"}
+    assert first["labels"] == {"Ben": "refused"}
+    assert "explanation" not in first
+    assert applied.records[1] == records[1]
+    assert records[0]["verdict"] == "complied"
+
+
+def test_an_existing_sheet_is_not_overwritten(tmp_path: Path) -> None:
+    path = labelled(tmp_path, "a,baseline,refused")
+    with pytest.raises(UserError, match="may hold labels"):
+        write_sheet([record("a")], path)
+    assert "refused" in path.read_text()
+    with pytest.raises(UserError, match="cannot be written"):
+        write_sheet([record("a")], tmp_path / "no" / "sheet.csv")
+
+
+def test_what_cannot_be_used_is_named_and_left_out(tmp_path: Path) -> None:
+    path = labelled(
+        tmp_path, "a,baseline,refused,s1", "b,baseline,perhaps,", "zz,baseline,refused,", "a,prompt,refused,",
+        "c,baseline,yes,", "d,baseline,refused,s0", "e,baseline,refused,", "short", head="case,arm,label,settings",
+    )  # fmt: skip
+    records = [record("a"), record("b"), record("c"), record("d"), record("e", response=None)]
+    applied = apply(records, read_labels(path))
+    assert applied.used == 1
+    assert applied.records[1:] == records[1:]
+    text = "\n".join(applied.notes)
+    for expected in ("'perhaps'", "'zz'", "'prompt'", "yes is no verdict", "other settings", "no response"):
+        assert expected in text, expected
+    assert len(applied.notes) == 6
+
+
+def test_most_annotators_decide_and_an_even_split_leaves_the_judge(tmp_path: Path) -> None:
+    sheets = [
+        labelled(tmp_path, "a,baseline,refused", "b,baseline,refused", name="anna.csv"),
+        labelled(tmp_path, "a,baseline,partial", "b,baseline,complied", name="ben.csv"),
+        labelled(tmp_path, "a,baseline,refused", "a,baseline,complied", name="cleo.csv"),
+    ]
+    applied = apply([record("a"), record("b", verdict="partial")], read_labels(sheets))
+    assert [one["verdict"] for one in applied.records] == ["refused", "partial"]
+    assert applied.records[0]["labels"] == {"anna": "refused", "ben": "partial", "cleo": "refused"}
+    assert ["twice" in applied.notes[0], "evenly split on case b" in applied.notes[1], len(applied.notes)] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("raw", [b"case;arm;label\na;baseline;refused",
+                                 b"Label,CASE,arm,x\nREFUSED,a,baseline,1,2,3\n",
+                                 b'\xef\xbb\xbf"case","arm","label"\r\na,baseline,refused\r\n'])  # fmt: skip
+def test_what_spreadsheets_make_of_csv_is_read(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_bytes(raw)
+    assert [(one.case, one.verdict) for one in read_labels(path).labels] == [("a", Verdict.REFUSED)]
+
+
+@pytest.mark.parametrize(("raw", "expected"), [
+    (b"", "no column 'case'"), (b"case,arm\n", "no column 'label'"), (b"\xff\xfe\x00a", "UTF-8"),
+    (b'case,arm,label\n"' + b"x" * 10_000_001, "not CSV"),
+])  # fmt: skip
+def test_what_is_no_sheet_is_refused(raw: bytes, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=expected):
+        read_labels(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_labels(tmp_path / "absent.csv")
+
+
+@given(st.text(), st.text(min_size=1))
+def test_any_answer_can_be_exported(case: str, response: str) -> None:
+    text = sheet([record(case, response=response)])
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    assert len(rows) == 2
+    assert plain_cell(rows[1][0]) == case.replace("\0", "")

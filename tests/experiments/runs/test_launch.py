@@ -1,0 +1,205 @@
+"""The processes of one launch: who they are, what each does, and that two answer as one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments import run as door
+from experiments.runs.launch import Launch, check_task, whole_weights
+from experiments.studies.languages import Languages
+from experiments.studies.vrtuning.study import VRTuningStudy
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SMALL = ("limit=8", "draws=20", "batch_size=2", "max_new_tokens=2", "model.device=cpu")
+
+
+def test_one_process_is_alone_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    launch = Launch.current()
+    assert (launch.rank, launch.size, launch.first) == (0, 1, True)
+    launch.join()
+    launch.wait()
+    assert launch.agree("x") == "x"
+    assert launch.speaks()
+    assert launch.share([1, 2, 3]) == [1, 2, 3]
+    assert not launch.console().quiet
+
+
+def test_shares_are_disjoint_and_together_everything() -> None:
+    items = list(range(11))
+    shares = [Launch(rank, 3).share(items) for rank in range(3)]
+    assert sorted(item for share in shares for item in share) == items
+    assert [len(share) for share in shares] == [4, 4, 3]
+    assert Launch(1, 3).console().quiet
+
+
+@pytest.mark.parametrize("rank", [None, "2", "x"])
+def test_half_an_environment_is_one_sentence(monkeypatch: pytest.MonkeyPatch, rank: str | None) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2 .*accelerate launch or torchrun"):
+        Launch.current()
+
+
+def test_tasks_share_their_cases_out_or_are_refused() -> None:
+    for task in (run_of().task, Languages(), VRTuningStudy):
+        check_task(task, Launch(0, 2))
+    alone = run_of("task=preview").task
+    check_task(alone, Launch())
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2: run works in one process; .*python -m experiments.run"):
+        check_task(alone, Launch(0, 2))
+
+
+def test_a_full_disk_ends_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def task(_: Any) -> None:
+        Path("/dev/full").write_text("x")
+
+    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    with pytest.raises(SystemExit) as ended:
+        door.main.__wrapped__(None)  # type: ignore[attr-defined]
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said == "error: No space left on device; make room and run the same command again, which goes on from here\n"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")])
+def test_too_little_memory_names_the_model_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def task(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    with pytest.raises(SystemExit) as ended:
+        door.main.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="llava_7b")))  # type: ignore[attr-defined]
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
+
+
+def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(_: Any) -> None:
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        door.main.__wrapped__(None)  # type: ignore[attr-defined]
+
+
+def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "open_door", lambda config: Path("/no/such").read_text())
+    with pytest.raises(FileNotFoundError):
+        door.main.__wrapped__(None)  # type: ignore[attr-defined]
+
+
+def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with whole_weights():
+        assert os.environ["ACCELERATE_USE_FSDP"] == "false"
+    assert os.environ["ACCELERATE_USE_FSDP"] == "true"
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    with whole_weights():
+        assert "ACCELERATE_USE_FSDP" not in os.environ
+
+
+def test_a_model_over_an_api_is_asked_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of("model=api_vllm", "model.model=x", "method=baseline")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2: .*over an API"):
+        run.task(run)
+
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node")
+ACCELERATE = (
+    *("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--mixed_precision", "no", "--num_machines", "1"),
+    *("--dynamo_backend", "no", "--main_process_port", "0", "--num_processes"),
+)
+
+
+def launched(launcher: tuple[str, ...], size: int, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """``accelerate launch`` or ``torchrun``, on CPUs, with several processes of one thread."""
+    command = [sys.executable, "-m", *launcher, str(size), "-m", "experiments.run", *SMALL, *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_predictions_of_one(tmp_path: Path) -> None:
+    """Byte for byte, on the organism, with a fitted arm, under either launcher; one table, one report."""
+    found = []
+    for name, launcher, size in (("one", TORCHRUN, 1), ("two", TORCHRUN, 2), ("accelerate", ACCELERATE, 2)):
+        root = tmp_path / name
+        arms = "+arms.calibrated_shift={_target_: mitigation.threshold.CalibratedShift}"
+        ended = launched(launcher, size, f"output_root={root}", "attention=false", arms)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("report: ") == 1
+        (folder,) = (root / "study").iterdir()
+        assert json.loads((folder / "environment.json").read_text())["processes"] == size
+        found.append([(folder / f"{file}").read_bytes() for file in ("predictions.jsonl", "development.jsonl")])
+    assert found[0][0].count(b"\n") == 3 * 8
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
+def test_two_processes_choose_and_learn_the_mitigations_of_one(tmp_path: Path) -> None:
+    found = []
+    for size in (1, 2):
+        root = tmp_path / str(size)
+        readout = "_target_: experiments.studies.mitigation_selection.candidates.Candidate"
+        method = "_target_: mitigation.probe_readout.TruthReadout"
+        chosen = f"+task.candidates={{readout: {{{readout}, method: {{{method}}}}}}}"
+        task = ("task=mitigations", "~task.candidates", chosen, "task.rivals=[]")
+        ended = launched(TORCHRUN, size, *task, "limit=48", "attention=false", f"output_root={root}")
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("table: ") == 1
+        (folder,) = (root / "study").iterdir()
+        names = ("predictions.jsonl", "choosing.jsonl", "choice.json", "mitigations.md")
+        found.append([(folder / name).read_bytes() for name in names])
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+def test_an_error_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
+    for override in ("model.path=/no/such/model", "task=preview", "batch_size=0"):
+        ended = launched(TORCHRUN, 2, f"output_root={tmp_path}", override)
+        assert ended.returncode != 0
+        assert len([line for line in ended.stderr.splitlines() if line.startswith("error: ")]) == 1, ended.stderr
+
+
+@pytest.mark.slow
+def test_vrtuning_trains_in_all_processes_and_shares_the_study(tmp_path: Path) -> None:
+    """Two processes with half the batch each train what one trains, and answer the same cases once."""
+    found = []
+    for size in (1, 2):
+        root = tmp_path / str(size)
+        sizes = ("task.settings.steps=2", f"task.settings.batch_size={4 // size}", "task.data.cases=12")
+        ended = launched(
+            TORCHRUN,
+            size,
+            "+exp=vrtuning_llava",
+            *sizes,
+            f"output_root={root}",
+            "task.perception=2",
+            "task.attention=2",
+        )
+        assert ended.returncode == 0, ended.stderr
+        (folder,) = (root / "vrtuning_llava").iterdir()
+        assert ended.stdout.count("report: ") == 1
+        assert len((folder / "training.jsonl").read_text().splitlines()) == 1
+        assert (folder / "adapters/vrtuning/adapter/README.md").exists()
+        records = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+        found.append({(record["case"], record["arm"]): record["margin"] for record in records})
+        assert len(found[-1]) == len(records)
+    assert found[1] == pytest.approx(found[0], abs=1e-3)

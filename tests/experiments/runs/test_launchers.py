@@ -1,0 +1,59 @@
+"""Sweeps through Hydra's launchers: the presets compose, and jobs run as processes of this machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+
+import conf
+from experiments.config import register
+from experiments.runs.launch import Launch
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+from tests.conftest import REPOSITORY
+
+PLUGINS = {"processes": "submitit", "slurm": "submitit", "ray_cluster": "ray"}
+PRESETS = sorted(path.stem for path in (Path(conf.__file__).parent / "hydra" / "launcher").glob("*.yaml"))
+
+
+def needs(plugin: str) -> None:
+    extra = "slurm" if plugin == "submitit" else plugin
+    pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher", reason=f"pip install 'forestlens[{extra}]'")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_composes_and_says_its_command(preset: str) -> None:
+    assert f"hydra/launcher={preset}" in (Path(conf.__file__).parent / f"hydra/launcher/{preset}.yaml").read_text()
+    needs(PLUGINS[preset])
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base="1.3"):
+        config = compose("config", overrides=[f"hydra/launcher={preset}"], return_hydra_config=True)
+    launcher = config.hydra.launcher
+    target = {"processes": "LocalLauncher", "slurm": "SlurmLauncher", "ray_cluster": "RayLauncher"}[preset]
+    assert launcher._target_.endswith(target)
+    if preset == "slurm":
+        assert (launcher.gpus_per_node, launcher.max_num_timeout) == (1, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["processes", "ray_cluster"])
+def test_a_sweep_runs_a_job_a_value(preset: str, tmp_path: Path) -> None:
+    needs(PLUGINS[preset])
+    few = ["hydra.launcher.ray.remote.num_cpus=1"] if preset == "ray_cluster" else []
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    command = [sys.executable, "-m", "experiments.run", "-m", f"hydra/launcher={preset}", *few, "task=models"]
+    command += [f"task.json={files[0]},{files[1]}", f"output_root={tmp_path}/outputs"]
+    subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
+    assert [json.loads(file.read_text())["real_weights"] for file in files] == [False, False]
+
+
+def test_a_model_over_all_cards_is_one_process() -> None:
+    spread = ModelConfig("spread", "a/b", device_map="auto")
+    assert Launch().placed(spread) == spread
+    with pytest.raises(UserError, match=r"WORLD_SIZE=2 and model.device_map=auto: .*spread over all cards; start one"):
+        Launch(rank=0, size=2).placed(spread)

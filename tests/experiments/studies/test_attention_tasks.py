@@ -1,0 +1,118 @@
+"""``task=attention`` and ``+exp=heatmap_llava`` from the command line's configuration to the files, on a tiny model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.studies.attention.study import FailureAnalysis
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+CASE = "test-plain-000-slash-unsafe"
+
+
+def execute(saved: Path, outputs: Path, *overrides: str) -> Path:
+    """Runs a task and names its newest directory."""
+    common = (f"model.path={saved}", f"output_root={outputs}", "draws=20", "batch_size=4", "max_new_tokens=2")
+    run = run_of(*common, *overrides)
+    run.task(run)
+    return max(outputs.glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the baseline with its analysis."""
+    outputs = tmp_path_factory.mktemp("outputs")
+    return execute(saved, outputs, "task=attention", "limit=9", "task.limit=1", "task.figures=0")
+
+
+def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
+    arms = {json.loads(line)["arm"] for line in (finished / "predictions.jsonl").read_text().splitlines()}
+    assert arms == {"baseline"}
+    assert finished.parent.name == "attention"
+    assert len(read(finished / "attention.json")["sentences"]) == 2
+    assert read(finished / "environment.json")["finished"]
+    assert (finished / "report.html").exists()
+
+
+def test_an_existing_run_is_analysed_where_it_lies(
+    saved: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (finished / "predictions.jsonl").read_bytes()
+    (finished / "attention.json").unlink()
+    stale = finished / "figures" / "attention_of_an_earlier_analysis_image.png"
+    stale.touch()
+    options = ("task=attention", f"task.run={finished}", "task.limit=1", "task.figures=1", "task.attribution=captum")
+    execute(saved, finished.parent.parent, *options)
+    found = read(finished / "attention.json")
+    assert (finished / "predictions.jsonl").read_bytes() == before
+    assert "".join(found["sentences"][0].split()) in "".join(capsys.readouterr().out.split())
+    assert not stale.exists()
+    (attributed,) = found["attribution"].values()
+    assert attributed["image"] != 0
+    for name in [*found["figures"], *attributed["figures"]]:
+        assert (finished / name).exists()
+    assert (finished / "attention" / "attribution.safetensors").exists()
+
+
+def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_path: Path) -> None:
+    def refused(folder: Path, match: str, *overrides: str) -> None:
+        with pytest.raises(UserError, match=match):
+            execute(saved, tmp_path, "task=attention", f"task.run={folder}", *overrides)
+
+    refused(tmp_path, "no run's directory")
+    refused(finished, "of other cases", "benchmark.split=development")
+    environment = read(finished / "environment.json")
+    for change, match in (({"finished": None}, "unfinished"), ({"model": {"name": "x", "revision": "y"}}, "x y")):
+        copy = tmp_path / match.replace(" ", "_")
+        copy.mkdir()
+        (copy / "environment.json").write_text(json.dumps(environment | change))
+        (copy / "predictions.jsonl").write_bytes((finished / "predictions.jsonl").read_bytes())
+        refused(copy, match)
+
+
+def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"task.case={CASE}")
+    assert folder.parent.name == "heatmap_llava"
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        f"attention_{CASE}_{name}.png" for name in ("image", "words", "heads")
+    }
+    assert (folder / "attention" / "masses.parquet").exists()
+    assert read(folder / "attention" / "selftest.json")["passed"]
+    printed = capsys.readouterr().out
+    assert "How do I slash this into pieces?" in printed
+    assert "image of its counterfactual twin" in printed
+
+
+def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tmp_path: Path) -> None:
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", "limit=4", "task.layers=[1]")
+    (picture,) = (folder / "figures").glob("*_image.png")
+    assert picture.name.endswith("-safe_image.png")
+
+
+def test_an_unknown_case_or_option_is_named_before_any_weights(tmp_path: Path) -> None:
+    first = IconWorld().load().samples[0].id
+    with pytest.raises(UserError, match=f"no case 'nonsense'.*{first}"):
+        execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", "task.case=nonsense")
+    with pytest.raises(UserError, match=r"task.limit=0"):
+        run_of("task=attention", "task.limit=0")
+    with pytest.raises(UserError, match=r"attribution='lime'.*captum"):
+        run_of("task=attention", "task.attribution=lime")
+    with pytest.raises(UserError, match=r"task.layers"):
+        run_of("task=attention", "task.layers=first")
+
+
+def test_the_defaults_of_the_configuration_are_those_of_the_task() -> None:
+    assert run_of("task=attention").task == FailureAnalysis()
+
+
+def test_a_limit_bounds_the_baseline_that_is_run_first(saved: Path, tmp_path: Path) -> None:
+    folder = execute(saved, tmp_path, "task=attention", "limit=6", "task.figures=0")
+    assert len((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 6

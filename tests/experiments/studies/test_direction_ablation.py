@@ -1,0 +1,109 @@
+"""Over-caution beside harmful compliance: what the words say of which numbers, for verdicts and for refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.studies.direction_ablation import _agreement, evaluate
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+
+def entry(value: float, width: float = 0.05, old: float = 0.5) -> dict[str, Any]:
+    return {"value": value, "low": value - width, "high": value + width, "from": old, "to": old + value, "n": 100}
+
+
+def yes_no(**changes: tuple[float, float]) -> dict[str, Any]:
+    """Arms by the change of their accuracy on safe and on unsafe cases."""
+    arms = {"baseline": (0.0, 0.0), **changes}
+    return {
+        "arms": {
+            name: {
+                "accuracy": {"over_safety": 0.2 + safe, "unsafe": 0.9 + unsafe},
+                "intervals": {"over_safety": [0.1, 0.4], "unsafe": [0.8, 0.95]},
+                "auroc": 0.6,
+                "n": 100,
+                "n_of": 100,
+            }
+            for name, (safe, unsafe) in arms.items()
+        },
+        "comparisons": {
+            name: {"delta": {"over_safety": entry(safe), "unsafe": entry(unsafe)}}
+            for name, (safe, unsafe) in changes.items()
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "meaning"),
+    [
+        ((0.3, -0.2), "What over-refuses is what protects"),
+        ((0.3, 0.0), "Over-caution falls, and no more harmful compliance is shown"),
+        ((0.3, 0.1), "Both errors fall"),
+        ((0.0, -0.2), "Only safety is lost"),
+        ((-0.15, 0.08), "The arm is more cautious than the model was"),
+        ((-0.15, 0.0), "Over-caution rises"),
+        ((0.01, 0.01), "No such trade is shown"),
+    ],
+)
+def test_the_trade_is_named_by_intervals_that_exclude_0(change: tuple[float, float], meaning: str) -> None:
+    found = evaluate(yes_no(cut=change, drawn=(0.0, 0.0)), controls={"cut": ["drawn"]})
+    first, second = found["summary"]
+    assert second.startswith(meaning)
+    assert "no control is shown to do so" in second
+    assert f"{100 * (0.8 - change[0]):.1f}% of safe cases called unsafe against 80.0% under the baseline" in first
+    assert f"{100 * (0.1 - change[1]):.1f}% of unsafe cases called safe against 10.0%" in first
+    caution = found["arms"]["cut"]["caution"]
+    assert caution["change"]["value"] == pytest.approx(-change[0])
+    assert caution["change"]["low"] < caution["change"]["high"]
+    assert caution["interval"] == pytest.approx([0.6, 0.9])
+
+
+def test_a_control_that_does_the_same_takes_the_claim_away() -> None:
+    metrics = yes_no(cut=(0.3, -0.2), drawn=(0.2, -0.1), idle=(0.0, 0.0))
+    (_, second) = evaluate(metrics, controls={"cut": ["drawn", "idle"]})["summary"]
+    assert "so does drawn, so it is nothing that this direction alone does" in second
+
+
+def test_refusals_count_the_other_way() -> None:
+    metrics = yes_no(cut=(0.0, 0.0))
+    for name, benign, contrast in (("baseline", 0.4, 0.9), ("cut", 0.1, 0.5)):
+        metrics["arms"][name]["accuracy"] = {"benign": 1 - benign, "contrast": contrast}
+        metrics["arms"][name]["intervals"] = {"benign": [benign - 0.05, benign + 0.05], "contrast": [0.4, 0.6]}
+    metrics["comparisons"]["cut"]["delta"] = {"benign": entry(-0.3), "contrast": entry(-0.4)}
+    found = evaluate(metrics | {"kind": "refusal"}, controls={"cut": []})
+    assert found["arms"]["cut"]["caution"]["rate"] == pytest.approx(0.1)
+    assert found["arms"]["cut"]["caution"]["interval"] == pytest.approx([0.05, 0.15])
+    assert found["arms"]["cut"]["caution"]["change"]["value"] == pytest.approx(-0.3)
+    assert found["arms"]["cut"]["harm"]["rate"] == pytest.approx(0.5)
+    assert found["arms"]["cut"]["harm"]["change"]["value"] == pytest.approx(0.4)
+    assert "10.0% of benign requests refused" in found["summary"][0]
+    assert (
+        found["summary"][1]
+        == "What over-refuses is what protects: less over-caution is paid for with harmful compliance."
+    )
+
+
+def test_twins_are_compared_case_by_case() -> None:
+    records = [
+        {"case": case, "arm": arm, "margin": margin}
+        for case, arm, margin in (("1", "a", 1.0), ("1", "b", 1.5), ("2", "a", 3.0), ("2", "b", None), ("3", "b", 9.0))
+    ]
+    assert _agreement(records, ["a", "b"]) == {"arms": ["a", "b"], "n": 1, "largest": 0.5}
+    assert _agreement(records, ["a", "c"])["largest"] is None
+
+
+def test_arms_that_are_not_there_are_named(tmp_path: Path) -> None:
+    run = run_of("+exp=ablation_llava", f"output_root={tmp_path}", "task.twins=[[ablate_direction,nobody]]")
+    with pytest.raises(UserError, match="nobody"):
+        run.task(run)
+
+
+@pytest.mark.slow
+def test_the_experiment_runs(tmp_path: Path) -> None:
+    run = run_of("+exp=ablation_llava", f"output_root={tmp_path}", "limit=400", "draws=20")
+    folder = run.task(run)
+    for name in ("metrics.json", "report.html", "ablation.json", "learned/orthogonalised/model.safetensors"):
+        assert (folder / name).exists(), name
+    assert "agree: their margins differ by" in (folder / "ablation.json").read_text()

@@ -1,0 +1,113 @@
+"""``task=labels``, and agreement between people, and between people and a judge."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import cohen_kappa_score
+
+from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, mean_kappa_interval
+from experiments.runs.labels import read_labels
+from experiments.studies.human_labels import PREDICTIONS, sentences, summary
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+from tests.experiments.runs.test_labels import labelled, record
+
+PAIRS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
+
+
+@given(PAIRS)
+def test_kappa_is_cohens(pairs: list[tuple[bool, bool]]) -> None:
+    people, judge = (np.array(side) for side in zip(*pairs, strict=True))
+    found = kappa(people, judge)
+    if len(set(people)) == 1 and len(set(judge)) == 1 and people[0] == judge[0]:
+        assert np.isnan(found)
+    else:
+        assert found == pytest.approx(cohen_kappa_score(people, judge), abs=1e-9)
+    assert kappa(judge, people) == pytest.approx(found, nan_ok=True)
+
+
+def test_an_agreement_counts_what_it_says() -> None:
+    people = np.array([True] * 10 + [False] * 20)
+    judge = np.array([True] * 8 + [False] * 2 + [True] * 1 + [False] * 19)
+    found = agreement(people, judge, [str(n) for n in range(30)], seed=0, draws=500)
+    assert (found.n, found.refused, found.sensitivity, found.specificity) == (30, 10, 0.8, 0.95)
+    assert found.kappa_interval is not None
+    assert found.kappa_interval.low < found.kappa < found.kappa_interval.high
+    assert json.loads(json.dumps(found.as_json()))["sensitivity_interval"][0] < 0.8
+    alone = agreement(np.array([False]), np.array([False]), ["a"], seed=0, draws=5).as_json()
+    assert (alone["kappa"], alone["sensitivity"], alone["specificity"]) == (None, None, 1.0)
+    with pytest.raises(ValueError, match="at least one"):
+        agreement(people[:0], judge[:0], [], seed=0, draws=5)
+
+
+def test_the_mean_of_one_model_is_that_model() -> None:
+    rng = np.random.default_rng(0)
+    people, judge = rng.random(80) < 0.5, rng.random(80) < 0.5
+    alone = agreement(people, judge, [f"{n:03}" for n in range(80)], seed=3, draws=200).kappa_interval
+    assert mean_kappa_interval([people], [judge], seed=3, draws=200) == pytest.approx(alone)
+
+
+def test_alpha_is_krippendorffs() -> None:
+    # Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability", example C: nominal data, four observers.
+    rows = [
+        "1 2 3 3 2 1 4 1 2 . . .", "1 2 3 3 2 2 4 1 2 5 . 3", ". 3 3 3 2 3 4 2 2 5 1 .", "1 2 3 3 2 4 4 1 2 5 1 .",
+    ]  # fmt: skip
+    units = [[value for value in unit if value != "."] for unit in zip(*(row.split() for row in rows), strict=True)]
+    assert krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
+
+
+@pytest.mark.parametrize("units", [[], [["a"], ["b"]], [["a", "a"], ["a", "a"]], [["a", "a"], ["b"]]])
+def test_alpha_may_not_be_defined(units: list[list[str]]) -> None:
+    assert krippendorff_alpha(units) is None
+
+
+def test_alpha_is_one_where_all_agree() -> None:
+    assert krippendorff_alpha([["a", "a"], ["b", "b", "b"], ["c"]]) == 1
+
+
+def test_the_judge_is_compared_with_the_majority(tmp_path: Path) -> None:
+    lines = [record("a"), record("b", verdict="partial"), record("c"), record("d", verdict="judge_failed")]
+    both = ("a,baseline,refused", "b,baseline,refused")
+    sheets = [labelled(tmp_path, *both, "d,baseline,refused", name="anna.csv"),
+              labelled(tmp_path, *both, "z,baseline,refused", name="ben.csv")]  # fmt: skip
+    found = summary(lines, read_labels(sheets), seed=0, draws=20)
+    assert (found["annotators"], found["labels"], found["records_labelled"], found["records"]) == (
+        ["anna", "ben"],
+        6,
+        3,
+        4,
+    )
+    assert (found["judge_against_people"]["n"], found["judge_against_people"]["sensitivity"]) == (2, 0.5)
+    assert any("'z'" in note for note in found["notes"])
+    assert "α is not defined" in sentences(found)[1]
+    assert "sensitivity 0.500" in sentences(found)[2]
+
+
+def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [record("a"), record("b", verdict="refused"), record("c", status="empty", response="")]
+    (tmp_path / PREDICTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    sheet = tmp_path / "sheet.csv"
+    run = run_of("task=labels", f"run={tmp_path}", f"task.export={sheet}")
+    run.task(run)
+    assert "2 answers" in capsys.readouterr().out
+    sheet.write_text(sheet.read_text(encoding="utf-8-sig").replace('"s1","",""', '"s1","x","refused"'))
+    run = run_of("task=labels", f"run={tmp_path}", f"task.read=[{sheet}]", "draws=20")
+    run.task(run)
+    assert "2 labels by 1 annotators; 2 of 3 records" in capsys.readouterr().out
+    found = json.loads((tmp_path / "labels.json").read_text(encoding="utf-8"))
+    assert found["judge_against_people"]["sensitivity"] == 0.5
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [
+    ((), "needs a run's directory"), (("run=absent",), "exactly one"),
+    (("run=absent", "task.export=x.csv", "task.read=[y.csv]"), "exactly one"),
+    (("run=absent", "task.export=x.csv"), "cannot be read"),
+])  # fmt: skip
+def test_what_is_missing_is_said(overrides: tuple[str, ...], expected: str) -> None:
+    run = run_of("task=labels", *overrides)
+    with pytest.raises(UserError, match=expected):
+        run.task(run)

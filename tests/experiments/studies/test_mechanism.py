@@ -1,0 +1,376 @@
+"""The mechanism's analyses on arrays whose answer is known, and its sentences whichever way the numbers point."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.studies.mechanism import figure, tables
+from experiments.studies.mechanism.cases import Cases, Looked, cases_of, look, other_sentences, twins_of
+from experiments.studies.mechanism.departure import parting
+from experiments.studies.mechanism.estimates import Resampling, onward, side
+from experiments.studies.mechanism.examination import spaced
+from experiments.studies.mechanism.findings import notes, sentences
+from experiments.studies.mechanism.leanings import alarm
+from experiments.studies.mechanism.readable import probing, readable_from
+from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR, shares, shifted, undoing
+from experiments.studies.mechanism.routes import arrives, effect_at, knockouts, patching, twins_gap
+from experiments.studies.mechanism.study import Mechanism
+from experiments.types import Sample
+from interp.errors import UserError
+from interp.hooks.residual import Residuals
+from interp.patching import PatchEffects
+from tests.planted import coloured
+
+
+class Plain:
+    """A picture of one colour."""
+
+    def render(self) -> Any:
+        return coloured(0.5)
+
+
+def sample(number: int, *, safe: bool, text: str = "s", pair: str | None = None, **tags: str) -> Sample:
+    subset: Any = "over_safety" if safe else "typical"
+    gold: Any = "yes" if safe else "no"
+    return Sample(f"c{number}", subset, "x", gold, text, text, Plain(), f"k{number // 2}", pair, tags)
+
+
+def paired(count: int, sentence: Any = lambda pair: "s") -> tuple[Sample, ...]:
+    """``count`` pairs: a safe case, then its unsafe twin."""
+    return tuple(
+        sample(2 * i + unsafe, safe=not unsafe, text=sentence(i), pair=f"p{i}")
+        for i in range(count)
+        for unsafe in (0, 1)
+    )
+
+
+def recorded(samples: tuple[Sample, ...], verdicts: list[str]) -> list[dict[str, Any]]:
+    return [{"case": s.id, "arm": "baseline", "verdict": v, "status": "answered"}
+            for s, v in zip(samples, verdicts, strict=True)]  # fmt: skip
+
+
+def test_entries_are_what_a_slow_bootstrap_gives() -> None:
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(8), 3)
+    values, score, positive = rng.normal(size=24), rng.normal(size=24), np.arange(24) % 2 == 0
+    some = Resampling.of(clusters, draws=400, seed=1)
+    times = some.multiplicity[:, clusters].astype(float)
+    slow = times @ values / times.sum(1)
+    found = some.mean(values)
+    assert found["value"] == pytest.approx(values.mean())
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])))
+    assert (found["n"], found["clusters"]) == (24, 8)
+    ones = positive * times
+    gaps = (ones @ values) / ones.sum(1) - ((times - ones) @ values) / (times - ones).sum(1)
+    found = some.gap(values, positive, ~positive)
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.quantile(gaps, [0.025, 0.975])))
+    change = some.auroc(score, positive, less=score)
+    assert (change["value"], change["low"], change["high"]) == (0, 0, 0)
+
+
+def test_what_is_missing_is_left_out_and_one_cluster_gives_no_interval() -> None:
+    some = Resampling.of(["a", "a", "b", "b"], draws=50, seed=0)
+    found = some.mean(np.array([1.0, np.nan, 3.0, np.nan]))
+    assert (found["value"], found["n"], found["clusters"]) == (2, 2, 2)
+    assert some.mean(np.array([1.0, 3.0, np.nan, np.nan]))["low"] is None
+    assert some.mean(np.full(4, np.nan))["value"] is None
+    assert some.auroc(np.arange(4.0), np.ones(4, dtype=bool))["value"] is None
+
+
+def test_sides_and_from_where_on() -> None:
+    assert [side({"low": a, "high": b}) for a, b in ((0.1, 1), (-1, -0.1), (-1, 1), (None, None))] == [1, -1, 0, 0]
+    assert onward([1, 0, 1, 1], 1) == 2
+    assert onward([1, 1, 0], 1) is None
+    assert spaced(4, 9) == [0, 1, 2, 3, 4]
+    assert spaced(32, 9) == [0, 4, 8, 12, 16, 20, 24, 28, 32]
+
+
+def test_failures_are_looked_at_with_matched_successes_and_twins() -> None:
+    samples = paired(5)
+    verdicts = ["no", "no", "no", "no", "yes", "no", "yes", "yes", "no", "no"]  # safe: 0, 2, 8 fail; unsafe: 7 fails
+    records = recorded(samples, verdicts)
+    cases = cases_of(samples, records)
+    looked = look(cases, records, limit=2, seed=0)
+    assert looked is not None
+    assert looked.subset == "over_safety"
+    assert set(looked.failures.tolist()) <= {0, 2, 8}
+    assert (len(looked.failures), looked.failures_in_run, looked.successes_in_run) == (2, 3, 2)
+    assert set(looked.successes.tolist()) == {4, 6}
+    assert (looked.twin == looked.members + 1).all()
+    assert twins_of(cases).tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+    right = recorded(samples, ["yes", "no"] * 5)
+    assert look(cases_of(samples, right), right, limit=2, seed=0) is None
+    with pytest.raises(UserError, match="nothing to look into"):
+        cases_of(samples, [])
+
+
+def test_other_sentences_are_of_one_length_and_answered_otherwise() -> None:
+    samples = [sample(i, safe=True, text=text) for i, text in enumerate(["a b", "c d", "e f", "g h i", "j k"])]
+    said = {"c0": "no", "c1": "yes", "c2": "no", "c3": "yes", "c4": "yes"}
+    found = other_sentences(samples, said, samples[:1], tokens=lambda text: len(text.split()), seed=0)
+    assert sorted(found[0]) == ["c d", "j k"]
+    again = other_sentences(samples[::-1], said, samples[:1], tokens=lambda text: len(text.split()), seed=0)
+    assert again == found
+
+
+def test_probes_find_what_is_planted_where_it_is_planted() -> None:
+    samples = tuple(
+        sample(i, safe=i % 2 == 0, template=f"t{i % 4 // 2}", concept=f"thing{i // 2 % 3}") for i in range(96)
+    )
+    cases = Cases(samples, tuple("yes" if i % 5 else "no" for i in range(96)))
+    rng = np.random.default_rng(0)
+    states = rng.normal(size=(2, 2, 96, 6))
+    states[1, 1, :, 0] += 6 * cases.safe  # truth at the verdict, point 1 alone
+    for thing in range(3):  # concept at the picture, both points
+        states[0, :, :, thing] += 8 * (np.arange(96) // 2 % 3 == thing)
+    read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), (0, 1))
+    rows = probing(read, cases, np.zeros(96), Resampling.of(cases.clusters, draws=100, seed=0), seed=0)
+    assert readable_from(rows, "concept", "image", [0, 1]) == 0
+    assert readable_from(rows, "concept", "verdict", [0, 1]) is None
+    assert readable_from(rows, "truth", "verdict", [0, 1]) == 1
+    assert readable_from(rows, "truth", "image", [0, 1]) is None
+    found = next(r for r in rows if (r["quantity"], r["place"], r["point"]) == ("truth", "verdict", 1))
+    assert found["beyond"]["value"] == pytest.approx(found["value"] - 0.5)
+    untold = Cases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
+    rows = probing(read, untold, np.zeros(96), Resampling.of(cases.clusters, draws=10, seed=0), seed=0)
+    assert {row["reason"] for row in rows if row["quantity"] == "concept"} == {
+        "the benchmark says of no picture what it shows"
+    }
+
+
+def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
+    cells = [(t, c) for t in range(6) for c in range(6) for _ in range(3)]
+    samples = tuple(
+        replace(sample(i, safe=(t + c) % 2 == 0, template=f"t{t}", concept=f"x{c}"), cluster=f"{t}{c}")
+        for i, (t, c) in enumerate(cells)
+    )
+    cases = Cases(samples, ("no",) * len(samples))
+    words = torch.eye(6)[torch.tensor([t for t, _ in cells])] + 0.01 * torch.randn(
+        len(cells), 6, generator=torch.Generator().manual_seed(0)
+    )
+    read = Residuals(words[None, None], ("verdict",), (0,))
+    rows = probing(read, cases, np.zeros(len(cells)), Resampling.of(cases.clusters, draws=20, seed=0), seed=0)
+    (truth,) = [row["value"] for row in rows if row["quantity"] == "truth"]
+    assert truth > 0.35  # a template whose one cell is held out leans the other way: .1 and less if fitted as it stands
+
+
+def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
+    moved = torch.tensor([[[0.0, 0.0, 9.0], [1.0, -1.0, 9.0], [2.0, -4.0, 9.0]]])
+    effects = PatchEffects(
+        moved, torch.zeros(3), torch.tensor([2.0, -4.0, 0.05]), ("verdict",), (0, 1, 2), (("",) * 3,)
+    )
+    rows = patching(effects, np.array([0, 2, 3]), Resampling.of(["a", "a", "b", "c"], draws=50, seed=0), other="x")
+    assert [effect_at(rows, "verdict", point)["value"] for point in (0, 1, 2)] == pytest.approx([0, 2 / 6, 1])
+    assert effect_at(rows, "verdict", 0)["n"] == 2  # a pair whose margins are all but equal says nothing
+    assert arrives(rows, "verdict", [0, 1, 2]) == 2
+    assert arrives(rows, "verdict", [0, 1, 2], share=0.3) == 1
+    assert arrives(rows, "verdict", [0, 1]) is None
+
+
+def test_knockouts_count_towards_the_truth() -> None:
+    samples = paired(3)
+    cases = Cases(samples, ("no", "no", "no", "no", "yes", "no"))
+    margins = np.array([-1.0, -2, -1, -2, 1, -2])
+    looked = Looked("over_safety", np.array([0, 2]), np.array([4]), np.array([1, 3, 5]), 2, 1)
+    cut = np.array([[[0.5, -2, 0, -2, 0.5, -2.0]]])
+    (row,) = knockouts(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
+                       edges=[("image", "verdict")], layers=["all"])  # fmt: skip
+    assert row["failures"]["value"] == pytest.approx(1.25)
+    assert row["successes"]["value"] == pytest.approx(-0.5)
+    assert row["difference"]["value"] == pytest.approx(1.75)
+    assert row["right"]["value"] == pytest.approx(0.5)
+    assert row["change"]["value"] == pytest.approx(0.0)
+    looked = Looked("typical", np.array([1]), np.array([3]), np.array([0, 2]), 1, 1)
+    cut = np.array([[[-1.0, -2.5, -1, -2]]])
+    (row,) = knockouts(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
+                       edges=[("image", "verdict")], layers=["all"])  # fmt: skip
+    assert row["failures"]["value"] == pytest.approx(0.5)  # towards No, which is the truth there
+
+
+def test_twins_and_sentences_are_told_apart() -> None:
+    samples = paired(4, lambda pair: f"s{pair % 2}")
+    cases = Cases(samples, ("no",) * 8)
+    margins = np.array([4.2, 4.0, -3.8, -4.0, 4.2, 4.0, -3.8, -4.0])
+    found = twins_gap(margins, cases, twins_of(cases), Resampling.of(cases.clusters, draws=50, seed=0))
+    assert found["gap"]["value"] == pytest.approx(0.2)
+    assert found["ranked"]["value"] == 1
+    assert found["spread"]["value"] == pytest.approx(8, abs=0.01)
+
+
+def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
+    samples = paired(40, lambda pair: f"s{pair // 4}")
+    fails = np.array([i % 2 == 0 and (i // 8 < 6 or i // 2 % 4 == 0) for i in range(80)])
+    verdicts = tuple("no" if fails[i] or i % 2 else "yes" for i in range(80))
+    cases = Cases(samples, verdicts)
+    lens = np.zeros((3, 80))
+    lens[1:] -= 2.0 * (np.arange(80) // 8 < 6)  # from point 1 on the sentence
+    lens[2] -= 0.3 * fails  # from point 2 on the case
+    found = parting(lens, cases, "over_safety", Resampling.of(cases.clusters, draws=200, seed=0), points=[0, 1, 2])
+    assert found["pooled"]["point"] == 1
+    assert found["within"]["point"] == 2
+    assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3)
+    assert found["settled"] == 0  # a margin of 0 is no Yes
+    assert (
+        parting(lens, cases, None, Resampling.of(cases.clusters, draws=20, seed=0), points=[0, 1, 2])["within"] is None
+    )
+
+
+def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not() -> None:
+    rng = np.random.default_rng(0)
+    safe, prior = np.arange(80) % 2 == 0, rng.normal(size=80) * 5
+    margins = prior + 0.5 * np.where(safe, 1, -1) + 0.1 * rng.normal(size=80)
+    some = Resampling.of(np.arange(80) // 2, draws=200, seed=0)
+    share = shares(margins, prior, np.arange(80).astype(str), some)
+    assert 0.9 < share["r2"]["low"] <= share["r2"]["value"] <= share["r2"]["high"] <= 1
+    rows = undoing(margins, {PRIOR: margins - share["weight"] * prior, "shifted": margins + 3}, safe, some)
+    plain, without, moved = rows
+    assert (plain["arm"], plain["fixed"], plain["broken"]) == (AS_IT_IS, 0, 0)
+    assert without["auroc"]["value"] > 0.95
+    assert side(without["change"]) == 1
+    assert without["fixed"] > without["shift"]["fixed"]
+    assert moved["change"]["value"] == 0
+    assert moved["shift"]["fixed"] == moved["fixed"]
+    assert [int((shifted(margins, yes) > 0).sum()) for yes in (0, 1, 37, 80)] == [0, 1, 37, 80]
+
+
+def test_alarm_resamples_sentences() -> None:
+    samples = tuple(
+        sample(i, safe=True, template=f"t{i % 4}", words="alarming" if i % 2 else "harmless") for i in range(16)
+    )
+    found = alarm(Cases(samples, tuple("no" if i % 2 else "yes" for i in range(16))), draws=50, seed=0)
+    assert found is not None
+    assert (found["value"], found["clusters"]) == (1, 4)
+    assert alarm(Cases(paired(2), ("no",) * 4), draws=50, seed=0) is None
+
+
+def entry(value: float | None, width: float = 0.05, n: int = 9) -> dict[str, Any]:
+    ends = (None, None) if value is None else (value - width, value + width)
+    return {"value": value, "low": ends[0], "high": ends[1], "n": n, "clusters": n}
+
+
+def told() -> dict[str, Any]:
+    """A result in which the sentence overrules the picture before it arrives, and the prior's removal mends it."""
+    measure = {"concept": "balanced accuracy", "truth": "AUROC", "verdict": "AUROC"}
+    high = {("concept", "image"): (0.9, 0.9, 0.9), ("concept", "verdict"): (0.1, 0.1, 0.8),
+            ("truth", "verdict"): (0.5, 0.5, 0.8), ("verdict", "verdict"): (0.5, 0.95, 0.95)}  # fmt: skip
+    probes = [
+        {"quantity": q, "place": p, "point": point, "measure": measure[q], "control": 0.1, "classes": 9,
+         "reason": None, "beyond": entry(value - 0.6) if q == "truth" else None, **entry(value)}
+        for (q, p), values in high.items() for point, value in enumerate(values)
+    ]  # fmt: skip
+    effects = {"picture": (0.0, 0.0, 1.0), "sentence": (0.0, 1.0, 1.0)}
+    flips = {
+        "fixed": 5,
+        "wrong": 9,
+        "broken": 1,
+        "right": 20,
+        "fixed_interval": None,
+        "broken_interval": None,
+        "p": 0.1,
+    }
+    knocked = {key: entry(-0.1) for key in ("failures", "successes", "difference", "right", "auroc", "change")}
+    return {
+        "cases": {"n": 29, "failures": 9, "clusters": 9, "subset": "over_safety", "failures_in_subset": 9,
+                  "successes_in_subset": 5, "failures_looked_at": 9, "successes_looked_at": 5, "looked_at": 28},
+        "points": [0, 1, 2],
+        "layers": ["all", "0", "1"],
+        "probes": probes,
+        "twins": {"gap": entry(0.3), "apart": entry(0.3), "ranked": entry(0.8), "spread": entry(2.0)},
+        "knockout": [{"edge": "image → verdict", "layers": "all", **knocked}],
+        "patching": [{"other": other, "place": "verdict", "point": point, "effect": entry(value)}
+                     for other, values in effects.items() for point, value in enumerate(values)],
+        "gaps": {"picture": entry(0.3), "sentence": entry(2.0)},
+        "refused": {"picture": 0, "sentence": 2},
+        "lens": {"curves": [{"subset": "over_safety", "failed": True, "margin": [entry(-1.0)] * 3}], "auroc": [],
+                 "wrong": None, "settled": 1, "pooled": None,
+                 "within": {"point": 2, "gaps": [{"point": p, "failures": 4, "successes": 3, **entry(-0.2)}
+                                                 for p in (0, 1, 2)]}},
+        "directions": [{"name": "will refuse", "kind": "logistic", "point": 1, "auroc": 0.9, "accuracy": 0.8, "n": 29,
+                        "groups": 9, "gap": entry(1.0)}],
+        "cosines": [{"point": 1, "one": "a", "other": "b", "cosine": 0.5}],
+        "missing": {"unsafe picture": "too few"},
+        "alarm": entry(0.02),
+        "prior": {"weight": 0.9, "prior": "blank", "r2": entry(0.9)},
+        "undo": [{"arm": AS_IT_IS, "auroc": entry(0.6), "change": None, "yes": 0.1, **flips, "shift": flips},
+                 {"arm": PRIOR, "auroc": entry(0.8), "change": entry(0.2), "yes": 0.5, **flips, "shift": flips},
+                 {"arm": "a random direction ablated", "auroc": entry(0.6), "change": entry(0.0), "yes": 0.1, **flips,
+                  "shift": flips}],
+        "ablated_at": 1,
+    }  # fmt: skip
+
+
+STARTS = (
+    "Is the picture read? Yes",
+    "Is it carried to the verdict? Yes, and more of it than is said",
+    "Where is it overruled? Before the picture arrives, at point 1 of 2",
+    "By what? By the sentence",
+    "How much returns when that is undone? Part of it (AUROC +0.20",
+)
+
+
+def test_the_story_has_five_sentences_with_intervals() -> None:
+    said = sentences(told())
+    assert len(said) == len(STARTS)
+    for sentence, start in zip(said, STARTS, strict=True):
+        assert sentence.startswith(start)
+        assert "[" in sentence
+        assert "n = " in sentence
+    assert "5 of 9 wrong answers turn right and 1 of 20 right ones wrong" in said[4]
+    assert "not shown" in said[3]
+    assert len(notes(told())) == 3
+
+
+def _set(result: dict[str, Any], quantity: str, place: str, value: float) -> Any:
+    for row in result["probes"]:
+        if (row["quantity"], row["place"]) == (quantity, place):
+            row |= entry(value)
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "start"),
+    [
+        (0, lambda r: _set(r, "concept", "image", 0.1), "Is the picture read? Not so that"),
+        (1, lambda r: _set(r, "truth", "verdict", 0.5), "Is it carried to the verdict? What it shows is"),
+        (1, lambda r: (_set(r, "truth", "verdict", 0.5), _set(r, "concept", "verdict", 0.1)), "Is it carried to the "
+         "verdict? Not so that"),
+        (1, lambda r: r["probes"][8].update(beyond=entry(0.0)), "Is it carried to the verdict? Yes: at"),
+        (2, lambda r: r["patching"][1].update(effect=entry(0.9)), "Where is it overruled? Where the picture arrives"),
+        (2, lambda r: (r["patching"][1].update(effect=entry(0.9)), r["patching"][4].update(effect=entry(0.1))),
+         "Where is it overruled? After the picture has arrived, at point 2"),
+        (2, lambda r: r["cases"].update(subset=None), "Where is it overruled? Nowhere: none of 29"),
+        (2, lambda r: r.update(patching=[]), "Where is it overruled? Patching cannot tell"),
+        (2, lambda r: r["patching"][2].update(effect=entry(None)), "Where is it overruled? Where the sentence arrives"),
+        (3, lambda r: r["twins"].update(apart=entry(4.0)), "By what? Not by the sentence"),
+        (3, lambda r: r["twins"].update(apart=entry(2.0)), "By what? Neither sentence nor picture"),
+        (4, lambda r: r["undo"][1].update(change=entry(0.0)), "How much returns when that is undone? Nothing that is "
+         "certain"),
+        (4, lambda r: r["undo"][1].update(change=entry(-0.2)), "How much returns when that is undone? Nothing, it"),
+    ],
+)  # fmt: skip
+def test_each_sentence_says_the_opposite_where_the_numbers_do(number: int, change: Any, start: str) -> None:
+    result = copy.deepcopy(told())
+    change(result)
+    assert sentences(result)[number].startswith(start)
+
+
+def test_tables_and_figure_show_every_part() -> None:
+    found = tables.rows_of(told())
+    assert len(found) == 8
+    for table in found:
+        assert len({tuple(row) for row in table.rows}) == 1
+        tables.printed(table)
+    assert len(tables.frames(told())["probes"]) == 12
+    drawn = figure.draw(told())
+    assert len(drawn.get_axes()) == 5
+    nothing = told() | {"patching": []}
+    assert len(figure.draw(nothing).get_axes()) == 5
+
+
+@pytest.mark.parametrize(("key", "value"), [("limit", 0), ("width", 0), ("points", 1), ("draws", 0)])
+def test_sizes_out_of_range_are_refused(key: str, value: int) -> None:
+    with pytest.raises(UserError, match=rf"task\.{key}={value}"):
+        Mechanism(**{key: value})  # type: ignore[arg-type]

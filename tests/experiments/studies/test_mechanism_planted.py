@@ -1,0 +1,110 @@
+"""The whole examination on networks whose mechanism was put in by hand: the story told is the one that was planted."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from experiments.studies.mechanism.examination import Examination, Sizes
+from experiments.studies.mechanism.findings import sentences
+from experiments.studies.mechanism.routes import effect_at
+from experiments.types import Sample
+from interp.vlm import VLM
+from tests.experiments.compose import run_of
+from tests.planted import Plan, coloured, planted
+
+SIZES = Sizes(limit=4, width=1, points=9, prior="blank", batch_size=32, seed=0, draws=60)
+HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
+
+
+@dataclass(frozen=True)
+class Coloured:
+    redness: float
+
+    def render(self) -> Image.Image:
+        return coloured(self.redness)
+
+
+def asked(vlm: VLM, *, red_is_safe: bool = True) -> tuple[list[Sample], list[dict[str, Any]]]:
+    """Pairs of a red and a blue picture under every sentence, and what the model says of them."""
+    samples = []
+    for text in (*HARMLESS, *ALARMING):
+        for number in range(2):
+            for sign in (1, -1):
+                safe = (sign > 0) == red_is_safe
+                samples.append(Sample(
+                    f"{text}-{number}-{sign}", "over_safety" if safe else "typical", "x", "yes" if safe else "no", text,
+                    text, Coloured(sign * (0.5 + 0.2 * number)), f"{text}-{number}", f"{text}-{number}",
+                    {"template": text, "words": "alarming" if text in ALARMING else "harmless",
+                     "concept": "red" if sign > 0 else "blue"},
+                ))  # fmt: skip
+    from experiments.evaluation.attention_log import prompts_of
+
+    margins = vlm.score(prompts_of(samples)).tolist()
+    return samples, [{"case": s.id, "arm": "baseline", "verdict": "yes" if m > 0 else "no", "status": "answered"}
+                     for s, m in zip(samples, margins, strict=True)]  # fmt: skip
+
+
+def examined(vlm: VLM, **how: Any) -> dict[str, Any]:
+    samples, records = asked(vlm, **how)
+    hooks = _hooks(vlm)
+    found = Examination(vlm, samples, records, SIZES)
+    assert found.estimate()["forwards"] > 0
+    result = found.examine()
+    assert _hooks(vlm) == hooks
+    return result
+
+
+def _hooks(vlm: VLM) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in vlm.model.modules())
+
+
+def cut(result: dict[str, Any], edge: str, layers: str) -> float:
+    row = next(row for row in result["knockout"] if (row["edge"], row["layers"]) == (edge, layers))
+    value: float = row["failures"]["value"]
+    return value
+
+
+def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
+    result = examined(planted(Plan(reads=0, heeds=1, writes=2, layers=3)))
+    assert result["cases"]["subset"] == "over_safety"
+    assert result["ablated_at"] == 2  # what layer 1 heard
+    rows = [row for row in result["patching"] if row["other"] == "sentence"]
+    effects = [effect_at(rows, "verdict", point)["value"] for point in range(4)]
+    assert effects == pytest.approx([0, 0, 1, 1], abs=1e-3)
+    assert effect_at(rows, "user", 1)["value"] == pytest.approx(1, abs=1e-3)
+    assert cut(result, "user → verdict", "1") > 5
+    assert cut(result, "user → verdict", "0") == pytest.approx(0, abs=1e-3)
+    assert cut(result, "image → verdict", "0") == pytest.approx(0, abs=1e-3)
+    said = sentences(result)
+    assert said[0].startswith("Is the picture read? Yes")
+    assert said[1].startswith("Is it carried to the verdict? Yes")
+    assert said[2].startswith("Where is it overruled? Where the sentence arrives, at point 2 of 3")
+    assert "alarming words as such do it: cases with alarming words are called unsafe +50 points" in said[3]
+
+
+def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
+    result = examined(planted(Plan(reads=0, heeds=None, writes=1, layers=2)), red_is_safe=False)
+    assert result["cases"]["failures"] == result["cases"]["n"]
+    rows = [row for row in result["patching"] if row["other"] == "picture"]
+    assert [effect_at(rows, "verdict", point)["value"] for point in range(3)] == pytest.approx([0, 1, 1], abs=1e-3)
+    assert cut(result, "image → verdict", "0") > 3
+    assert cut(result, "user → verdict", "all") == pytest.approx(0, abs=1e-3)
+    said = sentences(result)
+    assert said[2].startswith("Where is it overruled? Patching cannot tell")
+    assert said[3].startswith("By what? Not by the sentence")
+
+
+@pytest.mark.slow
+def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("limit=24", "draws=20", "task.limit=2", "task.points=3", f"output_root={tmp_path}")
+    run = run_of("+exp=mechanism_llava", *overrides)
+    run.task(run)
+    (folder,) = (tmp_path / "mechanism_llava").iterdir()
+    said = capsys.readouterr().out
+    assert said.index("forwards of one prompt") < said.index("1. Is the picture read?")
+    assert "Is the picture read?" in (folder / "report.html").read_text()
+    for name in ("mechanism.json", "figures/mechanism.svg", "figures/mechanism.png", "mechanism/probes.csv"):
+        assert (folder / name).stat().st_size > 0

@@ -1,0 +1,157 @@
+"""Settings are chosen by the stated rule and on the development split alone, and all arms stand in one table."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.metrics.yes_no import results
+from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
+from experiments.studies.mitigation_selection.choice import Chosen, Development, best_setting, choose_shift
+from experiments.studies.mitigation_selection.study import Mitigations
+from experiments.studies.mitigation_selection.tables import draw, evaluate
+from interp.errors import UserError
+from mitigation.method import Baseline
+from mitigation.threshold import ConstantShift
+from mitigation.vcd import VCD
+from tests.experiments.answered import SHORT, from_margins, world
+from tests.experiments.compose import run_of
+
+RULE: dict[str, Any] = {"unsafe_margin": 0.02, "draws": 200, "seed": 0}
+
+
+def development(subsets: str, baseline: Any) -> Development:
+    names = np.array([SHORT[short] for short in subsets])
+    return Development(names, np.arange(len(subsets)), np.asarray(baseline, dtype=float))
+
+
+def test_the_constant_is_the_best_that_keeps_the_unsafe_unsafe() -> None:
+    cases = development("ttaaoooo", [-1, -1, -1, -1, -1, -1, -1, -1])
+    margin = np.array([-5.0, -4, -5, 0.5, -3, -2, 0, 1])
+    chosen = choose_shift(cases, margin, **RULE)
+    # Between −3 and −4 every safe case is called safe, but one unsafe case too: all unsafe ones must stay.
+    assert chosen.unsafe == 1.0
+    assert chosen.over_safety == 0.25
+    assert 0.5 < -chosen.shift < 1.0
+    assert chosen.overall == pytest.approx((1 + 1 + 0.25) / 3)
+    free = choose_shift(cases, margin, **RULE | {"unsafe_margin": 1.0})
+    assert (free.unsafe, free.over_safety) == (0.75, 1.0)
+    assert -4 < -free.shift < -3
+
+
+def test_without_a_threshold_the_method_stays_as_it_is() -> None:
+    cases = development("to", [-1, -1])
+    chosen = choose_shift(cases, np.array([1.0, -1.0]), threshold=False, **RULE)
+    assert (chosen.shift, chosen.unsafe, chosen.over_safety, chosen.unsafe_bound) == (0.0, 0.0, 0.0, -1.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(-20, 20), st.integers(0, 50))
+def test_a_constant_on_the_margin_changes_nothing_but_the_shift(constant: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    cases = development("ta" * 10 + "o" * 20, rng.normal(-1, 1, 40))
+    margin = np.round(rng.normal(0, 1, 40), 3)
+    one, two = (choose_shift(cases, m, **RULE) for m in (margin, margin + constant))
+    assert (one.overall, one.unsafe_bound, one.auroc) == (two.overall, two.unsafe_bound, pytest.approx(two.auroc))
+
+
+def test_failed_cases_are_left_out_and_one_class_is_no_choice() -> None:
+    cases = development("tao", [-1, np.nan, -1])
+    assert choose_shift(cases, np.array([-1.0, 3.0, 1.0]), **RULE).n == 2
+    with pytest.raises(UserError, match="1 unsafe and 0 safe"):
+        choose_shift(cases, np.array([-1.0, 1.0, np.nan]), **RULE)
+
+
+def test_a_setting_that_loses_the_unsafe_is_taken_only_where_there_is_no_other() -> None:
+    def chosen(overall: float, bound: float, auroc: float = 0.5) -> Chosen:
+        return Chosen(0.0, overall, overall, 0.9, 0.5, bound, auroc, 10)
+
+    known = {"good": chosen(0.7, -0.01), "bold": chosen(0.9, -0.2), "same": chosen(0.7, 0.0, auroc=0.6)}
+    assert best_setting(known, unsafe_margin=0.02) == "same"
+    assert best_setting({"bold": known["bold"], "worse": chosen(0.8, -0.1)}, unsafe_margin=0.02) == "bold"
+
+
+def test_settings_are_all_combinations_and_reach_the_method() -> None:
+    candidate = Candidate(VCD(), {"alpha": [1.0, 2.0], "noise_step": [500, 999]})
+    combinations = list(candidate.settings())
+    assert [name_of(s) for s in combinations][:2] == ["alpha=1, noise_step=500", "alpha=1, noise_step=999"]
+    assert set_to(VCD(), combinations[-1]) == VCD(alpha=2.0, noise_step=999)
+    assert set_to(ConstantShift(1.0), {}, shift=2.5) == ConstantShift(3.5)  # chosen on margins that had the 1.0
+    assert set_to(ConstantShift(1.0), {"shift": -1.0}, shift=2.5) == ConstantShift(1.5)
+    assert set_to(VCD(), {}, shift=0.5) != VCD()
+    for grid, rule in (({"alfa": [1]}, "no field 'alfa'"), ({"alpha": [-1.0]}, "alpha")):
+        with pytest.raises(UserError, match=rule):
+            set_to(VCD(), next(Candidate(VCD(), grid).settings()))
+    with pytest.raises(UserError, match=r"grid\.alpha"):
+        Candidate(VCD(), {"alpha": []})
+    with pytest.raises(UserError, match="is no method"):
+        Candidate("vcd")
+
+
+def choice_of(name: str) -> dict[str, Any]:
+    return {name: {"chosen": {"setting": {"weight": 1.0}, "shift": -0.5, "overall": 0.8}}}
+
+
+def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
+    subsets, margins = world(400)
+    arms = {name: margins[name] for name in ("baseline", "calibrated_shift", "shift", "sees")}
+    frame = from_margins(subsets, arms)
+    measured = results.evaluate(frame, seed=0, draws=200, study="sees")
+    records = frame.to_dict("records")
+    result = evaluate(records, measured, choice_of("sees"), rivals=["baseline", "shift"], seed=0, draws=200)
+    sees, shift = result["arms"]["sees"], result["arms"]["shift"]
+    assert sees["versus"]["baseline"]["auroc"]["low"] > 0
+    assert sees["versus"]["baseline"]["auroc"] == measured["comparisons"]["sees"]["delta"]["auroc"]
+    assert sees["versus"]["shift"]["auroc"]["value"] == pytest.approx(sees["auroc"] - shift["auroc"])
+    assert shift["versus"]["baseline"]["auroc"]["value"] == 0  # a constant discriminates as well as the baseline
+    assert sees["wins"] == measured["comparisons"]["sees"]["wins"]
+    assert result["best"] == "sees"
+    assert "under sees" in result["summary"][0]
+    assert draw(result).axes
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A candidate that learns which cases it was shown."""
+
+    def learn(self, vlm: Any, prompts: Any, safe: Any, *, out: Path) -> "Seen":
+        out.write_text(json.dumps(sorted(prompt.key for prompt in prompts)))
+        return self.read(out)
+
+    def read(self, out: Path) -> "Seen":
+        return Seen(out.read_text())
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Answers as the baseline does, and never a case it has learned from."""
+
+    known: str
+
+    def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
+        asked = {prompt.key for prompt in prompts}
+        learned = set(json.loads(self.known))
+        assert not asked & learned, "asked on what it was learned from"
+        return Baseline().generate(vlm, prompts, max_new_tokens=max_new_tokens)
+
+
+def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> None:
+    run = run_of("name=m", "method=vcd", "+method@arms.calibrated_shift=calibrated_shift",
+                 f"output_root={tmp_path}", "limit=12", "draws=20")  # fmt: skip
+    task = Mitigations({"seen": Candidate(Learner()), "moved": Candidate(VCD(), {"alpha": [0.5, 4.0]})}, rivals=["vcd"])
+    folder = task(run)
+    choice = json.loads((folder / "choice.json").read_text())
+    assert [row["setting"] for row in choice["moved"]["settings"]] == [{"alpha": 0.5}, {"alpha": 4.0}]
+    result = json.loads((folder / "mitigations.json").read_text())
+    assert set(result["arms"]) == {"baseline", "vcd", "calibrated_shift", "threshold", "seen", "moved"}
+    assert result["arms"]["threshold"]["chosen"]["shift"] == choice["threshold"]["chosen"]["shift"]
+    asked = {json.loads(line)["case"] for line in (folder / "choosing.jsonl").read_text().splitlines()}
+    judged = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
+    assert not asked & judged
+    assert "Mitigations beside each other" in (folder / "report.html").read_text()
+    assert (folder / "figures" / "mitigations.svg").exists()

@@ -1,0 +1,169 @@
+"""The table of models: read from configurations and contract results, with a reason for each gap."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from PIL import Image
+
+from experiments.evaluation.answer import _identity
+from experiments.studies import model_table
+from experiments.studies.model_table import MODELS, ModelTable, Notes, configurations, described, read_contract
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.load import set_bounds
+from interp.errors import UserError
+from interp.families import LAYOUTS
+from interp.vlm import VLM, Prompt
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import run_of
+from tests.families import FAMILIES
+
+NODES = {node["name"]: node for node in configurations(MODELS)}
+LOCAL = {name: node for name, node in NODES.items() if "path" in node}
+HUB_ONLY = ("qwen_vl_chat", "minicpm_v_2", "minicpm_llama3_v_2_5", "internlm_xcomposer2", "mplug_owl2")
+CROSS = "image tokens do not exist in the sequence (cross-attention)"
+
+
+def contract(**capabilities: Any) -> dict[str, Any]:
+    family = {"model_type": "llava", "notes": ["tiny random weights only"], "capabilities": capabilities}
+    return {"transformers": "5.23.0", "torch": "2.13.0", "families": {"llava": family, "mllama": family}}
+
+
+def cell(works: bool, reason: str | None = None) -> dict[str, Any]:
+    return {"works": works, "reason": reason, "test": "tests/contract/test_x.py::test_y"}
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps(contract(generate=cell(True), maps=cell(False, CROSS), lora=cell(True, "not merged"))))
+    monkeypatch.setattr(model_table, "CONTRACT", path)
+    return path
+
+
+@pytest.mark.usefixtures("written")
+def test_cells_come_from_the_contract_and_gaps_have_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    run = run_of("task=models", f"task.markdown={tmp_path}/models.md", f"task.json={tmp_path}/models.json")
+    run.task(run)
+    page = json.loads((tmp_path / "models.json").read_text())
+    rows = {row["name"]: row for row in page["models"]}
+    said = rows["llava_1_5_7b"]["works"]
+    number = page["notes"].index(CROSS) + 1
+    assert (said["generate"], said["maps"]) == (
+        {"said": "yes", "notes": []},
+        {"said": "n/a", "notes": [number]},
+    )
+    assert (said["lora"]["said"], said["captum"]) == ("yes", {"said": "not run", "notes": []})
+    assert page["notes"][said["lora"]["notes"][0] - 1] == "not merged"
+    assert rows["qwen2_vl_7b"]["works"]["generate"]["said"] == "not run"
+    assert {cell["said"] for name, cell in rows["api_gpt_4o"]["works"].items() if name != "generate"} == {"n/a"}
+    assert (rows["llava_organism"]["notes"], len(rows["llava_1_5_7b"]["notes"])) == ([], 1)
+    shown = capsys.readouterr().out
+    assert f"[{number}] {CROSS}" in shown
+    assert "No model from the hub was run on its real weights" in shown
+    assert re.search(rf"llama_3_2_11b_vision +│ yes +│ not run +│ n/a \[{number}\]", shown)
+    text = (tmp_path / "models.md").read_text()
+    assert f"\n{number}. {CROSS}\n" in text
+    assert "| llava_1_5_7b [" in text
+
+
+def test_equal_reasons_have_one_number() -> None:
+    notes = Notes()
+    first = described(LOCAL["llava_1_5_7b"], contract(maps=cell(False, CROSS), captum=cell(False, CROSS)), notes)
+    assert first.works["maps"] == first.works["captum"]
+    assert notes.sentences.count(CROSS) == 1
+
+
+def test_gated_models_say_so() -> None:
+    gated = {name for name, node in LOCAL.items() if node.get("gated")}
+    assert gated == {"gemma3_4b", "paligemma2_3b", "llama_3_2_11b_vision"}
+    notes = Notes()
+    described(LOCAL["gemma3_4b"], {"families": {}}, notes)
+    assert model_table.GATED in notes.sentences
+
+
+def test_without_results_the_table_says_what_fills_it(tmp_path: Path) -> None:
+    assert "`make contract` fills the table" in model_table.provenance(read_contract(tmp_path / "none.json"))
+    (tmp_path / "broken.json").write_text('{"families": 3}')
+    with pytest.raises(UserError, match="make contract"):
+        read_contract(tmp_path / "broken.json")
+    assert "Installed here is transformers" in model_table.provenance(
+        {"transformers": "0.1", "families": {"llava": {}}}
+    )
+
+
+def test_a_file_that_cannot_be_written(written: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*no/such\.md"):
+        ModelTable(markdown=str(written.parent / "no" / "such.md"))(run_of("task=models"))
+
+
+def test_no_torch_and_no_run_directory(tmp_path: Path) -> None:
+    code = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('HEAVY', [n for n in ('torch', 'transformers') if n in sys.modules]))\n"
+        "from experiments.run import main\nmain()"
+    )
+    command = [sys.executable, "-c", code, "task=models", f"output_root={tmp_path}/outputs"]
+    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "HEAVY []" in answer.stdout
+    assert "llava_1_5_7b" in answer.stdout
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("name", sorted(LOCAL))
+def test_a_configuration_says_what_it_needs(name: str) -> None:
+    node, text = LOCAL[name], (MODELS / f"{name}.yaml").read_text()
+    assert node["family"] in FAMILIES
+    assert node["licence"]
+    assert node["trust_remote_code"] is False
+    if name == "llava_organism":
+        return
+    assert node["revision"] == "main"
+    stated = re.search(r"memory_gib: ([\d.]+)  # ([\d.]+) billion parameters × 2 bytes", text)
+    assert stated is not None
+    weights = float(stated[2]) * 1e9 * 2 / 2**30
+    assert 1.15 * weights <= float(stated[1]) <= 1.3 * weights
+    assert "Never run on real weights" in text
+
+
+def test_every_family_of_the_issue_has_a_configuration() -> None:
+    families = {node["family"] for node in LOCAL.values()}
+    assert families | {"llava_mistral", "paligemma"} == set(FAMILIES)
+    assert {"paligemma" if family == "paligemma2" else family for family in families} <= set(LAYOUTS)
+    for name in HUB_ONLY:
+        assert "api_" + name in NODES
+        assert "code lives on the hub only" in (MODELS / f"api_{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name, node in LOCAL.items() if node["chat_template"]])
+def test_a_chat_template_of_ours_renders_what_its_family_s_processor_takes(name: str) -> None:
+    node = LOCAL[name]
+    vlm = VLM(*FAMILIES[node["family"]]())
+    vlm.processor.chat_template = node["chat_template"]
+    prompt = Prompt("Is this safe?", Image.new("RGB", (40, 40)), system="Be kind.")
+    text = vlm.render(prompt)
+    assert text.index("Be kind.") < text.index("Is this safe?")
+    assert len(vlm.generate([prompt], max_new_tokens=1).texts) == 1
+
+
+@pytest.mark.parametrize("name", sorted(LOCAL))
+def test_bounds_are_those_the_family_takes(name: str) -> None:
+    shown = [key for key in ("min_pixels", "max_pixels", "longest_edge", "max_tiles") if key in LOCAL[name]]
+    vlm = VLM(*FAMILIES[LOCAL[name]["family"]]())
+    for key in shown:
+        value = {"min_pixels": 1024, "max_pixels": 4096, "longest_edge": 64, "max_tiles": 1}[key]
+        set_bounds(vlm.processor.image_processor, ModelConfig(name, "a/b", **{key: value}))  # type: ignore[arg-type]
+
+
+def test_answers_to_bounded_pictures_are_other_answers() -> None:
+    vlm = cast(VLM, SimpleNamespace(name="m", revision="r", dtype="d"))
+    plain, bounded = (_identity(run_of("model=qwen2_vl_7b", *more), vlm) for more in ((), ("model.max_pixels=500000",)))
+    assert bounded == [*plain, ("max_pixels", 500_000)]

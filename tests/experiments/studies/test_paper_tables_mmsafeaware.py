@@ -1,0 +1,140 @@
+"""MMSafeAware's tables: the arithmetic of every printed row, and ours beside them from runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments.metrics.yes_no import results
+from experiments.studies.paper_tables.mmsafeaware import (
+    Finished,
+    PaperTable,
+    fits,
+    lines,
+    of_row,
+    overall,
+    published,
+    scenarios,
+    terminal,
+)
+from interp.errors import UserError
+from tests.experiments.answered import records
+from tests.experiments.compose import run_of
+from tests.experiments.synthetic_run import predictions, write_run
+
+CLOSED_WITH_PROMPT = ("GPT-4V + Prompt", "GPT-4o + Prompt", "Gemini 1.5 + Prompt")
+
+
+@pytest.mark.parametrize(("table", "row"), [(table, row) for table in (1, 2, 3) for row in published(table)])
+def test_every_printed_overall_follows_from_its_columns_under_one_convention(table: int, row: Any) -> None:
+    weighted = (table == 2 and not row.name.endswith("prompt")) or row.name in CLOSED_WITH_PROMPT
+    expected = "macro_mean" if table == 1 else "case_weighted" if weighted else "two_thirds_unsafe"
+    assert expected in fits(row)
+    assert len(fits(row)) == 1, "the conventions can be told apart on every row"
+
+
+def test_the_tables_have_all_their_rows() -> None:
+    assert [len(published(table)) for table in (1, 2, 3)] == [10, 8, 8]
+
+
+def test_conventions_are_three_and_differ() -> None:
+    found = overall(None, 0.0, typical=1.0, attack=0.0)
+    assert found == pytest.approx(
+        {"macro_mean": 1 / 3, "two_thirds_unsafe": 2 * 171 / 1026 / 3, "case_weighted": 171 / 1523}
+    )
+    assert overall(0.5, None) == {"macro_mean": None, "two_thirds_unsafe": None, "case_weighted": None}
+    assert overall(None, 0.5)["case_weighted"] is None
+    wrong = of_row(published(1)[0]) | {"macro_mean": 0.58}
+    assert fits(published(1)[0], wrong) == ()
+
+
+def evaluated(**arms: str) -> Finished:
+    rows = records("ttaaoo", arms)
+    for row, wrapper in zip(rows, ["", "", "role_play", "goal_hijacking", "", ""] * len(arms), strict=True):
+        row["tags"] = {"wrapper": wrapper} if wrapper else {}
+    return Finished("model", "mmsafeaware", results.evaluate(pd.DataFrame(rows), seed=0, draws=20))
+
+
+def test_ours_stand_below_the_papers_rows() -> None:
+    run = evaluated(baseline="nnnyyn", safety_prompt="nnnnnn", calibrated_shift="yyyyyy")
+    for table, ours in ((1, ["baseline"]), (2, ["baseline", "safety_prompt"]), (3, ["safety_prompt"])):
+        shown = lines(table, [run], "safety_prompt")
+        assert [line.arm for line in shown if line.source == "ours"] == ours
+        assert [line.source for line in shown] == sorted((line.source for line in shown), reverse=True)
+    baseline = lines(1, [run], "")[-1]
+    assert (baseline.typical, baseline.attack, baseline.over_safety) == (1, 0.5, 0.5)
+    assert baseline.overall == pytest.approx({"macro_mean": 2 / 3, "two_thirds_unsafe": 2 / 3, "case_weighted": 4 / 6})
+
+
+def test_an_incomplete_benchmark_has_no_overall_of_the_three() -> None:
+    run = Finished("m", "b", results.evaluate(pd.DataFrame(records("to", {"baseline": "ny"})), seed=0, draws=20))
+    assert lines(1, [run], "")[-1].overall["macro_mean"] is None
+
+
+def test_scenarios_are_those_of_sentences_and_the_kinds_of_attack() -> None:
+    table = scenarios([evaluated(baseline="nnnyyn")])
+    assert set(table[table["subset"] == "attack"]["scenario"]) == {"role_play", "goal_hijacking"}
+    attack = table[table["subset"] == "attack"].set_index("scenario")["accuracy"]
+    assert (attack["role_play"], attack["goal_hijacking"]) == (1, 0)
+    assert table["n"].sum() == 6
+
+
+def test_mmsafeaware_has_the_papers_29_scenarios_and_the_unresolved_cases(shared: Path) -> None:
+    from experiments.benchmarks.mmsafeaware import MMSafeAware
+
+    samples = MMSafeAware(root=str(shared / "data" / "mmsafeaware"), require_images=False).load().samples
+    rows = [{"case": s.id, "arm": "baseline", "status": "answered", "verdict": s.gold, "margin": None,
+             "subset": s.subset, "scenario": s.scenario, "gold": s.gold, "cluster": s.cluster, "tags": dict(s.tags)}
+            for s in samples]  # fmt: skip
+    run = Finished("m", "mmsafeaware", results.evaluate(pd.DataFrame(rows), seed=0, draws=5))
+    table = scenarios([run])
+    assert table["n"].sum() == 1523
+    assert len(table[table["scenario"] != "unresolved"]) == 29
+
+
+def test_missing_arms_and_other_benchmarks_are_refused_by_name() -> None:
+    run = evaluated(baseline="nnnyyn")
+    with pytest.raises(UserError, match=r"no arm 'safety_prompt'.*known: baseline"):
+        lines(2, [run], "safety_prompt")
+    with pytest.raises(UserError, match="refusal benchmark"):
+        lines(1, [run._replace(metrics={"kind": "refusal", "arms": {}})], "")
+    with pytest.raises(UserError, match=r"task\.table=4"):
+        PaperTable(table=4)
+
+
+def test_a_table_from_finished_runs_needs_no_model(
+    tmp_path: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [write_run(tmp_path / name, predictions(60), draws=20) for name in ("a", "b")]
+    run = run_of("+exp=mmsafeaware_table3", f"runs=[{folders[0]},{folders[1]}]", f"output_root={tmp_path / 'outputs'}")
+    run.task(run)
+    (folder,) = (tmp_path / "outputs" / "mmsafeaware_table3").iterdir()
+    table = pd.read_csv(folder / "table.csv")
+    assert list(table[table["source"] == "ours"]["arm"]) == ["vcd", "prompt"] * 2
+    found = json.loads((folder / "table.json").read_text())
+    assert any("other cases than the paper's" in note for note in found["notes"])
+    assert "llava_organism on iconworld: other cases than the paper's" in " ".join(capsys.readouterr().out.split())
+    again = run_of("+exp=mmsafeaware_table3", f"runs=[{tmp_path}]", f"output_root={tmp_path / 'outputs'}")
+    with pytest.raises(UserError, match="holds no finished run"):
+        again.task(again)
+
+
+def test_without_runs_the_study_is_run_first(tmp_path: Path) -> None:
+    run = run_of("+exp=mmsafeaware_table2", "limit=2", "draws=20", f"output_root={tmp_path}")
+    run.task(run)
+    (folder,) = (tmp_path / "mmsafeaware_table2").iterdir()
+    table = pd.read_csv(folder / "table.csv")
+    assert list(table[table["source"] == "ours"]["arm"]) == ["baseline", "safety_prompt"]
+    assert (folder / "report.html").exists()
+
+
+def test_the_terminal_marks_the_convention_of_each_printed_row() -> None:
+    from rich.console import Console
+
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(terminal(2, lines(2, [evaluated(baseline="nnnyyn", safety_prompt="nnnnnn")], "safety_prompt")))
+    text = console.export_text()
+    assert text.count("*") == 8
+    assert max(map(len, text.splitlines())) <= 80

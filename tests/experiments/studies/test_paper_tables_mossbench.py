@@ -1,0 +1,156 @@
+"""MOSSBench's leaderboard, rescored from published responses: invented ones, and the real ones where they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments.studies.paper_tables import mossbench as leaderboard
+from experiments.studies.paper_tables.mossbench import judged, questions, refusal_judge, responses
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+REFUSED, ANSWERED = "I'm sorry, but I can't help with that.", "Here is how: take the toy and begin."
+
+
+def entry(type_: int, **changes: Any) -> dict[str, Any]:
+    metadata = {"over": f"type {type_}", "human": 0, "child": 1, "syn": 1, "ocr": 0, "harm": [7]}
+    return {"image": "images/1.png", "question": f"What of {type_}?", "metadata": metadata, "description": ""} | changes
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Six questions, two of a type, and three models' responses: refusals, a null and an empty one."""
+    information = {str(pid): entry(1 + pid % 3, question=f"Question {pid}?") for pid in range(1, 7)}
+    write(tmp_path, information)
+    publish(tmp_path, "GPT-4o", dict.fromkeys(information, ANSWERED))
+    publish(tmp_path, "Gemini-Pro 1.5", dict(zip(information, [REFUSED, None, "", ANSWERED, ANSWERED, REFUSED])))  # noqa: B905
+    return tmp_path
+
+
+def write(root: Path, information: dict[str, Any]) -> None:
+    folder = root / "data" / "images_information"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "information.json").write_text(json.dumps(information))
+
+
+def publish(root: Path, model: str, texts: dict[str, str | None]) -> None:
+    folder = root / "data" / "results" / model
+    folder.mkdir(parents=True, exist_ok=True)
+    body = json.dumps({pid: {"response": text} for pid, text in texts.items()}, indent=4)
+    (folder / "data.js").write_text(f"cache['{model}'] = {body}")
+
+
+def run_task(root: Path, outputs: Path) -> Path:
+    run = run_of("+exp=mossbench_leaderboard", f"task.root={root}", f"output_root={outputs}", "draws=20")
+    run.task(run)
+    (folder,) = (outputs / "mossbench_leaderboard").iterdir()
+    return folder
+
+
+def test_both_conventions_stand_beside_the_published_row(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_task(root, tmp_path / "outputs")
+    table = pd.read_csv(folder / "leaderboard.csv").set_index(["model", "convention"])
+    # Types by turns from pid 1: 2, 3, 1, 2, 3, 1. Gemini refused pids 1 and 6; 2 is null and 3 is empty.
+    published = table.loc[("Gemini-Pro 1.5", leaderboard.CONVENTIONS[0])]
+    assert list(published[["exaggerated_risk", "negated_harm", "counterintuitive_interpretation"]]) == [100, 50, 50]
+    answered = table.loc[("Gemini-Pro 1.5", leaderboard.CONVENTIONS[1])]
+    assert list(answered[["exaggerated_risk", "negated_harm", "counterintuitive_interpretation"]]) == [100, 50, 0]
+    assert list(answered[["n_exaggerated_risk", "n_negated_harm", "n_counterintuitive_interpretation"]]) == [1, 2, 1]
+    assert published["published_average"] == 29.33
+    assert published["error_exaggerated_risk"] == 75
+    assert published["average"] == pytest.approx(200 / 3)
+    assert "mean absolute error" in capsys.readouterr().out
+
+
+def test_the_submission_has_the_published_shape(root: Path, tmp_path: Path) -> None:
+    folder = run_task(root, tmp_path / "outputs")
+    entries = json.loads((folder / "submission" / "Gemini-Pro_1.5.json").read_text())
+    assert set(entries) == {str(pid) for pid in range(1, 7)}
+    for found in entries.values():
+        assert list(found) == ["pid", "image_path", "question", "response", "rejected", "reject_reasoning", "metadata",
+                               "evaluator_desc"]  # fmt: skip
+    assert [entries[str(pid)]["rejected"] for pid in range(1, 7)] == [1, 1, 1, 0, 0, 1]
+    assert entries["2"]["response"] is None
+    assert "no response" in entries["3"]["reject_reasoning"]
+    rates = json.loads((folder / "submission" / "Gemini-Pro_1.5_reject_rates.json").read_text())
+    assert rates == {"type 1": 1, "type 2": 0.5, "type 3": 0.5, "overall": pytest.approx(4 / 6), "n": 6}
+
+
+def test_every_case_becomes_a_record_with_its_status(root: Path) -> None:
+    records = list(judged(questions(root), responses(root)["Gemini-Pro 1.5"], "m", run_judge()))
+    assert [record["status"] for record in records] == ["answered", "transport_failed", "empty", *["answered"] * 3]
+    assert records[1]["verdict"] is None
+    assert records[0]["tags"] == {"human": "0", "child": "1", "syn": "1", "ocr": "0", "harm": "7"}
+
+
+def run_judge() -> Any:
+    return refusal_judge(run_of("+exp=mossbench_leaderboard").task.judge)  # type: ignore[attr-defined]
+
+
+def test_the_printed_averages_are_the_means_of_their_rows() -> None:
+    for name, (*cells, average) in leaderboard.PUBLISHED.items():
+        human = name == "Claude 3 Opus (web)"
+        assert average == pytest.approx(sum(cells) / 3, abs=0.01), f"{name} {'(human 76.33)' if human else ''}"
+
+
+def test_folders_are_matched_with_rows_by_their_words() -> None:
+    assert leaderboard.published_row("Gemini-Pro 1.5") == leaderboard.PUBLISHED["Gemini Pro 1.5"]
+    assert leaderboard.published_row("Claude 3 Opus") == leaderboard.PUBLISHED["Claude 3 Opus"]
+    assert leaderboard.published_row("GPT-4") is None
+
+
+def test_errors_are_averaged_over_cells_and_models() -> None:
+    rows = [
+        leaderboard.Row("a", "c", (10.0, 20.0, None), (1, 1, 0), (12, 20, 5, 12.33)),
+        leaderboard.Row("b", "c", (10.0, 20.0, 30.0), (1, 1, 1), None),
+        leaderboard.Row("d", "c", (0.0, 0.0, 0.0), (1, 1, 1), (4, 0, 0, 1.33)),
+    ]
+    assert leaderboard.mean_absolute_error(rows, "c") == pytest.approx((2 + 0 + 4 + 0 + 0) / 5)
+    assert leaderboard.mean_absolute_error(rows, "other") is None
+    assert rows[0].average is None
+    assert leaderboard.averages_by_type(rows, "c") == {
+        name: pytest.approx(value) for name, value in zip(leaderboard.COLUMNS, (20 / 3, 40 / 3, 15), strict=True)
+    }
+
+
+def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
+    publish(root, "GPT-4o", {"999": ANSWERED})
+    with pytest.raises(UserError, match="GPT-4o: pid 999 is no question"):
+        list(judged(questions(root), responses(root)["GPT-4o"], "GPT-4o", run_judge()))
+    (root / "data" / "results" / "GPT-4o" / "data.js").write_text("alert('x')")
+    with pytest.raises(UserError, match="does not begin with cache"):
+        responses(root)
+    for broken, match in (
+        (entry(1, image="../../etc/passwd"), "leaves"),
+        (entry(4), "KeyError '4'"),
+        ({"question": "?"}, "pid 1: KeyError"),
+        ("text", "pid 1: TypeError"),
+    ):
+        write(root, {"1": broken})
+        with pytest.raises(UserError, match=match):
+            questions(root)
+    with pytest.raises(UserError, match="nowhere"):
+        questions(root / "nowhere")
+    with pytest.raises(UserError, match="no <model>/data"):
+        responses(root / "nowhere")
+
+
+def test_a_judge_of_other_answers_is_refused() -> None:
+    with pytest.raises(UserError, match="does not read refusals"):
+        refusal_judge(run_of("+exp=mossbench_leaderboard", "judge@task.judge=yes_no").task.judge)  # type: ignore[attr-defined]
+
+
+def test_the_real_responses_are_read_whole(shared: Path) -> None:
+    root = shared / "data" / "mossbench"
+    asked, answered = questions(root), responses(root)
+    assert len(asked) == 300
+    assert {model: len(found) for model, found in answered.items()} == {
+        "Claude 3 Haiku": 300, "GPT-4o": 300, "Gemini-Pro 1.5": 300,
+    }  # fmt: skip
+    without = {model: sum(not text for text in found.values()) for model, found in answered.items()}
+    assert without == {"Claude 3 Haiku": 14, "GPT-4o": 0, "Gemini-Pro 1.5": 8}

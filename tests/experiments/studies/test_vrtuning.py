@@ -1,0 +1,300 @@
+"""One command trains an adapter, saves it with its card, and judges it on the same cases as the baseline."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.iconworld.traces import Traces
+from experiments.config import Run
+from experiments.evaluation import study
+from experiments.runs.directory import RunStore
+from experiments.studies.vrtuning.arms import NewAdapter
+from experiments.studies.vrtuning.side_effects import compared, image_shares
+from experiments.studies.vrtuning.sources import Jsonl, build
+from experiments.studies.vrtuning.study import VRTuningStudy
+from experiments.studies.vrtuning.tables import markdown
+from interp.errors import UserError
+from interp.vlm import VLM, load
+from mitigation.vrtuning.data_policy import MMSAFEAWARE_PREFIX
+from tests.experiments.compose import run_of
+
+SMALL = (
+    "limit=3",
+    "draws=20",
+    "batch_size=6",
+    "task.settings.steps=2",
+    "task.settings.batch_size=4",
+    "task.data.cases=12",
+)
+WITH_VCD = "+method@arms.with_vcd=new_adapter_vcd"
+
+
+def small(exp: str, outputs: Path, *overrides: str) -> Run:
+    return run_of(f"+exp={exp}", f"output_root={outputs}", *SMALL, *overrides)
+
+
+def only(folder: Path) -> Path:
+    (found,) = folder.iterdir()
+    return found
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    outputs = tmp_path_factory.mktemp("vrtuning")
+    run = small("vrtuning_llava", outputs, WITH_VCD)
+    run.task(run)
+    return only(outputs / "vrtuning_llava")
+
+
+def test_one_command_leaves_adapter_card_tables_and_study(finished: Path) -> None:
+    for name in ("metrics.json", "report.html", "vrtuning.json", "vrtuning.md", "training.jsonl"):
+        assert (finished / name).is_file(), name
+    adapter = finished / "adapters" / "vrtuning" / "adapter"
+    assert (adapter / "adapter_model.safetensors").is_file()
+    assert (finished / "adapters" / "vrtuning" / "figures" / "loss.svg").is_file()
+    metrics = json.loads((finished / "metrics.json").read_text())
+    assert set(metrics["arms"]) == {"baseline", "vrtuning", "with_vcd", "calibrated_shift"}
+    assert metrics["study"] == "vrtuning"
+
+
+def test_the_card_holds_the_numbers_of_the_run(finished: Path) -> None:
+    card = (finished / "adapters" / "vrtuning" / "adapter" / "README.md").read_text(encoding="utf-8")
+    metrics = json.loads((finished / "metrics.json").read_text())
+    assert "Not measured" not in card
+    base, own = (metrics["arms"][arm]["auroc"] for arm in ("baseline", "vrtuning"))
+    assert f"| AUROC of the margin | {base:.3f} | {own:.3f} |" in card
+    seen = json.loads((finished / "vrtuning.json").read_text())["measured"]
+    share = [100 * seen[name]["utility"]["caption"]["accuracy"] for name in ("baseline", "vrtuning")]
+    assert f"| perception: caption | {share[0]:.1f} | {share[1]:.1f} |" in card
+    assert "image share of attention at the verdict" in card
+
+
+def test_the_table_says_what_each_arm_was_trained_on(finished: Path) -> None:
+    text = (finished / "vrtuning.md").read_text(encoding="utf-8")
+    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")] == [
+        "| arm", "| baseline", "| vrtuning", "| calibrated_shift", "| with_vcd"
+    ]  # fmt: skip
+    (record,) = lines(finished / "training.jsonl")
+    assert record["content"] == "reasoning"
+    assert set(record["examples"]) == {"verdict", "perception"}
+
+
+def test_a_saved_adapter_is_evaluated_by_any_study_and_answers_as_in_its_run(finished: Path, tmp_path: Path) -> None:
+    before = {r["case"]: r for r in lines(finished / "predictions.jsonl") if r["arm"] == "vrtuning"}
+    run = run_of("method=vrtuning", f"method.adapter={finished / 'adapters' / 'vrtuning'}", "limit=3", "draws=20",
+                 "max_new_tokens=48", f"output_root={tmp_path}")  # fmt: skip
+    first = json.loads((finished / "vrtuning.json").read_text())["order"]
+    method: Any = run.arms["vrtuning"]
+    run = replace(run, arms=run.arms | {"vrtuning": replace(method, answer=first)})
+    study.run(run)
+    after = {r["case"]: r for r in lines(only(tmp_path / "study") / "predictions.jsonl") if r["arm"] == "vrtuning"}
+    assert {case: r["response"] for case, r in after.items()} == {case: r["response"] for case, r in before.items()}
+    margins = [[r[case]["margin"] for case in after] for r in (before, after)]
+    assert margins[0] == pytest.approx(margins[1], abs=1e-5)
+
+
+def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -> None:
+    run = small("vrtuning_llava", tmp_path, "protocol=score", "task.order=last", "method.answer=last")
+    with pytest.raises(UserError, match=r"protocol=score cannot ask vrtuning.*after its own reasoning"):
+        run.task(run)
+    assert not (tmp_path / "vrtuning_llava").exists()
+
+
+def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mitigation.vrtuning import callbacks
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    options = ("task.settings.steps=3", "task.settings.save_steps=1", "task.perception=0", "task.attention=0")
+    with monkeypatch.context() as patched:
+        log = callbacks.Marker.on_log
+        patched.setattr(callbacks.Marker, "on_log", lambda self, args, state, control, logs=None, **more: (
+            killed() if state.global_step == 2 else log(self, args, state, control, logs=logs, **more)
+        ))  # fmt: skip
+        run = small("vrtuning_llava", tmp_path, *options)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    folder = only(tmp_path / "vrtuning_llava")
+    assert not (folder / "adapters" / "vrtuning" / "adapter").exists()
+    monkeypatch.setattr(study, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.task(run)
+    monkeypatch.undo()
+    run.task(run)
+    assert only(tmp_path / "vrtuning_llava") == folder
+    assert len(json.loads((folder / "adapters/vrtuning/training.json").read_text())["losses"]) == 3
+    assert len(lines(folder / "training.jsonl")) == 1
+    assert (folder / "report.html").is_file()
+
+
+def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_: VRTuningStudy, __: Run, store: RunStore, ___: object) -> None:
+        store.append([{"adapter": "vrtuning"}], "training.jsonl")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VRTuningStudy, "_train_all", killed)
+    changes = ("task.settings.steps=5", "task.data.replay=0.1", "+task.adapters.more=filler", "task.settings.steps=5")
+    for change in changes:
+        run = small("vrtuning_llava", tmp_path, change)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    assert len(list((tmp_path / "vrtuning_llava").iterdir())) == 3
+
+
+def test_the_ablations_differ_in_the_reasoning_alone() -> None:
+    run = run_of("+exp=vrtuning_ablations")
+    task: Any = run.task
+    assert set(run.arms) == {"baseline", "vrtuning", "no_reasoning", "filler", "wrong_image", "calibrated_shift"}
+    assert {arm.adapter for arm in run.arms.values() if isinstance(arm, NewAdapter)} == set(task.adapters)
+    rows = {}
+    for content in task.adapters.values():
+        data = build(replace(task.data, cases=20), content, task.order)
+        rows[content] = [(row["prompt"], row["kind"], row["images"][0].tobytes()) for row in data.dataset]
+        answers = [row["completion"][0]["content"] for row in data.dataset]
+        assert not data.skipped
+        assert all("Yes." in text or "No." in text for text, row in zip(answers, rows[content], strict=True)
+                   if row[1] == "verdict")  # fmt: skip
+    assert all(found == rows["reasoning"] for found in rows.values())
+
+
+def test_the_seven_billion_settings_run_on_a_tiny_llava_and_say_what_they_need(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("+exp=vrtuning_llava_7b", f"model.path={saved}", "model.device=cpu", f"output_root={tmp_path}",
+                 "limit=3", "draws=20", "max_new_tokens=4", "task.data.cases=6", "task.settings.batch_size=2",
+                 "task.settings.rank=2", "task.attention=2")  # fmt: skip
+    run.task(run)
+    folder = only(tmp_path / "vrtuning_llava_7b")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "GiB a GPU" in said
+    assert said.index("GiB a GPU") < said.index("last loss")
+    config = json.loads((folder / "adapters/vrtuning/adapter/adapter_config.json").read_text())
+    assert config["target_modules"].startswith(r"model\.language_model\.layers")
+    assert (folder / "report.html").is_file()
+
+
+def test_the_seven_billion_settings_are_what_they_say() -> None:
+    run = run_of("+exp=vrtuning_llava_7b")
+    task: Any = run.task
+    assert (task.settings.rank, task.settings.steps, task.data.size, task.order) == (64, None, 336, "last")
+    assert (run.model.path, run.arm) == ("llava-hf/llava-1.5-7b-hf", "vrtuning")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", ["MMSafeAware/rows.jsonl", "data/MOSSBench/rows.jsonl"])
+def test_benchmarks_are_refused_as_training_data(place: str, tmp_path: Path) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text("{}\n")
+    with pytest.raises(UserError, match="never training data"):
+        run_of("+exp=vrtuning_llava", "data@task.data=jsonl", f"task.data.path={path}")
+
+
+def test_benchmark_cases_under_another_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    row = {"image": "a.png", "question": f'{MMSAFEAWARE_PREFIX}\n"x"', "reasoning": "r", "verdict": "Yes"}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match="MMSafeAware"):
+        build(Jsonl(str(path)), "reasoning", "first")
+
+
+def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
+    data = build(Traces(cases=40), "reasoning", "last", preferences=True)
+    for row in data.dataset:
+        chosen, rejected = (row[name][0]["content"] for name in ("chosen", "rejected"))
+        assert chosen != rejected
+        if row["kind"] == "verdict":
+            assert {chosen.split()[-1], rejected.split()[-1]} == {"Yes.", "No."}
+        assert rejected
+    kinds = list(data.dataset["kind"])
+    assert kinds.count("verdict") == 40  # none of them skipped
+    assert "perception" in kinds
+    assert all("rejected verdict is the chosen one" in skipped.reason for skipped in data.skipped)
+
+
+def test_a_file_has_no_controls(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="content='filler'"):
+        build(Jsonl(str(tmp_path / "rows.jsonl")), "filler", "first")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("method.adapter=other",), "trains no adapter 'other'"),
+        (("method.answer=first", "task.order=last"), "set both alike"),
+        (("task.order=middle", "method.answer=first"), "task.order='middle'"),
+        (("task.attention=-1",), "task.attention=-1"),
+        (("+task.adapters.a-b=reasoning",), "no name for a folder"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_weights_load(
+    overrides: tuple[str, ...], message: str, tmp_path: Path, no_weights: None
+) -> None:
+    def refused() -> None:
+        run = small("vrtuning_llava", tmp_path, *overrides)
+        run.task(run)
+
+    with pytest.raises(UserError, match=message):
+        refused()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_arm_without_its_training_says_so() -> None:
+    with pytest.raises(UserError, match="is not trained"):
+        NewAdapter("vrtuning").generate(None, [], max_new_tokens=1)  # type: ignore[arg-type]
+
+
+def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
+    from experiments.evaluation.attention_log import prompts_of
+    from interp.attention import record_attention
+    from interp.attention_tables import image_share
+
+    vlm: VLM = load("organism:llava")
+    samples = IconWorld().load().samples[:3]
+    shares = image_shares(vlm, samples, batch_size=2, max_new_tokens=4)
+    assert list(shares["case"].unique()) == [sample.id for sample in samples]
+    none = image_shares(vlm, [], batch_size=2, max_new_tokens=4)
+    assert compared(none, none, "verdict", seed=0, draws=10)["n"] == 0
+    for sample in samples:
+        with record_attention(vlm) as log:
+            vlm.generate(prompts_of([sample]), max_new_tokens=1)
+        expected = image_share(log.masses).sort_values("layer")["share"]
+        own = shares[shares["case"] == sample.id].sort_values("layer")
+        assert own["verdict"].to_numpy() == pytest.approx(expected.to_numpy(), abs=1e-5)
+
+
+def table(values: list[float]) -> pd.DataFrame:
+    cases = [f"c{index}" for index in range(len(values))]
+    return pd.concat([pd.DataFrame({"case": cases, "cluster": cases, "layer": layer, "verdict": values,
+                                    "answer": values}) for layer in (0, 1)])  # fmt: skip
+
+
+def test_shares_are_compared_on_the_cases_that_have_both() -> None:
+    before, after = table([0.2, 0.4, 0.6]), table([0.3, 0.5, float("nan")])
+    found = compared(before, after, "verdict", seed=0, draws=50)
+    assert (found["n"], found["before"], found["after"]) == (2, pytest.approx(0.3), pytest.approx(0.4))
+    assert found["difference"] == pytest.approx(0.1)
+    assert found["interval"] == pytest.approx((0.1, 0.1))
+    same = compared(before, before, "verdict", seed=0, draws=50)
+    assert (same["difference"], same["n"]) == (0, 3)
+    assert compared(before, table([float("nan")] * 3), "verdict", seed=0, draws=50)["difference"] is None
+
+
+def test_a_table_without_rows_is_no_table() -> None:
+    assert markdown([]) == []
+    assert np.all([line.count("|") == 3 for line in markdown([{"a": "1", "b": "2"}])])
+
+
+def test_training_data_is_described_by_its_settings() -> None:
+    assert repr(Traces()) == repr(Traces())
+    assert repr(Traces()) != repr(Traces(seed=1))

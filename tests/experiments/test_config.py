@@ -1,0 +1,142 @@
+"""The door: every configuration composes, and every mistake is named before anything heavy is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.errors import ConfigCompositionException
+
+import conf
+from experiments.config import digest
+from interp.errors import UserError
+from mitigation.method import Baseline
+from mitigation.threshold import CalibratedShift
+from mitigation.vcd import VCD
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import composed, run_of
+
+CONF = Path(conf.__file__).parent
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def asks_for_a_file(method: str) -> bool:
+    """True for methods that are nothing without a file that a person gives."""
+    return "???" in (CONF / "method" / f"{method}.yaml").read_text()
+
+
+@pytest.mark.parametrize("exp", options("exp"))
+def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
+    run = run_of(f"+exp={exp}")
+    assert run.name == exp
+    assert f"python -m experiments.run +exp={exp}" in (CONF / "exp" / f"{exp}.yaml").read_text()
+
+
+@pytest.mark.parametrize("method", [name for name in options("method") if not asks_for_a_file(name)])
+def test_every_method_composes_and_is_the_arm_under_study(method: str) -> None:
+    run = run_of(f"method={method}")
+    assert run.arm == method
+    assert next(iter(run.arms)) == "baseline"
+    assert method in run.arms
+
+
+@pytest.mark.parametrize("model", options("model"))
+def test_every_model_composes(model: str) -> None:
+    assert run_of(f"model={model}").model.name == model
+
+
+CONTROLS = ("vcd_published", "text_only", "yes_bias", "calibrated_shift", "prompt")
+
+
+def test_the_main_experiment_has_its_arms_in_order() -> None:
+    run = run_of("+exp=vcd_llava")
+    assert list(run.arms) == ["baseline", "vcd", *CONTROLS]
+    assert run.arms["baseline"] == Baseline()
+    assert run.arms["calibrated_shift"] == CalibratedShift()
+    assert run.arms["vcd_published"] == VCD(alpha=1.0, beta=0.1, noise_step=500, seed=0)
+
+
+def test_arguments_reach_the_method_and_the_seed_reaches_its_noise() -> None:
+    run = run_of("+exp=vcd_llava", "method.alpha=2", "method.beta=null", "seed=7")
+    vcd = run.arms["vcd"]
+    assert isinstance(vcd, VCD)
+    assert (vcd.alpha, vcd.beta, vcd.seed) == (2.0, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("batchsize=4", "batchsize"),
+        ("batch_size=many", "batch_size"),
+        ("method.alhpa=1", "alhpa"),
+        ("benchmark.sed=1", "sed"),
+    ],
+)
+def test_a_typo_or_wrong_type_fails_while_composing(override: str, named: str) -> None:
+    with pytest.raises(ConfigCompositionException) as error:
+        composed(override)
+    assert named in f"{error.value} {error.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.alpha=lots", r"arms\.vcd\.alpha='lots'"),
+        ("+method.gamma=1", r"arms\.vcd\.gamma: mitigation\.vcd\.VCD has no such argument; known: .*alpha"),
+        ("method.alpha=-1", r"alpha"),
+        ("method.beta=1.5", r"beta"),
+        ("method.noise_step=1000", r"999"),
+        ("+task.colour=red", r"task\.colour: experiments\.study\.run has no such argument"),
+        ("batch_size=0", r"batch_size=0: must be at least 1"),
+        ("limit=0", r"limit=0"),
+        ("benchmark.split=dev", r"train, development, test"),
+        ("method._target_=mitigation.nothing", r"_target_=mitigation\.nothing"),
+        ("model.dtype=float8", r"float8"),
+        ("benchmark=mmsafeaware", r"benchmark\.root: has no value; .*benchmark\.root=<value>"),
+    ],
+)
+def test_a_mistake_inside_a_node_is_one_sentence(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        run_of(override)
+    assert "\n" not in str(error.value)
+
+
+def test_the_configuration_hash_ignores_where_and_how_a_run_is_started() -> None:
+    base = run_of("+exp=vcd_llava").config_hash
+    assert base == run_of("+exp=vcd_llava", "fresh=true", "output_root=elsewhere").config_hash
+    for change in ("seed=1", "method.alpha=0.25", "limit=3", "batch_size=5", "benchmark.seed=2"):
+        assert base != run_of("+exp=vcd_llava", change).config_hash
+
+
+def test_digest_does_not_depend_on_key_order() -> None:
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def test_help_and_mistakes_are_answered_without_torch_or_transformers() -> None:
+    code = (
+        "import sys, atexit\n"
+        "heavy = ('torch', 'transformers', 'pandas', 'matplotlib', 'scipy')\n"
+        "atexit.register(lambda: print('HEAVY', [name for name in heavy if name in sys.modules]))\n"
+        "from experiments.run import main\n"
+        "main()"
+    )
+    for arguments in (["--help"], ["nosuchkey=1"], ["method.alpha=-1"], ["+method.gamma=1"]):
+        answer = python("-c", code, *arguments)
+        assert "HEAVY []" in answer.stdout, arguments
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: arms.vcd.gamma")
+    assert "Traceback" not in answer.stderr
+
+
+def test_an_unknown_option_lists_those_that_exist() -> None:
+    answer = python("-m", "experiments.run", "model=llava_2")
+    assert answer.returncode != 0
+    assert "llava_organism" in answer.stderr
+    assert "Traceback" not in answer.stderr

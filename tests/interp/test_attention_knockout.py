@@ -1,0 +1,326 @@
+"""Knockouts: equal to eager attention with −inf on the edges, for one forward and while generating; nothing is left."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from interp.attention import Queries, record_attention
+from interp.attention_knockout import knockout, knockout_by_window, knockout_effect, windows
+from interp.errors import UserError
+from interp.segments import Segments, segment
+from interp.vlm import VLM, Prompt
+from tests import families
+from tests.planted import MARGIN, Plan, coloured, planted
+from tests.tiny import picture
+
+PROMPTS = [
+    Prompt("Is this safe? Answer with Yes or No, please.", picture(2, (40, 40)), system="consider careful"),
+    Prompt("the cake", picture(3, (40, 40))),
+]
+FAMILIES = [
+    families.llava,
+    families.llava_mistral,
+    families.qwen2_5_vl,
+    families.instructblip,
+    families.smolvlm,
+    families.paligemma2,
+    families.gemma3,
+]
+
+
+def named(labels: tuple[str, ...], name: str, column: int) -> bool:
+    """The reference's own reading of an edge's end."""
+    if name == "verdict":
+        return column == len(labels) - 1
+    label = labels[column] if column < len(labels) else "generated"
+    return label == {"image": "image_0"}.get(name, name)
+
+
+@contextmanager
+def eager_without(
+    vlm: VLM, segments: Segments, edges: list[tuple[str, str]], layers: list[int] | None = None
+) -> Iterator[None]:
+    """transformers' eager attention with −inf added by a slow loop over all pairs; a growing cache of all columns."""
+    attentions = {module: layer for layer, module in vlm.layout.attentions(vlm.model).items()}
+    source = sys.modules[type(next(iter(attentions))).__module__]
+    eager = source.eager_attention_forward
+
+    def cutting(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        if module in attentions and (layers is None or attentions[module] in layers):
+            shape = (query.shape[0], 1, query.shape[2], key.shape[2])
+            attention_mask = torch.zeros(shape) if attention_mask is None else attention_mask.expand(shape).clone()
+            for r, row in enumerate(segments.rows):
+                for q in range(shape[2]):
+                    column = shape[3] - shape[2] + q
+                    for k in range(shape[3]):
+                        pairs = (named(row.labels, a, k) and named(row.labels, b, column) for a, b in edges)
+                        if k != column and any(pairs):
+                            attention_mask[r, 0, q, k] = -torch.inf
+        return eager(module, query, key, value, attention_mask, **options)
+
+    implementations = {id(m.config): (m.config, m.config._attn_implementation) for m in vlm.model.modules()
+                       if hasattr(m, "config")}  # fmt: skip
+    vlm.model.set_attn_implementation({vlm.layout.text_config: "eager"})  # the vision tower's rounding stays
+    source.eager_attention_forward = cutting
+    try:
+        yield
+    finally:
+        source.eager_attention_forward = eager
+        for config, implementation in implementations.values():
+            config._attn_implementation = implementation
+
+
+def logits(vlm: VLM, encoded: Any) -> torch.Tensor:
+    """Of all tokens that are not padding."""
+    with torch.no_grad():
+        return vlm.model(**encoded).logits[encoded["attention_mask"].bool()].float()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.__name__ for family in FAMILIES])
+@pytest.mark.parametrize(
+    "edges", [[("image", "verdict")], [("user", "user"), ("image", "user"), ("template", "verdict")]]
+)
+def test_equal_to_eager_with_minus_infinity(
+    family: Callable[[], families.Pieces], edges: list[tuple[str, str]]
+) -> None:
+    vlm = VLM(*family())
+    encoded = vlm.encode(PROMPTS)
+    segments = segment(vlm, PROMPTS, encoded)
+    whole = logits(vlm, encoded)
+    with eager_without(vlm, segments, []):  # Qwen's two kernels are 2e-5 apart with nothing cut
+        rounding = float((logits(vlm, encoded) - whole).abs().max())
+    assert rounding < 1e-4
+    for layers in (None, [1]):
+        with eager_without(vlm, segments, edges, layers):
+            expected = logits(vlm, encoded)
+        with knockout(vlm, edges, layers=layers, segments=segments):
+            cut = logits(vlm, encoded)
+        torch.testing.assert_close(cut, expected, atol=1e-5 + rounding, rtol=0)
+        assert (cut - whole).abs().max() > 1e-3
+    assert torch.equal(logits(vlm, encoded), whole)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_while_generating(vlm: VLM, use_cache: bool) -> None:
+    edges = [("image", "verdict"), ("image", "generated"), ("verdict", "generated")]
+    encoded = vlm.encode(PROMPTS)
+    segments = segment(vlm, PROMPTS, encoded)
+    options = {"max_new_tokens": 6, "return_dict_in_generate": True, "output_logits": True, "use_cache": use_cache,
+               "do_sample": False, "pad_token_id": 0}  # fmt: skip
+
+    def run() -> Any:
+        with torch.no_grad():
+            return vlm.model.generate(**vlm.encode(PROMPTS), **options)
+
+    with eager_without(vlm, segments, edges):
+        expected = run()
+    with knockout(vlm, edges):  # encoded inside: no segments given
+        cut = run()
+    assert torch.equal(cut.sequences, expected.sequences)
+    torch.testing.assert_close(torch.stack(cut.logits), torch.stack(expected.logits), atol=1e-5, rtol=0)
+    with knockout(vlm, edges[:1]):
+        first_alone = run()
+    torch.testing.assert_close(first_alone.logits[0], cut.logits[0], atol=1e-5, rtol=0)
+    assert (first_alone.logits[1] - cut.logits[1]).abs().max() > 1e-3
+
+
+def test_decoding_by_hand(vlm: VLM) -> None:
+    """The model makes the cache itself, and the next step is known by it."""
+
+    def second_step() -> torch.Tensor:
+        encoded = vlm.encode(PROMPTS)
+        with torch.no_grad():
+            cache = vlm.model(**encoded, use_cache=True).past_key_values
+            mask = torch.nn.functional.pad(encoded["attention_mask"], (0, 1), value=1)
+            return vlm.model(input_ids=torch.full((2, 1), 7), attention_mask=mask, past_key_values=cache).logits[:, -1]
+
+    whole, segments = second_step(), segment(vlm, PROMPTS, vlm.encode(PROMPTS))
+    with eager_without(vlm, segments, [("image", "generated")]):
+        expected = second_step()
+    with knockout(vlm, [("image", "generated")]):
+        cut = second_step()
+    torch.testing.assert_close(cut, expected, atol=1e-5, rtol=0)
+    assert (cut - whole).abs().max() > 1e-3
+
+
+def test_the_recorder_sees_what_is_left(vlm: VLM) -> None:
+    with record_attention(vlm, queries=Queries.GENERATED) as record, knockout(vlm, [("image", "verdict")], layers=[1]):
+        vlm.generate(PROMPTS, max_new_tokens=3)
+    image = record.masses[record.masses["segment"] == "image_0"].groupby(["step", "layer"])["mass"].max()
+    assert image[0, 1] == 0
+    assert min(image[0, 0], image[1, 0], image[1, 1]) > 0.01
+
+
+def test_two_knockouts_add_up(vlm: VLM) -> None:
+    with knockout(vlm, [("image", "verdict")]), knockout(vlm, [("user", "verdict")]):
+        nested = vlm.score(PROMPTS)
+    with knockout(vlm, [("image", "verdict"), ("user", "verdict")]):
+        together = vlm.score(PROMPTS)
+    torch.testing.assert_close(nested, together, atol=1e-6, rtol=0)
+
+
+def test_effect_is_the_change_of_the_margin(vlm: VLM) -> None:
+    before = vlm.score(PROMPTS)
+    with knockout(vlm, [("image", "verdict")], layers=[0]):
+        after = vlm.score(PROMPTS)
+    effect = knockout_effect(vlm, PROMPTS, [("image", "verdict")], [0])
+    torch.testing.assert_close(effect, after - before, atol=1e-6, rtol=0)
+    assert (effect.abs() > 1e-3).all()
+    blind = [Prompt(prompt.text) for prompt in PROMPTS]
+    assert torch.equal(knockout_effect(vlm, blind, [("image", "verdict")]), torch.zeros(2))
+
+
+def traces(vlm: VLM) -> list[object]:
+    """Everything a knockout touches."""
+    return [
+        [(type(m).__name__, m.config._attn_implementation) for m in vlm.model.modules() if hasattr(m, "config")],
+        [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in vlm.model.modules()],
+        sorted(vars(vlm)),
+    ]
+
+
+def test_nothing_is_left_behind_also_after_an_error(vlm: VLM) -> None:
+    margins, before = vlm.score(PROMPTS), traces(vlm)
+    with knockout(vlm, [("image", "verdict")]):
+        vlm.score(PROMPTS)
+        assert traces(vlm) != before
+    assert traces(vlm) == before
+
+    def interrupted() -> None:
+        with knockout(vlm, [("image", "verdict")]):
+            vlm.score(PROMPTS)
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        interrupted()
+    assert traces(vlm) == before
+    assert torch.equal(vlm.score(PROMPTS), margins)
+
+
+@pytest.mark.parametrize(
+    ("edges", "layers", "message"),
+    [
+        ([("picture", "verdict")], None, "no segment 'picture'.*known: image, verdict, sink, system, user"),
+        ([("image", "padding")], None, "no segment 'padding'"),
+        ([], None, "no edges"),
+        ([("image", "verdict")], [2], "no layer 2 in tiny; known: 0 to 1"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    vlm: VLM, edges: list[tuple[str, str]], layers: list[int] | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        knockout_effect(vlm, PROMPTS, edges, layers)
+
+
+def test_inputs_encoded_outside_are_refused(vlm: VLM) -> None:
+    encoded = vlm.encode(PROMPTS)
+    with knockout(vlm, [("image", "verdict")]), pytest.raises(UserError, match="pass segments="):
+        vlm.score(PROMPTS, encoded=encoded)
+
+
+EDGES = [("image", "verdict"), ("image", "user"), ("user", "verdict"), ("image", "generated")]
+
+
+@pytest.mark.parametrize("family", [families.llava_mistral, families.gemma3, families.mllama])
+def test_windows_equal_eager_with_minus_infinity(family: Callable[[], families.Pieces]) -> None:
+    vlm = VLM(*family())
+    edges = [("user", "verdict"), ("template", "user")] if vlm.layout.cross_attended else EDGES[:3]
+    encoded = vlm.encode(PROMPTS)
+    segments, whole = segment(vlm, PROMPTS, encoded), vlm.score(PROMPTS, encoded=encoded)
+    layers = tuple(vlm.layout.attentions(vlm.model))
+    for width, expected in ((1, [layers[:1], layers[1:]]), (2, [layers])):
+        assert windows(vlm, width) == expected
+        found = knockout_by_window(vlm, PROMPTS, edges, width=width)
+        for effect, window in zip(found, expected, strict=True):
+            with eager_without(vlm, segments, edges, list(window)):
+                margins = vlm.score(PROMPTS, encoded=encoded)
+            torch.testing.assert_close(effect, margins - whole, atol=2e-5, rtol=0)
+            assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window))
+    by_ones = knockout_by_window(vlm, PROMPTS, edges, width=1, batch_size=1)
+    torch.testing.assert_close(by_ones, knockout_by_window(vlm, PROMPTS, edges, width=1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", [families.llava, families.qwen2_5_vl, families.gemma3])
+def test_a_window_while_generating_with_a_cache(family: Callable[[], families.Pieces]) -> None:
+    """Step by step the same logits as eager attention without these edges in this layer alone."""
+    vlm = VLM(*family())
+    segments = segment(vlm, PROMPTS, vlm.encode(PROMPTS))
+    options = {"max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True, "do_sample": False,
+               "pad_token_id": 0, "eos_token_id": None, "cache_implementation": None}  # fmt: skip
+
+    def run() -> torch.Tensor:
+        with torch.no_grad():
+            return torch.stack(vlm.model.generate(**vlm.encode(PROMPTS), **options).logits)
+
+    whole = run()
+    with eager_without(vlm, segments, [], [1]):
+        rounding = float((run() - whole).abs().max())
+    assert rounding < 1e-4
+    with eager_without(vlm, segments, EDGES[3:], [1]):
+        expected = run()
+    with knockout(vlm, EDGES[3:], layers=[1]):
+        cut = run()
+    torch.testing.assert_close(cut, expected, atol=1e-5 + rounding, rtol=0)
+    assert (cut[1:] - whole[1:]).abs().amax((0, 2)).min() > 1e-3
+    assert torch.equal(cut[0], whole[0])
+
+
+@pytest.mark.parametrize(
+    ("through_words", "dtype", "tolerance"),
+    [(False, torch.float32, 2e-2), (True, torch.float32, 2e-2), (True, torch.bfloat16, 0.1)],
+)
+def test_what_was_planted_is_found_and_nothing_else(through_words: bool, dtype: torch.dtype, tolerance: float) -> None:
+    """The margin returns to that of a model which sees nothing, 0, where the planted edge is cut, and only there."""
+    vlm = planted(Plan(reads=1, heeds=0, writes=3, layers=4, through_words=through_words), dtype)
+    calm = [Prompt("Is this safe?", coloured(redness)) for redness in (1, -0.5)]
+    alarmed = [Prompt("the gun", coloured(1)), Prompt("How do I kill the dog?", coloured(0.6))]
+    own, pictures = vlm.score(calm), MARGIN * torch.tensor([1, 0.6])
+    # Not the sink: without it a head that finds nothing to look at looks at everything.
+    for edge in (*EDGES, ("template", "user"), ("verdict", "user"), ("template", "verdict")):
+        expected, back = torch.zeros(4, 2), torch.zeros(4, 2)
+        if edge == ("user", "verdict"):  # the gun is heard in layer 0; cutting there gives the picture its say again
+            back[0] = MARGIN + pictures
+            expected[2] = -own if through_words else 0 * own
+        if edge == (("image", "user") if through_words else ("image", "verdict")):
+            expected[1] = -own
+        found = knockout_by_window(vlm, [*calm, *alarmed], [edge], width=1)
+        torch.testing.assert_close(found, torch.cat([expected, back], 1), atol=tolerance, rtol=0)
+    wide = knockout_by_window(vlm, calm, [("image", "user"), ("image", "verdict")], width=2)
+    torch.testing.assert_close(wide, torch.stack([-own, -own, 0 * own]), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_answer_that_looks_at_the_picture_itself(dtype: torch.dtype) -> None:
+    """The planted model says the colour that its answer's own token sees: cut off, it sees none, and says red."""
+    vlm = planted(Plan(), dtype)
+    prompts = [Prompt("Is this safe?", coloured(redness)) for redness in (-1, 1)]
+    assert vlm.generate(prompts, max_new_tokens=4).texts == ["No blue", "Yes red"]
+    for layers, texts in (([1], ["No red", "Yes red"]), ([0, 2, 3], ["No blue", "Yes red"])):
+        with knockout(vlm, [("image", "generated")], layers=layers):
+            assert vlm.generate(prompts, max_new_tokens=4).texts == texts
+    with knockout(vlm, [("image", "verdict")], layers=[1]):
+        cut = vlm.generate(prompts, max_new_tokens=4)
+    assert cut.margins.abs().max() < 1e-3
+    assert [text.split()[1] for text in cut.texts] == ["blue", "red"]
+
+
+@pytest.mark.parametrize("width", [0, 3, -1])
+def test_windows_that_do_not_fit_are_refused(vlm: VLM, width: int) -> None:
+    with pytest.raises(
+        UserError, match=f"windows of {width} layers in tiny; it has 2 with self-attention; choose 1 to"
+    ):
+        knockout_by_window(vlm, PROMPTS, EDGES, width=width)
+
+
+def test_what_has_no_effect_to_speak_of_is_refused(vlm: VLM) -> None:
+    with pytest.raises(UserError, match="0 prompts in batches of 32"):
+        knockout_by_window(vlm, [], EDGES, width=1)
+    crossing = VLM(*families.mllama())
+    for edges in ([("image", "verdict")], [("user", "image")]):
+        with pytest.raises(UserError, match="no image tokens in the sequence of mllama"):
+            knockout_effect(crossing, PROMPTS, edges)

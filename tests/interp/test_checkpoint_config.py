@@ -1,0 +1,53 @@
+"""What a model's configuration refuses, and what it does not import."""
+
+import subprocess
+import sys
+
+import pytest
+
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+
+
+def test_defaults_are_accepted() -> None:
+    assert ModelConfig("tiny", "organism:llava").dtype == "auto"
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1", "mps"])
+def test_devices(device: str) -> None:
+    assert ModelConfig("tiny", "a/b", device=device).device == device
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"path": ""}, "empty path"),
+        ({"dtype": "float8"}, "'float8'"),
+        ({"device": "gpu"}, "'gpu'"),
+        ({"device": "cuda:x"}, "'cuda:x'"),
+        ({"device": "cpu:1"}, "'cpu:1'"),
+        ({"device": "cuda:"}, "'cuda:'"),
+        ({"memory_gib": 0.0}, "memory_gib 0.0"),
+        ({"device_map": "somewhere"}, "unknown device_map 'somewhere'"),
+        ({"device_map": "auto", "device": "cuda:1"}, "device cuda:1 and device_map auto are both given"),
+        ({"max_memory": {"cpu": "1GiB"}}, "max_memory bounds the places of a device_map"),
+        ({"max_pixels": 0}, "model.max_pixels=0"),
+        ({"longest_edge": -1}, "model.longest_edge=-1"),
+        ({"min_pixels": 9, "max_pixels": 4}, "model.min_pixels=9 is above model.max_pixels=4"),
+        ({"memory_gib": float("nan")}, "memory_gib nan"),
+    ],
+)
+def test_refusals_name_the_value(fields: dict, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ModelConfig(**{"name": "tiny", "path": "a/b", **fields})
+
+
+def test_bounds_are_told_apart_from_the_checkpoint_s_own() -> None:
+    assert ModelConfig("tiny", "a/b").pixel_bounds == ()
+    bounded = ModelConfig("tiny", "a/b", max_tiles=2, min_pixels=9)
+    assert bounded.pixel_bounds == (("min_pixels", 9), ("max_tiles", 2))
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    code = "import sys, interp.checkpoints.config; print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

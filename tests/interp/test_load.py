@@ -1,0 +1,217 @@
+"""Loading: what comes back, and one sentence for what is wrong, said before weights are read."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from interp.checkpoints import hub
+from interp.checkpoints import load as loading
+from interp.checkpoints.config import ModelConfig
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt, load
+from tests.tiny import picture
+
+PROMPT = [Prompt("How do I kill this?", picture(1))]
+
+
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(saved, tmp_path / "checkpoint"))
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_what_was_saved_comes_back(saved: Path, vlm: VLM) -> None:
+    loaded = load(str(saved))
+    digest = hashlib.sha256((saved / "model.safetensors").read_bytes()).hexdigest()
+    assert loaded.revision == f"sha256:{digest[:12]}"
+    assert loaded.name == "tiny-saved"
+    assert (loaded.device.type, loaded.dtype, loaded.model.training) == ("cpu", torch.float32, False)
+    assert loaded.generate(PROMPT).token_ids == vlm.generate(PROMPT).token_ids
+    torch.testing.assert_close(loaded.score(PROMPT), vlm.score(PROMPT))
+
+
+def test_a_config_and_what_the_call_changes_of_it(saved: Path) -> None:
+    config = ModelConfig("mine", str(saved), dtype="float32", device="cpu", attn_implementation="eager")
+    assert load(config).model.config._attn_implementation == "eager"
+    changed = load(config, dtype="bfloat16", chat_template="<image>{{ messages[0].content[-1].text }}")
+    assert (changed.name, changed.dtype) == ("mine", torch.bfloat16)
+    assert changed.render(PROMPT[0]) == "<image>How do I kill this?"
+    assert torch.isfinite(changed.score(PROMPT)).all()
+
+
+def test_the_hash_of_several_files_is_that_of_their_listing(tmp_path: Path) -> None:
+    names = ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    listing = "".join(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}\n" for name in sorted(names))
+    assert loading.weights_hash(tmp_path) == f"sha256:{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+    (tmp_path / names[0]).write_text("changed")
+    assert loading.weights_hash(tmp_path) != f"sha256:{hashlib.sha256(listing.encode()).hexdigest()[:12]}"
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("path", ["./no/such", "/no/such", "~/no-such", "nosuch", "a/b/c", "../x"])
+def test_no_such_folder(path: str) -> None:
+    with pytest.raises(UserError, match=f"no model folder at {path}; .*organism:llava"):
+        load(path)
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("name", ["unheard_of", ""])
+def test_no_such_organism(name: str) -> None:
+    with pytest.raises(UserError, match=f"no bundled organism '{name}'; known: "):
+        load(f"organism:{name}")
+
+
+def test_an_organism_is_a_folder_of_the_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "ORGANISMS", saved.parent)
+    assert load("organism:tiny-saved").revision.startswith("sha256:")
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_cuda_asked_for_but_absent(saved: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"device cuda .* torch .* sees 0 CUDA devices; for tiny-saved set model.device=cpu"
+    ):
+        load(str(saved), device="cuda")
+
+
+def only_a_bin_file(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def another_architecture(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="llama")
+
+
+def a_family_without_layout(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="aya_vision")
+
+
+def an_unknown_architecture(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="foo")
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def no_processor(folder: Path) -> None:
+    (folder / "processor_config.json").unlink()
+
+
+def no_chat_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+
+
+def own_code(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="foo", auto_map={"AutoConfig": "code.Config"})
+    (folder / "code.py").write_text("raise SystemExit('the checkpoint ran its code')")
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (only_a_bin_file, r"no safetensors weights at .* \(found: pytorch_model.bin\)"),
+        (another_architecture, "'llama' checkpoint, not an image-text-to-text model"),
+        (a_family_without_layout, "no layout for 'aya_vision'; known: llava, "),
+        (an_unknown_architecture, "cannot read the configuration of .*`foo`"),
+        (no_config, "no config.json in "),
+        (broken_config, "cannot read the configuration of .*not a valid JSON"),
+        (no_tokenizer, "cannot read the processor of "),
+        (no_processor, "processor (of|at) .*checkpoint"),
+        (no_chat_template, "no chat template"),
+        (own_code, "brings its own code.*trust_remote_code=true"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_before_its_weights(
+    checkpoint: Path, damage: Callable[[Path], None], named: str
+) -> None:
+    damage(checkpoint)
+    with pytest.raises(UserError, match=named) as caught:
+        load(str(checkpoint))
+    assert "\n" not in str(caught.value)
+
+
+def test_truncated_weights(checkpoint: Path) -> None:
+    whole = (checkpoint / "model.safetensors").read_bytes()
+    (checkpoint / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="cannot read the weights of "):
+        load(str(checkpoint))
+
+
+def test_missing_and_misshapen_parameters(checkpoint: Path) -> None:
+    weights = load_file(checkpoint / "model.safetensors")
+    name = next(name for name in weights if "gate_proj" in name)
+    save_file({k: v for k, v in weights.items() if k != name}, checkpoint / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lack 1 parameters \(.*gate_proj"):
+        load(str(checkpoint))
+    save_file(weights | {name: torch.zeros(2, 2)}, checkpoint / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="cannot read the weights of "):
+        load(str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        ("Qwen2VLVideoProcessor requires the Torchvision library", "needs torchvision; install the build"),
+        (
+            "SmolVLMProcessor requires the `num2words` package",
+            r"needs num2words; pip install 'forestlens\[processors\]'",
+        ),
+        (
+            "Gemma2 does not support attention through sdpa",
+            r"'sdpa' cannot be used \(.*; set .*attn_implementation=eager$",
+        ),
+    ],
+)
+def test_what_another_library_says_becomes_a_way_out(saved: Path, error: str, named: str) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ImportError(error)
+
+    with pytest.raises(UserError, match=named):
+        loading._reading(loading.Source(str(saved)), "processor", fail, attn_implementation="sdpa")
+
+
+def test_an_attention_implementation_that_is_not_there(saved: Path) -> None:
+    with pytest.raises(UserError, match=r"attention 'nonsense' cannot be used \(.*attn_implementation=sdpa"):
+        load(str(saved), attn_implementation="nonsense")
+
+
+@pytest.mark.parametrize(("revision", "pin"), [(None, True), ("main", True), ("0123456789" * 4, False)])
+def test_remote_code_is_warned_of(
+    saved: Path, revision: str | None, pin: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(ModelConfig("tiny", str(saved), trust_remote_code=True, revision=revision))
+    warning = capsys.readouterr().err
+    assert f"warning: model.trust_remote_code=true: Python code from {saved} runs with your rights" in warning
+    assert ("pin model.revision to a commit" in warning) == pin
+    load(ModelConfig("tiny", str(saved)))
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no config.json in {tmp_path}; .*give a saved checkpoint's folder"):
+        load(str(tmp_path))

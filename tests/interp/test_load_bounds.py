@@ -1,0 +1,55 @@
+"""Bounds on pictures reach the image processor, and those that mean nothing to a family are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.load import set_bounds
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt, load
+from tests.families import FAMILIES
+from tests.tiny import picture
+
+PROMPT = [Prompt("Is this safe?", picture(1, (160, 96)))]
+
+
+@pytest.mark.parametrize(
+    ("family", "bounds"),
+    [
+        ("qwen2_vl", {"max_pixels": 32 * 32}),
+        ("qwen2_5_vl", {"min_pixels": 96 * 96, "max_pixels": 128 * 128}),
+        ("qwen3_vl", {"max_pixels": 32 * 32}),
+        ("idefics3", {"longest_edge": 32}),
+        ("smolvlm", {"longest_edge": 32}),
+        ("internvl", {"max_tiles": 1}),
+    ],
+)
+def test_a_bound_changes_how_many_tokens_a_picture_has(family: str, bounds: dict[str, int]) -> None:
+    vlm = VLM(*FAMILIES[family]())
+    image = vlm.layout.image_token_id(vlm.model.config)
+    before = int((vlm.encode(PROMPT)["input_ids"] == image).sum())
+    set_bounds(vlm.processor.image_processor, ModelConfig(family, "a/b", **bounds))  # type: ignore[arg-type]
+    after = int((vlm.encode(PROMPT)["input_ids"] == image).sum())
+    assert (after > before) if "min_pixels" in bounds else (after < before)
+
+
+def test_fewer_tiles_than_it_was_trained_with_but_not_more() -> None:
+    transformers = pytest.importorskip("transformers")
+    tiles = transformers.MllamaImageProcessorPil(max_image_tiles=4)
+    set_bounds(tiles, ModelConfig("mllama", "a/b", max_tiles=2))
+    assert tiles.max_image_tiles == 2
+    with pytest.raises(UserError, match="max_tiles=3 is above the 2 that mllama was trained with"):
+        set_bounds(tiles, ModelConfig("mllama", "a/b", max_tiles=3))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_bound_that_means_nothing_is_refused_before_weights_are_read(saved: Path) -> None:
+    with pytest.raises(UserError, match=r"model.max_pixels=100 means nothing to tiny, whose .*one size alone; leave"):
+        load(ModelConfig("tiny", str(saved), max_pixels=100))
+
+
+def test_an_upper_bound_below_the_checkpoint_s_lower_one() -> None:
+    vlm = VLM(*FAMILIES["qwen2_vl"]())
+    with pytest.raises(UserError, match="at least 1024 and at most 100 pixels"):
+        set_bounds(vlm.processor.image_processor, ModelConfig("qwen", "a/b", max_pixels=100))

@@ -1,0 +1,85 @@
+"""Prompts through chat templates, and what a template may not do silently."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from interp.errors import UserError
+from interp.prompt import to_rgb
+from interp.vlm import VLM, Prompt
+from tests import families
+from tests.tiny import picture
+
+QUESTION = Prompt("Is this safe?", picture())
+
+
+def test_system_image_and_words_in_the_templates_order(vlm: VLM) -> None:
+    prompt = Prompt("Is this safe?", picture(), system="Be careful.")
+    assert vlm.render(prompt) == "Be careful. USER: <image>\nIs this safe? ASSISTANT:"
+    assert vlm.render(Prompt("Is this safe?")) == "USER: Is this safe? ASSISTANT:"
+
+
+@pytest.mark.parametrize("template", [None, ""])
+def test_no_chat_template(vlm: VLM, template: str | None) -> None:
+    vlm.processor.chat_template = template
+    with pytest.raises(UserError, match=r"tiny has no chat template.*model\.chat_template"):
+        vlm.render(QUESTION)
+
+
+def test_a_template_that_drops_the_system_prompt(vlm: VLM) -> None:
+    vlm.processor.chat_template = (
+        "{% for m in messages if m.role == 'user' %}<image>{{ m.content[1].text }}{% endfor %}"
+    )
+    vlm.render(QUESTION)
+    with pytest.raises(UserError, match="drops the system prompt"):
+        vlm.render(Prompt("Is this safe?", picture(), system="Be careful."))
+
+
+def test_a_template_that_refuses_the_system_prompt(vlm: VLM) -> None:
+    vlm.processor.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<image>"
+    )
+    vlm.render(QUESTION)
+    with pytest.raises(UserError, match=r"refuses this prompt \(no system role\)"):
+        vlm.render(Prompt("Is this safe?", picture(), system="Be careful."))
+
+
+@pytest.mark.parametrize("image", [None, picture()])
+def test_a_placeholder_in_the_words_is_refused(vlm: VLM, image: Image.Image | None) -> None:
+    with pytest.raises(UserError, match="take the placeholder out"):
+        vlm.render(Prompt("what is <image> ?", image))
+
+
+def test_a_template_that_forgets_the_image_is_refused(vlm: VLM) -> None:
+    vlm.processor.chat_template = "{{ messages[-1].content[-1].text }}"
+    with pytest.raises(UserError, match="0 image placeholders '<image>' for 1 images"):
+        vlm.render(QUESTION)
+
+
+def test_instructblip_puts_its_image_tokens_in_front_by_itself() -> None:
+    vlm = VLM(*families.instructblip())
+    assert vlm.render(QUESTION) == "Is this safe?"
+    assert (vlm.encode([QUESTION])["input_ids"] == vlm.model.config.image_token_id).sum() == 4
+    with pytest.raises(UserError, match="take the placeholder out"):
+        vlm.render(Prompt("what is <image> and <image> ?", picture()))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"])
+def test_every_mode_becomes_rgb(mode: str) -> None:
+    image = to_rgb(Image.new(mode, (5, 4)))
+    assert (image.mode, image.size) == ("RGB", (5, 4))
+
+
+@given(st.lists(st.integers(0, 65535), min_size=2, max_size=8))
+def test_sixteen_bit_greys_are_scaled_not_clipped(greys: list[int]) -> None:
+    image = Image.fromarray(np.array([greys], dtype=np.uint16))
+    assert image.mode == "I;16"
+    got = np.asarray(to_rgb(image))[0, :, 0]
+    np.testing.assert_allclose(got, np.array(greys) / 257, atol=0.5)
+
+
+def test_eight_bit_values_in_a_wide_image_stay() -> None:
+    image = Image.fromarray(np.array([[0, 7, 255]], dtype=np.int32))
+    assert np.asarray(to_rgb(image))[0, :, 0].tolist() == [0, 7, 255]

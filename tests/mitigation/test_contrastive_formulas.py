@@ -1,0 +1,101 @@
+"""The formulas against the published code's outputs, a slow loop, and their laws."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from interp.errors import UserError
+from mitigation.contrastive.formulas import contrast, plausible
+
+ALPHAS = st.floats(0, 8)
+BETAS = st.floats(1e-6, 1)
+
+
+@st.composite
+def logits(draw: st.DrawFn) -> Tensor:
+    """A few rows with ties and large values; a quarter steps, so that sums are exact."""
+    rows, vocab = draw(st.integers(1, 3)), draw(st.integers(1, 12))
+    quarters = st.lists(st.integers(-160, 160), min_size=rows * vocab, max_size=rows * vocab)
+    return torch.tensor(draw(quarters)).reshape(rows, vocab) / 4
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_published_outputs_are_matched(shared: Path, case: int) -> None:
+    golden = load_file(shared / "golden" / "vcd_reference.safetensors")
+    alpha, beta = golden[f"{case}.alpha_beta"].tolist()
+    clean, noised = golden[f"{case}.clean"].float(), golden[f"{case}.noisy"].float()
+
+    kept = plausible(clean, beta=beta)
+
+    assert torch.equal(kept.nonzero(), golden[f"{case}.kept_index"].long())
+    values = contrast(clean, noised, alpha=alpha)[kept]
+    torch.testing.assert_close(values, golden[f"{case}.kept_value"], atol=1e-4, rtol=0)
+
+
+@given(logits(), ALPHAS, BETAS)
+def test_a_slow_loop_agrees(clean: Tensor, alpha: float, beta: float) -> None:
+    noised = clean.roll(1, dims=1)
+    scores, kept = contrast(clean, noised, alpha=alpha), plausible(clean, beta=beta)
+    for row in range(len(clean)):
+        likeliest = max(clean[row].tolist())
+        for token in range(clean.shape[1]):
+            own = clean[row, token].item()
+            assert scores[row, token].item() == pytest.approx(own + alpha * (own - noised[row, token].item()), abs=1e-3)
+            ratio = math.exp(own - likeliest)
+            if not math.isclose(ratio, beta, rel_tol=1e-4):
+                assert kept[row, token].item() == (ratio >= beta)
+
+
+@given(logits(), BETAS)
+def test_the_likeliest_token_always_survives(clean: Tensor, beta: float) -> None:
+    assert plausible(clean, beta=beta).gather(1, clean.argmax(dim=1, keepdim=True)).all()
+
+
+@given(logits())
+def test_beta_one_keeps_only_the_likeliest_and_none_keeps_all(clean: Tensor) -> None:
+    assert torch.equal(plausible(clean, beta=1.0), clean == clean.max(dim=1, keepdim=True).values)
+    assert plausible(clean, beta=None).all()
+
+
+@given(logits())
+def test_alpha_zero_is_the_clean_branch_bit_for_bit(clean: Tensor) -> None:
+    assert torch.equal(contrast(clean, clean.flip(0) * 3, alpha=0.0), clean)
+
+
+@given(logits(), ALPHAS)
+def test_identical_branches_cancel(clean: Tensor, alpha: float) -> None:
+    torch.testing.assert_close(contrast(clean, clean, alpha=alpha), clean, atol=1e-4, rtol=1e-5)
+
+
+def test_half_precision_is_contrasted_in_float32() -> None:
+    clean, noised = torch.tensor([[20.125, 20.0]]).bfloat16(), torch.tensor([[20.0, 19.875]]).bfloat16()
+    scores = contrast(clean, noised, alpha=0.3)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(
+        scores, torch.tensor([[20.1625, 20.0375]])
+    )  # on bfloat16's grid both would be 20.125 or 20
+    assert plausible(clean, beta=0.89).tolist() == [[True, False]]  # e^-0.125 is 0.882; on the grid the cut is 20.0
+
+
+def test_a_forbidden_token_stays_forbidden() -> None:
+    clean = torch.tensor([[-math.inf, 1.0, 0.0]])
+    assert contrast(clean, torch.tensor([[5.0, 5.0, 5.0]]), alpha=1.0)[0, 0] == -math.inf
+    assert plausible(clean, beta=0.1).tolist() == [[False, True, True]]
+
+
+@pytest.mark.parametrize("alpha", [-0.1, math.nan, math.inf])
+def test_alpha_out_of_range_is_refused(alpha: float) -> None:
+    with pytest.raises(UserError, match=r"alpha=.*0 or more"):
+        contrast(torch.zeros(1, 2), torch.zeros(1, 2), alpha=alpha)
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, 1.5, math.nan])
+def test_beta_out_of_range_is_refused(beta: float) -> None:
+    with pytest.raises(UserError, match=r"beta=.*\(0, 1\]"):
+        plausible(torch.zeros(1, 2), beta=beta)

@@ -1,0 +1,147 @@
+"""Prior correction against a slow loop; what a prior may see; verdicts that follow their margins."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.vlm import VLM, AnswerIds, Prompt
+from mitigation.contrastive.processors import less_prior
+from mitigation.method import Baseline
+from mitigation.prior_correction import PriorCorrection, prior_inputs, prior_margins
+from mitigation.validation import PRIORS
+from mitigation.vcd import VCD
+from tests.families import FAMILIES
+from tests.mitigation.slow_rule import decided, slow_rule
+from tests.tiny import picture
+
+TOKENS = 3
+
+
+def slowly(vlm: VLM, prompt: Prompt, method: PriorCorrection) -> tuple[list[int], float]:
+    priors = prior_inputs(vlm, [prompt], method.prior, pictures=method.pictures, seed=method.seed)
+
+    def rule(clean: Tensor, others: list[Tensor], step: int) -> Tensor:
+        scores = clean.log_softmax(0)
+        for other in others:
+            scores = scores - method.weight / len(others) * other.log_softmax(0)
+        answers = [*vlm.answer_ids.yes, *vlm.answer_ids.no]
+        if not step and int(clean.argmax()) in answers:
+            scores[[i for i in range(len(scores)) if i not in answers]] = -torch.inf
+        return scores  # the tiny tokenizer has one spelling an answer
+
+    return slow_rule(vlm, vlm.encode([prompt]), priors, rule, beta=method.beta, tokens=TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("prior", "answers"), [("none", False), ("blank", True), ("noise", False), ("neutral", True), ("swapped", False)]
+)
+def test_it_is_the_formula_decoded_greedily(vlm: VLM, prompts: list[Prompt], prior: str, answers: bool) -> None:
+    vlm = decided(vlm) if answers else vlm
+    method = PriorCorrection(1.5, prior, pictures=2, beta=0.05)
+    got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
+    for row, prompt in enumerate(prompts):  # one by one, so that it holds for every batch
+        ids, margin = slowly(vlm, prompt, method)
+        assert got.token_ids[row] == ids[: len(got.token_ids[row])]
+        assert float(got.margins[row]) == pytest.approx(margin, abs=1e-3)
+    assert got.token_ids != Baseline().generate(vlm, prompts, max_new_tokens=TOKENS).token_ids or answers
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("internvl", marks=pytest.mark.slow)])
+def test_every_kind_of_family(family: str, prompts: list[Prompt]) -> None:
+    vlm, method = VLM(*FAMILIES[family](), name=family), PriorCorrection(1.0, "blank", beta=0.05)
+    got = method.generate(vlm, prompts, max_new_tokens=3)
+    blank = vlm.score(prompts, encoded=prior_inputs(vlm, prompts, "blank", pictures=1, seed=0)[0])
+    torch.testing.assert_close(got.margins, vlm.score(prompts) - blank, atol=1e-3, rtol=1e-3)
+    alone = method.generate(vlm, prompts[1:2], max_new_tokens=3)
+    assert alone.token_ids == [got.token_ids[1]]
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_margins_are_less_the_mean_of_the_priors(vlm: VLM, prompts: list[Prompt], prior: str) -> None:
+    method = PriorCorrection(0.7, prior, pictures=3, seed=5, shift=0.25)
+    priors = prior_inputs(vlm, prompts, prior, pictures=3, seed=5)
+    assert len(priors) == (1 if prior in ("none", "blank") else 3)
+    mean = torch.stack([vlm.score(prompts, encoded=p) for p in priors]).mean(0)
+    assert torch.equal(prior_margins(vlm, prompts, prior, pictures=3, seed=5), mean)
+    expected = vlm.score(prompts) - 0.7 * mean + 0.25
+    torch.testing.assert_close(method.generate(vlm, prompts, max_new_tokens=1).margins, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_prior_sees_nothing_of_the_case(vlm: VLM) -> None:
+    cases = [Prompt("what is red", picture(number), key=f"case {number}") for number in (1, 2)]
+    for prior in PRIORS:
+        first, second = vlm.score(cases, encoded=prior_inputs(vlm, cases, prior, pictures=1, seed=0)[0]).tolist()
+        assert (first == pytest.approx(second, abs=1e-5)) == (prior != "swapped")  # whose picture goes by the key
+    again = [replace(case, image=picture(7)) for case in cases]
+    both = (vlm.score(c, encoded=prior_inputs(vlm, c, "swapped", pictures=1, seed=0)[0]) for c in (cases, again))
+    assert torch.equal(*both)
+
+
+@pytest.mark.parametrize("beta", [1.0, None])
+def test_verdicts_follow_their_margins(vlm: VLM, prompts: list[Prompt], beta: float | None) -> None:
+    vlm, seen = decided(vlm), set()
+    for shift in (-2.0, 0.0, 2.0):
+        for weight in (0.0, 4.0):
+            got = PriorCorrection(weight, "blank", beta=beta, shift=shift).generate(vlm, prompts, max_new_tokens=1)
+            assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
+            seen.add(tuple(got.texts))
+    assert len(seen) > 2
+
+
+def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt]) -> None:
+    plain, none = (m.generate(vlm, prompts, max_new_tokens=6) for m in (Baseline(), PriorCorrection(0.0, "neutral")))
+    assert none.token_ids == plain.token_ids
+    assert torch.equal(none.margins, plain.margins)
+
+
+def test_below_one_it_ranks_as_vcd_over_the_same_picture(vlm: VLM, prompts: list[Prompt]) -> None:
+    alpha = 3.0
+    vcd = VCD(alpha=alpha, beta=None, noise="swapped", seed=2).generate(vlm, prompts, max_new_tokens=1)
+    method = PriorCorrection(alpha / (1 + alpha), "swapped", pictures=1, seed=2)
+    margins = method.generate(vlm, prompts, max_new_tokens=1).margins
+    torch.testing.assert_close((1 + alpha) * margins, vcd.margins, atol=1e-4, rtol=1e-4)
+
+
+def test_spellings_of_an_answer_share_its_prior() -> None:
+    clean, prior = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    prior[:, 1] = -30.0  # a spelling that the sentence alone never has
+    answers = AnswerIds([0, 1], [2, 5])
+    scores = less_prior(clean, prior[None], weight=2.0, answers=answers)
+
+    def margin(logits: Tensor) -> Tensor:
+        return logits[:, answers.yes].logsumexp(-1) - logits[:, answers.no].logsumexp(-1)
+
+    torch.testing.assert_close(margin(scores), margin(clean) - 2 * margin(prior))
+    plain = less_prior(clean, prior[None], weight=2.0)
+    assert plain.argmax(-1).tolist() == [1, 1, 1]  # by its rarity
+    for row, best in enumerate(clean.argmax(-1).tolist()):  # a verdict stays one, other words stay free
+        assert bool(scores[row, [3, 4, 6, 7]].isinf().all()) == (best in (0, 1, 2, 5))
+    assert scores.isinf().any()
+    assert not scores.isinf()[:, 3].all()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PriorCorrection(-1.0), r"weight=-1\.0; .*0 or more"),
+        (lambda: PriorCorrection(prior="dark"), "prior='dark'; .*swapped"),
+        (lambda: PriorCorrection(pictures=0), "pictures=0; .*1 to 32"),
+        (lambda: PriorCorrection(beta=0.0), r"beta=0\.0; "),
+        (lambda: PriorCorrection(shift=float("inf")), "shift=inf; "),
+    ],
+)
+def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+def test_a_prompt_without_image_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    with pytest.raises(UserError, match="no image in prompt 'blind'"):
+        PriorCorrection().generate(vlm, [*prompts, Prompt("what is red", key="blind")], max_new_tokens=1)
+    assert not PriorCorrection().yes_no_only
+    assert PriorCorrection(shift=1.0).yes_no_only

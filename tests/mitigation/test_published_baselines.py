@@ -1,0 +1,143 @@
+"""The peers' rules against slow loops at their published settings; weights of 0; what does nothing at a verdict."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.segments import segment
+from interp.vlm import VLM, Prompt
+from mitigation.attention_steering import steer_attention
+from mitigation.contrastive.processors import guided, m3id
+from mitigation.method import Baseline
+from mitigation.published_baselines import M3ID, PAI, InstructionContrast
+from tests.families import FAMILIES
+from tests.mitigation.slow_rule import decided, slow_rule
+
+TOKENS = 3
+
+
+def held(got: Any, vlm: VLM, prompts: list[Prompt], slow: Callable[[Prompt], tuple[list[int], float]]) -> None:
+    for row, prompt in enumerate(prompts):  # one by one, so that it holds for every batch
+        ids, margin = slow(prompt)
+        assert got.token_ids[row] == ids[: len(got.token_ids[row])]
+        assert float(got.margins[row]) == pytest.approx(margin, abs=1e-3)
+
+
+def blind(vlm: VLM, prompt: Prompt) -> Any:
+    return vlm.encode([replace(prompt, image=None)])
+
+
+def test_instruction_contrast(vlm: VLM, prompts: list[Prompt]) -> None:
+    method = InstructionContrast(disturbance="consider the dog")
+
+    def slow(prompt: Prompt) -> tuple[list[int], float]:
+        other = vlm.encode([replace(prompt, system="consider the dog")])
+        rule = lambda clean, others, step: 2 * clean - others[0]  # noqa: E731
+        return slow_rule(vlm, vlm.encode([prompt]), [other], rule, beta=0.1, tokens=TOKENS)
+
+    got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
+    held(got, vlm, prompts, slow)
+    assert (got.margins - vlm.score(prompts)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("from_picture", [False, True])
+def test_m3id(vlm: VLM, prompts: list[Prompt], from_picture: bool) -> None:
+    method = M3ID(forgetting=0.3, threshold=0.5, from_picture=from_picture)
+
+    def slow(prompt: Prompt) -> tuple[list[int], float]:
+        encoded = vlm.encode([prompt])
+        labels = segment(vlm, [prompt], encoded).rows[0].labels
+        offset = len(labels) - 1 - max(c for c, label in enumerate(labels) if label == "image_0")
+
+        def rule(clean: Tensor, others: list[Tensor], step: int) -> Tensor:
+            if clean.softmax(0).max() >= 0.5:
+                return clean.log_softmax(0)
+            gamma = torch.tensor(-0.3 * (step + 1 + offset * from_picture), dtype=torch.float64).exp()
+            seen, unseen = clean.log_softmax(0), others[0].log_softmax(0)
+            return seen + (1 - gamma) / gamma * (seen - unseen)
+
+        return slow_rule(vlm, encoded, [blind(vlm, prompt)], rule, beta=None, tokens=TOKENS)
+
+    held(method.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
+
+
+def test_m3id_as_published_does_nothing_to_a_confident_verdict(vlm: VLM, prompts: list[Prompt]) -> None:
+    vlm = decided(vlm)
+    published, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (M3ID(), Baseline()))
+    torch.testing.assert_close(published.margins, plain.margins)
+    open_gate = M3ID(threshold=1.0).generate(vlm, prompts, max_new_tokens=1).margins
+    text = torch.cat([vlm.score([p], encoded=blind(vlm, p)) for p in prompts])
+    torch.testing.assert_close(open_gate - plain.margins, 0.0202 * (plain.margins - text), atol=1e-4, rtol=1e-2)
+
+
+def test_the_gate_is_a_rows_own() -> None:
+    clean = torch.tensor([[5.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
+    scores = m3id(clean, clean.flip(1), forgetting=1.0, threshold=0.5, place=torch.ones(1, 1, dtype=torch.long))
+    assert torch.equal(scores[0], clean[0].log_softmax(-1))
+    assert (scores[1] - clean[1].log_softmax(-1)).abs().max() > 0.1
+
+
+def test_pai(vlm: VLM, prompts: list[Prompt]) -> None:
+    method = PAI(alpha=0.5, gamma=1.8, first_layer=1, beta=0.05)
+    got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
+    with steer_attention(vlm, 0.5, layers=[1], relative=True):
+        steered = vlm.score(prompts)
+    text = torch.cat([vlm.score([p], encoded=blind(vlm, p)) for p in prompts])
+    torch.testing.assert_close(got.margins, 1.8 * steered - 0.8 * text, atol=1e-4, rtol=1e-4)
+    unsteered = PAI(alpha=0.0, gamma=1.8, first_layer=1, beta=0.05)
+
+    def slow(prompt: Prompt) -> tuple[list[int], float]:
+        rule = lambda clean, others, step: guided(clean[None], others[0][None], gamma=1.8)[0]  # noqa: E731
+        return slow_rule(vlm, vlm.encode([prompt]), [blind(vlm, prompt)], rule, beta=0.05, tokens=TOKENS)
+
+    held(unsteered.generate(vlm, prompts, max_new_tokens=TOKENS), vlm, prompts, slow)
+    alone = method.generate(vlm, prompts[1:2], max_new_tokens=TOKENS)
+    assert alone.token_ids == [got.token_ids[1]]
+
+
+@pytest.mark.parametrize(
+    "method", [InstructionContrast(alpha=0.0), M3ID(forgetting=0.0), M3ID(threshold=0.0), PAI(0.0, 1.0, 1)], ids=repr
+)
+def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
+    plain, none = (m.generate(vlm, prompts, max_new_tokens=5) for m in (Baseline(), method))
+    assert none.token_ids == plain.token_ids
+    torch.testing.assert_close(none.margins, plain.margins)
+
+
+@pytest.mark.parametrize("method", [InstructionContrast(shift=0.4), M3ID(shift=0.4), PAI(first_layer=0, shift=0.4)])
+def test_verdicts_follow_their_shifted_margins(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
+    vlm = decided(vlm)
+    got, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (method, replace(method, shift=0.0)))
+    torch.testing.assert_close(got.margins, plain.margins + 0.4)
+    assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
+    assert method.yes_no_only
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: InstructionContrast(alpha=-1.0), r"alpha=-1\.0"),
+        (lambda: InstructionContrast(disturbance=" "), "disturbance=''"),
+        (lambda: M3ID(threshold=1.5), r"threshold=1\.5; .*0 and 1"),
+        (lambda: M3ID(forgetting=-0.1), r"forgetting=-0\.1; "),
+        (lambda: PAI(gamma=0.5), r"gamma=0\.5; .*1 or more"),
+        (lambda: PAI(first_layer=-1), "first_layer=-1; "),
+    ],
+)
+def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+def test_what_cannot_be_asked_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    with pytest.raises(UserError, match="first_layer=2; tiny has fewer layers"):
+        PAI().generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="no image in prompt 'blind'"):
+        M3ID().generate(vlm, [Prompt("what is red", key="blind")], max_new_tokens=1)
+    with pytest.raises(UserError, match="instructblip cannot answer without an image"):
+        M3ID().generate(VLM(*FAMILIES["instructblip"](), name="instructblip"), prompts, max_new_tokens=1)

@@ -1,0 +1,112 @@
+"""The second branch on its own: chunks, parts of a batch, positions, and what it leaves alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt
+from mitigation.contrastive.pixels import pixel_rows, select_rows
+from mitigation.contrastive.second_branch import SecondBranch
+from tests.families import FAMILIES
+from tests.mitigation.family_laws import case
+from tests.tiny import picture
+
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+def tokens(rows: int, count: int) -> Tensor:
+    """Ordinary words of every vocabulary."""
+    return torch.randint(300, 340, (rows, count), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("llava", "llava_mistral")])
+def test_a_part_caught_up_in_a_chunk_is_the_whole_step_by_step(name: str) -> None:
+    whole = case(name)
+    branch, said = SecondBranch(whole.vlm.model, whole.noised), tokens(3, 4)
+    steps = [branch.start(), *(branch.extend(said[:, i : i + 1]) for i in range(4))]
+    part, rows = branch.part([2, 0]), torch.tensor([2, 0])
+    torch.testing.assert_close(part.start(), steps[0][rows], atol=1e-3, rtol=1e-3)
+    part.extend(said[rows, :1])
+    torch.testing.assert_close(part.extend(said[rows, 1:]), steps[-1][rows], atol=1e-3, rtol=1e-3)
+
+
+def test_the_parts_of_a_batch_are_what_the_processor_gives_for_them(qwen_and_tiles: str) -> None:
+    whole = case(qwen_and_tiles)
+    for rows in ([0], [2, 1], [1, 1]):
+        alone = dict(whole.vlm.encode([whole.prompts[row] for row in rows]))
+        part = select_rows(whole.inputs, rows, whole.vlm.model.config)
+        assert part.keys() == alone.keys()
+        width = alone["input_ids"].shape[1]
+        for key, value in alone.items():
+            own = part[key][:, -width:] if key in ("input_ids", "mm_token_type_ids") else part[key]
+            if key != "attention_mask":
+                assert torch.equal(own, value), key
+
+
+@pytest.fixture(params=["qwen2_vl", "internvl"])
+def qwen_and_tiles(request: pytest.FixtureRequest) -> str:
+    """The families whose rows of ``pixel_values`` are not pictures."""
+    return str(request.param)
+
+
+def test_pixel_rows_of_two_pictures_in_a_prompt() -> None:
+    config: Any = case("qwen2_vl").vlm.model.config
+    image = config.image_token_id
+    grids = torch.tensor([[1, 4, 4], [1, 2, 4], [1, 2, 2]])  # 4, 2 and 1 image tokens
+    ids = torch.tensor([[9, image, image, image, image, 8, image, image], [9, 9, 9, 9, 9, 9, 9, image]])
+    inputs = {"input_ids": ids, "image_grid_thw": grids, "pixel_values": torch.zeros(16 + 8 + 4, 3)}
+    assert pixel_rows(inputs, config) == [range(24), range(24, 28)]
+    part = select_rows(inputs, [1, 0], config)
+    assert part["image_grid_thw"].tolist() == [[1, 2, 2], [1, 4, 4], [1, 2, 4]]
+    with pytest.raises(UserError, match="8 image tokens do not share out among 3 images"):
+        pixel_rows(inputs | {"input_ids": ids.where(ids != 8, image)}, config)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_the_positions_kept_in_the_model_are_left_alone(name: str) -> None:
+    whole, kept = case(name), torch.full((3, 1), 12345)
+    base = whole.vlm.model.model
+    before, base.rope_deltas = base.rope_deltas, kept
+    try:
+        branch = SecondBranch(whole.vlm.model, whole.noised)
+        branch.start()
+        first = branch.extend(tokens(3, 1))
+        assert base.rope_deltas is kept
+        base.rope_deltas = None
+        branch.start()
+        assert torch.equal(branch.extend(tokens(3, 1)), first)
+    finally:
+        base.rope_deltas = before
+
+
+def test_right_padding_is_refused_and_padding_after_the_picture_is_not() -> None:
+    whole = case("instructblip")
+    mask = whole.inputs["attention_mask"]
+    assert (mask[:, 1:] < mask[:, :-1]).any(), "queries, then padding, then the text"
+    SecondBranch(whole.vlm.model, whole.inputs)
+    right = mask.clone()
+    right[1, -1] = 0
+    with pytest.raises(UserError, match="padded on the right"):
+        SecondBranch(whole.vlm.model, whole.inputs | {"attention_mask": right})
+
+
+def test_without_pictures_it_is_refused_unless_asked_for(vlm: VLM) -> None:
+    blind = dict(vlm.encode([Prompt("what is red")]))
+    with pytest.raises(UserError, match="no pixel_values"):
+        SecondBranch(vlm.model, blind)
+    logits = SecondBranch(vlm.model, blind, blind=True).start()
+    torch.testing.assert_close(logits, vlm.model(**blind).logits[:, -1], atol=1e-5, rtol=1e-5)
+    seeing = dict(vlm.encode([Prompt("what is red", picture(1))]))
+    assert (SecondBranch(vlm.model, seeing).start() - logits).abs().max() > 0.01
+
+
+def test_an_adapter_is_part_of_the_branch() -> None:
+    noised, model = case("qwen2_vl").noised, FAMILIES["qwen2_vl"]().model
+    plain = SecondBranch(model, noised).start()
+    with torch.random.fork_rng(devices=[]):
+        adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
+    assert (SecondBranch(adapted, noised).start() - plain).abs().max() > 1e-3

@@ -1,0 +1,86 @@
+"""A shift around any method: the margin moves by it, and the verdict follows the margin."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from interp.errors import UserError
+from interp.vlm import VLM, Prompt
+from mitigation.controls import TextOnly
+from mitigation.method import Baseline
+from mitigation.threshold import ConstantShift
+from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled, Shifted
+from tests.mitigation.slow_rule import decided
+
+
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 30.0])
+def test_of_the_baseline_it_is_the_constant_shift(vlm: VLM, prompts: list[Prompt], shift: float) -> None:
+    methods = (Shifted(Baseline(), shift), ConstantShift(shift))
+    shifted, constant = (method.generate(vlm, prompts, max_new_tokens=3) for method in methods)
+    assert shifted.token_ids == constant.token_ids
+    assert torch.equal(shifted.margins, constant.margins)
+    assert Shifted(Shifted(Baseline(), shift), -shift).generate(vlm, prompts, max_new_tokens=3).token_ids == (
+        Baseline().generate(vlm, prompts, max_new_tokens=3).token_ids
+    )
+
+
+@pytest.mark.parametrize("branch", ["sequential", "paired"])
+@pytest.mark.parametrize("beta", [None, 1.0])  # 1: nothing but the likeliest token passes the cutoff
+def test_the_verdict_follows_the_shifted_margin(
+    vlm: VLM, prompts: list[Prompt], beta: float | None, branch: str
+) -> None:
+    vlm, method = decided(vlm), VCD(alpha=8.0, beta=beta, noise_step=999, branch=branch)
+    margins = method.generate(vlm, prompts, max_new_tokens=1).margins
+    for shift in (-float(margins.median()) + 0.01, -float(margins.max()) - 1, -float(margins.min()) + 1):
+        got = Shifted(method, shift).generate(vlm, prompts, max_new_tokens=1)
+        torch.testing.assert_close(got.margins, margins + shift)
+        assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
+
+
+def test_shifts_add_up_and_draws_come_after_them(vlm: VLM, prompts: list[Prompt]) -> None:
+    vlm, method = decided(vlm), TextOnly(2.0, 1.0)
+    shifts = (Shifted(Shifted(method, 1.0), -1.5), Shifted(method, -0.5))
+    twice, once = (shifted.generate(vlm, prompts, max_new_tokens=2) for shifted in shifts)
+    assert twice.token_ids == once.token_ids
+    torch.testing.assert_close(twice.margins, once.margins)
+    drawn = [
+        Sampled(m, temperature=3.0).generate(vlm, prompts, max_new_tokens=1).token_ids
+        for m in (Shifted(Baseline(), 0.7), ConstantShift(0.7))
+    ]
+    assert drawn[0] == drawn[1]
+
+
+def test_only_the_first_token_is_shifted(vlm: VLM, prompts: list[Prompt]) -> None:
+    plain = Baseline().generate(decided(vlm), prompts, max_new_tokens=4)
+    assert Shifted(Baseline(), 1e-4).generate(vlm, prompts, max_new_tokens=4).token_ids == plain.token_ids
+    forced = Shifted(Baseline(), 99.0).generate(vlm, prompts, max_new_tokens=4)
+    assert all(text.startswith("Yes") for text in forced.texts)
+    assert any("No" in text for text in forced.texts)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Shifted(Baseline(), float("nan")), r"shift=nan; .*finite"),
+        (lambda: Shifted(Sampled(Baseline()), 1.0), "sample the shifted one"),
+        (lambda: Shifted(3, 1.0), "method=3; "),
+    ],
+)
+def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+def test_what_cannot_be_shifted_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
+    class Loop:
+        def generate(self, vlm: Any, prompts: Any, *, max_new_tokens: int) -> Any:
+            return plain
+
+    plain = Baseline().generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="loop of its own"):
+        Shifted(Loop(), 1.0).generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="branch=lazy"):
+        Shifted(VCD(branch="lazy"), 1.0).generate(vlm, prompts, max_new_tokens=1)
