@@ -11,7 +11,7 @@ class Automatic:
     """The default judge of each kind of benchmark: anchored Yes/No, or the offline classifier of refusals.
 
     The classifier agrees better with people than the phrase rules do (mean κ .87 against .74 on XSTest, each model left
-    out; LOG.md).
+    out; docs/log.md).
     """
 
     def for_kind(self, kind: Kind) -> Judge:
