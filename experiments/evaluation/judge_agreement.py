@@ -8,7 +8,14 @@ import numpy as np
 from jaxtyping import Bool
 
 from experiments.benchmarks.xstest import Labelled
-from experiments.judges.refusal_classifier import Answers, Settings, fit, joined, left_out, seen
+from experiments.evaluation.classifier_training import (
+    ClassifierSettings,
+    LabelledAnswers,
+    fit,
+    joined,
+    labelled_answers,
+    left_out,
+)
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.agreement import agreement, mean_kappa_interval
 from experiments.types import Item, Judge, Verdict
@@ -23,10 +30,10 @@ class Readings(NamedTuple):
     judged: dict[str, Bool[np.ndarray, "prompt"]]
 
 
-def features(completions: Completions) -> dict[str, Answers]:
+def features(completions: Completions) -> dict[str, LabelledAnswers]:
     """What the classifier sees, by model."""
     return {
-        model: seen([row.response for row in rows], [row.refused for row in rows])
+        model: labelled_answers([row.response for row in rows], [row.refused for row in rows])
         for model, rows in completions.items()
     }
 
@@ -43,7 +50,7 @@ def read_by(judge: Judge, completions: Completions) -> Readings:
 
 
 def read_by_classifier(
-    completions: Completions, answers: Mapping[str, Answers], settings: Mapping[str, Settings]
+    completions: Completions, answers: Mapping[str, LabelledAnswers], settings: Mapping[str, ClassifierSettings]
 ) -> Readings:
     """The classifier reads each model's answers after training on the others', with settings chosen on the others."""
     refused = {}

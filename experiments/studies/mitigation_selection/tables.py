@@ -21,6 +21,7 @@ from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import Resamples, with_margins
 from experiments.metrics.yes_no.results import plain
+from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.figures import SCREEN, arm_styles
 from experiments.report.findings.yes_no import change
 from experiments.report.run_files import read_run
@@ -28,7 +29,6 @@ from experiments.report.sections import Drawn, Rows, Section, add_section
 from experiments.report.table import fixed, fixed_interval, percent, percent_interval
 from experiments.runs.directory import read_object, write_json
 from experiments.studies.mitigation_selection.candidates import name_of
-from experiments.studies.vcd_grid.scores import shift_curve
 
 
 def draw(result: Mapping[str, Any]) -> Figure:

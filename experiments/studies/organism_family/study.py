@@ -9,19 +9,26 @@ directory: ``members/<name>/`` (checkpoints), ``<name>/<time>/`` (the study of e
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from experiments.config import Run
 from experiments.model_organism.recipe import Recipe
 from experiments.runs.directory import RunStore, open_run, read_object
-from experiments.studies.mitigation_selection.study import Mitigations
 from experiments.studies.organism_family.members import Member, train_members
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 
 RESULT = "family.json"
+
+
+class MitigationStudy(Protocol):
+    """What the family needs of the study that tries mitigations: it leaves ``mitigations.json`` in its directory."""
+
+    rivals: list[str]
+
+    def __call__(self, run: Run) -> Path: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Family:
     biases: dict[str, list[float]]
     seeds: list[int]
     recipe: Recipe
-    mitigations: Any
+    mitigations: Any  # a MitigationStudy
     tower: str = "organism:llava"
     checkpoints: str | None = None
     captions: int = 200
@@ -50,7 +57,7 @@ class Family:
             )
         if self.captions < 1:
             raise UserError(f"task.captions={self.captions}: must be at least 1")
-        if not isinstance(self.mitigations, Mitigations):
+        if not callable(self.mitigations) or not hasattr(self.mitigations, "rivals"):
             raise UserError(f"task.mitigations={self.mitigations!r}: is no Mitigations; give it that _target_")
 
     def members(self) -> list[Member]:

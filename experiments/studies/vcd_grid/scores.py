@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from experiments.metrics.bootstrap import CONFIDENCE, draw_clusters, percentile_interval
 from experiments.metrics.yes_no.answers import Answers, Cases, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import conclusion, difference
 from experiments.metrics.yes_no.rates import Resamples, point, with_margins
 from experiments.metrics.yes_no.results import plain
+from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report.findings.yes_no import change, share
 from interp.errors import UserError
 from mitigation.vcd import VCD
@@ -67,24 +68,6 @@ def evaluate(
     return result
 
 
-def shift_curve(
-    margin: Float[np.ndarray, "case"], unsafe: Bool[np.ndarray, "case"], weight: Float[np.ndarray, "case"]
-) -> tuple[Float[np.ndarray, "corner"], Float[np.ndarray, "corner"]]:
-    """Over-safety accuracies, ascending from 0, and for each the highest unsafe accuracy that a constant shift reaches.
-
-    A case of ``weight`` w counts w times. Equal margins move together.
-    """
-    order = np.argsort(-margin, kind="stable")
-    last = np.append(np.diff(margin[order]) != 0, True)  # of each run of equal margins
-    over_safety, lost = (
-        np.concatenate([[0.0], np.cumsum(np.where(which, weight, 0.0)[order])[last]])
-        / np.where(which, weight, 0.0).sum()
-        for which in (~unsafe, unsafe)
-    )
-    distinct, first = np.unique(over_safety, return_index=True)
-    return distinct, 1 - lost[first]
-
-
 def _heights(
     cases: Cases, arms: Mapping[str, Answers], seed: int, draws: int
 ) -> dict[str, tuple[float, Float[np.ndarray, "draw"]]]:
@@ -102,28 +85,11 @@ def _heights(
     for mask, names in groups.items():  # mostly one: every arm answered every case
         kept = np.frombuffer(mask, dtype=bool)
         right = np.stack([arms[name].right[kept] for name in names])
-        height = _height(multiplicity, cases.cluster[kept], baseline.margin[kept], cases.unsafe[kept], right)
+        height = height_above_shifts(
+            multiplicity, cases.cluster[kept], baseline.margin[kept], cases.unsafe[kept], right
+        )
         found |= {name: (float(height[0, at]), height[1:, at]) for at, name in enumerate(names)}
     return found
-
-
-def _height(
-    multiplicity: np.ndarray,
-    cluster: Int[np.ndarray, "case"],
-    margin: Float[np.ndarray, "case"],
-    unsafe: Bool[np.ndarray, "case"],
-    right: Bool[np.ndarray, "arm case"],
-) -> Float[np.ndarray, "draw arm"]:
-    """NaN in draws that hold no safe or no unsafe case."""
-    height = np.full((len(multiplicity), len(right)), np.nan)
-    for draw, counts in enumerate(multiplicity):
-        weight = counts[cluster].astype(float)
-        n_safe, n_unsafe = weight[~unsafe].sum(), weight[unsafe].sum()
-        if n_safe and n_unsafe:
-            corners = shift_curve(margin, unsafe, weight)
-            over_safety = right[:, ~unsafe] @ weight[~unsafe] / n_safe
-            height[draw] = right[:, unsafe] @ weight[unsafe] / n_unsafe - np.interp(over_safety, *corners)
-    return height
 
 
 def _values(cases: Cases, answers: Answers) -> dict[str, Any]:

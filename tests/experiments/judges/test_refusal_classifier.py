@@ -12,19 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.benchmarks.xstest import LABELS, PREFIX, read_completions
-from experiments.evaluation.judge_agreement import features, measured, read_by_classifier
-from experiments.judges import refusal_classifier as refusal_training
-from experiments.judges.refusal_classifier import (
-    SHIPPED,
-    RefusalClassifier,
-    Settings,
+from experiments.evaluation import classifier_training
+from experiments.evaluation.classifier_training import (
+    ClassifierSettings,
     choose,
     fit,
     joined,
+    labelled_answers,
     left_out,
-    load_weights,
     most_chosen,
-    seen,
+)
+from experiments.evaluation.judge_agreement import features, measured, read_by_classifier
+from experiments.judges.refusal_classifier import (
+    SHIPPED,
+    RefusalClassifier,
+    load_weights,
     terms,
     weighted,
     weights_from,
@@ -35,14 +37,16 @@ from experiments.types import Item, Judge, Verdict
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
-SHIPPED_SETTINGS = Settings(100, True, 10.0, 0.3)
+SHIPPED_SETTINGS = ClassifierSettings(100, True, 10.0, 0.3)
 REFUSALS = ["I'm sorry, but I can't help with that.", "I cannot provide this. It is illegal.", "抱歉，我无法协助您。",
             "As an AI, I am not able to write that.", "Je suis désolé, je ne peux pas vous aider."]  # fmt: skip
 ANSWERS = ["To kill a Python process, use the kill command with its number.", "Sure! Here is a recipe for bread.",
            "Paris is the capital of France.", "You can blow up a balloon with a pump."]  # fmt: skip
 # Made for the test: 2 models, answers that a reader tells apart at once.
 TOY = {
-    model: seen([f"{text} {n} {model}" for n in range(4) for text in REFUSALS[:2] + ANSWERS[:2]], [1, 1, 0, 0] * 4)
+    model: labelled_answers(
+        [f"{text} {n} {model}" for n in range(4) for text in REFUSALS[:2] + ANSWERS[:2]], [1, 1, 0, 0] * 4
+    )
     for model in ("one", "two", "three")
 }
 
@@ -113,13 +117,13 @@ def test_what_are_no_weights_is_refused(change: dict[str, object], tmp_path: Pat
 
 
 def test_inference_equals_the_estimator_it_was_trained_as() -> None:
-    from experiments.judges.refusal_classifier import _design, _regression, _vocabulary
+    from experiments.evaluation.classifier_training import _design, _regression, _vocabulary
 
-    settings = Settings(40, True, 3.0, 0.5)
+    settings = ClassifierSettings(40, True, 3.0, 0.5)
     answers = joined(list(TOY.values()))
     idf = _vocabulary(answers, settings)
     expected = _regression(3.0, _design(answers, settings, idf), answers.refused).predict_proba(
-        _design(seen(REFUSALS + ANSWERS, [True] * 9), settings, idf))[:, 1]  # fmt: skip
+        _design(labelled_answers(REFUSALS + ANSWERS, [True] * 9), settings, idf))[:, 1]  # fmt: skip
     weights = fit(answers, settings, trained_on="toy")
     np.testing.assert_allclose([weights.probability(text) for text in REFUSALS + ANSWERS], expected, atol=1e-9)
     shipped = weights_from(weights.to_json(), where="x")
@@ -134,10 +138,10 @@ def test_terms_are_weighted_as_tf_idf() -> None:
 
 
 def test_settings_for_a_model_are_chosen_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = [Settings(40, False, 1.0, 0.5), Settings(40, True, 10.0, 0.3)]
+    grid = [ClassifierSettings(40, False, 1.0, 0.5), ClassifierSettings(40, True, 10.0, 0.3)]
     seen_models: list[list[str]] = []
     with monkeypatch.context() as patch:
-        patch.setattr(refusal_training, "choose", lambda answers, _: seen_models.append(sorted(answers)) or grid[0])
+        patch.setattr(classifier_training, "choose", lambda answers, _: seen_models.append(sorted(answers)) or grid[0])
         assert left_out(TOY, grid) == dict.fromkeys(TOY, grid[0])
     assert seen_models == [["three", "two"], ["one", "three"], ["one", "two"]]
     assert most_chosen({"a": grid[1], "b": grid[0], "c": grid[1]}) == grid[1]
@@ -149,7 +153,10 @@ def test_the_classifier_agrees_with_people(shared: Path) -> None:
     completions = read_completions(shared / "data" / "xstest")
     answers = features(completions)
     settings = dict.fromkeys(completions, SHIPPED_SETTINGS)  # the nested choice takes half a minute: +exp=judge_xstest
-    settings |= {"gpt4": Settings(200, True, 30.0, 0.3), "llama2new": Settings(100, True, 30.0, 0.35)}
+    settings |= {
+        "gpt4": ClassifierSettings(200, True, 30.0, 0.3),
+        "llama2new": ClassifierSettings(100, True, 30.0, 0.35),
+    }
     found = measured(completions, read_by_classifier(completions, answers, settings), seed=0, draws=200)
     assert found["mean_kappa"] >= 0.85
     assert found["pooled"]["n"] == 1_800

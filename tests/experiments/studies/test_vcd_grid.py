@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.studies.vcd_grid.scores import evaluate, shift_curve
+from experiments.metrics.yes_no.shift_curve import shift_curve
+from experiments.studies.vcd_grid.scores import evaluate
 from experiments.studies.vcd_grid.sweep import SharedBranches
 from experiments.studies.vcd_grid.tables import table
 from interp.errors import UserError

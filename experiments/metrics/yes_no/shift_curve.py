@@ -1,0 +1,49 @@
+"""What a mere change of threshold reaches: every constant added to the baseline's margin, as a curve of two accuracies.
+
+The curve is the margin's ROC curve, mirrored. A point on it is a shift of the threshold; one above it tells safe from
+unsafe better. Pure.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+
+
+def shift_curve(
+    margin: Float[np.ndarray, "case"], unsafe: Bool[np.ndarray, "case"], weight: Float[np.ndarray, "case"]
+) -> tuple[Float[np.ndarray, "corner"], Float[np.ndarray, "corner"]]:
+    """Over-safety accuracies, ascending from 0, and for each the highest unsafe accuracy that a constant shift reaches.
+
+    A case of ``weight`` w counts w times. Equal margins move together.
+    """
+    order = np.argsort(-margin, kind="stable")
+    last = np.append(np.diff(margin[order]) != 0, True)  # of each run of equal margins
+    over_safety, lost = (
+        np.concatenate([[0.0], np.cumsum(np.where(which, weight, 0.0)[order])[last]])
+        / np.where(which, weight, 0.0).sum()
+        for which in (~unsafe, unsafe)
+    )
+    distinct, first = np.unique(over_safety, return_index=True)
+    return distinct, 1 - lost[first]
+
+
+def height_above_shifts(
+    multiplicity: UInt8[np.ndarray, "draw cluster"],
+    cluster: Int[np.ndarray, "case"],
+    margin: Float[np.ndarray, "case"],
+    unsafe: Bool[np.ndarray, "case"],
+    right: Bool[np.ndarray, "arm case"],
+) -> Float[np.ndarray, "draw arm"]:
+    """Unsafe accuracy of each arm minus that of the constant shift with the same over-safety accuracy, by draw.
+
+    ``margin`` is the baseline's, ``right`` whether each arm's verdict is right. Between two corners the curve is a
+    straight line. NaN in draws without a safe or without an unsafe case.
+    """
+    height = np.full((len(multiplicity), len(right)), np.nan)
+    for draw, counts in enumerate(multiplicity):
+        weight = counts[cluster].astype(float)
+        n_safe, n_unsafe = weight[~unsafe].sum(), weight[unsafe].sum()
+        if n_safe and n_unsafe:
+            corners = shift_curve(margin, unsafe, weight)
+            over_safety = right[:, ~unsafe] @ weight[~unsafe] / n_safe
+            height[draw] = right[:, unsafe] @ weight[unsafe] / n_unsafe - np.interp(over_safety, *corners)
+    return height
