@@ -35,7 +35,7 @@ class Baseline:
 
 
 @runtime_checkable
-class Learned(Protocol):
+class TrainableMethod(Protocol):
     """A method's settings before it has learned: a frozen dataclass that imports neither torch nor transformers."""
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "Method":

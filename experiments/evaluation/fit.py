@@ -15,7 +15,7 @@ from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Sample
 from interp.errors import UserError
 from mitigation.controls import YesBias
-from mitigation.method import Learned
+from mitigation.method import TrainableMethod
 from mitigation.threshold import CalibratedShift, ConstantShift
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
 def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
     """UserError for an arm that has to learn where there is nothing to learn from but the cases it is judged on."""
     for arm, method in arms.items():
-        if isinstance(method, Learned) and benchmark.development() is None:
+        if isinstance(method, TrainableMethod) and benchmark.development() is None:
             raise UserError(
                 f"arm {arm} ({type(method).__name__}) learns from a development split, and benchmark {benchmark.name} "
                 "has none; leave it out, or learn it on another benchmark"
@@ -38,7 +38,7 @@ def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
 
 
 def learned(
-    arm: str, method: Learned, vlm: "VLM", samples: Sequence[Sample], out: Path, launch: Launch | None = None
+    arm: str, method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: Path, launch: Launch | None = None
 ) -> "Method":
     """``method`` as learned on ``samples`` into ``out``, a safetensors file, or read from it where it is there.
 
@@ -76,7 +76,7 @@ def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
     return prompts, safe
 
 
-def _learn(method: Learned, vlm: "VLM", samples: Sequence[Sample], out: Path) -> None:
+def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: Path) -> None:
     prompts, safe = examples(samples)
     if not prompts:
         raise UserError("no case of the development split can teach it; raise limit, or mend the images")

@@ -33,7 +33,7 @@ from experiments.runs.responses import Responses
 from experiments.types import Kind, Loaded, Sample, Status
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
-from mitigation.method import Learned
+from mitigation.method import TrainableMethod
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -281,7 +281,7 @@ class Study:
     def _ready(self, arm: str) -> "Method":
         """The arm's method as it answers: what has to learn has learned on the development split."""
         method = self.run.arms[arm]
-        if not isinstance(method, Learned):
+        if not isinstance(method, TrainableMethod):
             return method
         if arm not in self._learned:
             development = self.run.benchmark.development()

@@ -5,15 +5,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor
 
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+from tests.conftest import REPOSITORY
 from tests.tiny import picture
 
 TOKENS = 8
+
+
+@pytest.fixture(scope="session")
+def published() -> dict[str, Tensor]:
+    """Outputs of the published code of visual contrastive decoding; see ``tests/golden/README.md``."""
+    return load_file(REPOSITORY / "tests" / "golden" / "vcd_reference.safetensors")
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """The formulas against the published code's outputs, a slow loop, and their laws."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor
 
 from interp.errors import UserError
@@ -26,16 +24,15 @@ def logits(draw: st.DrawFn) -> Tensor:
 
 
 @pytest.mark.parametrize("case", range(5))
-def test_published_outputs_are_matched(shared: Path, case: int) -> None:
-    golden = load_file(shared / "golden" / "vcd_reference.safetensors")
-    alpha, beta = golden[f"{case}.alpha_beta"].tolist()
-    clean, noised = golden[f"{case}.clean"].float(), golden[f"{case}.noisy"].float()
+def test_published_outputs_are_matched(published: dict[str, Tensor], case: int) -> None:
+    alpha, beta = published[f"{case}.alpha_beta"].tolist()
+    clean, noised = published[f"{case}.clean"].float(), published[f"{case}.noisy"].float()
 
     kept = plausible(clean, beta=beta)
 
-    assert torch.equal(kept.nonzero(), golden[f"{case}.kept_index"].long())
+    assert torch.equal(kept.nonzero(), published[f"{case}.kept_index"].long())
     values = contrast(clean, noised, alpha=alpha)[kept]
-    torch.testing.assert_close(values, golden[f"{case}.kept_value"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(values, published[f"{case}.kept_value"], atol=1e-4, rtol=0)
 
 
 @given(logits(), ALPHAS, BETAS)

@@ -5,13 +5,11 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 from torch import Tensor
 
 from interp.errors import UserError
@@ -48,14 +46,13 @@ def same(left: Tensor, right: Tensor) -> None:
 
 
 @pytest.mark.parametrize("case", range(5))
-def test_published_outputs_are_matched_by_both(shared: Path, kernel: Call, case: int) -> None:
-    golden = load_file(shared / "golden" / "vcd_reference.safetensors")
-    alpha, beta = golden[f"{case}.alpha_beta"].tolist()
+def test_published_outputs_are_matched_by_both(published: dict[str, Tensor], kernel: Call, case: int) -> None:
+    alpha, beta = published[f"{case}.alpha_beta"].tolist()
     for one in (contrast_and_cut, kernel):
-        scores = one(golden[f"{case}.clean"], golden[f"{case}.noisy"], alpha=alpha, beta=beta)
+        scores = one(published[f"{case}.clean"], published[f"{case}.noisy"], alpha=alpha, beta=beta)
         kept = scores.isfinite()
-        assert torch.equal(kept.nonzero(), golden[f"{case}.kept_index"].long())
-        torch.testing.assert_close(scores[kept], golden[f"{case}.kept_value"], atol=1e-4, rtol=0)
+        assert torch.equal(kept.nonzero(), published[f"{case}.kept_index"].long())
+        torch.testing.assert_close(scores[kept], published[f"{case}.kept_value"], atol=1e-4, rtol=0)
         assert (scores[~kept] == FORBIDDEN).all()
 
 

@@ -13,7 +13,7 @@ from interp.hooks.residual import Here, edit_residual, last_point, residuals
 from interp.vlm import VLM, Prompt
 from mitigation.activation_steering import DirectionSteering, LearnedSteering
 from mitigation.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
-from mitigation.method import Learned
+from mitigation.method import TrainableMethod
 from mitigation.orthogonalization import levelled, orthogonalised, projected, without
 from mitigation.probe_readout import LearnedReadout, TruthReadout
 from mitigation.ridge_probe import Pooled, area, fit_readout, held_out, platt, shuffled_area
@@ -108,10 +108,10 @@ def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, 
     before = hooks(vlm)
     own, middle = vlm.margin, vlm.score(prompts).median()
     vlm.margin = lambda logits: own(logits) - middle  # type: ignore[method-assign]  # called safe and unsafe alike
-    assert isinstance(method, Learned)
+    assert isinstance(method, TrainableMethod)
     learned = [method.learn(vlm, prompts, safe, out=tmp_path / f"{name}.safetensors") for name in "ab"]
     assert repr(learned[0]) == repr(learned[1])
-    assert not isinstance(learned[0], Learned)
+    assert not isinstance(learned[0], TrainableMethod)
     assert str(tmp_path) not in repr(learned[0])
     assert method.read(tmp_path / "a.safetensors") == learned[0]
     other = method.learn(vlm, prompts[:28], safe[:28], out=tmp_path / "c.safetensors")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from interp.errors import UserError
-from mitigation.method import Learned
+from mitigation.method import TrainableMethod
 from mitigation.wrappers import Shifted
 
 
@@ -35,7 +35,7 @@ class Candidate:
     @property
     def learns(self) -> bool:
         """Whether the method has to see labelled cases first."""
-        return isinstance(self.method, Learned)
+        return isinstance(self.method, TrainableMethod)
 
     def settings(self) -> Iterator[dict[str, Any]]:
         """Every combination of values, the first field slowest."""

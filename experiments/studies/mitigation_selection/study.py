@@ -26,7 +26,7 @@ from experiments.studies.mitigation_selection.candidates import Candidate, name_
 from experiments.studies.mitigation_selection.choice import Chosen, Development, best_setting, choose_shift
 from experiments.types import SCORED_SUBSETS, Loaded, Sample
 from interp.errors import UserError
-from mitigation.method import Baseline, Learned
+from mitigation.method import Baseline, TrainableMethod
 from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class _Choosing:
 
     def ready(self, name: str, method: Any, fold: int | None = None) -> Any:
         """``method``, learned from all development cases, or from those outside ``fold``."""
-        if not isinstance(method, Learned):
+        if not isinstance(method, TrainableMethod):
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
         out = self.store.path / fit.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"

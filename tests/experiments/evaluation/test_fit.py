@@ -19,7 +19,7 @@ from experiments.runs.launch import Launch
 from experiments.types import Kind, Loaded
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.method import Learned
+from mitigation.method import TrainableMethod
 from mitigation.threshold import ConstantShift
 from tests.experiments.compose import run_of
 from tests.experiments.writer_job import Alone
@@ -77,8 +77,8 @@ def shifts(run: Run) -> dict[str, float]:
 
 
 def test_an_arm_learns_once_on_the_development_split_and_answers(saved: Path, tmp_path: Path) -> None:
-    assert isinstance(Teachable(), Learned)
-    assert not isinstance(Taught(0.0, "", Path()), Learned)
+    assert isinstance(Teachable(), TrainableMethod)
+    assert not isinstance(Taught(0.0, "", Path()), TrainableMethod)
     taught.clear()
     run = study(saved, tmp_path)
 
