@@ -10,11 +10,10 @@ are left-padded, so a step is one column of the batch. Knows nothing of benchmar
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -24,9 +23,9 @@ from torch import Tensor
 
 from interp.attention_tables import AttentionMap, Masses, mass_table
 from interp.errors import UserError
-from interp.hooks.attention import AttentionCall, intercept
-from interp.hooks.forward import Follower, Forward, Pass
-from interp.segments import RowSegments, Segments, segment
+from interp.hooks.attention import AttentionCall, chosen_layers, intercept
+from interp.hooks.forward import Follower, Forward, Pass, follow, is_paused
+from interp.segments import RowSegments, Segments
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -43,23 +42,6 @@ class Queries(Enum):
 
 
 Steps = Queries | Sequence[int]
-
-_PAUSED: ContextVar[bool] = ContextVar("recording_paused", default=False)
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Forwards inside are not recorded: for a second branch (noised image, no image) beside the one that answers."""
-    token = _PAUSED.set(True)
-    try:
-        yield
-    finally:
-        _PAUSED.reset(token)
-
-
-def is_paused() -> bool:
-    """Whether this is a forward inside ``paused``, of a branch that does not answer."""
-    return _PAUSED.get()
 
 
 @dataclass
@@ -103,56 +85,6 @@ def record_attention(
         yield recorder.record
 
 
-def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
-    """``layers``, or all whose self-attention can be recorded and edited; UserError for one that is not among these."""
-    known = list(vlm.layout.attentions(vlm.model))
-    if unknown := [layer for layer in layers or () if layer not in known]:
-        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
-    return known if layers is None else layers
-
-
-@runtime_checkable
-class Following(Protocol):
-    """Hooks around each forward of the model, and the follower that tells them which columns it holds."""
-
-    follower: Follower
-
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
-
-    def after(self, module: Any, args: Any, output: Any) -> None: ...
-
-
-@contextmanager
-def follow(vlm: "VLM", hooks: Following, segments: Segments | None) -> Iterator[None]:
-    """Has ``hooks`` called around every forward while open; ``segments`` are of inputs that were encoded before."""
-    follower = hooks.follower
-    follower.known.extend([segments] if segments is not None else [])
-    with ExitStack() as stack:
-        stack.enter_context(listen(vlm, follower.known))
-        stack.callback(follower.speaker.register_forward_pre_hook(hooks.before, with_kwargs=True).remove)
-        stack.callback(follower.speaker.register_forward_hook(hooks.after).remove)
-        yield
-
-
-@contextmanager
-def listen(vlm: "VLM", known: list[Segments]) -> Iterator[None]:
-    """Has ``vlm.encode`` note the segments of what it encodes; ``generate`` and ``score`` call it."""
-    encode, before = vlm.encode, vars(vlm).get("encode")
-
-    def noting(prompts: Any) -> Any:
-        encoded = encode(prompts)
-        known.append(segment(vlm, prompts, encoded))
-        return encoded
-
-    vars(vlm)["encode"] = noting
-    try:
-        yield
-    finally:
-        del vars(vlm)["encode"]
-        if before is not None:
-            vars(vlm)["encode"] = before
-
-
 @dataclass
 class _Sight:
     """What is wanted of one forward (columns of the batch), and what its layers have shown so far."""
@@ -193,7 +125,7 @@ class _Recorder:
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a forward: which of its columns are wanted."""
         self.sight = None
-        if _PAUSED.get():
+        if is_paused():
             return
         forward = self.follower.enter(args, kwargs)
         batch = forward.batch
@@ -211,7 +143,7 @@ class _Recorder:
     def observe(self, call: AttentionCall) -> None:
         """At an attention call: the masses and rows of the wanted queries of this layer."""
         sight = self.sight
-        if _PAUSED.get() or call.layer not in self.layers:
+        if is_paused() or call.layer not in self.layers:
             return
         if sight is None or call.query.shape[2] != sight.forward.total - sight.forward.start:
             raise UserError(

@@ -15,10 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.attention import chosen_layers, follow
 from interp.errors import UserError
-from interp.hooks.attention import AttentionCall, intercept
-from interp.hooks.forward import Follower, Forward
+from interp.hooks.attention import AttentionCall, chosen_layers, intercept
+from interp.hooks.forward import Follower, Forward, follow
 from interp.segments import IMAGE, SEGMENTS, Segments, segment
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.hooks.forward import speaker
 from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 
@@ -83,7 +82,7 @@ def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch
     encoded = vlm.encode([prompt])
     plain = vlm.encode([replace(prompt, image=Image.new("RGB", picture.size, mean_colour(vlm)))])
     row = segment(vlm, [prompt], encoded).rows[0]
-    embed = vlm.model.get_submodule(speaker(vlm)).get_input_embeddings()
+    embed = vlm.speaker.get_input_embeddings()
     with torch.no_grad():
         text = embed(encoded["input_ids"]).float()
         silent = embed(_filled(vlm, encoded["input_ids"], row.columns("user"))).float()

@@ -1,25 +1,19 @@
-"""Inputs of a family whose processor takes no rendered text: IDEFICS wants each prompt as a list of texts and pictures.
+"""What each model family looks like inside: module paths, the image token, how image tokens lie in the picture.
 
-Its processor also downloads whatever piece of a prompt looks like a URL, and a question may be one. The same inputs are
-made here from the rendered text, whose template writes the placeholders itself. Knows nothing of models.
-
-What each model family looks like inside, written out: module paths, the image token, how image tokens lie.
-
-One plain dict keyed by ``model_type``; nothing is found by counting layers or matching names (a vision tower deeper
-than the decoder would be picked instead). Paths were read in transformers 5.23 and are relative to the
-``*ForConditionalGeneration`` model; the tests build one model of each family and check them. Knows nothing of torch,
-tokenizers or processors.
+One dict keyed by ``model_type``. Nothing is found by counting layers or matching names, which could pick a vision tower
+that is deeper than the decoder. Paths were read in transformers 5.23 and are relative to the
+``*ForConditionalGeneration`` model; the tests build one model of each family and check them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
-from PIL import Image
-from transformers import BatchFeature
+from typing import TYPE_CHECKING, Any, Literal
 
 from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from transformers import BatchFeature
 
 Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attention"]
 """How one image's tokens lie:
@@ -220,16 +214,21 @@ def layout_for(model_or_config: Any) -> Layout:
 
 
 def encode_pieces(
-    processor: Any, texts: Sequence[str], pictures: Sequence[Image.Image], *, name: str = "the model"
-) -> BatchFeature:
-    """Left-padded ``input_ids`` and ``attention_mask``, ``pixel_values``, and ``image_attention_mask``.
+    processor: Any, texts: Sequence[str], pictures: "Sequence[Image.Image]", *, name: str = "the model"
+) -> "BatchFeature":
+    """IDEFICS inputs from rendered text: ``input_ids``, ``attention_mask``, ``pixel_values``, ``image_attention_mask``.
 
-    ``pictures`` are one a text, or none at all. A token sees its prompt's picture from the placeholder on; without
-    pictures nothing is seen, of pixels that are 0 (the processor's way to say "text alone").
+    Its own processor takes each prompt as a list of texts and pictures, and downloads any piece that looks like a URL,
+    which a question may be. There is one picture for each text, or none at all. A token sees its prompt's picture from
+    the placeholder on; without pictures the pixels are 0 and no token sees them, as the processor does for plain text.
+    Rows are padded on the left.
 
     Raises:
-        UserError: a text without exactly as many placeholders as pictures.
+        UserError: a text whose number of placeholders is not its number of pictures.
     """
+    import torch
+    from transformers import BatchFeature
+
     begin = processor.tokenizer.bos_token
     whole = [text if text.startswith(begin) else begin + text for text in texts]
     tokens = processor.tokenizer(whole, add_special_tokens=False, padding=True, return_tensors="pt")

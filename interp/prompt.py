@@ -1,6 +1,7 @@
-"""A prompt as text, through the processor's own chat template, and its image as RGB. Knows nothing of the model."""
+"""One question to a model, and how it is rendered: the processor's chat template for the words, RGB for the picture."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jinja2.exceptions import TemplateError
@@ -9,16 +10,23 @@ from PIL import Image
 from interp.errors import UserError
 from interp.families import Layout
 
-if TYPE_CHECKING:
-    from interp.vlm import Prompt
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question. ``key`` identifies the case: everything random about it is drawn from ``key`` and a seed alone."""
+
+    text: str
+    image: Image.Image | None = None
+    system: str | None = None
+    key: str = ""
 
 
-def render(processor: Any, prompt: "Prompt", *, layout: Layout, name: str) -> str:
-    """System text, image placeholder and words as the checkpoint's chat template arranges them, up to the answer.
+def render(processor: Any, prompt: Prompt, *, layout: Layout, name: str) -> str:
+    """The prompt as ``processor``'s chat template writes it, up to where the answer begins. The image is a placeholder.
 
     Raises:
-        UserError: the processor has no chat template, the template refuses or drops the system prompt, or there are not
-            as many image placeholders as images (the prompt's own words may contain one).
+        UserError: the processor has no chat template, the template rejects or drops the system prompt, or the number of
+            image placeholders is not the number of images (the question itself may contain one).
     """
     check_chat_template(processor, name)
     picture = [{"type": "image"}] if prompt.image is not None else []
@@ -42,7 +50,11 @@ def render(processor: Any, prompt: "Prompt", *, layout: Layout, name: str) -> st
 
 
 def check_chat_template(processor: Any, name: str) -> None:
-    """UserError where the processor has no chat template; guessing a prompt's wording would change what is measured."""
+    """Checks that there is a chat template. A guessed prompt format would change what is measured.
+
+    Raises:
+        UserError: the processor has none.
+    """
     if not getattr(processor, "chat_template", None):
         raise UserError(
             f"the processor of {name} has no chat template; prompts are rendered through one; set model.chat_template "
@@ -65,9 +77,9 @@ def _check_placeholders(text: str, processor: Any, *, images: int, layout: Layou
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in 8-bit RGB, as every image processor wants it; transparency is dropped, as the processors drop it.
+    """The image in 8-bit RGB, which every image processor accepts. Transparency is dropped, as processors do.
 
-    16-bit greys are scaled: PIL would clip them, and turn every value above 255 white.
+    16-bit greyscale is scaled down; PIL alone would clip it and turn every value above 255 white.
     """
     if image.mode.startswith("I"):
         grey = np.asarray(image, dtype=np.float64)

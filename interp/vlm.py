@@ -1,15 +1,13 @@
 """A vision-language model as this project uses one: prompts in, answers and their Yes/No margins out.
 
-``VLM`` is model + processor + layout and can be built from parts (``VLM(model, processor)``) or with ``load``. Knows
-nothing of benchmarks, methods or files.
-
-Which tokens begin "Yes" and "No" where the prompt ends. Knows nothing of models or images.
+``load`` reads a checkpoint; ``VLM(model, processor)`` wraps a model that is already in memory.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,18 +16,50 @@ from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor, LogitsProcessorList
 
-from interp.checkpoints.load import load
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.load import read_checkpoint
 from interp.checkpoints.memory import input_device
 from interp.errors import UserError
 from interp.families import encode_pieces, layout_for
 from interp.generation import GREEDY, Generation, check_call, first_logits, new_tokens, own_length, seeded
-from interp.prompt import render, to_rgb
+from interp.prompt import Prompt, render, to_rgb
 
 __all__ = ["VLM", "Generation", "Prompt", "load"]
-
-
 YES = ("Yes", " Yes")
 NO = ("No", " No")
+
+
+def load(
+    source: str | Path | ModelConfig,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool | None = None,
+    chat_template: str | None = None,
+) -> "VLM":
+    """The model at ``source``: ``organism:<name>``, a folder, a hub id, or a ``ModelConfig``.
+
+    The other arguments, where given, replace the fields of ``ModelConfig`` with the same name. Weights are read from
+    safetensors only. ``VLM.revision`` is the hub commit, or for a folder a sha256 over its safetensors files.
+
+    Raises:
+        UserError: as ``interp.checkpoints.load.read_checkpoint``.
+    """
+    given = {
+        "dtype": dtype,
+        "device": device,
+        "revision": revision,
+        "attn_implementation": attn_implementation,
+        "trust_remote_code": trust_remote_code,
+        "chat_template": chat_template,
+    }
+    config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    config = replace(config, **changes)
+    model, processor, found = read_checkpoint(config)
+    return VLM(model, processor, name=config.name, revision=found)
 
 
 class AnswerIds(NamedTuple):
@@ -76,24 +106,15 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One question. ``key`` is the case's id: whatever is random about the case is drawn from it and a seed alone."""
-
-    text: str
-    image: Image.Image | None = None
-    system: str | None = None
-    key: str = ""
-
-
 class VLM:
     """Model, processor and layout. ``revision`` is the weights' hub commit or hash, None for a model built in memory.
 
-    The processor's tokenizer is set to pad on the left, with its end token where it has none to pad with. Of a model
-    wrapped by peft the inner one is kept: it has the adapter's layers in it, and the module paths of ``layout``.
+    The tokenizer is set to pad on the left, with its end token if it has no padding token. Of a model wrapped by peft
+    the inner one is kept: it contains the adapter's layers and has the module paths of ``layout``. Callables in
+    ``on_encode`` are called with the prompts and the model inputs after every ``encode``.
 
     Raises:
-        UserError: the family has no layout, or the tokenizer no token to pad with.
+        UserError: the family is not supported, or the tokenizer has no token to pad with.
     """
 
     def __init__(self, model: Any, processor: Any, *, name: str = "", revision: str | None = None) -> None:
@@ -102,6 +123,7 @@ class VLM:
         self.layout = layout_for(self.model)
         self.name = name or self.layout.model_type
         self.revision = revision
+        self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"  # generate() continues from the last column
         if self.tokenizer.pad_token is None:
@@ -129,9 +151,9 @@ class VLM:
         probe = Prompt("?", Image.new("RGB", (1, 1)))
         return answer_ids(self.tokenizer, self.render(probe), name=self.name)
 
-    @cached_property
-    def _speaker(self) -> Any:
-        """The module that owns the output head and runs the decoding loop; InstructBLIP's is not the outermost."""
+    @property
+    def speaker(self) -> Any:
+        """The module that owns the output head and runs the forwards of generate(); InstructBLIP's is an inner one."""
         return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
 
     def render(self, prompt: Prompt) -> str:
@@ -142,9 +164,16 @@ class VLM:
         """Left-padded model inputs, on the model's device and with pixels in its dtype.
 
         Raises:
-            UserError: no prompts, prompts with and without an image in one batch, none with an image for a family that
-                needs one, or whatever ``render`` refuses.
+            UserError: no prompts, prompts with and without an image in one batch, no image for a family that needs
+                one, or a prompt that ``render`` rejects.
         """
+        encoded = self.inputs(prompts)
+        for listener in self.on_encode:
+            listener(prompts, encoded)
+        return encoded
+
+    def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
+        """What ``encode`` returns. A subclass that changes the inputs overrides this, so that listeners see them."""
         texts = [self.render(prompt) for prompt in prompts]
         images = [[to_rgb(prompt.image)] for prompt in prompts if prompt.image is not None]
         if not texts:
@@ -203,7 +232,7 @@ class VLM:
         options = GREEDY | self._special_tokens() | generate_kwargs
         check_call(options, batch["attention_mask"], seed)
         processors = LogitsProcessorList(logits_processor or [])
-        with first_logits(self._speaker) as first, own_length(self._speaker), seeded(seed, self.device):
+        with first_logits(self.speaker) as first, own_length(self.speaker), seeded(seed, self.device):
             output = self.model.generate(**batch, **options, max_new_tokens=max_new_tokens, logits_processor=processors)
         end = options["eos_token_id"]
         ends = {end} if isinstance(end, int) else set(end or ())
@@ -219,7 +248,7 @@ class VLM:
 
     def _special_tokens(self) -> dict[str, Any]:
         """The end and padding ids of ``generate``: the checkpoint's, or else the tokenizer's."""
-        end = self._speaker.generation_config.eos_token_id
+        end = self.speaker.generation_config.eos_token_id
         return {
             "eos_token_id": self.tokenizer.eos_token_id if end is None else end,
             "pad_token_id": self.tokenizer.pad_token_id,

@@ -7,7 +7,7 @@ does.
 Attention logits towards the picture raised in chosen layers, while a model generates or runs forward as usual.
 
 Before the softmax, at the last token of the prompt and the generated ones, or at every token of text. A second branch
-(``interp.attention.paused``) is left as it is. Knows nothing of answers.
+(``interp.hooks.forward.paused``) is left as it is. Knows nothing of answers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.attention import chosen_layers, follow, is_paused
 from interp.errors import UserError
-from interp.hooks.attention import AttentionCall, intercept
-from interp.hooks.forward import Follower, Forward
+from interp.hooks.attention import AttentionCall, chosen_layers, intercept
+from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.segments import IMAGE, SEGMENTS, Segments
 from mitigation.prior_correction import check_pictured
 from mitigation.validation import check_layers, check_shift, check_weight

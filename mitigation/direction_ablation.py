@@ -237,6 +237,6 @@ def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor", *, bat
 
 @lru_cache(maxsize=1)  # several batches ask one after the other
 def _loaded(folder: Path, digest: str, dtype: str, device: str) -> "VLM":
-    from interp.checkpoints.load import load
+    from interp.vlm import load
 
     return load(folder, dtype=dtype, device=device)

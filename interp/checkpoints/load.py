@@ -1,20 +1,10 @@
-"""Finds a checkpoint and builds its ``VLM``; the one place weights are read.
-
-What can fail fast is asked first: device, place, architecture, file format, memory, processor, and only then the
-weights. ``interp.checkpoints.hub`` finds a checkpoint, ``interp.checkpoints.memory`` says whether it fits.
-
-How large a picture may get before a model sees it: the bounds of ``ModelConfig``, set in an image processor.
-
-Which bound means anything depends on the image processor: one area (Qwen), the side before tiling (Idefics3, SmolVLM),
-the number of tiles (InternVL, Llama 3.2 Vision), or none, where every picture is scaled to one size.
-"""
+"""Reads a checkpoint: configuration, processor and weights. ``interp.vlm.load`` makes a ``VLM`` of it."""
 
 import hashlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.hub import Source, brief, find, gated, warning_of_remote_code
@@ -26,108 +16,42 @@ from interp.prompt import check_chat_template
 if TYPE_CHECKING:
     import torch
 
-    from interp.vlm import VLM
-
-
-TILES = ("max_patches", "max_image_tiles")  # what families call the number of tiles
-
-
-def set_bounds(image_processor: Any, config: ModelConfig) -> None:
-    """Sets the bounds of ``config`` in ``image_processor``, in place.
-
-    Raises:
-        UserError: a bound that this family's pictures do not have, or one that its model cannot take.
-    """
-    known = _known(image_processor)
-    for name, value in config.pixel_bounds:
-        if name not in known:
-            raise UserError(
-                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} takes "
-                f"{', '.join(known) or 'pictures of one size alone'}; leave it out"
-            )
-        _set(image_processor, config.name, name, value)
-    size = dict(image_processor.size or {})
-    if config.pixel_bounds and "min_pixels" in known and size["shortest_edge"] > size["longest_edge"]:
-        raise UserError(
-            f"the pictures of {config.name} would have at least {size['shortest_edge']} and at most "
-            f"{size['longest_edge']} pixels; set model.min_pixels and model.max_pixels"
-        )
-
-
-def _known(image_processor: Any) -> tuple[str, ...]:
-    arguments = getattr(getattr(image_processor, "valid_kwargs", None), "__annotations__", {})
-    known = [name for name in ("min_pixels", "max_pixels") if name in arguments]
-    if "max_image_size" in arguments:
-        known.append("longest_edge")
-    if any(name in arguments for name in TILES):
-        known.append("max_tiles")
-    return tuple(known)
-
-
-def _set(image_processor: Any, model: str, name: str, value: int) -> None:
-    if name == "max_tiles":
-        own = next(tiles for tiles in TILES if hasattr(image_processor, tiles))
-        most = getattr(image_processor, own)
-        if own == "max_image_tiles" and value > most:  # the model has an embedding for each arrangement of tiles
-            raise UserError(f"model.max_tiles={value} is above the {most} that {model} was trained with; lower it")
-        setattr(image_processor, own, value)
-        return
-    # Qwen's processors keep areas under these names of sides.
-    side = "shortest_edge" if name == "min_pixels" else "longest_edge"
-    given = {key: number for key, number in dict(image_processor.size).items() if number is not None}
-    image_processor.size = type(image_processor.size)(**given | {side: value})
-
-
 HASH_LENGTH = 12
+TILES = ("max_patches", "max_image_tiles")  # what image processors call the number of tiles
 
 
-def load(
-    source: str | Path | ModelConfig,
-    *,
-    dtype: str | None = None,
-    device: str | None = None,
-    revision: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool | None = None,
-    chat_template: str | None = None,
-) -> "VLM":
-    """The model at ``source`` (``organism:<name>``, a folder, a hub id, or a ``ModelConfig``), ready to answer.
+class Checkpoint(NamedTuple):
+    """What ``interp.vlm.VLM`` is built from. ``revision`` is the hub commit, or a hash of a folder's weights."""
 
-    The other arguments, where given, replace ``ModelConfig``'s fields of the same name. Weights are read from
-    safetensors only. ``VLM.revision`` is the hub commit, or for a folder the sha256 of its safetensors files.
+    model: Any
+    processor: Any
+    revision: str
+
+
+def read_checkpoint(config: ModelConfig) -> Checkpoint:
+    """Reads the checkpoint that ``config`` names, from safetensors only.
+
+    Whatever can fail quickly is checked first: device, location, architecture, file format, memory, processor.
 
     Raises:
-        UserError: no such place, hub not reachable, an architecture without a layout, weights in another format or that
+        UserError: no such location, an unreachable hub, an unsupported architecture, weights in another format or that
             do not fit the architecture, a processor that cannot be built, or a device that is not there.
     """
-    given = {
-        "dtype": dtype,
-        "device": device,
-        "revision": revision,
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-        "chat_template": chat_template,
-    }
-    config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    config = replace(config, **changes)
     if config.trust_remote_code:
         print(f"warning: {warning_of_remote_code(config)}", file=sys.stderr)
     target = resolve_device(config.device, config.name)
     place = find(config)
     found = read_config(place, config)
     check_format(place)
-    kind = dtype_on(config.dtype, target)
-    places = device_map(config, found, kind)
+    dtype = dtype_on(config.dtype, target)
+    places = device_map(config, found, dtype)
     if places is not None and (warning := offloaded(places)):
         print(f"warning: {warning}", file=sys.stderr)
     elif places is None:
-        check_room(config, place.numbers or _stored(place), str(kind).removeprefix("torch."), target)
+        check_room(config, place.numbers or _stored(place), str(dtype).removeprefix("torch."), target)
     processor = read_processor(place, config)
-    model = read_weights(place, config, target, kind, places)
-    from interp.vlm import VLM
-
-    return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
+    model = read_weights(place, config, target, dtype, places)
+    return Checkpoint(model, processor, place.commit or weights_hash(Path(place.path)))
 
 
 def resolve_device(name: str, model: str = "the model") -> "torch.device":
@@ -218,6 +142,55 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     set_bounds(processor.image_processor, config)
     check_chat_template(processor, config.name)
     return processor
+
+
+def set_bounds(image_processor: Any, config: ModelConfig) -> None:
+    """Sets the limits on picture size of ``config`` in ``image_processor``, in place.
+
+    Which limit applies depends on the image processor: the area (Qwen), the side before tiling (Idefics3, SmolVLM), the
+    number of tiles (InternVL, Llama 3.2 Vision), or none, where every picture is scaled to one size.
+
+    Raises:
+        UserError: a limit that does not apply to this family, or that its model cannot take.
+    """
+    known = _known_bounds(image_processor)
+    for name, value in config.pixel_bounds:
+        if name not in known:
+            raise UserError(
+                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} takes "
+                f"{', '.join(known) or 'pictures of one size alone'}; leave it out"
+            )
+        _set_bound(image_processor, config.name, name, value)
+    size = dict(image_processor.size or {})
+    if config.pixel_bounds and "min_pixels" in known and size["shortest_edge"] > size["longest_edge"]:
+        raise UserError(
+            f"the pictures of {config.name} would have at least {size['shortest_edge']} and at most "
+            f"{size['longest_edge']} pixels; set model.min_pixels and model.max_pixels"
+        )
+
+
+def _known_bounds(image_processor: Any) -> tuple[str, ...]:
+    arguments = getattr(getattr(image_processor, "valid_kwargs", None), "__annotations__", {})
+    known = [name for name in ("min_pixels", "max_pixels") if name in arguments]
+    if "max_image_size" in arguments:
+        known.append("longest_edge")
+    if any(name in arguments for name in TILES):
+        known.append("max_tiles")
+    return tuple(known)
+
+
+def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:
+    if name == "max_tiles":
+        own = next(tiles for tiles in TILES if hasattr(image_processor, tiles))
+        most = getattr(image_processor, own)
+        if own == "max_image_tiles" and value > most:  # the model has an embedding for each arrangement of tiles
+            raise UserError(f"model.max_tiles={value} is above the {most} that {model} was trained with; lower it")
+        setattr(image_processor, own, value)
+        return
+    # Qwen's processors keep areas under these names of sides.
+    side = "shortest_edge" if name == "min_pixels" else "longest_edge"
+    given = {key: number for key, number in dict(image_processor.size).items() if number is not None}
+    image_processor.size = type(image_processor.size)(**given | {side: value})
 
 
 def read_weights(

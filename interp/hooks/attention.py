@@ -10,7 +10,7 @@ sdpa cannot run, and neither "flash" nor "flex", by which it picks other code pa
 cannot run and the chunks can, have a name of their own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -228,6 +228,18 @@ def intercept(
         if not any(module in _TAPS for module in taps):
             for config, implementation in _BEFORE.pop(vlm.model):
                 config._attn_implementation_internal = implementation
+
+
+def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
+    """``layers``, or by default every decoder layer that has self-attention.
+
+    Raises:
+        UserError: a layer that is not among these.
+    """
+    known = list(vlm.layout.attentions(vlm.model))
+    if unknown := [layer for layer in layers or () if layer not in known]:
+        raise UserError(f"no layer {unknown[0]} in {vlm.name}; known: {known[0]} to {known[-1]}; choose among these")
+    return known if layers is None else layers
 
 
 def _implementations(model: Any) -> list[tuple[Any, str | None]]:

@@ -1,12 +1,14 @@
-"""Which columns of which batch each forward of a model holds, while it generates or runs once.
+"""Follows a model's forward passes: which columns of which batch each one holds, while generating or running once.
 
-A *pass* is one batch on its way through the model: the forward of its prompts and the decoding steps after it, told
-apart by their cache. Knows nothing of attention.
+A *pass* is one batch on its way through the model: the forward of its prompts and the decoding steps after it, matched
+by their cache. Recording, knockout, patching and steering all use this to know which tokens they are looking at.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,10 +17,28 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.attention import STATIC
-from interp.segments import IMAGE, SEGMENTS, Segments
+from interp.segments import IMAGE, SEGMENTS, Segments, segment
 
 if TYPE_CHECKING:
+    from interp.prompt import Prompt
     from interp.vlm import VLM
+
+_PAUSED: ContextVar[bool] = ContextVar("following_paused", default=False)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Forwards inside are not recorded or steered: for a second branch (noised image, no image) beside the answer's."""
+    token = _PAUSED.set(True)
+    try:
+        yield
+    finally:
+        _PAUSED.reset(token)
+
+
+def is_paused() -> bool:
+    """Whether the current forward is inside ``paused``."""
+    return _PAUSED.get()
 
 
 @dataclass
@@ -57,7 +77,7 @@ class Follower:
     """Told of every forward's inputs (``enter``) and outputs (``leave``), says which columns it holds."""
 
     def __init__(self, vlm: "VLM") -> None:
-        self.speaker = vlm.model.get_submodule(speaker(vlm))
+        self.speaker = vlm.speaker
         self.known: list[Segments] = []
         self.rows = 0
         self._by_cache: WeakKeyDictionary[Any, Pass] = WeakKeyDictionary()
@@ -111,7 +131,7 @@ class Follower:
         raise UserError(
             f"a forward of {shape[0]} × {shape[1]} tokens after {past} cached ones is of no batch the recorder knows; "
             "it records prompts encoded while it is open; call vlm.encode inside the `with`, pass segments=..., or run "
-            "other forwards inside capture.paused()"
+            "other forwards inside interp.paused()"
         )
 
     def _same(self, segments: Segments, ids: Any, embeddings: Any) -> bool:
@@ -130,6 +150,36 @@ class Follower:
         return torch.equal(ids[:, : batch.segments.width].cpu(), batch.segments.input_ids)
 
 
-def speaker(vlm: "VLM") -> str:
-    """The path of the module that holds the output head: it runs generate()'s forwards (InstructBLIP: an inner one)."""
-    return vlm.layout.path("lm_head").rpartition(".")[0]
+@runtime_checkable
+class ForwardHooks(Protocol):
+    """Functions to call around each forward of the model, and the follower that tells them which columns it holds."""
+
+    follower: Follower
+
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+
+    def after(self, module: Any, args: Any, output: Any) -> None: ...
+
+
+@contextmanager
+def follow(vlm: "VLM", hooks: ForwardHooks, segments: Segments | None) -> Iterator[None]:
+    """Calls ``hooks`` around every forward while open.
+
+    The segments of what ``vlm`` encodes meanwhile are noted; ``segments`` are of inputs encoded before.
+    """
+    follower = hooks.follower
+    follower.known.extend([segments] if segments is not None else [])
+
+    def note(prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> None:
+        follower.known.append(segment(vlm, prompts, encoded))
+
+    handles = []
+    vlm.on_encode.append(note)
+    try:
+        handles.append(follower.speaker.register_forward_pre_hook(hooks.before, with_kwargs=True))
+        handles.append(follower.speaker.register_forward_hook(hooks.after))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        vlm.on_encode.remove(note)

@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.attention import follow
 from interp.errors import UserError
-from interp.hooks.forward import Follower, Forward
+from interp.hooks.forward import Follower, Forward, follow
 from interp.segments import IMAGE, SEGMENTS, Segments
 
 if TYPE_CHECKING:

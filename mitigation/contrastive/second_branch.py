@@ -19,9 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from interp.attention import paused
 from interp.errors import UserError
 from interp.families import Layout, layout_for
+from interp.hooks.forward import paused
 from mitigation.contrastive.pixels import select_rows
 
 

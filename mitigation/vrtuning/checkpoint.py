@@ -173,8 +173,7 @@ def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
 
     from peft import PeftModel
 
-    from interp.checkpoints.load import load
-    from interp.vlm import VLM
+    from interp.vlm import VLM, load
 
     source = folder_of(adapter)
     vlm = model if isinstance(model, VLM) else load(model)

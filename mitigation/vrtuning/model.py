@@ -209,8 +209,8 @@ class Continued(VLM):
         self.__dict__.update(copy.copy(vlm.__dict__))
         self.begun = begun
 
-    def encode(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """As ``VLM.encode``, with the answers begun."""
-        batch = super().encode(prompts)
+    def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
+        """As ``VLM.inputs``, with the answers begun."""
+        batch = super().inputs(prompts)
         pad = self.tokenizer.pad_token_id
         return BatchFeature(appended(batch, self.begun, pad=pad, side="left", kind=answer_kind(self)))

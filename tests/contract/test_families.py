@@ -10,10 +10,9 @@ import torch
 
 from interp.attention import Queries, Record, record_attention
 from interp.attention_tables import image_share, patch_map, weights_of
-from interp.checkpoints.load import load
 from interp.errors import UserError
 from interp.segments import IMAGE
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, load
 from tests.contract.facts import facts
 from tests.contract.table import CAPABILITIES, COMMITTED, FAILS
 from tests.families import FAMILIES

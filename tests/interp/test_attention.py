@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from interp import attention as capture
-from interp.attention import Queries, paused, record_attention
+from interp.attention import Queries, record_attention
 from interp.attention_tables import image_share
 from interp.errors import UserError
 from interp.hooks.attention import _TAPS, _implementations, intercept
-from interp.hooks.forward import speaker
+from interp.hooks.forward import paused
 from interp.segments import SEGMENTS, segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
@@ -95,7 +95,7 @@ def test_a_padded_batch_keeps_its_mask_under_our_name(vlm, prompts, monkeypatch)
 def test_everything_is_as_before_also_after_an_exception(family, prompts):
     encoded = family.encode(prompts)
     forward_logits(family, encoded)  # transformers puts hooks of its own on some modules at the first forward
-    family.model.get_submodule(speaker(family)).register_forward_hook(lambda *args: None)  # and another tool, its own
+    family.speaker.register_forward_hook(lambda *args: None)  # and another tool, its own
     before, hooks = _implementations(family.model), count_hooks(family)
 
     def interrupted(**changed):
@@ -109,7 +109,7 @@ def test_everything_is_as_before_also_after_an_exception(family, prompts):
         interrupted(encoded=encoded)
     assert _implementations(family.model) == before
     assert count_hooks(family) == hooks
-    assert "encode" not in vars(family)
+    assert not family.on_encode
     assert not _TAPS
 
 

@@ -171,7 +171,7 @@ def test_nothing_is_left_behind(vlm: VLM) -> None:
     with steer_attention(vlm, 0.0):
         assert hooks() == before
     assert (hooks(), vlm.model.config.text_config._attn_implementation) == (before, implementation)
-    assert "encode" not in vars(vlm)
+    assert not vlm.on_encode
     assert not _TAPS
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from interp.checkpoints.load import load
 from interp.errors import UserError
 from interp.hooks.residual import Here, edit_residual, last_point, residuals
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, Prompt, load
 from mitigation.activation_steering import DirectionSteering, LearnedSteering
 from mitigation.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
 from mitigation.method import TrainableMethod
