@@ -27,7 +27,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.answer import batches
-from experiments.evaluation.matching import Case
+from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.directory import write_json
@@ -120,7 +120,9 @@ class Tables(NamedTuple):
     tokens: pd.DataFrame  # what the places of a map are
 
 
-def tables_of(subset: str, cases: Sequence[Case], recorded: Recorded, effects: pd.DataFrame, tokenizer: Any) -> Tables:
+def tables_of(
+    subset: str, cases: Sequence[MatchedCase], recorded: Recorded, effects: pd.DataFrame, tokenizer: Any
+) -> Tables:
     """All tables of one subset's cases, which are in the order of ``recorded``."""
     who = pd.DataFrame(
         {

@@ -1,6 +1,6 @@
-"""Which cases are looked at: failures of one arm and, within each subset, successes that are as alike as can be.
+"""Which cases a study looks at: failures of one arm and, within each subset, the successes most like them.
 
-Pure: knows nothing of models. Everything is decided by ids, tags and the seed.
+Everything is decided by ids, tags, verdicts and the seed; no model is involved.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from scipy.optimize import linear_sum_assignment
 from experiments.types import SCORED_SUBSETS, Sample, Status
 from interp.errors import UserError
 
-UNLIKE = {"template": 4.0, "wrapper": 2.0}  # what a difference in a tag costs; another scenario costs 1
-KNOWN_SHOWN = 5  # ids that an error names
+TAG_COSTS = {"template": 4.0, "wrapper": 2.0}  # of a tag that differs within a pair; another scenario costs 1
+KNOWN_IDS_SHOWN = 5  # ids that an error names
 
 
 @dataclass(frozen=True)
-class Case:
-    """A case to look at; ``match`` is the id of its counterpart (success of a failure and the other way round)."""
+class MatchedCase:
+    """A failure or a success; ``match`` is the id of its counterpart of the other kind, None where it has none."""
 
     sample: Sample
     failed: bool
@@ -28,10 +28,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """One subset's cases: the first ``pairs`` failures and all successes match one to one, further failures do not."""
+class MatchedSubset:
+    """The cases of one subset: first the ``pairs`` matched failures, then failures without a match, then successes."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[MatchedCase, ...]
     failures: int  # in the whole run
     successes: int
 
@@ -41,17 +41,18 @@ class Chosen:
         return sum(case.failed and case.match is not None for case in self.cases)
 
 
-def choose(
+def match_failures(
     samples: Sequence[Sample], records: Iterable[Mapping[str, Any]], *, arm: str, limit: int | None, seed: int
-) -> dict[str, Chosen]:
-    """Subset → its cases, for every subset that has an answered case with an image; at most ``limit`` failures each.
+) -> dict[str, MatchedSubset]:
+    """Subset → its matched cases, for every subset with an answered case that has an image.
 
-    A failure is an answer of ``arm`` whose verdict is not the gold one (no verdict is wrong, too); transport and image
-    failures are no answers. A failure and its success are of one subset; among those, pairs are formed so that the
-    sum of their differences in template, wrapper and scenario is least.
+    A failure is an answer of ``arm`` whose verdict is not the gold one; an answer without a verdict is a failure too,
+    a transport or image failure is not an answer. Pairs are formed within a subset, so that the sum of their
+    differences in template, wrapper and scenario is smallest; at most ``limit`` failures of a subset are kept (None:
+    all).
 
     Raises:
-        UserError: no record of ``arm``.
+        UserError: there is no record of ``arm``.
     """
     records = list(records)
     own = {record["case"]: record for record in records if record["arm"] == arm}
@@ -60,33 +61,29 @@ def choose(
         raise UserError(
             f"no answer of arm {arm!r} in this run; known: {', '.join(known) or 'none'}; choose among these"
         )
-    usable = answered(samples, records, arm=arm)
-    found: dict[str, Chosen] = {}
+    usable = sorted(answered(samples, records, arm=arm), key=lambda sample: hash_key(seed, sample.id))
+    found: dict[str, MatchedSubset] = {}
     for subset in SCORED_SUBSETS:
-        members = _shuffled([sample for sample in usable if sample.subset == subset], seed)
+        members = [sample for sample in usable if sample.subset == subset]
         wrong = [sample for sample in members if own[sample.id]["verdict"] != sample.gold]
         right = [sample for sample in members if own[sample.id]["verdict"] == sample.gold]
         if members:
-            found[subset] = Chosen(_matched(wrong, right, limit), len(wrong), len(right))
+            found[subset] = MatchedSubset(_matched(wrong, right, limit), len(wrong), len(right))
     return found
 
 
 def answered(samples: Sequence[Sample], records: Iterable[Mapping[str, Any]], *, arm: str) -> list[Sample]:
-    """The cases with an image that ``arm`` answered at all: nothing failed in transport, and the image opened."""
+    """The cases with an image that ``arm`` answered: neither the transport failed nor the image."""
     done = {r["case"] for r in records if r["arm"] == arm and not Status(r["status"]).excluded}
     return [sample for sample in samples if sample.image is not None and sample.id in done]
 
 
-def _shuffled(samples: list[Sample], seed: int) -> list[Sample]:
-    """In an order that depends on ids and seed alone, so that none of a benchmark's sections comes first."""
-    return sorted(samples, key=lambda sample: _hash(f"{seed}:{sample.id}"))
+def hash_key(*parts: object) -> str:
+    """A sort key that shuffles: it depends on ``parts`` (seed, ids) alone, not on machine, order or section."""
+    return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None) -> tuple[Case, ...]:
+def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None) -> tuple[MatchedCase, ...]:
     cost = np.array([[unlikeness(a, b) for b in right] for a in wrong]).reshape(len(wrong), len(right))
     rows, columns = linear_sum_assignment(cost)
     best = np.argsort(cost[rows, columns], kind="stable")[:limit]
@@ -95,23 +92,23 @@ def _matched(wrong: Sequence[Sample], right: Sequence[Sample], limit: int | None
     alone = [sample for sample in wrong if sample.id not in taken]
     alone = alone if limit is None else alone[: limit - len(pairs)]
     return (
-        *(Case(failure, True, success.id) for failure, success in pairs),
-        *(Case(failure, True) for failure in alone),
-        *(Case(success, False, failure.id) for failure, success in pairs),
+        *(MatchedCase(failure, True, success.id) for failure, success in pairs),
+        *(MatchedCase(failure, True) for failure in alone),
+        *(MatchedCase(success, False, failure.id) for failure, success in pairs),
     )
 
 
 def unlikeness(a: Sample, b: Sample) -> float:
-    """How much two cases of one subset differ in what words they are made of; 0 for the same template and wrapper."""
+    """How much the wording of two cases of one subset differs; 0 for the same template, wrapper and scenario."""
     return float(a.scenario != b.scenario) + sum(
-        weight for tag, weight in UNLIKE.items() if a.tags.get(tag) != b.tags.get(tag)
+        cost for tag, cost in TAG_COSTS.items() if a.tags.get(tag) != b.tags.get(tag)
     )
 
 
-def swapped(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Sample | None:
-    """The case whose image replaces ``sample``'s: its counterfactual twin, else one of another cluster, by hash.
+def image_donor(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Sample | None:
+    """The case whose image replaces that of ``sample``: its twin, else a case of another cluster, by hash.
 
-    Where possible the other case has the opposite truth. None where no other image is there.
+    Where possible the donor has the opposite truth. None where there is no other image.
     """
     others = [other for other in samples if other.image is not None and other.id != sample.id]
     twins = [other for other in others if sample.pair is not None and other.pair == sample.pair]
@@ -119,14 +116,27 @@ def swapped(samples: Sequence[Sample], sample: Sample, *, seed: int) -> Sample |
         return twins[0]
     strangers = [other for other in others if other.cluster != sample.cluster]
     opposite = [other for other in strangers if other.gold != sample.gold] or strangers
-    return min(opposite, key=lambda other: _hash(f"{seed}:{sample.id}:{other.id}"), default=None)
+    return min(opposite, key=lambda other: hash_key(seed, sample.id, other.id), default=None)
 
 
-def case_of(samples: Sequence[Sample], case: str) -> Sample:
-    """The sample with the id ``case``; UserError, naming some known ones, where there is none."""
+def is_unsafe_twin(safe: Sample, other: Sample) -> bool:
+    """True where ``other`` is the unsafe counterpart of a safe case: of the same pair, or else of the same ``pid``."""
+    if other.gold not in ("no", "refuse"):
+        return False
+    if safe.pair is not None:
+        return other.pair == safe.pair
+    return "pid" in safe.tags and other.tags.get("pid") == safe.tags["pid"]
+
+
+def sample_with_id(samples: Sequence[Sample], case: str) -> Sample:
+    """The sample whose id is ``case``.
+
+    Raises:
+        UserError: there is none; some known ids are named.
+    """
     for sample in samples:
         if sample.id == case:
             return sample
-    shown = ", ".join(sample.id for sample in samples[:KNOWN_SHOWN])
-    rest = f" and {len(samples) - KNOWN_SHOWN} more" if len(samples) > KNOWN_SHOWN else ""
+    shown = ", ".join(sample.id for sample in samples[:KNOWN_IDS_SHOWN])
+    rest = f" and {len(samples) - KNOWN_IDS_SHOWN} more" if len(samples) > KNOWN_IDS_SHOWN else ""
     raise UserError(f"no case '{case}' in this benchmark; known: {shown}{rest}; choose among these")

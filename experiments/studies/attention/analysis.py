@@ -35,7 +35,7 @@ from experiments.evaluation.attention_log import (
     write_maps,
     write_tables,
 )
-from experiments.evaluation.matching import Chosen, answered, choose, swapped
+from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
 from experiments.runs.directory import write_json
 from experiments.studies.attention.figures import Shown, attribute, draw_failures, shown_of
 from experiments.studies.attention.recorder_check import self_test_once
@@ -61,7 +61,7 @@ def effects(
 
     ``usable`` are the cases whose picture may be taken; where there is no other one, ``margin_swapped`` is missing.
     """
-    others = [swapped(usable, sample, seed=seed) for sample in samples]
+    others = [image_donor(usable, sample, seed=seed) for sample in samples]
     table = pd.DataFrame(
         {
             "case": [sample.id for sample in samples],
@@ -122,7 +122,7 @@ def analyse_failures(
         UserError: an unknown layer or segment, no baseline record, or a self-test that fails (with its numbers).
     """
     check_choice(vlm, layers, segments)
-    chosen = choose(samples, records, arm=ARM, limit=limit, seed=seed)
+    chosen = match_failures(samples, records, arm=ARM, limit=limit, seed=seed)
     usable = answered(samples, records, arm=ARM)
     folder = out_dir / "attention"
     folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def _kept(tables: Tables, segments: Sequence[str] | None) -> Tables:
     return tables if segments is None else tables._replace(masses=select(tables.masses, segments=segments))
 
 
-def _worst(chosen: Chosen, recorded: Recorded, count: int) -> list[Shown]:
+def _worst(chosen: MatchedSubset, recorded: Recorded, count: int) -> list[Shown]:
     """The failures whose margin is furthest on the wrong side, worst first."""
     failures = [index for index, case in enumerate(chosen.cases) if case.failed]
     wrong = {index: recorded.margins[index] * (-1 if chosen.cases[index].sample.gold == "yes" else 1)

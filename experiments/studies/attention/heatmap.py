@@ -8,7 +8,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of, record, tables_of, write_maps, write_tables
-from experiments.evaluation.matching import Case, case_of
+from experiments.evaluation.matching import MatchedCase, sample_with_id
 from experiments.evaluation.study import load_cases
 from experiments.judges.yes_no import anchored
 from experiments.runs.directory import open_run
@@ -36,7 +36,7 @@ class Heatmap:
         """Draws into a new run directory and prints what is in it."""
         console = Console()
         loaded = load_cases(run, console)
-        named = None if self.case is None else case_of(loaded.samples, self.case)
+        named = None if self.case is None else sample_with_id(loaded.samples, self.case)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
@@ -49,7 +49,7 @@ class Heatmap:
             seen = record(vlm, [sample], batch_size=1, max_new_tokens=run.max_new_tokens, layers=self.layers)
             done = effects(vlm, [sample], seen, loaded.samples, batch_size=1, layers=self.layers, seed=run.seed)
             failed = anchored(seen.texts[0]).value != sample.gold
-            tables = tables_of(sample.subset, [Case(sample, failed)], seen, done, vlm.tokenizer)
+            tables = tables_of(sample.subset, [MatchedCase(sample, failed)], seen, done, vlm.tokenizer)
             write_tables(tables, folder)
             write_maps(seen, [sample.id], folder / "maps.safetensors")
             figures = draw_case(store.path, shown_of(sample, seen, 0))

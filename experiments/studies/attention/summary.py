@@ -21,7 +21,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from experiments.evaluation.attention_log import Tables
-from experiments.evaluation.matching import Chosen
+from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import draw_clusters, percentile_interval, resampled_sums
 from experiments.report.findings.yes_no import change, share
 from experiments.types import Sample
@@ -100,7 +100,7 @@ def as_json(contrast: Contrast) -> dict[str, Any]:
     return {name: estimate._asdict() for name, estimate in contrast._asdict().items()}
 
 
-def summarise(chosen: Mapping[str, Chosen], tables: Tables | None, *, seed: int, draws: int) -> dict[str, Any]:
+def summarise(chosen: Mapping[str, MatchedSubset], tables: Tables | None, *, seed: int, draws: int) -> dict[str, Any]:
     """``subsets``, ``pooled`` (None without a matched pair), ``words`` (of all failures) and two ``sentences``."""
     result: dict[str, Any] = {"subsets": {}, "pooled": None, "words": [], "layers": []}
     if tables is not None:
@@ -114,7 +114,7 @@ def summarise(chosen: Mapping[str, Chosen], tables: Tables | None, *, seed: int,
     return result | {"sentences": sentences(result)}
 
 
-def _of_subset(subset: str, some: Chosen, tables: Tables, *, seed: int, draws: int) -> dict[str, Any]:
+def _of_subset(subset: str, some: MatchedSubset, tables: Tables, *, seed: int, draws: int) -> dict[str, Any]:
     own = tables.cases[tables.cases["subset"] == subset]
     failures = own[own["outcome"] == "failure"]
     counts = {

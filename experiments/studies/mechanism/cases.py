@@ -1,9 +1,8 @@
-"""Which cases the tools look at: all that were answered, and of them failures, matched successes and their twins.
+"""The cases the study looks at: all that the baseline answered, and of them failures, matched successes and twins.
 
-Pure: everything is decided by ids, tags, verdicts and the seed; knows nothing of models.
+Decided by ids, tags, verdicts and the seed alone; no model is involved.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +10,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from experiments.evaluation.matching import answered, choose
+from experiments.evaluation.matching import answered, hash_key, match_failures
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 
 ARM = "baseline"
-TRIES = 4  # sentences of equal length that are tried for one case
+QUESTIONS_TRIED = 4  # other questions of equal length that may be tried for one case
 
 
 @dataclass(frozen=True)
-class Cases:
-    """The scored cases with a picture that the baseline answered, in the benchmark's order."""
+class AnsweredCases:
+    """The scored cases with an image that the baseline answered, in the benchmark's order."""
 
     samples: tuple[Sample, ...]
     verdicts: tuple[str | None, ...]
@@ -33,45 +32,45 @@ class Cases:
 
     @property
     def says_yes(self) -> Bool[np.ndarray, "case"]:
-        """The model's own verdict; none at all counts as No."""
+        """The model's verdict is Yes; no verdict counts as No."""
         return np.array([verdict == "yes" for verdict in self.verdicts])
 
     @property
     def failed(self) -> Bool[np.ndarray, "case"]:
-        """The verdict is not the truth."""
+        """The verdict differs from the truth."""
         return np.array([v != s.gold for v, s in zip(self.verdicts, self.samples, strict=True)])
 
     @property
     def clusters(self) -> list[str]:
-        """What intervals resample and probes hold out."""
+        """The units that the bootstrap resamples and that probes hold out."""
         return [sample.cluster for sample in self.samples]
 
     @property
-    def sentences(self) -> np.ndarray:
-        """What is asked, word for word: cases of one sentence differ in their picture alone."""
+    def questions(self) -> np.ndarray:
+        """The whole text of each prompt: cases of one question differ in their image alone."""
         return np.array([sample.prompt for sample in self.samples])
 
     @property
     def templates(self) -> np.ndarray:
-        """What the sentences are made from, where the benchmark says so; else the sentences."""
-        column = self.column("template")
-        return self.sentences if column is None else column
+        """The template of each sentence where the benchmark names it, else the question."""
+        column = self.tag("template")
+        return self.questions if column is None else column
 
-    def column(self, tag: str) -> np.ndarray | None:
-        """A tag of every case; None where some have none."""
-        values = [sample.tags.get(tag) for sample in self.samples]
+    def tag(self, name: str) -> np.ndarray | None:
+        """The values of a tag; None where a case does not have it."""
+        values = [sample.tags.get(name) for sample in self.samples]
         return None if any(value is None for value in values) else np.array(values)
 
-    def of(self, subset: str) -> Bool[np.ndarray, "case"]:
-        """Which cases are of ``subset``."""
+    def in_subset(self, subset: str) -> Bool[np.ndarray, "case"]:
+        """True for the cases of ``subset``."""
         return np.array([sample.subset == subset for sample in self.samples])
 
 
 @dataclass(frozen=True)
-class Looked:
-    """Of the subset with most failures: failures, matched successes, and twins (same sentence, opposite truth).
+class Selection:
+    """Cases of the subset with the most failures: failures, matched successes, twins (same sentence, opposite truth).
 
-    All are indices into ``Cases``; ``twin[i]`` is that of ``members[i]``, failures first, and −1 where it has none.
+    All are indices into ``AnsweredCases``. ``twin[i]`` belongs to ``members[i]`` and is −1 where there is no twin.
     """
 
     subset: str
@@ -88,42 +87,48 @@ class Looked:
 
     @property
     def everyone(self) -> Int[np.ndarray, "case"]:
-        """Members and twins, each once, in order."""
+        """Members and twins, each once, in ascending order."""
         return np.unique(np.concatenate([self.members, self.twin[self.twin >= 0]]))
 
 
-def cases_of(samples: Sequence[Sample], records: Sequence[Mapping[str, Any]]) -> Cases:
-    """What there is to look at. UserError where the baseline answered no scored case with a picture."""
+def answered_cases(samples: Sequence[Sample], records: Sequence[Mapping[str, Any]]) -> AnsweredCases:
+    """The scored cases with an image that the baseline answered.
+
+    Raises:
+        UserError: there is none.
+    """
     own = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
     kept = [s for s in answered(samples, records, arm=ARM) if s.subset in SCORED_SUBSETS]
     if not kept:
         raise UserError("no scored case with a picture was answered; there is nothing to look into; check the limit")
-    return Cases(tuple(kept), tuple(own[sample.id] for sample in kept))
+    return AnsweredCases(tuple(kept), tuple(own[sample.id] for sample in kept))
 
 
-def look(cases: Cases, records: Sequence[Mapping[str, Any]], *, limit: int | None, seed: int) -> Looked | None:
-    """At most ``limit`` failures of the subset that has most (and all successes matched to them); None without any."""
-    found = {name: some for name, some in choose(cases.samples, records, arm=ARM, limit=limit, seed=seed).items()
-             if some.failures}  # fmt: skip
-    if not found:
+def select(
+    cases: AnsweredCases, records: Sequence[Mapping[str, Any]], *, limit: int | None, seed: int
+) -> Selection | None:
+    """At most ``limit`` failures of the subset with the most failures, and their matches; None without a failure."""
+    matched = match_failures(cases.samples, records, arm=ARM, limit=limit, seed=seed)
+    subset = max(matched, key=lambda name: matched[name].failures)
+    if not matched[subset].failures:
         return None
-    subset = max(found, key=lambda name: found[name].failures)
-    place = {sample.id: index for index, sample in enumerate(cases.samples)}
-    chosen = found[subset].cases
-    members = [[place[case.sample.id] for case in chosen if case.failed == failed] for failed in (True, False)]
-    twins = twins_of(cases)
-    return Looked(
+    index_of = {sample.id: index for index, sample in enumerate(cases.samples)}
+    failures, successes = (
+        [index_of[case.sample.id] for case in matched[subset].cases if case.failed == failed]
+        for failed in (True, False)
+    )
+    return Selection(
         subset,
-        np.array(members[0], dtype=int),
-        np.array(members[1], dtype=int),
-        np.array([twins[index] for side in members for index in side], dtype=int),
-        found[subset].failures,
-        found[subset].successes,
+        np.array(failures, dtype=int),
+        np.array(successes, dtype=int),
+        twin_indices(cases)[[*failures, *successes]],
+        matched[subset].failures,
+        matched[subset].successes,
     )
 
 
-def twins_of(cases: Cases) -> Int[np.ndarray, "case"]:
-    """The index of the other member of each case's pair, where the truth is the opposite; −1 without one."""
+def twin_indices(cases: AnsweredCases) -> Int[np.ndarray, "case"]:
+    """The index of the other member of each case's pair, where its truth is the opposite; −1 without one."""
     first: dict[str, int] = {}
     found = np.full(len(cases.samples), -1)
     for index, sample in enumerate(cases.samples):
@@ -135,32 +140,30 @@ def twins_of(cases: Cases) -> Int[np.ndarray, "case"]:
     return found
 
 
-def other_sentences(
+def other_questions(
     samples: Sequence[Sample],
-    said: Mapping[str, str | None],
-    looked: Sequence[Sample],
+    verdicts: Mapping[str, str | None],
+    selected: Sequence[Sample],
     *,
     tokens: Callable[[str], int],
     seed: int,
 ) -> list[list[str]]:
-    """For each case looked at, up to ``TRIES`` other questions of as many tokens that the model answered otherwise.
+    """For each selected case up to ``QUESTIONS_TRIED`` questions of as many tokens that got the other verdict.
 
-    ``samples`` are those whose questions may be taken, ``said`` their verdicts by id. Which ones, is decided by hash.
+    Args:
+        samples: the cases whose questions may be taken.
+        verdicts: of ``samples``, by id; a question without a verdict is not taken.
+        tokens: the number of tokens of a text.
     """
-    length = {prompt: tokens(prompt) for prompt in {sample.prompt for sample in (*samples, *looked)}}
+    length = {prompt: tokens(prompt) for prompt in {sample.prompt for sample in (*samples, *selected)}}
     found = []
-    for case in looked:
+    for case in selected:
         others = {
             other.prompt
             for other in samples
-            if said.get(other.id) not in (None, said.get(case.id))
+            if verdicts.get(other.id) not in (None, verdicts.get(case.id))
             and other.prompt != case.prompt
             and length[other.prompt] == length[case.prompt]
         }
-        ranked = sorted(others, key=lambda prompt: _hash(f"{seed}:{case.id}:{prompt}"))
-        found.append(ranked[:TRIES])
+        found.append(sorted(others, key=lambda prompt: hash_key(seed, case.id, prompt))[:QUESTIONS_TRIED])
     return found
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from experiments.metrics.bootstrap import percentile_interval
-from experiments.studies.mechanism.cases import Cases
+from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Resampling, onward
 from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
@@ -21,7 +21,7 @@ SETTLED = 0.9  # of the failures lean to the wrong side
 
 def parting(
     lens: Float[np.ndarray, "point row"],
-    cases: Cases,
+    cases: AnsweredCases,
     subset: str | None,
     resampling: Resampling,
     *,
@@ -36,14 +36,14 @@ def parting(
     curves = []
     for name in SCORED_SUBSETS:
         for failed in (True, False):
-            where = cases.of(name) & (cases.failed == failed)
+            where = cases.in_subset(name) & (cases.failed == failed)
             if where.any():
                 means = [resampling.mean(row, where) for row in lens]
                 curves.append({"subset": name, "failed": failed, "margin": means})
     found: dict[str, Any] = {"curves": curves, "auroc": [resampling.auroc(row, cases.safe) for row in lens]}
     if subset is None:
         return found | {"wrong": None, "settled": None, "pooled": None, "within": None}
-    here = cases.of(subset)
+    here = cases.in_subset(subset)
     fails = here & cases.failed
     towards = np.where(cases.safe, 1.0, -1.0)
     wrong = [resampling.mean((towards * row <= 0).astype(float), fails) for row in lens]
@@ -52,13 +52,13 @@ def parting(
         "wrong": wrong,
         "settled": None if settled is None else points[settled],
         "pooled": _departure(lens, cases, here, resampling, points, None),
-        "within": _departure(lens, cases, here, resampling, points, cases.sentences),
+        "within": _departure(lens, cases, here, resampling, points, cases.questions),
     }
 
 
 def _departure(
     lens: np.ndarray,
-    cases: Cases,
+    cases: AnsweredCases,
     here: np.ndarray,
     resampling: Resampling,
     points: Sequence[int],

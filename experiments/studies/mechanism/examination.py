@@ -1,6 +1,6 @@
-"""The tools on one model and one run's baseline: asks what is needed, hands arrays to the analyses, gathers the result.
+"""The causal tools on one model and one run's baseline: asks the model, hands arrays to the analyses, gathers rows.
 
-Knows nothing of files, tables or words.
+Reads and writes no files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,38 @@ import torch
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.yes_no.results import plain
-from experiments.studies.mechanism import measurements, routes
-from experiments.studies.mechanism.cases import ARM, Cases, Looked, cases_of, look, other_sentences, twins_of
+from experiments.studies.mechanism import measurements
+from experiments.studies.mechanism.cases import (
+    ARM,
+    AnsweredCases,
+    Selection,
+    answered_cases,
+    other_questions,
+    select,
+    twin_indices,
+)
 from experiments.studies.mechanism.departure import parting
+from experiments.studies.mechanism.directions import (
+    POSITION,
+    WILL_REFUSE,
+    WORDS,
+    alarm_effect,
+    cosine_rows,
+    direction_rows,
+    find_direction,
+    fit_directions,
+)
 from experiments.studies.mechanism.estimates import Resampling
-from experiments.studies.mechanism.leanings import PLACE, WILL_REFUSE, WORDS, alarm, angles, fitted, leaning, one_of
-from experiments.studies.mechanism.readable import probing
-from experiments.studies.mechanism.reversal import PRIOR, shares, undoing
+from experiments.studies.mechanism.probes import probe_rows
+from experiments.studies.mechanism.reversal import PRIOR, prior_shares, reversal_rows
+from experiments.studies.mechanism.routes import (
+    ALL_LAYERS,
+    arrives_at,
+    knockout_rows,
+    mean_gap,
+    patching_rows,
+    twin_gaps,
+)
 from experiments.types import Sample
 from interp.attention_knockout import windows
 from interp.directions import Direction
@@ -57,94 +82,100 @@ class Examination:
         self.vlm, self.sizes = vlm, sizes
         vlm.layout.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
-        self.said = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
-        self.cases: Cases = cases_of(samples, records)
-        self.looked: Looked | None = look(self.cases, records, limit=sizes.limit, seed=sizes.seed)
+        self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
+        self.cases: AnsweredCases = answered_cases(samples, records)
+        self.selection: Selection | None = select(self.cases, records, limit=sizes.limit, seed=sizes.seed)
         self.prompts = prompts_of(self.cases.samples)
-        self.points = spaced(last_point(vlm), sizes.points)
-        self.layers = [routes.ALL_LAYERS, *(_named(layers) for layers in windows(vlm, sizes.width))]
+        self.layers = spaced(last_point(vlm), sizes.points)
+        self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, sizes.width))]
         self.resampling = Resampling.of(self.cases.clusters, draws=sizes.draws, seed=sizes.seed)
 
     def estimate(self) -> dict[str, float]:
         """Forwards of one prompt, seconds by one timed batch, and bytes of hidden states that are kept."""
-        n, looked = len(self.cases.samples), self.looked
+        n, selection = len(self.cases.samples), self.selection
         forwards = n * (2 + len(ABLATED) + 1)
-        if looked is not None:
-            forwards += len(looked.everyone) * len(measurements.EDGES) * len(self.layers)
-            forwards += sum(len(looked.failures) * (len(p) * len(self.points) + 2) for p in PATCHED.values())
+        if selection is not None:
+            forwards += len(selection.everyone) * len(measurements.EDGES) * len(self.windows)
+            patched = sum(len(positions) * len(self.layers) + 2 for positions in PATCHED.values())
+            forwards += len(selection.failures) * patched
         batch = self.prompts[: self.sizes.batch_size]
         width = self.vlm.model.config.get_text_config().hidden_size
         return {
             "forwards": forwards,
-            "seconds": forwards * measurements.seconds_a_case(self.vlm, batch),
-            "bytes": len(READ) * len(self.points) * n * width * 4,
+            "seconds": forwards * measurements.seconds_per_case(self.vlm, batch),
+            "bytes": len(READ) * len(self.layers) * n * width * 4,
         }
 
     def examine(self) -> dict[str, Any]:
-        """The contents of mechanism.json but for sentences."""
-        sizes, cases, looked = self.sizes, self.cases, self.looked
-        subset = None if looked is None else looked.subset
-        read = residuals(self.vlm, self.prompts, places=READ, points=self.points, batch_size=sizes.batch_size)
-        lens = torch.stack([spoken(self.vlm, read.at(PLACE, p), sizes.batch_size) for p in self.points])
+        """The contents of mechanism.json but for what is concluded from them."""
+        sizes, cases = self.sizes, self.cases
+        subset = None if self.selection is None else self.selection.subset
+        states = residuals(self.vlm, self.prompts, places=READ, points=self.layers, batch_size=sizes.batch_size)
+        lens = torch.stack([spoken(self.vlm, states.at(POSITION, at), sizes.batch_size) for at in self.layers])
         curves = lens.double().numpy()
-        margins = curves[-1]  # the last point of the verdict is what the model says
-        parted = parting(curves, cases, subset, self.resampling, points=self.points)
-        travel = self._travel(margins)
-        directions, missing = fitted(read, cases, self.points, seed=sizes.seed)
+        margins = curves[-1]  # the last layer of the verdict is what the model says
+        departed = parting(curves, cases, subset, self.resampling, points=self.layers)
+        routes = self._routes(margins)
+        directions, missing = fit_directions(states, cases, self.layers, seed=sizes.seed)
         return plain({
-            "cases": self._counted(),
-            "points": self.points,
-            "layers": self.layers,
-            "probes": probing(read, cases, margins, self.resampling, seed=sizes.seed),
-            **travel,
-            "lens": parted,
-            "directions": leaning(directions, read, cases, subset, self.resampling),
-            "cosines": angles(directions, self.points),
+            "cases": self._counts(),
+            "points": self.layers,
+            "layers": self.windows,
+            "probes": probe_rows(states, cases, margins, self.resampling, seed=sizes.seed),
+            **routes,
+            "lens": departed,
+            "directions": direction_rows(directions, states, cases, subset, self.resampling),
+            "cosines": cosine_rows(directions, self.layers),
             "missing": missing,
-            "alarm": alarm(cases, draws=sizes.draws, seed=sizes.seed),
-            **self._undo(margins, read, directions, self._overruled_at(travel, parted)),
+            "alarm": alarm_effect(cases, draws=sizes.draws, seed=sizes.seed),
+            **self._reversal(margins, states, directions, self._overruled_at(routes, departed)),
         })  # fmt: skip
 
-    def _counted(self) -> dict[str, Any]:
-        cases, looked = self.cases, self.looked
+    def _counts(self) -> dict[str, Any]:
+        cases, selection = self.cases, self.selection
         found: dict[str, Any] = {"n": len(cases.samples), "failures": int(cases.failed.sum()),
                                  "clusters": len(set(cases.clusters)), "subset": None}  # fmt: skip
-        if looked is not None:
-            found |= {"subset": looked.subset, "failures_in_subset": looked.failures_in_run,
-                      "successes_in_subset": looked.successes_in_run, "failures_looked_at": len(looked.failures),
-                      "successes_looked_at": len(looked.successes), "looked_at": len(looked.everyone)}  # fmt: skip
+        if selection is not None:
+            found |= {
+                "subset": selection.subset,
+                "failures_in_subset": selection.failures_in_run,
+                "successes_in_subset": selection.successes_in_run,
+                "failures_looked_at": len(selection.failures),
+                "successes_looked_at": len(selection.successes),
+                "looked_at": len(selection.everyone),
+            }
         return found
 
-    def _travel(self, margins: np.ndarray) -> dict[str, Any]:
-        """Knockouts and patching on the cases looked at."""
-        found: dict[str, Any] = {"twins": routes.twins_gap(margins, self.cases, twins_of(self.cases), self.resampling)}
-        if self.looked is None:
-            return found | {"knockout": [], "patching": [], "gaps": {}, "refused": {}}
-        some = [self.prompts[index] for index in self.looked.everyone]
+    def _routes(self, margins: np.ndarray) -> dict[str, Any]:
+        """Knockouts and patching on the selected cases."""
+        twins = twin_gaps(margins, self.cases, twin_indices(self.cases), self.resampling)
+        found: dict[str, Any] = {"twins": twins, "knockout": [], "patching": [], "gaps": {}, "refused": {}}
+        if self.selection is None:
+            return found
+        some = [self.prompts[index] for index in self.selection.everyone]
         cut = measurements.cut_margins(self.vlm, some, width=self.sizes.width, batch_size=self.sizes.batch_size)
-        found["knockout"] = routes.knockouts(
-            cut, margins, self.cases, self.looked, self.resampling, edges=measurements.EDGES, layers=self.layers
+        found["knockout"] = knockout_rows(
+            cut, margins, self.cases, self.selection, self.resampling, edges=measurements.EDGES, windows=self.windows
         )
-        found |= {"patching": [], "gaps": {}, "refused": {}}
-        for what, others in self._partners(self.looked).items():
-            clean = [self.prompts[index] for index in self.looked.failures]
-            effects, rows = measurements.patched(self.vlm, clean, others, places=PATCHED[what], points=self.points,
-                                               batch_size=self.sizes.batch_size)  # fmt: skip
+        clean = [self.prompts[index] for index in self.selection.failures]
+        for what, partners in self._partners(self.selection).items():
+            effects, rows = measurements.patched(self.vlm, clean, partners, positions=PATCHED[what],
+                                                 layers=self.layers, batch_size=self.sizes.batch_size)  # fmt: skip
             found["refused"][what] = len(clean) - len(rows)
             if effects is not None:
-                indices = self.looked.failures[rows]
-                found["patching"] += routes.patching(effects, indices, self.resampling, other=what)
-                found["gaps"][what] = routes.gaps(effects, indices, self.resampling)
+                indices = self.selection.failures[rows]
+                found["patching"] += patching_rows(effects, indices, self.resampling, other=what)
+                found["gaps"][what] = mean_gap(effects, indices, self.resampling)
         return found
 
-    def _partners(self, looked: Looked) -> "dict[str, list[list[Prompt]]]":
+    def _partners(self, selection: Selection) -> "dict[str, list[list[Prompt]]]":
         """For each failure: its twin (same sentence, other picture), and the same picture with other sentences."""
-        failures = looked.failures.tolist()
-        twins = looked.twin[: len(failures)].tolist()
+        failures = selection.failures.tolist()
+        twins = selection.twin[: len(failures)].tolist()
         tokenizer = self.vlm.tokenizer
-        questions = other_sentences(
+        questions = other_questions(
             self.samples,
-            self.said,
+            self.verdicts,
             [self.cases.samples[index] for index in failures],
             tokens=lambda text: len(tokenizer(text).input_ids),
             seed=self.sizes.seed,
@@ -155,41 +186,43 @@ class Examination:
             SENTENCE: list(measurements.asked_otherwise(own, questions)),
         }
 
-    def _overruled_at(self, travel: Mapping[str, Any], parted: Mapping[str, Any]) -> int:
-        """The point at which directions are ablated: where the sentence has arrived at the verdict, else the middle."""
-        sentence = [row for row in travel["patching"] if row["other"] == SENTENCE]
-        arrived = routes.arrives(sentence, PLACE, self.points) if sentence else None
-        for point in (arrived, (parted["pooled"] or {}).get("point")):
-            if point:  # point 0 holds the same token in every case
-                return int(point)
-        return self.points[len(self.points) // 2]
+    def _overruled_at(self, routes: Mapping[str, Any], departed: Mapping[str, Any]) -> int:
+        """The layer at which directions are ablated: where the sentence has arrived at the verdict, else the middle."""
+        sentence = [row for row in routes["patching"] if row["other"] == SENTENCE]
+        arrived = arrives_at(sentence, POSITION, self.layers) if sentence else None
+        for layer in (arrived, (departed["pooled"] or {}).get("point")):
+            if layer:  # layer 0 holds the same token in every case
+                return int(layer)
+        return self.layers[len(self.layers) // 2]
 
-    def _undo(
-        self, margins: np.ndarray, read: Residuals, directions: Sequence[Direction], point: int
+    def _reversal(
+        self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
     ) -> dict[str, Any]:
         sizes = self.sizes
         priors = measurements.priors(self.vlm, self.prompts, sizes.prior, batch_size=sizes.batch_size, seed=sizes.seed)
-        share = shares(margins, priors, self.cases.sentences, self.resampling)
+        share = prior_shares(margins, priors, self.cases.questions, self.resampling)
         arms = {PRIOR: margins - share["weight"] * priors}
-        for name, vector in self._ablated(read, directions, point).items():
-            level = float((read.at(PLACE, point) @ vector).mean())
-            arms[name] = measurements.margins_without(
-                self.vlm, self.prompts, vector, level, point=point, batch_size=sizes.batch_size
+        for name, vector in self._ablated(states, directions, layer).items():
+            level = float((states.at(POSITION, layer) @ vector).mean())
+            arms[name] = measurements.ablated_margins(
+                self.vlm, self.prompts, vector, level, layer=layer, batch_size=sizes.batch_size
             )
-        undone = undoing(margins, arms, self.cases.safe, self.resampling)
-        return {"prior": share | {"prior": sizes.prior}, "undo": undone, "ablated_at": point}
+        rows = reversal_rows(margins, arms, self.cases.safe, self.resampling)
+        return {"prior": share | {"prior": sizes.prior}, "undo": rows, "ablated_at": layer}
 
-    def _ablated(self, read: Residuals, directions: Sequence[Direction], point: int) -> dict[str, torch.Tensor]:
+    def _ablated(self, states: Residuals, directions: Sequence[Direction], layer: int) -> dict[str, torch.Tensor]:
         """Unit vectors by name, a random one among them."""
-        found = {f"“{name}” ablated": one.vector for name in ABLATED if (one := one_of(directions, name, point))}
-        drawn = torch.randn(read.values.shape[-1], generator=torch.Generator().manual_seed(self.sizes.seed))
+        found = {
+            f"“{name}” ablated": one.vector for name in ABLATED if (one := find_direction(directions, name, layer))
+        }
+        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.sizes.seed))
         return found | {RANDOM + " ablated": drawn / drawn.norm()}
 
 
 def spaced(last: int, count: int) -> list[int]:
-    """At most ``count`` points from 0 to ``last``, both among them, as evenly as whole numbers allow."""
+    """At most ``count`` layers from 0 to ``last``, both included, as evenly as whole numbers allow."""
     return sorted({round(float(x)) for x in np.linspace(0, last, min(count, last + 1))})
 
 
-def _named(layers: Sequence[int]) -> str:
+def _window_name(layers: Sequence[int]) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, MARKERS
 from experiments.report.table import fixed
-from experiments.studies.mechanism.readable import entry_at
+from experiments.studies.mechanism.probes import probe_row
 
 WIDTH, HEIGHT = 9.0, 7.6  # inches of 100 px
 TITLE, TEXT, LABEL = 11.5, 10.5, 9.5
@@ -64,9 +64,9 @@ def _probes(axes: Axes, result: Result) -> None:
     points = result["points"]
     _title(axes, "1, 2  What a linear probe reads")
     for style, (quantity, place, label) in enumerate(PROBED):
-        entries = [entry_at(result["probes"], quantity, place, point) for point in points]
+        entries = [probe_row(result["probes"], quantity, place, point) for point in points]
         _line(axes, points, entries, style, label)
-    shown = [entry_at(result["probes"], "concept", "verdict", point)["control"] for point in points]
+    shown = [probe_row(result["probes"], "concept", "verdict", point)["control"] for point in points]
     axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
     axes.text(points[-1], 0.505, "AUROC: chance", fontsize=LABEL - 1, color=GREY, ha="right", va="bottom")
     if all(value is not None for value in shown):

@@ -9,9 +9,9 @@ from typing import Any
 
 from experiments.report.table import fixed, fixed_interval, percent, percent_interval
 from experiments.studies.mechanism.estimates import side
-from experiments.studies.mechanism.readable import chance, entry_at, readable_from
+from experiments.studies.mechanism.probes import above_chance, probe_row, readable_from
 from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR
-from experiments.studies.mechanism.routes import ALL_LAYERS, arrives, effect_at
+from experiments.studies.mechanism.routes import ALL_LAYERS, arrives_at, effect_at
 
 Result = Mapping[str, Any]
 NAMES = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
@@ -25,14 +25,14 @@ def sentences(result: Result) -> list[str]:
 def read(result: Result) -> str:
     """By the probe of what the picture shows, at its own columns, at the last point."""
     asked = "Is the picture read? "
-    row = entry_at(result["probes"], "concept", "image", result["points"][-1])
+    row = probe_row(result["probes"], "concept", "image", result["points"][-1])
     apart = result["twins"]["apart"]
     if row["value"] is None:
         if apart["value"] is None:
             return f"{asked}That cannot be told here: {row['reason']}, and no sentence has two pictures."
         return (f"{asked}No probe can tell ({row['reason']}), but something of it is: another picture under the same "
                 f"sentence moves the margin by {number(apart)} logits (n = {apart['n']} pairs).")  # fmt: skip
-    found = side(row, chance(row)) > 0
+    found = above_chance(row)
     said = "Yes" if found else "Not so that a linear probe finds it"
     return (
         f"{asked}{said}: from its own columns a linear probe names the thing shown, one of {row['classes']}, in "
@@ -44,15 +44,15 @@ def read(result: Result) -> str:
 def carried(result: Result) -> str:
     """By the truth's probe at the verdict, at the last point (fixed beforehand), beside the model's own margin."""
     asked, points = "Is it carried to the verdict? ", result["points"]
-    truth = entry_at(result["probes"], "truth", "verdict", points[-1])
-    shown = entry_at(result["probes"], "concept", "verdict", points[-1])
+    truth = probe_row(result["probes"], "truth", "verdict", points[-1])
+    shown = probe_row(result["probes"], "concept", "verdict", points[-1])
     spoken = undone(result, AS_IT_IS)["auroc"]
     if truth["value"] is None or spoken["value"] is None:
         return f"{asked}That cannot be told here: {truth['reason'] or 'all cases have the same truth'}."
-    if side(truth, chance(truth)) > 0:
+    if above_chance(truth):
         more = side(truth["beyond"])
         said = {1: "Yes, and more of it than is said", 0: "Yes", -1: "Yes, though less than is said"}[more]
-    elif shown["value"] is not None and side(shown, chance(shown)) > 0:
+    elif shown["value"] is not None and above_chance(shown):
         said = "What it shows is, what follows from that is not"
     else:
         said = "Not so that a linear probe finds it"
@@ -78,7 +78,7 @@ def where(result: Result) -> str:
     if result["cases"]["subset"] is None:
         return f"{asked}Nowhere: none of {result['cases']['n']} cases was answered wrongly."
     rows = {what: [row for row in result["patching"] if row["other"] == what] for what in ("picture", "sentence")}
-    first = {what: arrives(some, "verdict", points) if some else None for what, some in rows.items()}
+    first = {what: arrives_at(some, "verdict", points) if some else None for what, some in rows.items()}
     sentence, picture = first["sentence"], first["picture"]
     if sentence is None:
         return (f"{asked}Patching cannot tell: no state at the last column brings another sentence’s answer, "

@@ -1,6 +1,6 @@
-"""What the model is asked for the mechanism: states, margins with edges cut, patched pairs, priors, ablated margins.
+"""What the model is asked: margins with attention edges cut, patched pairs, priors, ablated margins.
 
-Each function runs forwards and hands on arrays on the CPU. Knows nothing of statistics or files.
+Each function runs forwards and returns arrays on the CPU.
 """
 
 import time
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 EDGES: tuple[Edge, ...] = (("image", "verdict"), ("image", "user"), ("user", "verdict"))
 
 
-def seconds_a_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
-    """One batch, timed after another: the first pays for what is set up once."""
+def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
+    """Seconds of a forward per prompt, from one timed batch; an untimed one before it pays for one-time set-up."""
     vlm.score(prompts)
     started = time.perf_counter()
     vlm.score(prompts)
@@ -57,15 +57,15 @@ def patched(
     clean: "Sequence[Prompt]",
     others: "Sequence[Sequence[Prompt]]",
     *,
-    places: Sequence[str],
-    points: Sequence[int],
+    positions: Sequence[str],
+    layers: Sequence[int],
     batch_size: int,
 ) -> tuple[PatchEffects | None, list[int]]:
-    """The first of each prompt's ``others`` that aligns with it, patched in; which prompts found one.
+    """Patches each prompt with the first of its ``others`` that aligns with it; also which prompts have one.
 
-    None where none did. Pairs are of unlike lengths, so prompts of like length share a batch.
+    The effects are None where no prompt has one.
     """
-    pairs = [(row, other) for row, some in enumerate(others) if (other := _aligned(vlm, clean[row], some, places))]
+    pairs = [(row, other) for row, some in enumerate(others) if (other := _aligned(vlm, clean[row], some, positions))]
     if not pairs:
         return None, []
     rows = [row for row, _ in pairs]
@@ -73,15 +73,15 @@ def patched(
         vlm,
         [clean[row] for row in rows],
         [other for _, other in pairs],
-        places=places,
-        points=points,
+        places=positions,
+        points=layers,
         batch_size=batch_size,
     )
     return effects, rows
 
 
-def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", places: Sequence[str]) -> "Prompt | None":
-    return next((other for other in others if not misaligned(vlm, [clean], [other], places=places)[0]), None)
+def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", positions: Sequence[str]) -> "Prompt | None":
+    return next((other for other in others if not misaligned(vlm, [clean], [other], places=positions)[0]), None)
 
 
 def priors(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, batch_size: int, seed: int) -> np.ndarray:
@@ -90,19 +90,19 @@ def priors(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, batch_size: i
     return torch.cat(parts).double().numpy()
 
 
-def margins_without(
+def ablated_margins(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
     vector: Float[Tensor, "width"],
     level: float,
     *,
-    point: int,
+    layer: int,
     batch_size: int,
 ) -> Float[np.ndarray, "row"]:
-    """Margins with the verdict's state at ``point`` set to ``level`` along a unit ``vector``: the same for all cases.
+    """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
 
-    With the mean of all cases as the level, what differs from case to case is gone and the states still are such as
-    occur; projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv 2411.09003).
+    With the mean of all cases as the level, what differs from case to case is gone and the states stay in their usual
+    range; projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv 2411.09003).
     """
 
     def edit(here: Here) -> Tensor:
@@ -115,12 +115,12 @@ def margins_without(
 
     parts = []
     for some in batches(prompts, batch_size):
-        with edit_residual(vlm, edit, points=[point]):
+        with edit_residual(vlm, edit, points=[layer]):
             parts.append(vlm.score(some))
     return torch.cat(parts).double().numpy()
 
 
 def asked_otherwise(prompts: "Sequence[Prompt]", questions: Sequence[Sequence[str]]) -> "Iterator[list[Prompt]]":
-    """Each prompt with other questions in place of its own, and the same picture."""
+    """Each prompt with other questions instead of its own and the same picture."""
     for prompt, texts in zip(prompts, questions, strict=True):
         yield [replace(prompt, text=text) for text in texts]

@@ -1,4 +1,7 @@
-"""What comes back when something is taken away: ways to change margins, each against the margins as they are. Pure."""
+"""What comes back when something is taken away: changed margins, each set against the margins as they are.
+
+Margins in, rows out; no model is involved.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,23 +11,23 @@ from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import mcnemar, wilson
 from experiments.studies.mechanism.estimates import Resampling
-from mitigation.prior_correction import PriorShare, prior_share
+from mitigation.prior_correction import prior_share
 
 AS_IT_IS = "as it is"
 PRIOR = "sentence’s prior taken away"
 
 
-def undoing(
+def reversal_rows(
     margins: Float[np.ndarray, "case"],
     arms: Mapping[str, Float[np.ndarray, "case"]],
     safe: Bool[np.ndarray, "case"],
     resampling: Resampling,
 ) -> list[dict[str, Any]]:
-    """A row an arm (name → margins), the model as it is first; a case is called safe where its margin is above 0.
+    """A row for each arm (name → margins), the model as it is first; a case is called safe where its margin is above 0.
 
-    ``change`` is the AUROC less that of the margins as they are, on the same cases. ``fixed`` of the wrong ones turn
-    right, ``broken`` of the right ones wrong; ``shift`` is what a constant added to every margin does that says Yes as
-    often: no more discrimination, another threshold.
+    ``change`` is the AUROC minus that of the margins as they are, on the same cases. ``fixed`` wrong answers turn right
+    and ``broken`` right ones wrong. ``shift`` is what a constant does that is added to every margin and says Yes as
+    often: it moves the threshold and discriminates no better.
     """
     rows = []
     for name, now in {AS_IT_IS: margins, **arms}.items():
@@ -41,7 +44,7 @@ def undoing(
 
 
 def shifted(margins: Float[np.ndarray, "case"], yes: int) -> Float[np.ndarray, "case"]:
-    """The margins plus the constant with which ``yes`` of them are above 0 (ties aside)."""
+    """The margins plus the constant with which ``yes`` of them are above 0 (but for ties)."""
     ordered = np.sort(margins)[::-1]
     if yes <= 0:
         return margins - ordered[0] - 1.0
@@ -65,16 +68,11 @@ def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray) -> dict[str,
     }
 
 
-def without_prior(
-    margins: Float[np.ndarray, "case"], priors: Float[np.ndarray, "case"], share: PriorShare
-) -> Float[np.ndarray, "case"]:
-    """Margins less what the sentence says alone, by the weight that ``prior_share`` finds without any label."""
-    return margins - share.weight * priors
-
-
-def shares(margins: np.ndarray, priors: np.ndarray, sentences: np.ndarray, resampling: Resampling) -> dict[str, Any]:
-    """``mitigation.prior_correction`` of the cases, with an interval of R² (squared correlation)."""
-    found = prior_share(margins, priors, sentences.tolist())
+def prior_shares(
+    margins: np.ndarray, priors: np.ndarray, questions: np.ndarray, resampling: Resampling
+) -> dict[str, Any]:
+    """``mitigation.prior_correction.prior_share`` of the cases, with a bootstrap interval of R²."""
+    found = prior_share(margins, priors, questions.tolist())
     draws = resampling.multiplicity[:, resampling.cluster].astype(float)
     total = draws.sum(1)
     centred = [values - values.mean() for values in (margins, priors)]

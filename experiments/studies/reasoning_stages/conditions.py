@@ -5,7 +5,6 @@ The same cases asked in other ways: with an oracle's words added, and with the p
 Each condition makes new cases of the same ids, whose answers a study records like any others.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.matching import swapped
+from experiments.evaluation.matching import hash_key, image_donor, is_unsafe_twin
 from experiments.studies.reasoning_stages.oracles import Oracle
 from experiments.types import Drawable, Kind, Sample, Status, Verdict
 
@@ -80,15 +79,14 @@ def _without(sample: Sample | None) -> Sample | None:
 
 
 def _swapped(sample: Sample, everything: Sequence[Sample], seed: int) -> Sample | None:
-    other = swapped(everything, sample, seed=seed)
+    other = image_donor(everything, sample, seed=seed)
     return None if other is None else replace(sample, image=other.image)
 
 
 def _strange(sample: Sample, everything: Sequence[Sample], oracle: Oracle, seed: int) -> str | None:
     """The description of a case by hash whose description is another; None where there is none."""
     own = oracle.description(sample)
-    rank = {other.id: hashlib.sha256(f"{seed}:{sample.id}:{other.id}".encode()).digest() for other in everything}
-    for other in sorted(everything, key=lambda one: rank[one.id]):
+    for other in sorted(everything, key=lambda one: hash_key(seed, sample.id, one.id)):
         told = oracle.description(other) if other.image is not None else None
         if told and told != own:
             return told
@@ -125,20 +123,11 @@ def choose(
     found = {record["case"]: cautious(record, kind) for record in records}
     safe = [sample for sample in samples if sample.gold in ("yes", "comply") and sample.subset != "control"]
     failed = [sample for sample in safe if found.get(sample.id) and sample.image is not None]
-    ordered = sorted(failed, key=lambda sample: hashlib.sha256(f"{seed}:{sample.id}".encode()).hexdigest())
+    ordered = sorted(failed, key=lambda sample: hash_key(seed, sample.id))
     failures = ordered[:limit]
     matched = []
     for failure in failures:
-        twin = next((other for other in samples if twins(failure, other)), None)
+        twin = next((other for other in samples if is_unsafe_twin(failure, other)), None)
         if twin is not None and found.get(twin.id) and twin.image is not None:
             matched.append(twin)
     return Chosen(failures, matched, len(failed), len(safe))
-
-
-def twins(safe: Sample, other: Sample) -> bool:
-    """True for the unsafe counterpart of a safe case."""
-    if other.gold not in ("no", "refuse"):
-        return False
-    if safe.pair is not None:
-        return other.pair == safe.pair
-    return "pid" in safe.tags and other.tags.get("pid") == safe.tags["pid"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import _words_of_sentence, prompts_of
-from experiments.evaluation.matching import answered, case_of, choose, swapped, unlikeness
+from experiments.evaluation.matching import answered, image_donor, match_failures, sample_with_id, unlikeness
 from experiments.evaluation.study import limited
 from experiments.judges.yes_no import anchored
 from experiments.studies.attention.analysis import analyse_failures
@@ -48,7 +48,7 @@ def half(samples: list[Sample]) -> set[str]:
 
 
 def test_failures_meet_successes_of_their_own_subset_one_to_one() -> None:
-    chosen = choose(SAMPLES, answers(SAMPLES, half(SAMPLES)), arm="baseline", limit=None, seed=0)
+    chosen = match_failures(SAMPLES, answers(SAMPLES, half(SAMPLES)), arm="baseline", limit=None, seed=0)
     assert list(chosen) == ["typical", "attack", "over_safety"]
     for subset, some in chosen.items():
         by_id = {case.sample.id: case for case in some.cases}
@@ -65,7 +65,7 @@ def test_failures_meet_successes_of_their_own_subset_one_to_one() -> None:
 def test_the_sum_of_differences_within_pairs_is_least() -> None:
     few = [sample for sample in SAMPLES if sample.subset == "attack"][:40]
     wrong = {sample.id for sample in few[::2]}
-    some = choose(few, answers(few, wrong), arm="baseline", limit=None, seed=0)["attack"]
+    some = match_failures(few, answers(few, wrong), arm="baseline", limit=None, seed=0)["attack"]
     by_id = {sample.id: sample for sample in few}
     cost = {case.sample.id: unlikeness(case.sample, by_id[str(case.match)]) for case in some.cases if case.failed}
     for a in cost:  # no exchange of partners is better
@@ -79,7 +79,7 @@ def test_the_choice_depends_on_the_seed_and_not_on_the_order() -> None:
     records = answers(SAMPLES, half(SAMPLES))
 
     def ids(samples: list[Sample], seed: int) -> list[str]:
-        chosen = choose(samples, records[::-1], arm="baseline", limit=5, seed=seed)
+        chosen = match_failures(samples, records[::-1], arm="baseline", limit=5, seed=seed)
         return [case.sample.id for some in chosen.values() for case in some.cases]
 
     assert ids(SAMPLES, 0) == ids(SAMPLES[::-1], 0)
@@ -89,10 +89,11 @@ def test_the_choice_depends_on_the_seed_and_not_on_the_order() -> None:
 
 def test_without_successes_failures_stay_alone_and_without_failures_nothing_is_chosen() -> None:
     everything = {sample.id for sample in SAMPLES}
-    alone = choose(SAMPLES, answers(SAMPLES, everything), arm="baseline", limit=4, seed=0)["typical"]
+    alone = match_failures(SAMPLES, answers(SAMPLES, everything), arm="baseline", limit=4, seed=0)["typical"]
     assert [(case.failed, case.match) for case in alone.cases] == [(True, None)] * 4
     assert all(
-        not some.cases for some in choose(SAMPLES, answers(SAMPLES, set()), arm="baseline", limit=4, seed=0).values()
+        not some.cases
+        for some in match_failures(SAMPLES, answers(SAMPLES, set()), arm="baseline", limit=4, seed=0).values()
     )
 
 
@@ -101,37 +102,37 @@ def test_what_was_never_answered_is_no_failure() -> None:
     for record in records[:100]:
         record["status"] = "transport_failed"
     gone = {record["case"] for record in records[:100]}
-    chosen = choose(SAMPLES, records, arm="baseline", limit=None, seed=0)
+    chosen = match_failures(SAMPLES, records, arm="baseline", limit=None, seed=0)
     assert not gone & {case.sample.id for some in chosen.values() for case in some.cases}
     assert not gone & {sample.id for sample in answered(SAMPLES, records, arm="baseline")}
 
 
 def test_the_swapped_image_is_the_twins_or_else_of_another_truth() -> None:
     for sample in SAMPLES[:6]:
-        twin = swapped(SAMPLES, sample, seed=0)
+        twin = image_donor(SAMPLES, sample, seed=0)
         assert twin is not None
         assert (twin.pair, twin.gold != sample.gold) == (sample.pair, True)
     single = [replace(sample, pair=None) for sample in SAMPLES]
     for sample in single[:6]:
-        other = swapped(single, sample, seed=0)
+        other = image_donor(single, sample, seed=0)
         assert other is not None
         assert other.gold != sample.gold
         assert other.cluster != sample.cluster
-        assert other == swapped(single[::-1], sample, seed=0)
-    assert swapped(single[:1], single[0], seed=0) is None
+        assert other == image_donor(single[::-1], sample, seed=0)
+    assert image_donor(single[:1], single[0], seed=0) is None
     same_image = [replace(sample, pair=None, cluster=str(sample.pair)) for sample in SAMPLES[:4]]
     for seed in range(5):
         for sample in same_image:
-            other = swapped(same_image, sample, seed=seed)
+            other = image_donor(same_image, sample, seed=seed)
             assert other is not None
             assert other.cluster != sample.cluster
 
 
 def test_an_unknown_case_or_arm_is_named_with_known_ones() -> None:
     with pytest.raises(UserError, match=f"no case 'nonsense'.*{SAMPLES[0].id}.*and {len(SAMPLES) - 5} more"):
-        case_of(SAMPLES, "nonsense")
+        sample_with_id(SAMPLES, "nonsense")
     with pytest.raises(UserError, match=r"'vcd'.*known: baseline"):
-        choose(SAMPLES, answers(SAMPLES, set()), arm="vcd", limit=None, seed=0)
+        match_failures(SAMPLES, answers(SAMPLES, set()), arm="vcd", limit=None, seed=0)
 
 
 # Statistics

@@ -9,15 +9,22 @@ import pytest
 import torch
 
 from experiments.studies.mechanism import figure, tables
-from experiments.studies.mechanism.cases import Cases, Looked, cases_of, look, other_sentences, twins_of
+from experiments.studies.mechanism.cases import (
+    AnsweredCases,
+    Selection,
+    answered_cases,
+    other_questions,
+    select,
+    twin_indices,
+)
 from experiments.studies.mechanism.departure import parting
+from experiments.studies.mechanism.directions import alarm_effect
 from experiments.studies.mechanism.estimates import Resampling, onward, side
 from experiments.studies.mechanism.examination import spaced
 from experiments.studies.mechanism.findings import notes, sentences
-from experiments.studies.mechanism.leanings import alarm
-from experiments.studies.mechanism.readable import probing, readable_from
-from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR, shares, shifted, undoing
-from experiments.studies.mechanism.routes import arrives, effect_at, knockouts, patching, twins_gap
+from experiments.studies.mechanism.probes import probe_rows, readable_from
+from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR, prior_shares, reversal_rows, shifted
+from experiments.studies.mechanism.routes import arrives_at, effect_at, knockout_rows, patching_rows, twin_gaps
 from experiments.studies.mechanism.study import Mechanism
 from experiments.types import Sample
 from interp.errors import UserError
@@ -93,27 +100,27 @@ def test_failures_are_looked_at_with_matched_successes_and_twins() -> None:
     samples = paired(5)
     verdicts = ["no", "no", "no", "no", "yes", "no", "yes", "yes", "no", "no"]  # safe: 0, 2, 8 fail; unsafe: 7 fails
     records = recorded(samples, verdicts)
-    cases = cases_of(samples, records)
-    looked = look(cases, records, limit=2, seed=0)
+    cases = answered_cases(samples, records)
+    looked = select(cases, records, limit=2, seed=0)
     assert looked is not None
     assert looked.subset == "over_safety"
     assert set(looked.failures.tolist()) <= {0, 2, 8}
     assert (len(looked.failures), looked.failures_in_run, looked.successes_in_run) == (2, 3, 2)
     assert set(looked.successes.tolist()) == {4, 6}
     assert (looked.twin == looked.members + 1).all()
-    assert twins_of(cases).tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
+    assert twin_indices(cases).tolist() == [1, 0, 3, 2, 5, 4, 7, 6, 9, 8]
     right = recorded(samples, ["yes", "no"] * 5)
-    assert look(cases_of(samples, right), right, limit=2, seed=0) is None
+    assert select(answered_cases(samples, right), right, limit=2, seed=0) is None
     with pytest.raises(UserError, match="nothing to look into"):
-        cases_of(samples, [])
+        answered_cases(samples, [])
 
 
 def test_other_sentences_are_of_one_length_and_answered_otherwise() -> None:
     samples = [sample(i, safe=True, text=text) for i, text in enumerate(["a b", "c d", "e f", "g h i", "j k"])]
     said = {"c0": "no", "c1": "yes", "c2": "no", "c3": "yes", "c4": "yes"}
-    found = other_sentences(samples, said, samples[:1], tokens=lambda text: len(text.split()), seed=0)
+    found = other_questions(samples, said, samples[:1], tokens=lambda text: len(text.split()), seed=0)
     assert sorted(found[0]) == ["c d", "j k"]
-    again = other_sentences(samples[::-1], said, samples[:1], tokens=lambda text: len(text.split()), seed=0)
+    again = other_questions(samples[::-1], said, samples[:1], tokens=lambda text: len(text.split()), seed=0)
     assert again == found
 
 
@@ -121,22 +128,22 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     samples = tuple(
         sample(i, safe=i % 2 == 0, template=f"t{i % 4 // 2}", concept=f"thing{i // 2 % 3}") for i in range(96)
     )
-    cases = Cases(samples, tuple("yes" if i % 5 else "no" for i in range(96)))
+    cases = AnsweredCases(samples, tuple("yes" if i % 5 else "no" for i in range(96)))
     rng = np.random.default_rng(0)
     states = rng.normal(size=(2, 2, 96, 6))
     states[1, 1, :, 0] += 6 * cases.safe  # truth at the verdict, point 1 alone
     for thing in range(3):  # concept at the picture, both points
         states[0, :, :, thing] += 8 * (np.arange(96) // 2 % 3 == thing)
     read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), (0, 1))
-    rows = probing(read, cases, np.zeros(96), Resampling.of(cases.clusters, draws=100, seed=0), seed=0)
+    rows = probe_rows(read, cases, np.zeros(96), Resampling.of(cases.clusters, draws=100, seed=0), seed=0)
     assert readable_from(rows, "concept", "image", [0, 1]) == 0
     assert readable_from(rows, "concept", "verdict", [0, 1]) is None
     assert readable_from(rows, "truth", "verdict", [0, 1]) == 1
     assert readable_from(rows, "truth", "image", [0, 1]) is None
     found = next(r for r in rows if (r["quantity"], r["place"], r["point"]) == ("truth", "verdict", 1))
     assert found["beyond"]["value"] == pytest.approx(found["value"] - 0.5)
-    untold = Cases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
-    rows = probing(read, untold, np.zeros(96), Resampling.of(cases.clusters, draws=10, seed=0), seed=0)
+    untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
+    rows = probe_rows(read, untold, np.zeros(96), Resampling.of(cases.clusters, draws=10, seed=0), seed=0)
     assert {row["reason"] for row in rows if row["quantity"] == "concept"} == {
         "the benchmark says of no picture what it shows"
     }
@@ -148,12 +155,12 @@ def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
         replace(sample(i, safe=(t + c) % 2 == 0, template=f"t{t}", concept=f"x{c}"), cluster=f"{t}{c}")
         for i, (t, c) in enumerate(cells)
     )
-    cases = Cases(samples, ("no",) * len(samples))
+    cases = AnsweredCases(samples, ("no",) * len(samples))
     words = torch.eye(6)[torch.tensor([t for t, _ in cells])] + 0.01 * torch.randn(
         len(cells), 6, generator=torch.Generator().manual_seed(0)
     )
     read = Residuals(words[None, None], ("verdict",), (0,))
-    rows = probing(read, cases, np.zeros(len(cells)), Resampling.of(cases.clusters, draws=20, seed=0), seed=0)
+    rows = probe_rows(read, cases, np.zeros(len(cells)), Resampling.of(cases.clusters, draws=20, seed=0), seed=0)
     (truth,) = [row["value"] for row in rows if row["quantity"] == "truth"]
     assert truth > 0.35  # a template whose one cell is held out leans the other way: .1 and less if fitted as it stands
 
@@ -163,39 +170,39 @@ def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
     effects = PatchEffects(
         moved, torch.zeros(3), torch.tensor([2.0, -4.0, 0.05]), ("verdict",), (0, 1, 2), (("",) * 3,)
     )
-    rows = patching(effects, np.array([0, 2, 3]), Resampling.of(["a", "a", "b", "c"], draws=50, seed=0), other="x")
+    rows = patching_rows(effects, np.array([0, 2, 3]), Resampling.of(["a", "a", "b", "c"], draws=50, seed=0), other="x")
     assert [effect_at(rows, "verdict", point)["value"] for point in (0, 1, 2)] == pytest.approx([0, 2 / 6, 1])
     assert effect_at(rows, "verdict", 0)["n"] == 2  # a pair whose margins are all but equal says nothing
-    assert arrives(rows, "verdict", [0, 1, 2]) == 2
-    assert arrives(rows, "verdict", [0, 1, 2], share=0.3) == 1
-    assert arrives(rows, "verdict", [0, 1]) is None
+    assert arrives_at(rows, "verdict", [0, 1, 2]) == 2
+    assert arrives_at(rows, "verdict", [0, 1, 2], share=0.3) == 1
+    assert arrives_at(rows, "verdict", [0, 1]) is None
 
 
 def test_knockouts_count_towards_the_truth() -> None:
     samples = paired(3)
-    cases = Cases(samples, ("no", "no", "no", "no", "yes", "no"))
+    cases = AnsweredCases(samples, ("no", "no", "no", "no", "yes", "no"))
     margins = np.array([-1.0, -2, -1, -2, 1, -2])
-    looked = Looked("over_safety", np.array([0, 2]), np.array([4]), np.array([1, 3, 5]), 2, 1)
+    looked = Selection("over_safety", np.array([0, 2]), np.array([4]), np.array([1, 3, 5]), 2, 1)
     cut = np.array([[[0.5, -2, 0, -2, 0.5, -2.0]]])
-    (row,) = knockouts(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
-                       edges=[("image", "verdict")], layers=["all"])  # fmt: skip
+    (row,) = knockout_rows(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
+                       edges=[("image", "verdict")], windows=["all"])  # fmt: skip
     assert row["failures"]["value"] == pytest.approx(1.25)
     assert row["successes"]["value"] == pytest.approx(-0.5)
     assert row["difference"]["value"] == pytest.approx(1.75)
     assert row["right"]["value"] == pytest.approx(0.5)
     assert row["change"]["value"] == pytest.approx(0.0)
-    looked = Looked("typical", np.array([1]), np.array([3]), np.array([0, 2]), 1, 1)
+    looked = Selection("typical", np.array([1]), np.array([3]), np.array([0, 2]), 1, 1)
     cut = np.array([[[-1.0, -2.5, -1, -2]]])
-    (row,) = knockouts(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
-                       edges=[("image", "verdict")], layers=["all"])  # fmt: skip
+    (row,) = knockout_rows(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
+                       edges=[("image", "verdict")], windows=["all"])  # fmt: skip
     assert row["failures"]["value"] == pytest.approx(0.5)  # towards No, which is the truth there
 
 
 def test_twins_and_sentences_are_told_apart() -> None:
     samples = paired(4, lambda pair: f"s{pair % 2}")
-    cases = Cases(samples, ("no",) * 8)
+    cases = AnsweredCases(samples, ("no",) * 8)
     margins = np.array([4.2, 4.0, -3.8, -4.0, 4.2, 4.0, -3.8, -4.0])
-    found = twins_gap(margins, cases, twins_of(cases), Resampling.of(cases.clusters, draws=50, seed=0))
+    found = twin_gaps(margins, cases, twin_indices(cases), Resampling.of(cases.clusters, draws=50, seed=0))
     assert found["gap"]["value"] == pytest.approx(0.2)
     assert found["ranked"]["value"] == 1
     assert found["spread"]["value"] == pytest.approx(8, abs=0.01)
@@ -205,7 +212,7 @@ def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
     samples = paired(40, lambda pair: f"s{pair // 4}")
     fails = np.array([i % 2 == 0 and (i // 8 < 6 or i // 2 % 4 == 0) for i in range(80)])
     verdicts = tuple("no" if fails[i] or i % 2 else "yes" for i in range(80))
-    cases = Cases(samples, verdicts)
+    cases = AnsweredCases(samples, verdicts)
     lens = np.zeros((3, 80))
     lens[1:] -= 2.0 * (np.arange(80) // 8 < 6)  # from point 1 on the sentence
     lens[2] -= 0.3 * fails  # from point 2 on the case
@@ -224,9 +231,9 @@ def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not()
     safe, prior = np.arange(80) % 2 == 0, rng.normal(size=80) * 5
     margins = prior + 0.5 * np.where(safe, 1, -1) + 0.1 * rng.normal(size=80)
     some = Resampling.of(np.arange(80) // 2, draws=200, seed=0)
-    share = shares(margins, prior, np.arange(80).astype(str), some)
+    share = prior_shares(margins, prior, np.arange(80).astype(str), some)
     assert 0.9 < share["r2"]["low"] <= share["r2"]["value"] <= share["r2"]["high"] <= 1
-    rows = undoing(margins, {PRIOR: margins - share["weight"] * prior, "shifted": margins + 3}, safe, some)
+    rows = reversal_rows(margins, {PRIOR: margins - share["weight"] * prior, "shifted": margins + 3}, safe, some)
     plain, without, moved = rows
     assert (plain["arm"], plain["fixed"], plain["broken"]) == (AS_IT_IS, 0, 0)
     assert without["auroc"]["value"] > 0.95
@@ -241,10 +248,10 @@ def test_alarm_resamples_sentences() -> None:
     samples = tuple(
         sample(i, safe=True, template=f"t{i % 4}", words="alarming" if i % 2 else "harmless") for i in range(16)
     )
-    found = alarm(Cases(samples, tuple("no" if i % 2 else "yes" for i in range(16))), draws=50, seed=0)
+    found = alarm_effect(AnsweredCases(samples, tuple("no" if i % 2 else "yes" for i in range(16))), draws=50, seed=0)
     assert found is not None
     assert (found["value"], found["clusters"]) == (1, 4)
-    assert alarm(Cases(paired(2), ("no",) * 4), draws=50, seed=0) is None
+    assert alarm_effect(AnsweredCases(paired(2), ("no",) * 4), draws=50, seed=0) is None
 
 
 def entry(value: float | None, width: float = 0.05, n: int = 9) -> dict[str, Any]:

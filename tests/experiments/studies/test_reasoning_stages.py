@@ -9,8 +9,9 @@ import pytest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.images import open_image
+from experiments.evaluation.matching import is_unsafe_twin
 from experiments.studies.reasoning_stages.analysis import sentences, stages, summarise
-from experiments.studies.reasoning_stages.conditions import CONDITIONS, Chosen, choose, conditions, twins
+from experiments.studies.reasoning_stages.conditions import CONDITIONS, Chosen, choose, conditions
 from experiments.studies.reasoning_stages.oracles import DescriptionOracle, IconWorldOracle, Perception
 from experiments.studies.reasoning_stages.study import ReasoningStages
 from experiments.types import Sample
@@ -96,7 +97,7 @@ def test_a_caption_of_a_photograph_is_compared_by_keywords() -> None:
 
 def test_failures_are_chosen_with_the_twins_that_met_caution_rightly() -> None:
     safe = [s for s in SAMPLES if s.subset == "over_safety"][:6]
-    unsafe = [next(s for s in SAMPLES if twins(one, s)) for one in safe]
+    unsafe = [next(s for s in SAMPLES if is_unsafe_twin(one, s)) for one in safe]
     records = [record(s.id, "no") for s in safe[:4]] + [record(s.id, "yes") for s in safe[4:]]
     records += [record(unsafe[0].id, "no"), record(unsafe[1].id, "yes"), record(unsafe[2].id, None, status="empty")]
     found = choose([*safe, *unsafe], records, "yes_no", limit=None, seed=0)
@@ -110,8 +111,8 @@ def test_failures_are_chosen_with_the_twins_that_met_caution_rightly() -> None:
 
 def test_the_twin_of_a_photograph_has_its_pid() -> None:
     contrast = Sample("c1", "contrast", "t", "refuse", "What?", "What?", None, "q", tags={"pid": "1"})
-    assert twins(photo(), contrast)
-    assert not twins(photo(), photo())
+    assert is_unsafe_twin(photo(), contrast)
+    assert not is_unsafe_twin(photo(), photo())
 
 
 def test_each_failure_belongs_to_the_stage_that_lifts_its_caution() -> None:
@@ -129,7 +130,7 @@ def test_each_failure_belongs_to_the_stage_that_lifts_its_caution() -> None:
 
 def test_changes_are_paired_and_the_sentences_carry_them() -> None:
     failures = [s for s in SAMPLES if s.subset == "over_safety"][:8]
-    twin = [next(s for s in SAMPLES if twins(one, s)) for one in failures]
+    twin = [next(s for s in SAMPLES if is_unsafe_twin(one, s)) for one in failures]
     chosen = Chosen(failures, twin, 8, 20)
     rows = [record(s.id, "no", "asked") for s in (*failures, *twin)]
     rows += [record(s.id, "yes" if at < 6 else "no", "description") for at, s in enumerate(failures)]

@@ -1,0 +1,113 @@
+"""What a linear probe reads where: concept, truth and the model's own verdict, by position and layer.
+
+MOSSBench's three stages (perception, intent, decision; arXiv 2406.17806, section 5) seen from inside. Arrays in, rows
+out; no model is involved.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from experiments.studies.mechanism.cases import AnsweredCases
+from experiments.studies.mechanism.estimates import Resampling, onward, side
+from interp.errors import UserError
+from interp.hooks.residual import Residuals
+from interp.lda import FEWEST_CASES, FEWEST_GROUPS
+from interp.probes import Probe, probe
+
+NO_CONCEPT = "the benchmark says of no picture what it shows"
+TOO_FEW = "no thing is shown often enough for a held-out number"
+Row = dict[str, Any]
+
+
+def probe_rows(
+    states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, "case"], resampling: Resampling, *, seed: int
+) -> list[Row]:
+    """A row for each quantity, position and layer: ``measure``, its estimate, the control, or a reason for neither.
+
+    *concept* is one of many classes, read with balanced accuracy; *truth* (safe) and *verdict* (says Yes) are read with
+    AUROC. Every case is read by a probe that saw nothing of its cluster. For truth the fitting cases are balanced
+    within template and concept, so that neither stands in for it. ``beyond`` is the probe's AUROC minus that of the
+    model's own margin, paired by case.
+    """
+    nuisances = [column for name in ("template", "concept") if (column := cases.tag(name)) is not None]
+    labels = {"concept": _concepts(cases), "truth": cases.safe, "verdict": cases.says_yes}
+    rows: list[Row] = []
+    for quantity, label in labels.items():
+        balance = nuisances if quantity == "truth" else []
+        for position, values in zip(states.places, states.values, strict=True):
+            if label is None or not (label != "").any():
+                reason = NO_CONCEPT if label is None else TOO_FEW
+                rows += [_key(quantity, position, layer) | _unread(reason) for layer in states.points]
+                continue
+            known = label != ""
+            groups = np.array(cases.clusters)[known]
+            try:
+                found = probe(values[:, known], label[known], groups, balance=[column[known] for column in balance],
+                              seed=seed)  # fmt: skip
+            except UserError:  # no combination of the nuisances has both classes: fit without balancing
+                found = probe(values[:, known], label[known], groups, seed=seed)
+            rows += [
+                _key(quantity, position, layer) | _read(found, index, label, known, margins, resampling)
+                for index, layer in enumerate(states.points)
+            ]
+    return rows
+
+
+def _key(quantity: str, position: str, layer: int) -> Row:
+    return {"quantity": quantity, "place": position, "point": layer}
+
+
+def _unread(reason: str) -> Row:
+    estimate = {"value": None, "low": None, "high": None, "n": 0, "clusters": 0}
+    return {"measure": "balanced accuracy", **estimate, "control": None, "classes": 0, "beyond": None, "reason": reason}
+
+
+def _concepts(cases: AnsweredCases) -> np.ndarray | None:
+    """What each picture shows; "" where too few clusters show it for a held-out number."""
+    column = cases.tag("concept")
+    if column is None:
+        return None
+    clusters = np.array(cases.clusters)
+    for name in np.unique(column):
+        here = column == name
+        if here.sum() < FEWEST_CASES or len(set(clusters[here].tolist())) < FEWEST_GROUPS:
+            column = np.where(here, "", column)
+    return column
+
+
+def _read(
+    found: Probe, index: int, label: np.ndarray, known: np.ndarray, margins: np.ndarray, resampling: Resampling
+) -> Row:
+    """The estimate at one layer over all cases; a case that was not read is NaN."""
+    about: Row = {"control": float(found.control[index]), "classes": len(found.classes), "beyond": None,
+                  "reason": found.reason}  # fmt: skip
+    if label.dtype == bool:
+        score = np.full(len(label), np.nan)
+        score[known] = found.score[index]
+        about["beyond"] = resampling.auroc(score, label, less=margins)
+        return {"measure": "AUROC", **resampling.auroc(score, label), **about}
+    right, weight = np.full((2, len(label)), np.nan)
+    names, codes, counts = np.unique(label[known], return_inverse=True, return_counts=True)
+    right[known] = np.where(found.predicted[index] >= 0, found.predicted[index] == codes, np.nan)
+    weight[known] = 1 / (len(names) * counts[codes])
+    return {"measure": "balanced accuracy", **resampling.ratio(right * weight, weight), **about}
+
+
+def probe_row(rows: Sequence[Row], quantity: str, position: str, layer: int) -> Row:
+    """One row of ``probe_rows``."""
+    return next(r for r in rows if (r["quantity"], r["place"], r["point"]) == (quantity, position, layer))
+
+
+def above_chance(row: Row) -> bool:
+    """The whole interval lies above what a probe without knowledge reads: the control, or an AUROC of a half."""
+    chance = 0.5 if row["measure"] == "AUROC" else max(row["control"] or 0.0, 1 / max(row["classes"], 1))
+    return side(row, chance) > 0
+
+
+def readable_from(rows: Sequence[Row], quantity: str, position: str, layers: Sequence[int]) -> int | None:
+    """The first layer from which on, to the last, the quantity is read above chance; None where the last is not."""
+    first = onward([int(above_chance(probe_row(rows, quantity, position, layer))) for layer in layers], 1)
+    return None if first is None else layers[first]
