@@ -7,6 +7,7 @@ import time
 import hydra
 from omegaconf import DictConfig
 
+from experiments.command_line import in_todays_words
 from experiments.config import open_door, register
 from experiments.runs.launch import Launch, check_task
 from interp.errors import UserError
@@ -19,8 +20,22 @@ MORE_MEMORY = (
 register()
 
 
+def main() -> None:
+    """Says former names in today's words, and leaves the rest of the command line to Hydra."""
+    launch = Launch()
+    try:
+        launch = Launch.current()
+        sys.argv[1:], notes = in_todays_words(sys.argv[1:])
+    except UserError as error:
+        stop(launch, f"error: {error}", 2)
+    if launch.first:
+        for note in notes:
+            print(note, file=sys.stderr)
+    start()
+
+
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-def main(config: DictConfig) -> None:
+def start(config: DictConfig) -> None:
     """Checks the configuration, then runs its task; what a person can mend ends in one sentence and exit code 2."""
     launch = Launch()
     try:

@@ -1,4 +1,4 @@
-"""``+exp=bench_attention``: what it costs to log attention, against the model alone and against eager attention.
+"""``task=bench_attention``: what it costs to log attention, against the model alone and against eager attention.
 
 Random weights: a model's shape decides time and memory, its weights do not. Imports neither torch nor transformers.
 

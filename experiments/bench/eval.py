@@ -1,4 +1,4 @@
-"""``+exp=bench_eval``: cases a second of a study's answering, beside a loop that asks one case at a time.
+"""``task=bench_eval``: cases a second of a study's answering, beside a loop that asks one case at a time.
 
 Imports neither torch nor transformers.
 

@@ -1,4 +1,4 @@
-"""``+exp=bench_kernels``: the fused contrast and cutoff on a GPU, as eager torch, as torch.compile and as Triton.
+"""``task=bench_kernels``: the fused contrast and cutoff on a GPU, as eager torch, as torch.compile and as Triton.
 
 What it finds decides which of them ``mitigation.contrastive.kernels`` runs by default. Imports neither torch nor
 transformers.

@@ -1,4 +1,4 @@
-"""``+exp=bench_report``: how large the report of a large run is, and how fast a browser opens and filters it.
+"""``task=bench_report``: how large the report of a large run is, and how fast a browser opens and filters it.
 
 The run is made up (random verdicts, noise for pictures and attention): its size decides, not its contents. Imports
 neither torch nor transformers.

@@ -1,8 +1,8 @@
-"""``+exp=bench_vcd``: what contrastive decoding costs a token, beside plain decoding and the published loop.
+"""``task=bench_vcd``: what contrastive decoding costs a token, beside plain decoding and the published loop.
 
 Random weights: a model's shape decides time and memory, its weights do not. Imports neither torch nor transformers.
 
-What ``+exp=bench_vcd`` has measured: ratios, bounds, a table. Imports neither torch nor transformers.
+What ``task=bench_vcd`` has measured: ratios, bounds, a table. Imports neither torch nor transformers.
 """
 
 import os

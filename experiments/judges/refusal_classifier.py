@@ -135,7 +135,7 @@ def weights_from(text: str, *, where: str) -> Weights:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{where}: not the weights of a refusal classifier ({error}); they are JSON that "
-            "+exp=train_refusal_classifier writes; leave `weights` out for the shipped ones"
+            "task=judge_training writes; leave `weights` out for the shipped ones"
         ) from error
     return weights
 
@@ -152,7 +152,7 @@ def load_weights(path: str | None) -> Weights:
     try:
         return weights_from(Path(path).read_text(encoding="utf-8"), where=path)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"weights={path}: cannot be read ({error}); give a file that +exp=train_refusal_classifier "
+        raise UserError(f"weights={path}: cannot be read ({error}); give a file that task=judge_training "
                         "wrote, or leave it out for the shipped one") from error  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def model_card(recipe: Recipe, results: Mapping[str, Any], minutes: float) -> st
         parts += [f"On the {split} split ({_cases(results[split])}):\n", _verdict_table(results[split]), ""]
     parts += ["Perception, answers right word for word (test / development):\n", _perception_table(results), ""]
     parts.append(
-        f"## How to train it again\n\n    python -m experiments.run +exp=train_organism seed={recipe.seed}\n\n"
+        f"## How to train it again\n\n    python -m experiments.run task=train_organism seed={recipe.seed}\n\n"
         f"Took {minutes:.1f} minutes on {recipe.threads} CPU threads for these weights. The result is bitwise the same on one machine "
         "with the same number of threads; elsewhere its metrics lie within their intervals. Weights are stored in bfloat16.\n"
     )

@@ -1,4 +1,4 @@
-"""``+exp=train_organism``: the recipe in, a checkpoint with its model card out.
+"""``task=train_organism``: the recipe in, a checkpoint with its model card out.
 
 The training itself, in three stages. Knows nothing of configuration files, reports or verdict rules.
 

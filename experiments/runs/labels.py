@@ -1,8 +1,9 @@
 """What people said of answers: a CSV of a run's answers out, their labels in. Knows no metrics and no models.
 
-``task=labels run=<dir> task.export=labels.csv`` writes a sheet with a line an answer; people fill in ``annotator`` and
-``label``, each in a copy or in further lines; ``task.read=[anna.csv,ben.csv]`` reads them and says how far they agree
-with each other and with the run's judge, and ``task=rejudge run=<dir> labels=<csv>`` scores the run by them.
+``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with a line an answer; people fill in
+``annotator`` and ``label``, each in a copy or in further lines; ``task.read=[anna.csv,ben.csv]`` reads them and says
+how far they agree with each other and with the run's judge, and ``task=rejudge run=<dir> labels=<csv>``
+scores the run by them.
 
 A spreadsheet takes a cell that begins with = + - @ for a formula, so that an answer could run one. Such cells are
 written with an apostrophe before them, and lose it again when they are read.
@@ -132,7 +133,7 @@ def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
     columns = [plain_cell((name or "").strip()).lower() for name in rows.fieldnames or ()]
     if absent := [name for name in NEEDED if name not in columns]:
         raise UserError(f"{path}: has no column {absent[0]!r}; labels need {', '.join(NEEDED)}; export a sheet with "
-                        "task=labels task.export=<csv> and fill it in")  # fmt: skip
+                        "task=human_labels task.export=<csv> and fill it in")  # fmt: skip
     rows.fieldnames = columns
     known = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
     for line in _lines(rows, path):

@@ -1,4 +1,4 @@
-"""``+exp=ablation_llava``: a study of arms without a direction, and over-caution and harmful compliance side by side.
+"""``+exp=direction_ablation``: arms without a direction, with over-caution and harmful compliance side by side.
 
 In the run's directory, beside all that a study leaves: ``ablation.json`` and a section of the report. Arms that learn
 do so on the development split; ``learned/`` holds the directions and the checkpoint with orthogonalised weights.

@@ -1,4 +1,4 @@
-"""``task=labels``: a run's answers as a sheet for people, or people's sheets and how far they agree. Loads no model."""
+"""``task=human_labels``: a run's answers as a sheet for people, or how far filled sheets agree. Loads no model."""
 
 import json
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Labelling:
             UserError: no run, nothing to do, or a file that cannot be read or written.
         """
         if self.run is None:
-            raise UserError("run=<dir>: task=labels needs a run's directory; give one, outputs/<name>/<time>")
+            raise UserError("run=<dir>: task=human_labels needs a run's directory; give one, outputs/<name>/<time>")
         if (self.export is None) == (not self.read):
             raise UserError("task.export and task.read: exactly one of them says what to do; task.export=<csv> writes "
                             "a sheet, task.read=[<csv>] reads filled ones")  # fmt: skip

@@ -1,4 +1,4 @@
-"""``+exp=train_refusal_classifier``: trains the refusal classifier on XSTest's labels, and measures it."""
+"""``task=judge_training``: trains the refusal classifier on XSTest's labels, and measures it."""
 
 from dataclasses import dataclass
 

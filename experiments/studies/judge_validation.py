@@ -1,4 +1,4 @@
-"""``+exp=judge_xstest``: the judge card, how far each refusal judge agrees with XSTest's people. Loads no model."""
+"""``task=judge_validation``: the judge card, how far each refusal judge agrees with XSTest's people. Loads no model."""
 
 from dataclasses import dataclass
 

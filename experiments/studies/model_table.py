@@ -1,4 +1,4 @@
-"""Every model configuration and what works on it: ``task=models``. Needs no model, no torch and no run directory.
+"""Every model configuration and what works on it: ``task=model_table``. Needs no model, no torch and no run directory.
 
 What works is read from ``interp/contract.json``, which the contract tests write: one small random model of each family
 goes through them. Nothing here is typed by hand.

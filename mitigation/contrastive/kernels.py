@@ -1,7 +1,7 @@
 """Contrast and plausibility cutoff in one go, as a decode step needs them: a Triton kernel and its plain torch twin.
 
 Both compute ``mitigation.contrastive.formulas`` in float32 and neither makes the host wait. The twin is the default
-and the kernel an option: nobody has measured the two on a GPU yet. ``+exp=bench_kernels`` does; its numbers belong
+and the kernel an option: nobody has measured the two on a GPU yet. ``task=bench_kernels`` does; its numbers belong
 here, and the default follows from them. Knows nothing of images, models or caches.
 """
 

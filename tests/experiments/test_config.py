@@ -1,10 +1,12 @@
 """The door: every configuration composes, and every mistake is named before anything heavy is imported."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 
 import conf
@@ -32,7 +34,18 @@ def asks_for_a_file(method: str) -> bool:
 def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
     run = run_of(f"+exp={exp}")
     assert run.name == exp
+    task = HydraConfig.get().runtime.choices.task
+    assert exp == task or exp not in options("task")  # one thing has one name
+    assert composed(f"+exp={exp}") != composed(f"task={task}")  # else the task alone would do
     assert f"python -m experiments.run +exp={exp}" in (CONF / "exp" / f"{exp}.yaml").read_text()
+
+
+@pytest.mark.parametrize("task", options("task"))
+def test_every_task_composes_under_its_own_name(task: str) -> None:
+    config = composed(f"task={task}")
+    assert config.name == task
+    module, _, name = config.task._target_.rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
 
 
 @pytest.mark.parametrize("method", [name for name in options("method") if not asks_for_a_file(name)])
@@ -89,7 +102,7 @@ def test_a_typo_or_wrong_type_fails_while_composing(override: str, named: str) -
         ("method.alpha=-1", r"alpha"),
         ("method.beta=1.5", r"beta"),
         ("method.noise_step=1000", r"999"),
-        ("+task.colour=red", r"task\.colour: experiments\.study\.run has no such argument"),
+        ("+task.colour=red", r"task\.colour: experiments\.evaluation\.study\.run has no such argument"),
         ("batch_size=0", r"batch_size=0: must be at least 1"),
         ("limit=0", r"limit=0"),
         ("benchmark.split=dev", r"train, development, test"),

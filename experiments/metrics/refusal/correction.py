@@ -1,4 +1,4 @@
-"""Refusal rates corrected for their judge's error, from a judge card (``+exp=judge_xstest``). Reads that file alone."""
+"""Refusal rates corrected for their judge's error, as a judge card (``task=judge_validation``) says it is."""
 
 import json
 from collections.abc import Mapping
@@ -57,11 +57,11 @@ def _pooled(card: Path, judge: str) -> Mapping[str, Any]:
         known = {name: one["pooled"] for name, one in judges.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
-            f"judge_card={card}: is no judge card; +exp=judge_xstest writes judge_card.json; give that file's path"
+            f"judge_card={card}: is no judge card; task=judge_validation writes judge_card.json; give that file's path"
         ) from None
     if judge not in known:
         raise UserError(
             f"judge_card={card}: does not measure {judge} (it has {', '.join(known)}); "
-            f"make one with +exp=judge_xstest judge={judge}"
+            f"make one with task=judge_validation judge={judge}"
         )
     return known[judge]

@@ -1,4 +1,4 @@
-"""``+exp=mechanism_llava``: why the baseline fails, by causal tools on its failures and matched successes.
+"""``+exp=mechanism``: why the baseline fails, by causal tools on its failures and matched successes.
 
 In the run's directory, beside the baseline's study: ``mechanism.json`` (all numbers and the five sentences),
 ``mechanism/`` (the tables as CSV), ``figures/mechanism.svg`` and ``.png``, and a section of the report.

@@ -1,4 +1,4 @@
-"""``task=mitigations``: every candidate's setting is chosen on the development split, all are judged on the test split.
+"""``+exp=mitigation_selection``: chooses settings on the development split, judges all on the test split.
 
 In the run's directory: ``choosing.jsonl`` (margins on the development cases, a line a case and setting),
 ``choice.json`` (every setting and what was chosen), ``learned/`` (what learning candidates learned),

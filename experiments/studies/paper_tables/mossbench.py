@@ -1,4 +1,4 @@
-"""``+exp=mossbench_leaderboard``: published responses judged again, into the leaderboard's columns. Loads no model.
+"""``task=mossbench_leaderboard``: published responses judged again, into the leaderboard's columns. Loads no model.
 
 MOSSBench's leaderboard beside the rates that another judge finds. Pure: knows no files and no judges.
 

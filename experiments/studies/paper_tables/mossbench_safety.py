@@ -1,4 +1,4 @@
-"""``+exp=mossbench_safety``: is a model that refuses more harmful requests also the more oversensitive one?"""
+"""``task=mossbench_safety``: is a model that refuses more harmful requests also the more oversensitive one?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``+exp=stages_llava``: the baseline's over-cautious failures and their twins, asked again under every condition."""
+"""``+exp=reasoning_stages``: the baseline's over-cautious failures and their twins, asked under every condition."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

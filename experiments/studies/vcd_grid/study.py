@@ -1,4 +1,4 @@
-"""``+exp=vcd_frontier``: which weight and noise step, and is any of them more than another threshold?
+"""``task=vcd_grid``: which weight and noise step, and is any of them more than another threshold?
 
 Configuration and order of work; importing this module loads neither torch nor transformers.
 """

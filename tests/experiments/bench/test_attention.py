@@ -46,7 +46,7 @@ ROW_KEYS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whole run of the command, children and all."""
     root = tmp_path_factory.mktemp("outputs")
-    run = run_of("+exp=bench_attention", f"output_root={root}", "task.size=tiny", f"task.lengths=[{LONG},{SHORT}]")
+    run = run_of("task=bench_attention", f"output_root={root}", "task.size=tiny", f"task.lengths=[{LONG},{SHORT}]")
     run.task(run)
     (path,) = (root / "bench_attention").iterdir()
     return path
@@ -216,7 +216,7 @@ def test_a_child_that_dies_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_bad_options_are_named_before_anything_is_built(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        run_of("+exp=bench_attention", override)
+        run_of("task=bench_attention", override)
     assert message in str(error.value)
 
 

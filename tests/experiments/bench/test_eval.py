@@ -16,7 +16,7 @@ from tests.experiments.compose import run_of
 def measured(folder: Path, size: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, Any]:
     monkeypatch.setitem(bench_eval.SIZES, size, "cpu")
     small = (f"task.size={size}", "task.cases=3", "task.repeats=1", "max_new_tokens=2", "draws=20")
-    run = run_of("+exp=bench_eval", f"output_root={folder}", *small, *overrides)
+    run = run_of("task=bench_eval", f"output_root={folder}", *small, *overrides)
     run.task(run)
     (path,) = (folder / "bench_eval").iterdir()
     (study,) = (path / "study").iterdir()
@@ -80,5 +80,5 @@ def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path, monkeypatch: p
 )
 def test_bad_options_are_named_before_anything_is_built(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        run_of("+exp=bench_eval", override)
+        run_of("task=bench_eval", override)
     assert message in str(error.value)

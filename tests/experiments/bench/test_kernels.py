@@ -15,7 +15,7 @@ from tests.experiments.compose import run_of
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_refuses_and_leaves_nothing(tmp_path: Any) -> None:
-    run = run_of("+exp=bench_kernels", f"output_root={tmp_path}")
+    run = run_of("task=bench_kernels", f"output_root={tmp_path}")
     with pytest.raises(UserError, match=r"sees 0 GPUs here; run it where there is one"):
         run.task(run)
     assert not list(tmp_path.iterdir())
@@ -36,7 +36,7 @@ def test_without_a_gpu_it_refuses_and_leaves_nothing(tmp_path: Any) -> None:
 )
 def test_bad_options_are_named(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        run_of("+exp=bench_kernels", override)
+        run_of("task=bench_kernels", override)
     assert message in str(error.value)
 
 

@@ -13,7 +13,7 @@ def test_it_measures_a_made_up_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("experiments.bench.report.BROWSERS", ())
     monkeypatch.delenv("CHROMIUM", raising=False)
     sizes = ("task.cases=30", "task.arms=3", "task.attended=4", "task.layers=2")
-    run = run_of("+exp=bench_report", f"output_root={tmp_path}", *sizes)
+    run = run_of("task=bench_report", f"output_root={tmp_path}", *sizes)
     run.task(run)
     (folder,) = (tmp_path / "bench_report").iterdir()
     (row,) = json.loads((folder / "metrics.json").read_text())["rows"]
@@ -24,4 +24,4 @@ def test_it_measures_a_made_up_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("override", ["task.cases=0", "task.attended=-1", "task.attended=9999"])
 def test_sizes_out_of_range_are_refused(override: str) -> None:
     with pytest.raises(UserError, match=override.partition("=")[0]):
-        run_of("+exp=bench_report", override)
+        run_of("task=bench_report", override)

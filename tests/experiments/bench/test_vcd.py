@@ -35,7 +35,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One whole run of the command, the process for memory and all."""
     root = tmp_path_factory.mktemp("outputs")
     options = ("task.sizes=[tiny]", "task.items=[1,16]", "task.repeats=2")
-    run = run_of("+exp=bench_vcd", f"output_root={root}", *options)
+    run = run_of("task=bench_vcd", f"output_root={root}", *options)
     run.task(run)
     (path,) = (root / "bench_vcd").iterdir()
     return json.loads((path / "metrics.json").read_text())
@@ -231,5 +231,5 @@ def test_on_a_gpu_the_allocator_is_asked_for_peaks() -> None:
 )
 def test_bad_options_are_named_before_anything_is_built(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        run_of("+exp=bench_vcd", override)
+        run_of("task=bench_vcd", override)
     assert message in str(error.value)

@@ -152,7 +152,7 @@ def test_settings_for_a_model_are_chosen_without_it(monkeypatch: pytest.MonkeyPa
 def test_the_classifier_agrees_with_people(shared: Path) -> None:
     completions = read_completions(shared / "data" / "xstest")
     answers = features(completions)
-    settings = dict.fromkeys(completions, SHIPPED_SETTINGS)  # the nested choice takes half a minute: +exp=judge_xstest
+    settings = dict.fromkeys(completions, SHIPPED_SETTINGS)  # the nested choice takes half a minute
     settings |= {
         "gpt4": ClassifierSettings(200, True, 30.0, 0.3),
         "llama2new": ClassifierSettings(100, True, 30.0, 0.35),
@@ -194,9 +194,11 @@ def _write_xstest(folder: Path, models: tuple[str, ...] = ("one", "two", "three"
 
 def test_the_card_is_written_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write_xstest(tmp_path / "data")
-    run = run_of("+exp=judge_xstest", f"task.root={tmp_path / 'data'}", f"output_root={tmp_path / 'out'}", "draws=50")
+    run = run_of(
+        "task=judge_validation", f"task.root={tmp_path / 'data'}", f"output_root={tmp_path / 'out'}", "draws=50"
+    )
     run.task(run)
-    (folder,) = (tmp_path / "out" / "judge_xstest").iterdir()
+    (folder,) = (tmp_path / "out" / "judge_validation").iterdir()
     card = json.loads((folder / "judge_card.json").read_text(encoding="utf-8"))
     rule = card["judges"]["refusal_rule"]
     assert rule["models"]["one"]["n"] == 8
@@ -220,8 +222,8 @@ def test_what_is_not_xstest_is_refused(content: str | None, expected: str, tmp_p
 
 def test_a_missing_folder_is_named_on_the_command_line() -> None:
     with pytest.raises(UserError, match=r"task\.root"):
-        (run := run_of("+exp=judge_xstest")).task(run)
-    run = run_of("+exp=judge_xstest", "task.root=absent")
+        (run := run_of("task=judge_validation")).task(run)
+    run = run_of("task=judge_validation", "task.root=absent")
     with pytest.raises(UserError, match=r"absent.*published at https"):
         run.task(run)
 

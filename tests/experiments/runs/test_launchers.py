@@ -46,7 +46,7 @@ def test_a_sweep_runs_a_job_a_value(preset: str, tmp_path: Path) -> None:
     needs(PLUGINS[preset])
     few = ["hydra.launcher.ray.remote.num_cpus=1"] if preset == "ray_cluster" else []
     files = [tmp_path / "a.json", tmp_path / "b.json"]
-    command = [sys.executable, "-m", "experiments.run", "-m", f"hydra/launcher={preset}", *few, "task=models"]
+    command = [sys.executable, "-m", "experiments.run", "-m", f"hydra/launcher={preset}", *few, "task=model_table"]
     command += [f"task.json={files[0]},{files[1]}", f"output_root={tmp_path}/outputs"]
     subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=300)
     assert [json.loads(file.read_text())["real_weights"] for file in files] == [False, False]

@@ -95,14 +95,14 @@ def test_twins_are_compared_case_by_case() -> None:
 
 
 def test_arms_that_are_not_there_are_named(tmp_path: Path) -> None:
-    run = run_of("+exp=ablation_llava", f"output_root={tmp_path}", "task.twins=[[ablate_direction,nobody]]")
+    run = run_of("+exp=direction_ablation", f"output_root={tmp_path}", "task.twins=[[ablate_direction,nobody]]")
     with pytest.raises(UserError, match="nobody"):
         run.task(run)
 
 
 @pytest.mark.slow
 def test_the_experiment_runs(tmp_path: Path) -> None:
-    run = run_of("+exp=ablation_llava", f"output_root={tmp_path}", "limit=400", "draws=20")
+    run = run_of("+exp=direction_ablation", f"output_root={tmp_path}", "limit=400", "draws=20")
     folder = run.task(run)
     for name in ("metrics.json", "report.html", "ablation.json", "learned/orthogonalised/model.safetensors"):
         assert (folder / name).exists(), name

@@ -1,4 +1,4 @@
-"""``task=labels``, and agreement between people, and between people and a judge."""
+"""``task=human_labels``, and agreement between people, and between people and a judge."""
 
 import json
 from pathlib import Path
@@ -91,11 +91,11 @@ def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, caps
     lines = [record("a"), record("b", verdict="refused"), record("c", status="empty", response="")]
     (tmp_path / PREDICTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     sheet = tmp_path / "sheet.csv"
-    run = run_of("task=labels", f"run={tmp_path}", f"task.export={sheet}")
+    run = run_of("task=human_labels", f"run={tmp_path}", f"task.export={sheet}")
     run.task(run)
     assert "2 answers" in capsys.readouterr().out
     sheet.write_text(sheet.read_text(encoding="utf-8-sig").replace('"s1","",""', '"s1","x","refused"'))
-    run = run_of("task=labels", f"run={tmp_path}", f"task.read=[{sheet}]", "draws=20")
+    run = run_of("task=human_labels", f"run={tmp_path}", f"task.read=[{sheet}]", "draws=20")
     run.task(run)
     assert "2 labels by 1 annotators; 2 of 3 records" in capsys.readouterr().out
     found = json.loads((tmp_path / "labels.json").read_text(encoding="utf-8"))
@@ -108,6 +108,6 @@ def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, caps
     (("run=absent", "task.export=x.csv"), "cannot be read"),
 ])  # fmt: skip
 def test_what_is_missing_is_said(overrides: tuple[str, ...], expected: str) -> None:
-    run = run_of("task=labels", *overrides)
+    run = run_of("task=human_labels", *overrides)
     with pytest.raises(UserError, match=expected):
         run.task(run)

@@ -100,9 +100,9 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
 @pytest.mark.slow
 def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ("limit=24", "draws=20", "task.limit=2", "task.points=3", f"output_root={tmp_path}")
-    run = run_of("+exp=mechanism_llava", *overrides)
+    run = run_of("+exp=mechanism", *overrides)
     run.task(run)
-    (folder,) = (tmp_path / "mechanism_llava").iterdir()
+    (folder,) = (tmp_path / "mechanism").iterdir()
     said = capsys.readouterr().out
     assert said.index("forwards of one prompt") < said.index("1. Is the picture read?")
     assert "Is the picture read?" in (folder / "report.html").read_text()

@@ -51,7 +51,7 @@ def test_cells_come_from_the_contract_and_gaps_have_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    run = run_of("task=models", f"task.markdown={tmp_path}/models.md", f"task.json={tmp_path}/models.json")
+    run = run_of("task=model_table", f"task.markdown={tmp_path}/models.md", f"task.json={tmp_path}/models.json")
     run.task(run)
     page = json.loads((tmp_path / "models.json").read_text())
     rows = {row["name"]: row for row in page["models"]}
@@ -102,7 +102,7 @@ def test_without_results_the_table_says_what_fills_it(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written(written: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*no/such\.md"):
-        ModelTable(markdown=str(written.parent / "no" / "such.md"))(run_of("task=models"))
+        ModelTable(markdown=str(written.parent / "no" / "such.md"))(run_of("task=model_table"))
 
 
 def test_no_torch_and_no_run_directory(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_no_torch_and_no_run_directory(tmp_path: Path) -> None:
         "atexit.register(lambda: print('HEAVY', [n for n in ('torch', 'transformers') if n in sys.modules]))\n"
         "from experiments.run import main\nmain()"
     )
-    command = [sys.executable, "-c", code, "task=models", f"output_root={tmp_path}/outputs"]
+    command = [sys.executable, "-c", code, "task=model_table", f"output_root={tmp_path}/outputs"]
     answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert "HEAVY []" in answer.stdout
     assert "llava_1_5_7b" in answer.stdout

@@ -62,7 +62,7 @@ def test_runs_become_a_figure_and_a_sentence(tmp_path: Path) -> None:
         for name in "abcd"
     ]
     listed = ",".join(map(str, folders))
-    run = run_of("+exp=mossbench_safety", f"runs=[{listed}]", f"output_root={tmp_path / 'outputs'}", "draws=50")
+    run = run_of("task=mossbench_safety", f"runs=[{listed}]", f"output_root={tmp_path / 'outputs'}", "draws=50")
     run.task(run)
     (folder,) = (tmp_path / "outputs" / "mossbench_safety").iterdir()
     found = json.loads((folder / "safety.json").read_text())
@@ -77,7 +77,7 @@ def test_runs_become_a_figure_and_a_sentence(tmp_path: Path) -> None:
 
 
 def test_without_runs_or_with_others_it_says_what_it_needs(tmp_path: Path) -> None:
-    run = run_of("+exp=mossbench_safety", f"output_root={tmp_path}")
+    run = run_of("task=mossbench_safety", f"output_root={tmp_path}")
     with pytest.raises(UserError, match=r"task\.runs=null"):
         run.task(run)
     with pytest.raises(UserError, match="no refusal benchmark"):

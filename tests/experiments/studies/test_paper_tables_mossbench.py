@@ -44,7 +44,7 @@ def publish(root: Path, model: str, texts: dict[str, str | None]) -> None:
 
 
 def run_task(root: Path, outputs: Path) -> Path:
-    run = run_of("+exp=mossbench_leaderboard", f"task.root={root}", f"output_root={outputs}", "draws=20")
+    run = run_of("task=mossbench_leaderboard", f"task.root={root}", f"output_root={outputs}", "draws=20")
     run.task(run)
     (folder,) = (outputs / "mossbench_leaderboard").iterdir()
     return folder
@@ -89,7 +89,7 @@ def test_every_case_becomes_a_record_with_its_status(root: Path) -> None:
 
 
 def run_judge() -> Any:
-    return refusal_judge(run_of("+exp=mossbench_leaderboard").task.judge)  # type: ignore[attr-defined]
+    return refusal_judge(run_of("task=mossbench_leaderboard").task.judge)  # type: ignore[attr-defined]
 
 
 def test_the_printed_averages_are_the_means_of_their_rows() -> None:
@@ -142,7 +142,7 @@ def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
 
 def test_a_judge_of_other_answers_is_refused() -> None:
     with pytest.raises(UserError, match="does not read refusals"):
-        refusal_judge(run_of("+exp=mossbench_leaderboard", "judge@task.judge=yes_no").task.judge)  # type: ignore[attr-defined]
+        refusal_judge(run_of("task=mossbench_leaderboard", "judge@task.judge=yes_no").task.judge)  # type: ignore[attr-defined]
 
 
 def test_the_real_responses_are_read_whole(shared: Path) -> None:

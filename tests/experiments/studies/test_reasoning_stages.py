@@ -153,10 +153,10 @@ def test_changes_are_paired_and_the_sentences_carry_them() -> None:
 
 
 def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ("+exp=stages_llava", "limit=8", "draws=20", "task.limit=2", f"output_root={tmp_path}")
+    overrides = ("+exp=reasoning_stages", "limit=8", "draws=20", "task.limit=2", f"output_root={tmp_path}")
     run = run_of(*overrides)
     run.task(run)
-    (folder,) = (tmp_path / "stages_llava").iterdir()
+    (folder,) = (tmp_path / "reasoning_stages").iterdir()
     found = json.loads((folder / "stages.json").read_text())
     assert found["cases"]["failures"] == 2
     assert set(found["caution"]["failures"]) == set(CONDITIONS)

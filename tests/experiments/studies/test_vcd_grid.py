@@ -145,7 +145,7 @@ def test_without_margins_of_both_kinds_there_is_no_curve() -> None:
 
 def frontier(saved: Path, outputs: Path, *overrides: str) -> Run:
     small = ("task.alphas=[0.5,4.0]", "task.noise_steps=[300,999]", "limit=12", "draws=20", "batch_size=5")
-    return run_of("+exp=vcd_frontier", f"model.path={saved}", f"output_root={outputs}", "max_new_tokens=2", *small,
+    return run_of("task=vcd_grid", f"model.path={saved}", f"output_root={outputs}", "max_new_tokens=2", *small,
                   *overrides)  # fmt: skip
 
 
@@ -223,10 +223,10 @@ def test_nothing_is_answered_twice_unless_asked_to(
 )
 def test_bad_settings_are_refused_at_the_door(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        run_of("+exp=vcd_frontier", override)
+        run_of("task=vcd_grid", override)
 
 
 def test_without_a_development_split_one_must_ask_for_the_test_cases(no_weights: None, tmp_path: Path) -> None:
-    run = run_of("+exp=vcd_frontier", "benchmark.split=development", f"output_root={tmp_path}")
+    run = run_of("task=vcd_grid", "benchmark.split=development", f"output_root={tmp_path}")
     with pytest.raises(UserError, match=r"no development split.*task\.split=test"):
         run.task(run)

@@ -1,0 +1,61 @@
+"""What the command line showed in earlier versions still works, or is told what it is called now."""
+
+import subprocess
+import sys
+
+import pytest
+
+from experiments.command_line import FORMER, in_todays_words
+from interp.errors import UserError
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import composed
+from tests.experiments.test_config import options
+
+EXPERIMENTS = [
+    "ablation_llava", "bench_attention", "bench_eval", "bench_kernels", "bench_report", "bench_vcd", "frontier_llava",
+    "heatmap_llava", "judge_xstest", "languages", "mechanism_llava", "mmsafeaware_table1", "mmsafeaware_table2",
+    "mmsafeaware_table3", "mossbench_leaderboard", "mossbench_safety", "organism_family", "stages_llava",
+    "train_organism", "train_refusal_classifier", "vcd_frontier", "vcd_llava", "vcd_sampled", "vrtuning_ablations",
+    "vrtuning_llava", "vrtuning_llava_7b",
+]  # fmt: skip
+TASKS = [
+    "ablation", "attention", "bench_attention", "bench_eval", "bench_kernels", "bench_report", "bench_vcd", "export",
+    "failure_modes", "frontier", "heatmap", "judge_card", "labels", "languages", "mechanism", "mitigations",
+    "mmsafeaware_table1", "mmsafeaware_table2", "mmsafeaware_table3", "models", "mossbench_leaderboard",
+    "mossbench_safety", "organism_family", "preview", "rejudge", "report", "stages", "study", "train_organism",
+    "train_refusal_classifier", "vrtuning",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("argument", [*(f"+exp={name}" for name in EXPERIMENTS), *(f"task={name}" for name in TASKS)])
+def test_every_name_that_was_ever_documented_composes(argument: str) -> None:
+    today, notes = in_todays_words([argument])
+    assert composed(*today).task._target_
+    assert notes == ([f"{argument} is now called {' '.join(today)}."] if argument in FORMER else [])
+
+
+def test_former_options_of_tasks_are_the_runs_own() -> None:
+    said, notes = in_todays_words(["task=attention", "task.run=outputs/a=b"])
+    assert said == ["task=attention", "run=outputs/a=b"]
+    assert notes == ["task.run=outputs/a=b is now called run=outputs/a=b."]
+
+
+def test_a_sweep_over_former_names() -> None:
+    assert in_todays_words(["task=models,preview"])[0] == ["task=model_table,preview"]
+    with pytest.raises(UserError, match=r"vcd_frontier \(task=vcd_grid\); sweep them apart"):
+        in_todays_words(["+exp=vcd_frontier,vcd_llava"])
+
+
+def test_what_is_called_as_ever_stays_as_it_is() -> None:
+    said = ["+exp=vcd_llava", "method=readout", "seed=0,1", "--multirun", "~task.candidates.pai"]
+    assert in_todays_words(said) == (said, [])
+    assert not {argument.partition("=")[2] for argument in FORMER if argument.startswith("task=")} & set(
+        options("task")
+    )
+
+
+def test_the_command_says_the_new_name_and_goes_on() -> None:
+    command = [sys.executable, "-m", "experiments.run", "+exp=frontier_llava", "--cfg", "job"]
+    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert answer.stderr == "+exp=frontier_llava is now called +exp=mitigation_selection.\n"
+    assert "MitigationSelection" in answer.stdout or "mitigation_selection" in answer.stdout
