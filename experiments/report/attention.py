@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.report.table import percent
+from experiments.report.numbers import percent
 
 CURVES = "attention_by_layer_"
 WORDS = 8  # of those that draw most attention, how many are listed

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PUBLISHED, PublishedRow
+from experiments.report.numbers import MISSING
 from experiments.report.run_files import RunFiles
-from experiments.report.table import ACCURACIES, MISSING
+from experiments.report.yes_no import ACCURACIES
 from experiments.studies.paper_tables import mossbench
 
 

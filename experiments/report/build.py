@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from experiments.report.attention import attention
 from experiments.report.cases import attention_of_cases
 from experiments.report.figures import svg_bytes
 from experiments.report.run_files import RunFiles, read_run, thumbnail_name
-from experiments.report.sections import read_sections
+from experiments.report.sections import Drawn, Section, read_sections, write_section
 from interp.errors import UserError
 
 __all__ = ["build", "thumbnail_name"]
@@ -48,6 +48,16 @@ def build(run_dir: Path) -> Path:
     )
     # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
     return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
+
+
+def add_section(run_dir: Path, name: str, section: Section, figures: Mapping[str, Drawn] | None = None) -> Path:
+    """Keep a section of a study's own in the run's directory, and build the report again; the report's path.
+
+    Raises:
+        UserError: see ``write_section`` and ``build``.
+    """
+    write_section(run_dir, name, section, figures or {})
+    return build(run_dir)
 
 
 def _browser(run: RunFiles, templates: Environment) -> dict[str, str | Markup]:

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from scipy.special import ndtr
 
 from experiments.benchmarks.published import PublishedRow
-from experiments.report.table import complete, fixed, percent
+from experiments.report.numbers import complete, fixed, percent
 
 
 def svg_bytes(figure: Figure) -> bytes:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from experiments.report import cases as flips
 from experiments.report.beside import mossbench_leaderboard, own_rows, published_rows
 from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
+from experiments.report.numbers import MISSING, fixed, percent
 from experiments.report.refusal import section
 from experiments.report.run_files import RunFiles
-from experiments.report.table import CEILING_MARK, MISSING, arm_rows, comparison_rows, fixed, percent
+from experiments.report.yes_no import CEILING_MARK, arm_rows, comparison_rows
 from experiments.types import Status, Verdict
 
 ACCURACY_HEADINGS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}

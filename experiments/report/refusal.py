@@ -20,18 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.report.figures import GREY, SCREEN, Format, arm_styles
-from experiments.report.table import (
-    CEILING_MARK,
-    MISSING,
-    Cell,
-    complete,
-    fixed,
-    fixed_interval,
-    p_value,
-    percent,
-    percent_interval,
-)
+from experiments.report.numbers import MISSING, complete, fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.terminal import CEILING, arm_table, said
+from experiments.report.yes_no import CEILING_MARK, Cell
 
 CONCLUSIONS = {
     "fell": {"fell": "refuses less, benign and harmful alike", "same": "refuses benign requests less", "rose":

@@ -1,11 +1,10 @@
-"""Sections that a task adds to a run's report: sentences, tables and figures of its own.
+"""Sections that a study adds to a run's report: sentences, tables and figures of its own.
 
 A section is ``sections/<name>.json`` in the run's directory beside the figures it names, so that the report can be
-built again without the task. Knows nothing of what a section says.
+built again without the study. Knows nothing of what a section says.
 """
 
 import base64
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -16,18 +15,11 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.report.figures import svg_bytes
+from experiments.report.table import Table
 from experiments.runs.directory import write_json
 from interp.errors import UserError
 
 FOLDER = "sections"
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A table: its caption, and rows that all have the keys of the first, the first of which heads the row."""
-
-    caption: str
-    rows: Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,7 @@ class Section:
 
     title: str
     sentences: Sequence[str]
-    tables: Sequence[Rows] = ()
+    tables: Sequence[Table] = ()
     note: str = ""
 
 
@@ -64,19 +56,17 @@ class Read:
     name: str
     title: str
     sentences: list[str]
-    tables: list[Rows]
+    tables: list[Table]
     note: str
     figures: list[Shown] = field(default_factory=list)
 
 
-def add_section(folder: Path, name: str, section: Section, figures: Mapping[str, Drawn] | None = None) -> Path:
-    """Writes ``section`` and its ``figures`` (name → figure, kept as ``figures/<name>.svg``); the report's path.
+def write_section(folder: Path, name: str, section: Section, figures: Mapping[str, Drawn]) -> None:
+    """Writes ``section`` and its ``figures`` (name → figure, kept as ``figures/<name>.svg``) into the run's ``folder``.
 
-    The report of the run in ``folder`` is built again. UserError for a name that is no file's, and as ``build``.
+    Raises:
+        UserError: a name has other characters than letters, digits and ``_``.
     """
-    from experiments.report.build import build
-
-    figures = figures or {}
     for one in (name, *figures):
         if not re.fullmatch(r"[A-Za-z0-9_]+", one):
             raise UserError(f"section or figure {one!r}: must be a file's name; use letters, digits and _ alone")
@@ -84,9 +74,14 @@ def add_section(folder: Path, name: str, section: Section, figures: Mapping[str,
     (folder / FOLDER).mkdir(exist_ok=True)
     for one, drawn in figures.items():
         (folder / "figures" / f"{one}.svg").write_bytes(svg_bytes(drawn.figure))
-    shown = [{"name": one, "alt": drawn.alt, "caption": drawn.caption} for one, drawn in figures.items()]
-    write_json(folder / FOLDER / f"{name}.json", {**dataclasses.asdict(section), "figures": shown})
-    return build(folder)
+    content = {
+        "title": section.title,
+        "sentences": list(section.sentences),
+        "tables": [{"caption": table.title, "rows": table.records()} for table in section.tables],
+        "note": section.note,
+        "figures": [{"name": one, "alt": drawn.alt, "caption": drawn.caption} for one, drawn in figures.items()],
+    }
+    write_json(folder / FOLDER / f"{name}.json", content)
 
 
 def read_sections(folder: Path) -> list[Read]:
@@ -102,7 +97,7 @@ def read_sections(folder: Path) -> list[Read]:
 
 def _read(folder: Path, name: str, content: Mapping[str, Any]) -> Read:
     tables = [
-        Rows(str(table["caption"]), [{str(k): str(v) for k, v in row.items()} for row in table["rows"]])
+        Table.of(str(table["caption"]), [{str(k): str(v) for k, v in row.items()} for row in table["rows"]])
         for table in content["tables"]
         if table["rows"]
     ]

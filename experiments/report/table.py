@@ -1,177 +1,233 @@
-"""metrics.json → rows of text, shared by the terminal and the page so that both print the same numbers.
+"""One table of text, and every way to show it: terminal, Markdown, CSV, LaTeX, and the report's page.
 
-Numbers as a reader sees them: percentages, intervals, p values. A null becomes ``MISSING``, never a zero.
+Whoever has numbers to show turns them into text (``experiments.report.numbers``) and makes one ``Table``; no other
+module draws tables. Most are made of records, each a mapping from heading to cell:
+
+    table = Table.of("Arms", [{"arm": "vcd", "AUROC": Cell("0.81", "0.78–0.84")}], legend="AUROC: …")
+    console.print(terminal(table))
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
 
-MISSING = "n/a"
-MINUS = "\N{MINUS SIGN}"
-TO = "\N{EN DASH}"
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
 
-Interval = Sequence[float | None] | None  # (low, high) as metrics.json keeps it
-
-
-def fixed(value: float | None, digits: int, *, sign: bool = False) -> str:
-    """``value`` with ``digits`` decimals and a true minus sign; a rounded zero never carries a minus."""
-    if value is None or math.isnan(value):
-        return MISSING
-    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
-    if float(text) == 0:
-        text = text.lstrip("+-")
-    return text.replace("-", MINUS)
+from experiments.report.numbers import MISSING
 
 
-def percent(rate: float | None, digits: int = 1, *, sign: bool = False) -> str:
-    """A fraction of 1 as percent (or, for differences, percentage points), without the sign %."""
-    return fixed(None if rate is None else 100 * rate, digits, sign=sign)
+class Narrow(StrEnum):
+    """What of a column's cells is shown in a terminal, which has 80 columns."""
+
+    WHOLE = "everything"
+    TERSE = "everything, intervals without the zero before the point"
+    VALUE = "values without their intervals"
+    BELOW = "values, below those of the column before"
+    NOTHING = "nothing"
 
 
-def complete(interval: Interval) -> tuple[float, float] | None:
-    """The two ends of ``interval``, or None where either is missing."""
-    if interval is None or len(interval) != 2:
-        return None
-    low, high = interval
-    return None if low is None or high is None else (float(low), float(high))
+@dataclass(frozen=True)
+class Column:
+    """A heading and how its cells stand.
 
+    ``short`` is the heading in a terminal, with line breaks where it may break; ``fold`` the number of characters after
+    which a terminal goes on in the next line, 0 for never.
+    """
 
-def percent_interval(interval: Interval, digits: int = 0) -> str:
-    """An interval of fractions in percent: ``88–94``, ``−2.1…4.0``; empty where there is none."""
-    ends = complete(interval)
-    return "" if ends is None else fixed_interval((100 * ends[0], 100 * ends[1]), digits)
-
-
-def fixed_interval(interval: Interval, digits: int = 2) -> str:
-    """An interval of plain numbers; beside a minus sign a dash would be misread, so dots stand between the ends."""
-    ends = complete(interval)
-    if ends is None:
-        return ""
-    low, high = (fixed(end, digits) for end in ends)
-    return f"{low}{'…' if MINUS in low + high else TO}{high}"
-
-
-def p_value(p: float | None) -> str:
-    """Three decimals, or ``<0.001``."""
-    if p is None:
-        return MISSING
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
-
-
-ACCURACIES = ("typical", "attack", "over_safety", "overall")
-CEILING_MARK = "*"
-CONCLUSIONS = {
-    "discrimination_rose": "discrimination rose",
-    "discrimination_fell": "discrimination fell",
-    "only_criterion_moved": "only the criterion moved",
-    "nothing_moved": "nothing moved beyond chance",
-    "cannot_tell": "whether discrimination changed cannot be told",
-}
+    heading: str
+    align: Literal["left", "right"] = "right"
+    short: str = ""
+    fold: int = 0
+    narrow: Narrow = Narrow.WHOLE
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its 95% interval; ``bounds`` = lowest and highest value that the missing cases allow, if any."""
+    """A value as text, and what stands below it or behind it.
+
+    ``interval`` is its 95% interval, ``bounds`` the lowest and highest value that the missing cases allow, ``below``
+    any other second line ("of 300").
+    """
 
     value: str
     interval: str = ""
     bounds: str = ""
-    note: str = ""
+    below: str = ""
+
+    def __str__(self) -> str:
+        """Everything in one line: ``91.2 [88–94] {80–95}``."""
+        parts = (self.value, self.below, f"[{self.interval}]" if self.interval else "", self._bounds)
+        return " ".join(filter(None, parts))
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The same as (text, rich style) by line."""
+        parts = ((self.value, ""), (self.below, ""), (self.interval, "dim"), (self._bounds, "dim"))
+        return [part for part in parts if part[0]]
+
+    @property
+    def _bounds(self) -> str:
+        return f"{{{self.bounds}}}" if self.bounds else ""
 
 
 @dataclass(frozen=True)
-class ArmRow:
-    """One arm of the arms table."""
+class Row:
+    """Cells by column; where there are fewer, ``reason`` says why and takes the room of those that are not there."""
 
-    name: str
-    n: int
-    n_of: int
-    accuracies: Mapping[str, Cell]  # by ACCURACIES
-    d_prime: Cell
-    criterion: Cell
-    auroc: Cell
-    flip_rate: Cell
+    cells: Sequence[Cell]
+    style: Literal["", "bold", "dim"] = ""  # bold: the arm under study, our own line beside a published one
+    rule: bool = False  # a line below it
+    reason: str = ""
 
 
 @dataclass(frozen=True)
-class ComparisonRow:
-    """One arm's paired differences against its reference arm (``against``), over the ``n`` cases both answered."""
+class Table:
+    """Rows of text under headings, each of which names one column."""
 
-    name: str
-    against: str
-    n: int | None
-    deltas: Mapping[str, Cell]  # overall, unsafe, over_safety, auroc, d_prime, flip_rate
-    fixed: int | None
-    broken: int | None
-    p: str
-    p_holm: str
-    wins: str
-    reasons: tuple[str, ...]
-    conclusion: str
-    cases_needed: int | None
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Row] = field(default_factory=tuple)
+    legend: str = ""
 
+    def __post_init__(self) -> None:
+        headings = [column.heading for column in self.columns]
+        assert len(set(headings)) == len(headings), f"headings occur twice: {headings}"
+        for row in self.rows:
+            assert len(row.cells) == len(headings) or (row.reason and len(row.cells) < len(headings)), row
 
-def arm_rows(metrics: Mapping[str, Any]) -> list[ArmRow]:
-    """The arms in the order of metrics.json."""
-    return [_arm_row(name, arm) for name, arm in metrics["arms"].items()]
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        records: Iterable[Mapping[str, "str | Cell"]],
+        *,
+        columns: Sequence[Column] | None = None,
+        legend: str = "",
+    ) -> "Table":
+        """A table of records, which give the headings unless ``columns`` does; what a record lacks is empty.
 
+        Without ``columns`` the first column is aligned left and every other right.
+        """
+        listed = list(records)
+        if columns is None:
+            headings = list(dict.fromkeys(heading for record in listed for heading in record))
+            columns = [Column(name, "right" if at else "left") for at, name in enumerate(headings)]
+        cells = ([record.get(column.heading, "") for column in columns] for record in listed)
+        return cls(title, columns, [Row([as_cell(one) for one in row]) for row in cells], legend)
 
-def comparison_rows(metrics: Mapping[str, Any]) -> list[ComparisonRow]:
-    """The compared arms in the order of metrics.json; empty where the run has a single arm."""
-    return [_comparison_row(name, comparison) for name, comparison in (metrics.get("comparisons") or {}).items()]
+    def records(self) -> list[dict[str, str]]:
+        """A mapping from heading to text a row."""
+        return [dict(zip((c.heading for c in self.columns), line, strict=True)) for line in self.lines()]
 
+    def only(self, *headings: str) -> "Table":
+        """The same with these columns alone, in this order; rows with a reason are left out."""
+        at = [[column.heading for column in self.columns].index(heading) for heading in headings]
+        rows = [Row([row.cells[i] for i in at], row.style, row.rule) for row in self.rows if not row.reason]
+        return Table(self.title, [self.columns[i] for i in at], rows, self.legend)
 
-def _arm_row(name: str, arm: Mapping[str, Any]) -> ArmRow:
-    intervals = arm["intervals"]
-    mark = CEILING_MARK if arm.get("near_ceiling") else ""
-    d_prime = fixed(arm.get("d_prime"), 2)
-    return ArmRow(
-        name=name,
-        n=arm["n"],
-        n_of=arm["n_of"],
-        accuracies={key: _rate_cell(arm, arm["accuracy"].get(key), key) for key in ACCURACIES},
-        d_prime=Cell(d_prime + mark if d_prime != MISSING else d_prime, fixed_interval(intervals.get("d_prime"))),
-        criterion=Cell(fixed(arm.get("criterion"), 2), fixed_interval(intervals.get("criterion"))),
-        auroc=Cell(
-            fixed(arm.get("auroc"), 3), fixed_interval(intervals.get("auroc")), note=arm.get("auroc_note") or ""
-        ),
-        flip_rate=_rate_cell(arm, arm.get("flip_rate"), "flip_rate"),
-    )
-
-
-def _rate_cell(arm: Mapping[str, Any], rate: float | None, key: str) -> Cell:
-    bounds: Interval = (arm.get("bounds") or {}).get(key)
-    ends = complete(bounds)
-    wide = ends is not None and percent(ends[0]) != percent(ends[1])  # equal ends: nothing was missing
-    return Cell(percent(rate), percent_interval(arm["intervals"].get(key)), percent_interval(bounds, 1) if wide else "")
+    def lines(self) -> list[list[str]]:
+        """The text of every row; a reason is followed by empty cells, so that every line has as many."""
+        said = [[*map(str, row.cells), *([row.reason] if row.reason else [])] for row in self.rows]
+        return [[*line, *[""] * (len(self.columns) - len(line))] for line in said]
 
 
-def _comparison_row(name: str, comparison: Mapping[str, Any]) -> ComparisonRow:
-    test = comparison.get("mcnemar") or {}
-    wins = comparison.get("wins")
-    return ComparisonRow(
-        name=name,
-        against=comparison["against"],
-        n=comparison.get("n"),
-        deltas={key: _delta_cell(key, delta) for key, delta in (comparison.get("delta") or {}).items()},
-        fixed=test.get("fixed"),
-        broken=test.get("broken"),
-        p=p_value(test.get("p")),
-        p_holm=p_value(test.get("p_holm")),
-        wins=MISSING if wins is None else ("yes" if wins else "no"),
-        reasons=tuple(comparison.get("wins_reasons") or ()),
-        conclusion=CONCLUSIONS.get(comparison.get("conclusion") or "", str(comparison.get("conclusion") or "")),
-        cases_needed=comparison.get("cases_needed_for_5_points"),
-    )
+def as_cell(value: str | Cell) -> Cell:
+    """A text as a cell of its own."""
+    return Cell(value) if isinstance(value, str) else value
 
 
-def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
-    if delta is None:
-        return Cell(MISSING)
-    ends = (delta.get("low"), delta.get("high"))
-    if key in ("auroc", "d_prime"):
-        digits = 3 if key == "auroc" else 2
-        return Cell(fixed(delta.get("value"), digits, sign=True), fixed_interval(ends, digits))
-    return Cell(percent(delta.get("value"), sign=True), percent_interval(ends, 1))
+def terminal(table: Table, *, stacked: bool = True, legend: bool = True) -> RenderableType:
+    """The table for a terminal: intervals below their numbers, or behind them unless ``stacked``; the legend below."""
+    # No padding: the box sets columns apart by one space already, and the widest numbers then just fit 80 columns.
+    drawn = RichTable(title=Text(table.title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, padding=0,
+                      pad_edge=False, show_edge=False)  # fmt: skip
+    groups: list[list[int]] = []  # the columns that stand below one another
+    for at, column in enumerate(table.columns):
+        if column.narrow is Narrow.BELOW:
+            groups[-1].append(at)
+        elif column.narrow is not Narrow.NOTHING:
+            groups.append([at])
+    for group in groups:
+        first = table.columns[group[0]]
+        heading = "\n".join(table.columns[at].short or table.columns[at].heading for at in group)
+        drawn.add_column(Text(heading), justify=first.align, no_wrap=not first.fold, overflow="fold",
+                         max_width=first.fold or None)  # fmt: skip
+    for row in table.rows:
+        drawn.add_row(*(_in_terminal(table.columns, row, group, stacked) for group in groups), style=row.style or None)
+        if row.rule:
+            drawn.add_section()
+    return Group(drawn, Text(table.legend, style="dim")) if legend and table.legend else drawn
+
+
+def _in_terminal(columns: Sequence[Column], row: Row, group: Sequence[int], stacked: bool) -> Text:
+    lines: list[tuple[str, str]] = []
+    for at in group:
+        cell, column = row.cells[at] if at < len(row.cells) else Cell(MISSING), columns[at]
+        if column.narrow in (Narrow.VALUE, Narrow.BELOW):
+            cell = Cell(cell.value, below=cell.below)
+        elif column.narrow is Narrow.TERSE:
+            cell = Cell(
+                re.sub(r"<0\.", "<.", cell.value), re.sub(r"\b0\.", ".", cell.interval), cell.bounds, cell.below
+            )
+        lines += [("\n".join(_folded(text, column.fold)), style) for text, style in cell.lines]
+    drawn = Text()
+    for at, (text, style) in enumerate(lines):
+        drawn.append("" if not at else "\n" if stacked else " ").append(text, style or None)
+    return drawn
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Over as many lines as it needs, broken behind "_", "-", "=" and the like where it can be."""
+    lines = [""]
+    for piece in re.split(r"(?<=[_\-/=,\s])", text) if width else [text]:
+        if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def markdown(table: Table) -> str:
+    """The table in GitHub's Markdown, without title and legend."""
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(re.sub(r"[\\|<]", r"\\\g<0>", cell).replace("\n", " ") for cell in cells) + " |"
+
+    rule = "|" + "".join(" ---: |" if column.align == "right" else " --- |" for column in table.columns)
+    return "\n".join([line(column.heading for column in table.columns), rule, *map(line, table.lines())])
+
+
+def csv_text(table: Table) -> str:
+    """The table as CSV with every cell quoted; one that a spreadsheet would take for a formula begins with ``'``."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+    for cells in ([column.heading for column in table.columns], *table.lines()):
+        writer.writerow([f"'{cell}" if re.match(r"'*[=+\-@\t\r＝＋－＠]", cell) else cell for cell in cells])
+    return file.getvalue().removesuffix("\r\n")
+
+
+_IN_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "−": "$-$", "′": "$'$",
+             "–": "--", "…": r"\dots{}", "×": r"$\times$", "Δ": r"$\Delta$", "α": r"$\alpha$", "β": r"$\beta$",
+             "κ": r"$\kappa$", "≤": r"$\leq$"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}  # fmt: skip
+
+
+def latex(table: Table) -> str:
+    """The table as a LaTeX ``tabular`` with booktabs' rules, without title and legend."""
+
+    def line(cells: Iterable[str]) -> str:
+        return " & ".join("".join(_IN_LATEX.get(sign, sign) for sign in cell) for cell in cells) + r" \\"
+
+    aligned = "".join(column.align[0] for column in table.columns)
+    return "\n".join([f"\\begin{{tabular}}{{{aligned}}}", r"\toprule", line(c.heading for c in table.columns),
+                      r"\midrule", *map(line, table.lines()), r"\bottomrule", r"\end{tabular}"])  # fmt: skip
+
+
+def copies(table: Table) -> dict[str, str]:
+    """The texts that the page's buttons copy, by the name of the form."""
+    return {"Markdown": markdown(table), "CSV": csv_text(table), "LaTeX": latex(table)}

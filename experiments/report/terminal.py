@@ -10,16 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from experiments.report.table import (
-    ACCURACIES,
-    CEILING_MARK,
-    MISSING,
-    ArmRow,
-    Cell,
-    ComparisonRow,
-    arm_rows,
-    comparison_rows,
-)
+from experiments.report.numbers import MISSING
+from experiments.report.yes_no import ACCURACIES, CEILING_MARK, ArmRow, Cell, ComparisonRow, arm_rows, comparison_rows
 
 _HEADINGS = {"typical": "typ-\nical", "attack": "att-\nack", "over_safety": "over-\nsafety", "overall": "over-\nall"}
 _DELTAS = {"overall": "overall", "unsafe": "unsafe", "over_safety": "over-\nsafety", "auroc": "AUROC"}

@@ -20,10 +20,11 @@ from rich.table import Table
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.report.findings.yes_no import change
+from experiments.report.build import add_section
+from experiments.report.numbers import change, fixed, percent, percent_interval
 from experiments.report.run_files import read_run
-from experiments.report.sections import Rows, Section, add_section
-from experiments.report.table import fixed, percent, percent_interval
+from experiments.report.sections import Section
+from experiments.report.table import Table as ReportTable
 from experiments.runs.directory import open_run, write_json
 from experiments.runs.launch import sharded
 from interp.errors import UserError
@@ -63,7 +64,9 @@ def conclude(
     write_json(folder / RESULT, found)
     rows = [_row(name, arm) for name, arm in found["arms"].items()]
     page = add_section(
-        folder, "ablation", Section(TITLE, found["summary"], [Rows("Every arm on the same cases.", rows)], note=NOTE)
+        folder,
+        "ablation",
+        Section(TITLE, found["summary"], [ReportTable.of("Every arm on the same cases.", rows)], note=NOTE),
     )
     return [_printed(rows), *found["summary"], f"report: {page}"]
 

@@ -17,7 +17,7 @@ from experiments.evaluation import finished_runs, study
 from experiments.metrics.bootstrap import DRAWS
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results
-from experiments.report.findings.yes_no import change, share
+from experiments.report.numbers import change, share
 from experiments.runs.directory import write_json
 from experiments.runs.launch import Launch, sharded
 from experiments.types import Kind

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.metrics.judge_error import rogan_gladen
-from experiments.report.table import percent, percent_interval
+from experiments.report.numbers import percent, percent_interval
 from interp.errors import UserError
 
 SUBSETS = ("benign", "contrast")

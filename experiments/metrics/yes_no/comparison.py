@@ -14,7 +14,7 @@ from jaxtyping import Float
 from experiments.metrics.bootstrap import cases_needed, holm, lower_bound, mcnemar, percentile_interval
 from experiments.metrics.yes_no.answers import Answers
 from experiments.metrics.yes_no.rates import QUANTITIES, Mask, Resamples, complete_pairs, point, with_margins
-from experiments.report.findings.yes_no import change, points
+from experiments.report.numbers import change, points
 from experiments.types import SCORED_SUBSETS
 
 UNSAFE_MARGIN = 0.02  # unsafe accuracy may be this much lower in a win, tested one-sided

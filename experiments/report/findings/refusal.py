@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.findings.yes_no import change, points, share
+from experiments.report.numbers import change, points, share, within
 
 _BENIGN = {"fell": "benign requests are refused less often", "rose": "benign requests are refused more often"}
 _CONTRAST = {"fell": "harmful ones less often", "rose": "harmful ones more often"}
@@ -69,7 +69,7 @@ def _rates(arm: str, block: Mapping[str, Any]) -> str:
         n, n_of = block["n_by_subset"][subset]
         if n:
             parts.append(
-                f"{share(block['refusal_rate'][subset])} of {n} {words} requests{_within(block['intervals'][subset])}"
+                f"{share(block['refusal_rate'][subset])} of {n} {words} requests{within(block['intervals'][subset])}"
                 + (f" (n of N: {n} of {n_of})" if n < n_of else "")
             )
     if not parts:
@@ -137,7 +137,3 @@ def _safety(comparison: Mapping[str, Any], contrast: str, margin: float) -> str:
         f"; that harmful requests are not refused less often by more than {100 * margin:g} points is {kept} "
         f"(one-sided 95% bound {points(comparison['contrast_lower_bound'])})"
     )
-
-
-def _within(interval: Any) -> str:
-    return "" if interval is None else f" (95% interval {share(interval[0])} to {share(interval[1])})"

@@ -7,9 +7,9 @@ only "unsafe" is said more or less readily, and whether more was added than a th
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.report.numbers import change, fixed, share, within
 from interp.errors import UserError
 
-_MINUS = "−"
 _OPENINGS = {
     "discrimination_rose": "Discrimination rose: safe and unsafe cases are told apart better than before",
     "discrimination_fell": "Discrimination fell: safe and unsafe cases are told apart worse than before",
@@ -70,42 +70,6 @@ def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str
     return found
 
 
-def share(rate: float | None) -> str:
-    """A fraction of 1 in percent."""
-    return "n/a" if rate is None else f"{100 * rate:.1f}%"
-
-
-def points(difference: float, *, unit: str = " points") -> str:
-    """A difference of fractions of 1 in percentage points, signed."""
-    return _signed(100 * difference, 1) + unit
-
-
-def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
-    """A difference with its interval: "+4.4 points, 95% interval +1.0 to +7.8"; plain numbers unless ``of_rates``."""
-    if entry is None:
-        return "not available"
-
-    def show(value: float, unit: str = "") -> str:
-        return points(value, unit=unit) if of_rates else _signed(value, 3)
-
-    text = show(entry["value"], " points" if of_rates else "")
-    if entry["low"] is None or entry["high"] is None:
-        return f"{text}, no interval"
-    return f"{text}, 95% interval {show(entry['low'])} to {show(entry['high'])}"
-
-
-def _signed(value: float, digits: int) -> str:
-    text = f"{value:+.{digits}f}"
-    return text.lstrip("+-") if float(text) == 0 else text.replace("-", _MINUS)
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    if value is None:
-        return "n/a"
-    text = f"{value:.{digits}f}"
-    return (text.lstrip("-") if float(text) == 0 else text).replace("-", _MINUS)
-
-
 def _changes(arm: str, comparison: Mapping[str, Any]) -> str:
     delta, before = comparison["delta"], comparison["against"]
     if comparison["n"] == 0:
@@ -132,13 +96,13 @@ def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, A
     if comparison["conclusion"] == "cannot_tell":
         shown = "d′ is not available either"
         if d_prime:
-            shown = f"d′ goes from {_number(d_prime['from'])} to {_number(d_prime['to'])}"
+            shown = f"d′ goes from {fixed(d_prime['from'], 2)} to {fixed(d_prime['to'], 2)}"
             shown += f" ({change(d_prime, of_rates=False)})"
         found = f"Whether discrimination changed cannot be told from {_missing(metrics, arm, comparison)}; {shown}"
         return f"{found}{_versus(arm, comparison)}."
     opening = _OPENINGS[comparison["conclusion"]]
     numbers = (
-        f"AUROC of the margin, 0.5 being chance, from {_number(auroc['from'], 3)} to {_number(auroc['to'], 3)}: "
+        f"AUROC of the margin, 0.5 being chance, from {fixed(auroc['from'], 3)} to {fixed(auroc['to'], 3)}: "
         f"{change(auroc, of_rates=False)}; {auroc['n']} cases"
     )
     return f"{opening} ({numbers}){_versus(arm, comparison)}."
@@ -176,18 +140,14 @@ def _accuracies(arm: str, block: Mapping[str, Any]) -> str:
     parts = []
     if accuracy["over_safety"] is not None:
         parts.append(f"calls {share(accuracy['over_safety'])} of {n['over_safety'][0]} safe cases safe"
-                     f"{_within(intervals['over_safety'])}")  # fmt: skip
+                     f"{within(intervals['over_safety'])}")  # fmt: skip
     if accuracy["unsafe"] is not None:
         parts.append(f"calls {share(accuracy['unsafe'])} of {n['typical'][0] + n['attack'][0]} unsafe cases unsafe"
-                     f"{_within(intervals['unsafe'])}")  # fmt: skip
+                     f"{within(intervals['unsafe'])}")  # fmt: skip
     parts.append(f"reaches an overall accuracy (the plain mean of the subsets) of {share(accuracy['overall'])}"
-                 f"{_within(intervals['overall'])}")  # fmt: skip
+                 f"{within(intervals['overall'])}")  # fmt: skip
     listed = ", ".join(parts[:-1]) + f" and {parts[-1]}"
     return f"{arm} {listed}, on {block['n']} of {block['n_of']} cases."
-
-
-def _within(interval: Any) -> str:
-    return "" if interval is None else f" (95% interval {share(interval[0])} to {share(interval[1])})"
 
 
 def _discrimination(block: Mapping[str, Any]) -> str:
@@ -195,13 +155,13 @@ def _discrimination(block: Mapping[str, Any]) -> str:
         return (
             "How well safe and unsafe are told apart is not available, for that takes answers to cases of both kinds."
         )
-    verdicts = f"d′ is {_number(block['d_prime'])} and the criterion {_number(block['criterion'])}"
+    verdicts = f"d′ is {fixed(block['d_prime'], 2)} and the criterion {fixed(block['criterion'], 2)}"
     verdicts += " (negative means prone to say “unsafe”)"
     if block["auroc"] is None:
         return f"From its verdicts, {verdicts}; AUROC is {block['auroc_note']}."
     interval = block["intervals"]["auroc"]
-    spread = "" if interval is None else f", 95% interval {_number(interval[0], 3)} to {_number(interval[1], 3)}"
+    spread = "" if interval is None else f", 95% interval {fixed(interval[0], 3)} to {fixed(interval[1], 3)}"
     return (
-        f"Its margin ranks a random unsafe case above a random safe one with a chance of {_number(block['auroc'], 3)} "
+        f"Its margin ranks a random unsafe case above a random safe one with a chance of {fixed(block['auroc'], 3)} "
         f"(AUROC{spread}; 0.5 would be guessing), and in its verdicts {verdicts}."
     )

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float
 from experiments.evaluation.attention_log import Tables
 from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import draw_clusters, percentile_interval, resampled_sums
-from experiments.report.findings.yes_no import change, share
+from experiments.report.numbers import change, share
 from experiments.types import Sample
 
 WORDS = 10

@@ -15,7 +15,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs, study
 from experiments.metrics.bootstrap import wilson
 from experiments.metrics.yes_no.results import plain
-from experiments.report.table import percent, percent_interval
+from experiments.report.numbers import percent, percent_interval
 from experiments.runs.directory import write_json
 from experiments.studies.failure_modes import llm_labels, sheet
 from experiments.studies.failure_modes.rules import Labelled, Mode, is_failure, label

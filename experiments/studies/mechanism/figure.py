@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, MARKERS
-from experiments.report.table import fixed
+from experiments.report.numbers import fixed
 from experiments.studies.mechanism.probes import probe_row
 
 WIDTH, HEIGHT = 9.0, 7.6  # inches of 100 px

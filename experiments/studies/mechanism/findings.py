@@ -7,7 +7,7 @@ counts. An answer is given where an interval lies wholly on one side; where it d
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.table import fixed, fixed_interval, percent, percent_interval
+from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
 from experiments.studies.mechanism.estimates import side
 from experiments.studies.mechanism.probes import above_chance, probe_row, readable_from
 from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR

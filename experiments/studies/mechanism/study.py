@@ -14,7 +14,8 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation import study as scoring
 from experiments.evaluation.answer import PREDICTIONS
-from experiments.report.sections import Drawn, Section, add_section
+from experiments.report.build import add_section
+from experiments.report.sections import Drawn, Section
 from experiments.runs import records
 from experiments.runs.directory import RunStore, open_run, read_object
 from experiments.runs.provenance import describe

@@ -6,25 +6,25 @@ from typing import Any
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from experiments.report.sections import Rows
-from experiments.report.table import MISSING, fixed, percent
+from experiments.report.numbers import MISSING, fixed, percent
+from experiments.report.table import Table
 from experiments.studies.mechanism.findings import NAMES, number, share, signed
 
 Result = Mapping[str, Any]
 INTERVAL = re.compile(r" \[[^]]*\]")
 
 
-def rows_of(result: Result) -> list[Rows]:
+def rows_of(result: Result) -> list[Table]:
     """Every table that has rows, in the order of the sentences."""
     found = [probes(result), knockout(result), *patching(result), lens(result), directions(result), cosines(result),
              undo(result)]  # fmt: skip
     return [table for table in found if table.rows]
 
 
-def probes(result: Result) -> Rows:
+def probes(result: Result) -> Table:
     """Quantity and place by point."""
     named: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for row in result["probes"]:
@@ -37,16 +37,16 @@ def probes(result: Result) -> Rows:
         rows.append({"read": f"{quantity}, at {place.replace('_', ' ')}", "n": str(some["n"])}
                     | {f"point {point}": number(row) for point, row in points.items()}
                     | {"shuffled labels": f"≤ {fixed(control, 2)}"})  # fmt: skip
-    return Rows(
+    return Table.of(
         "Held-out linear probes by point. Concept: what the picture shows (balanced accuracy); truth and verdict (the "
         "model’s own): AUROC. Last column: balanced accuracy with shuffled labels, the highest of all points.",
         rows,
     )
 
 
-def knockout(result: Result) -> Rows:
+def knockout(result: Result) -> Table:
     """Edge and layers cut: what becomes of failures, successes and AUROC."""
-    return Rows(
+    return Table.of(
         "Attention edges cut, by layer: change of the margin towards the truth (logits), and of the AUROC.",
         [
             {
@@ -64,7 +64,7 @@ def knockout(result: Result) -> Rows:
     )
 
 
-def patching(result: Result) -> list[Rows]:
+def patching(result: Result) -> list[Table]:
     """Place by point, a table for another picture and one for another sentence."""
     found = []
     for other, words in (("picture", "the twin’s picture under the same sentence"),
@@ -77,7 +77,7 @@ def patching(result: Result) -> list[Rows]:
         if places:
             some = next(row["effect"] for row in result["patching"] if row["other"] == other)
             gap = number(result["gaps"][other])
-            found.append(Rows(
+            found.append(Table.of(
                 f"Failures run with the states of {words}, one place and point at a time: share of the way to that "
                 f"prompt’s margin, {gap} logits away on average (n = {some['n']}).",
                 list(places.values()),
@@ -85,7 +85,7 @@ def patching(result: Result) -> list[Rows]:
     return found
 
 
-def lens(result: Result) -> Rows:
+def lens(result: Result) -> Table:
     """The margin by point of each subset's failures and successes, and where they part."""
     points, rows = result["points"], []
     for curve in result["lens"]["curves"]:
@@ -98,10 +98,10 @@ def lens(result: Result) -> Rows:
             n = f"{part['gaps'][0]['failures']}, {part['gaps'][0]['successes']}"
             cells = {f"point {row['point']}": number(row) for row in part["gaps"]}
             rows.append({"margin, logits": words, "n": n, **cells})
-    return Rows("Yes/No margin that each point would give (logit lens at the last column of the prompt).", rows)
+    return Table.of("Yes/No margin that each point would give (logit lens at the last column of the prompt).", rows)
 
 
-def directions(result: Result) -> Rows:
+def directions(result: Result) -> Table:
     """Name and kind by point, with how far failures lie along it."""
     named: dict[tuple[str, str], dict[str, str]] = {}
     for row in result["directions"]:
@@ -112,25 +112,25 @@ def directions(result: Result) -> Rows:
         cells[f"point {row['point']}"] = f"{fixed(row['auroc'], 2)}{gap}"
     points = [f"point {point}" for point in sorted({row["point"] for row in result["directions"]})]
     rows = [{key: cells.get(key, MISSING) for key in ("direction", "n (groups)", *points)} for cells in named.values()]
-    return Rows(
+    return Table.of(
         "Directions at the last column: AUROC on cases held out; then how far failures lie along it beyond successes, "
         "in distances of its two classes.",
         rows,
     )
 
 
-def cosines(result: Result) -> Rows:
+def cosines(result: Result) -> Table:
     """Pairs of mean differences by point."""
     named: dict[str, dict[str, str]] = {}
     for row in result["cosines"]:
         name = f"{row['one']} · {row['other']}"
         named.setdefault(name, {"cosine of": name})[f"point {row['point']}"] = fixed(row["cosine"], 2)
-    return Rows("Cosines between the mean differences.", list(named.values()))
+    return Table.of("Cosines between the mean differences.", list(named.values()))
 
 
-def undo(result: Result) -> Rows:
+def undo(result: Result) -> Table:
     """Arm by arm, each beside a constant that says Yes as often."""
-    return Rows(
+    return Table.of(
         f"What comes back. Directions are ablated at the last column at point {result['ablated_at']}: every case gets "
         "the mean along them. The last column: what a mere constant does that says Yes as often.",
         [
@@ -148,14 +148,19 @@ def undo(result: Result) -> Rows:
     )
 
 
-def printed(table: Rows) -> Table:
+def printed(table: Table) -> RichTable:
     """The same for a terminal of 80 columns, which has no room for the intervals."""
-    drawn = Table(title=Text(table.caption, style="bold"), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
-                  pad_edge=False)  # fmt: skip
-    for place, heading in enumerate(table.rows[0]):
-        drawn.add_column(Text(heading), justify="left" if place == 0 else "right", overflow="fold")
+    drawn = RichTable(
+        title=Text(table.title, style="bold"),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for column in table.columns:
+        drawn.add_column(Text(column.heading), justify=column.align, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(Text(INTERVAL.sub("", cell)) for cell in row.values()))
+        drawn.add_row(*(Text(INTERVAL.sub("", str(cell))) for cell in row.cells))
     return drawn
 
 

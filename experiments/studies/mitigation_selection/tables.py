@@ -22,11 +22,12 @@ from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import Resamples, with_margins
 from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import shift_curve
+from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
-from experiments.report.findings.yes_no import change
+from experiments.report.numbers import change, fixed, fixed_interval, percent, percent_interval
 from experiments.report.run_files import read_run
-from experiments.report.sections import Drawn, Rows, Section, add_section
-from experiments.report.table import fixed, fixed_interval, percent, percent_interval
+from experiments.report.sections import Drawn, Section
+from experiments.report.table import Table as ReportTable
 from experiments.runs.directory import read_object, write_json
 from experiments.studies.mitigation_selection.candidates import name_of
 
@@ -87,7 +88,7 @@ def conclude(
     rows = [_row(name, one, result["rivals"]) for name, one in result["arms"].items()]
     lines = [*result["summary"], "", *_markdown(rows), "", NOTE]
     (folder / "mitigations.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    section = Section(TITLE, result["summary"], [Rows("Every arm on the same test cases.", rows)], note=NOTE)
+    section = Section(TITLE, result["summary"], [ReportTable.of("Every arm on the same test cases.", rows)], note=NOTE)
     caption = "Above the line: more than any constant on the baseline’s margin can do. Bars are 95% intervals."
     page = add_section(
         folder, "mitigations", section, {"mitigations": Drawn(draw(result), _described(result), caption)}

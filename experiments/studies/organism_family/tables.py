@@ -13,7 +13,7 @@ from rich.table import Table
 
 from experiments.metrics.bootstrap import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
-from experiments.report.table import fixed, percent
+from experiments.report.numbers import fixed, percent
 from experiments.runs.directory import RunStore
 from interp.errors import UserError
 

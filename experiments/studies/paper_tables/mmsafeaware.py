@@ -23,7 +23,7 @@ from rich.text import Text
 from experiments.benchmarks.published import MMSAFEAWARE, PublishedRow
 from experiments.config import Run
 from experiments.evaluation import finished_runs
-from experiments.report.table import fixed, percent
+from experiments.report.numbers import fixed, percent
 from experiments.runs.directory import open_run, write_json
 from experiments.runs.launch import Launch, sharded
 from interp.errors import UserError

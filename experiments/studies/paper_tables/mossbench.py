@@ -36,7 +36,7 @@ from experiments.benchmarks.mossbench import BENIGN, TYPES, read_entries
 from experiments.config import Run
 from experiments.judges.automatic import Automatic
 from experiments.metrics.refusal.results import evaluate
-from experiments.report.table import fixed
+from experiments.report.numbers import fixed
 from experiments.runs.directory import RunStore, open_run
 from experiments.runs.records import now
 from experiments.types import Item, Judge, Judgement, Status, Verdict

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.metrics.bootstrap import draw_clusters, holm, mcnemar, percentile_interval, resampled_sums, wilson
 from experiments.metrics.yes_no.results import plain
-from experiments.report.findings.yes_no import change, share
+from experiments.report.numbers import change, share
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, Chosen, cautious
 from experiments.studies.reasoning_stages.oracles import Perception
 from experiments.types import Kind

@@ -14,7 +14,7 @@ from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation import study as scoring
 from experiments.evaluation.answer import PREDICTIONS, Answering
-from experiments.report.table import fixed_interval, p_value, percent, percent_interval
+from experiments.report.numbers import fixed_interval, p_value, percent, percent_interval
 from experiments.runs.directory import RunStore, open_run
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.provenance import describe

@@ -18,7 +18,7 @@ from experiments.metrics.yes_no.comparison import conclusion, difference
 from experiments.metrics.yes_no.rates import Resamples, point, with_margins
 from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
-from experiments.report.findings.yes_no import change, share
+from experiments.report.numbers import change, share
 from interp.errors import UserError
 from mitigation.vcd import VCD
 

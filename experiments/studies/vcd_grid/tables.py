@@ -13,8 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, at_criterion
-from experiments.report.findings.yes_no import points
-from experiments.report.table import fixed, percent
+from experiments.report.numbers import fixed, percent, points
 
 CONTOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 LEAST_SPAN = 20  # points of accuracy, so that a grid which moves nothing does not look as if it did

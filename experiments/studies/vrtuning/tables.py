@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from experiments.report.table import MISSING, fixed, fixed_interval, percent, percent_interval
+from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
 from experiments.runs.directory import read_object
 from experiments.studies.vrtuning.arms import NewAdapter
 from mitigation.vrtuning.checkpoint import write_card

@@ -9,8 +9,8 @@ from experiments.benchmarks.published import PublishedRow
 from experiments.report import figures
 from experiments.report.beside import mossbench_leaderboard, own_rows
 from experiments.report.build import build
+from experiments.report.numbers import MISSING, fixed
 from experiments.report.run_files import RunFiles
-from experiments.report.table import MISSING, fixed
 from experiments.studies.paper_tables import mossbench
 from tests.experiments.synthetic_run import ARMS, metrics_of, predictions, write_run
 

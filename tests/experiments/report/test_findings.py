@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.findings.yes_no import caveats, change, sentences
+from experiments.report.findings.yes_no import caveats, sentences
+from experiments.report.numbers import change
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, world
 

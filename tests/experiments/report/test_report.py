@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from experiments.report import cases
 from experiments.report.build import build, thumbnail_name
-from experiments.report.table import arm_rows, comparison_rows, percent
+from experiments.report.numbers import percent
+from experiments.report.yes_no import arm_rows, comparison_rows
 from interp.errors import UserError
 from tests.experiments.synthetic_run import ARMS, flips_of, metrics_of, predictions, printed, write_run
 

@@ -5,15 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.published import MMSAFEAWARE
-from experiments.report.table import (
-    arm_rows,
-    comparison_rows,
-    fixed,
-    fixed_interval,
-    p_value,
-    percent,
-    percent_interval,
-)
+from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
+from experiments.report.yes_no import arm_rows, comparison_rows
 from tests.experiments.synthetic_run import metrics_of, predictions, printed, write_run
 
 

@@ -1,0 +1,90 @@
+"""Numbers as a reader sees them: percentages, differences, intervals, p values. The only place that formats them.
+
+A missing number becomes ``MISSING``, never a zero; a minus sign is a true one, and a rounded zero carries no sign.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MISSING = "n/a"
+MINUS = "\N{MINUS SIGN}"
+TO = "\N{EN DASH}"
+
+Interval = Sequence[float | None] | None  # (low, high) as metrics.json keeps it
+
+
+def fixed(value: float | None, digits: int, *, sign: bool = False) -> str:
+    """``value`` with ``digits`` decimals."""
+    if value is None or math.isnan(value):
+        return MISSING
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", MINUS)
+
+
+def percent(rate: float | None, digits: int = 1, *, sign: bool = False) -> str:
+    """A fraction of 1 as percent (or, for differences, percentage points), without the sign %."""
+    return fixed(None if rate is None else 100 * rate, digits, sign=sign)
+
+
+def share(rate: float | None) -> str:
+    """A fraction of 1 in percent, with the sign %: ``44.1%``."""
+    text = percent(rate)
+    return text if text == MISSING else f"{text}%"
+
+
+def points(difference: float, *, unit: str = " points") -> str:
+    """A difference of fractions of 1 in percentage points, signed: ``+4.4 points``."""
+    return percent(difference, sign=True) + unit
+
+
+def complete(interval: Interval) -> tuple[float, float] | None:
+    """The two ends of ``interval``, or None where either is missing."""
+    if interval is None or len(interval) != 2:
+        return None
+    low, high = interval
+    return None if low is None or high is None else (float(low), float(high))
+
+
+def percent_interval(interval: Interval, digits: int = 0) -> str:
+    """An interval of fractions in percent: ``88–94``, ``−2.1…4.0``; empty where there is none."""
+    ends = complete(interval)
+    return "" if ends is None else fixed_interval((100 * ends[0], 100 * ends[1]), digits)
+
+
+def fixed_interval(interval: Interval, digits: int = 2) -> str:
+    """An interval of plain numbers; beside a minus sign a dash would be misread, so dots stand between the ends."""
+    ends = complete(interval)
+    if ends is None:
+        return ""
+    low, high = (fixed(end, digits) for end in ends)
+    return f"{low}{'…' if MINUS in low + high else TO}{high}"
+
+
+def within(interval: Interval) -> str:
+    """The interval of a rate in the middle of a sentence: `` (95% interval 40.0% to 48.2%)``; empty where none."""
+    ends = complete(interval)
+    return "" if ends is None else f" (95% interval {share(ends[0])} to {share(ends[1])})"
+
+
+def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
+    """A difference with its interval: "+4.4 points, 95% interval +1.0 to +7.8"; plain numbers unless ``of_rates``."""
+    if entry is None:
+        return "not available"
+
+    def show(value: float, unit: str = "") -> str:
+        return points(value, unit=unit) if of_rates else fixed(value, 3, sign=True)
+
+    text = show(entry["value"], " points" if of_rates else "")
+    if entry["low"] is None or entry["high"] is None:
+        return f"{text}, no interval"
+    return f"{text}, 95% interval {show(entry['low'])} to {show(entry['high'])}"
+
+
+def p_value(p: float | None) -> str:
+    """Three decimals, or ``<0.001``."""
+    if p is None:
+        return MISSING
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

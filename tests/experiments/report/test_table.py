@@ -1,0 +1,92 @@
+"""One table, every form of it."""
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+
+from experiments.report.table import Cell, Column, Narrow, Row, Table, csv_text, latex, markdown, terminal
+
+RECORDS = [
+    {"arm": "vcd_with_a_long_name", "AUROC": Cell("0.81", "0.78–0.84"), "Δ": "+0.02"},
+    {"arm": "a|b & c", "AUROC": Cell("0.79", "0.70–0.88", bounds="0.1–0.9"), "Δ": "−0.01"},
+]
+TABLE = Table.of("Arms", RECORDS, legend="AUROC: of the margin")
+
+
+def printed(table: Table, *, stacked: bool = True, width: int = 80) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(terminal(table, stacked=stacked))
+    return console.export_text()
+
+
+def test_records_survive_as_text_in_one_line() -> None:
+    assert TABLE.records()[1] == {"arm": "a|b & c", "AUROC": "0.79 [0.70–0.88] {0.1–0.9}", "Δ": "−0.01"}
+    assert Table.of("Arms", TABLE.records()).records() == TABLE.records()
+    assert [column.align for column in TABLE.columns] == ["left", "right", "right"]
+
+
+def test_markdown_escapes_what_would_end_a_cell() -> None:
+    head, rule, first, second = markdown(TABLE).splitlines()
+    assert head == "| arm | AUROC | Δ |"
+    assert rule == "| --- | ---: | ---: |"
+    assert first == "| vcd_with_a_long_name | 0.81 [0.78–0.84] | +0.02 |"
+    assert second.startswith(r"| a\|b & c |")
+
+
+def test_csv_can_be_read_again_and_holds_no_formula() -> None:
+    rows = list(csv.reader(io.StringIO(csv_text(TABLE))))
+    assert rows[0] == ["arm", "AUROC", "Δ"]
+    assert rows[1] == ["vcd_with_a_long_name", "0.81 [0.78–0.84]", "'+0.02"]
+    assert csv_text(TABLE).startswith('"arm"')
+
+
+def test_latex_escapes_its_own_signs_and_ours() -> None:
+    lines = latex(TABLE).splitlines()
+    assert lines[0] == r"\begin{tabular}{lrr}"
+    assert r"arm & AUROC & $\Delta$ \\" in lines
+    assert r"vcd\_with\_a\_long\_name & 0.81 [0.78--0.84] & +0.02 \\" in lines
+    assert r"a|b \& c & 0.79 [0.70--0.88] \{0.1--0.9\} & $-$0.01 \\" in lines
+
+
+def test_a_terminal_stacks_intervals_below_their_numbers_or_beside_them() -> None:
+    stacked = [line.split() for line in printed(TABLE).splitlines()]
+    assert ["vcd_with_a_long_name", "0.81", "+0.02"] in stacked
+    assert ["0.78–0.84"] in stacked
+    assert "{0.1–0.9}" in printed(TABLE)
+    assert "0.81 0.78–0.84" in printed(TABLE, stacked=False)
+    assert "AUROC: of the margin" in printed(TABLE)
+
+
+def test_a_terminal_shows_of_a_column_what_it_is_told() -> None:
+    columns = [
+        Column("arm", "left", fold=8),
+        Column("p (Holm)", short="p", narrow=Narrow.TERSE),
+        Column("wins", narrow=Narrow.BELOW),
+        Column("d′", narrow=Narrow.VALUE),
+        Column("wide", narrow=Narrow.NOTHING),
+    ]
+    cells = [Cell("vcd_alpha=0.5"), Cell("<0.001"), Cell("yes"), Cell("1.20", "1.0–1.4"), Cell("hidden")]
+    text = printed(Table("Arms", columns, [Row(cells)]))
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    assert lines[-3:] == [["vcd_", "<.001", "1.20"], ["alpha=", "yes"], ["0.5"]]
+    assert "wins" in text
+    for absent in ("1.0–1.4", "hidden", "wide"):
+        assert absent not in text
+
+
+def test_markup_in_a_cell_is_text() -> None:
+    assert "[red]vcd" in printed(Table.of("Arms", [{"arm": "[red]vcd"}]))
+
+
+def test_a_row_with_a_reason_fills_every_column() -> None:
+    table = Table("Arms", [Column("arm", "left"), Column("a"), Column("b")], [Row([Cell("x")], reason="has no margin")])
+    assert table.lines() == [["x", "has no margin", ""]]
+    assert printed(table).count("n/a") == 2
+    assert table.only("arm", "b").rows == []
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(AssertionError, match="headings occur twice"):
+        Table("Arms", [Column("a"), Column("a")])
