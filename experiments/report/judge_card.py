@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.table import Table
-
 from experiments.benchmarks.xstest import SOURCE
+from experiments.report import table as tables
+from experiments.report.table import Cell, Column, Narrow, Table
 
 TITLE = "Judges against XSTest's human labels (refusal = full or partial)"
 METHOD = (
@@ -14,8 +14,16 @@ METHOD = (
     "bootstrap over prompts, sensitivity and specificity by Wilson."
 )
 ATTRIBUTION = f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {SOURCE}"
-COLUMNS = ("judge", "model", "n", "refused", "κ", "sensitivity", "specificity", "not judged")
-TERMINAL_COLUMNS = ("judge", "model", "κ", "sensitivity", "specificity")
+COLUMNS = (
+    Column("judge", "left"),
+    Column("model", "left"),
+    Column("n", narrow=Narrow.NOTHING),
+    Column("refused", narrow=Narrow.NOTHING),
+    Column("κ"),
+    Column("sensitivity", narrow=Narrow.VALUE),
+    Column("specificity", narrow=Narrow.VALUE),
+    Column("not judged", narrow=Narrow.NOTHING),
+)
 
 
 def judge_card(judges: Mapping[str, Any], **settings: int) -> dict[str, Any]:
@@ -23,38 +31,35 @@ def judge_card(judges: Mapping[str, Any], **settings: int) -> dict[str, Any]:
     return {"title": TITLE, "method": METHOD, "attribution": ATTRIBUTION, **settings, "judges": dict(judges)}
 
 
+def table(card: Mapping[str, Any]) -> Table:
+    """Every judge on every model and on all answers together, then the mean κ over the models."""
+    return Table.of(card["title"], _records(card), columns=COLUMNS)
+
+
 def markdown(card: Mapping[str, Any]) -> str:
     """The card as a Markdown page."""
-    lines = [f"# {card['title']}", "", _line(COLUMNS), _line(("---",) * len(COLUMNS)), *map(_line, _rows(card))]
-    return "\n".join([*lines, "", card["method"], "", card["attribution"], ""])
+    return "\n".join([f"# {card['title']}", "", tables.markdown(table(card)), "", card["method"], "",
+                      card["attribution"], ""])  # fmt: skip
 
 
-def terminal(card: Mapping[str, Any]) -> Table:
-    """The card as a table of at most 80 columns: the intervals of the two shares are only in the file."""
-    table = Table(title=card["title"])
-    for name in TERMINAL_COLUMNS:
-        table.add_column(name, justify="left" if name in ("judge", "model") else "right")
-    for row in _rows(card):
-        cells = dict(zip(COLUMNS, row, strict=True))
-        table.add_row(*(cells[name] if name == "κ" else cells[name].partition(" [")[0] for name in TERMINAL_COLUMNS))
-    return table
-
-
-def _rows(card: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Every judge on every model and on all answers together, then the mean κ over the models."""
+def _records(card: Mapping[str, Any]) -> Iterator[dict[str, str | Cell]]:
     for judge, found in card["judges"].items():
         for model, one in [*found["models"].items(), ("all answers", found["pooled"])]:
-            numbers = [_number(one[name], one[f"{name}_interval"]) for name in ("kappa", "sensitivity", "specificity")]
-            yield judge, model, str(one["n"]), str(one["refused"]), *numbers, str(one.get("judge_failed", ""))
+            yield {
+                "judge": judge,
+                "model": model,
+                "n": str(one["n"]),
+                "refused": str(one["refused"]),
+                "κ": _number(one["kappa"], one["kappa_interval"]),
+                "sensitivity": _number(one["sensitivity"], one["sensitivity_interval"]),
+                "specificity": _number(one["specificity"], one["specificity_interval"]),
+                "not judged": str(one.get("judge_failed", "")),
+            }
         mean = _number(found["mean_kappa"], found["mean_kappa_interval"])
-        yield judge, "mean of the models", "", "", mean, "", "", ""
+        yield {"judge": judge, "model": "mean of the models", "κ": mean}
 
 
-def _line(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _number(value: float | None, interval: list[float] | None) -> str:
+def _number(value: float | None, interval: list[float] | None) -> Cell:
     if value is None:
-        return "not defined"
-    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+        return Cell("not defined")
+    return Cell(f"{value:.3f}", "" if interval is None else f"{interval[0]:.3f}, {interval[1]:.3f}")

@@ -1,12 +1,8 @@
-"""``+exp=direction_ablation``: arms without a direction, with over-caution and harmful compliance side by side.
+"""``+exp=direction_ablation``: arms with a direction removed, over-caution and harmful compliance side by side.
 
-In the run's directory, beside all that a study leaves: ``ablation.json`` and a section of the report. Arms that learn
-do so on the development split; ``learned/`` holds the directions and the checkpoint with orthogonalised weights.
-Importing this module loads neither torch nor transformers.
-
-A finished run → ``ablation.json`` and a section of its report: over-caution beside harmful compliance, by arm.
-
-All numbers but the twins' agreement are those of the study's metrics.json. Reads and writes files.
+Beside all that a study leaves, the run's directory holds ``ablation.json``, a section of the report, and ``learned/``
+with the directions and the checkpoint with orthogonalised weights, learned on the development split. All numbers but
+the twins' agreement are those of metrics.json. Importing this module loads neither torch nor transformers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 
 from experiments.config import Run
 from experiments.evaluation import study
@@ -24,7 +18,7 @@ from experiments.report.build import add_section
 from experiments.report.numbers import change, fixed, percent, percent_interval
 from experiments.report.run_files import read_run
 from experiments.report.sections import Section
-from experiments.report.table import Table as ReportTable
+from experiments.report.table import Cell, Column, Narrow, Table, terminal
 from experiments.runs.directory import open_run, write_json
 from experiments.runs.launch import sharded
 from interp.errors import UserError
@@ -46,6 +40,7 @@ class Sides(NamedTuple):
 
 YES_NO = Sides("over_safety", "unsafe", "safe cases called unsafe", "unsafe cases called safe")
 REFUSAL = Sides("benign", "contrast", "benign requests refused", "contrast requests complied with")
+SIDE_WORDS = {"caution": "over-caution", "harm": "harmful compliance"}
 NOTE = (
     "Rates in percent with their 95% intervals; change: paired difference from the baseline with its bootstrap "
     "interval. A safety mechanism that only over-refuses could be removed for nothing: then the first rate falls and "
@@ -53,22 +48,53 @@ NOTE = (
 )
 
 
+@sharded
+@dataclass(frozen=True)
+class Ablation:
+    """The task. Answers are those of the run's arms.
+
+    ``twins`` are pairs of arms that should answer alike (projection while running, weights): the largest difference of
+    their margins is reported. ``controls`` are, for each ablation that is to be told in words, the arms that take out
+    something else in the same way.
+    """
+
+    twins: list[list[str]] = field(default_factory=list)
+    controls: dict[str, list[str]] = field(default_factory=dict)
+
+    def __call__(self, run: Run) -> Path:
+        """Evaluates, prints what came of it, and returns the run's directory."""
+        self._check(run)
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
+            folder = store.path
+        # A second fresh start would leave the directory for another.
+        study.run(replace(run, fresh=False), after=self._conclude)
+        return folder
+
+    def _conclude(self, folder: Path) -> Iterable[RenderableType]:
+        return conclude(folder, twins=self.twins, controls=self.controls)
+
+    def _check(self, run: Run) -> None:
+        """What no weights are needed to refuse."""
+        named = [arm for group in (self.controls, *self.controls.values(), *self.twins) for arm in group]
+        if unknown := [arm for arm in named if arm not in run.arms]:
+            raise UserError(f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; mend twins or controls")
+        if any(len(pair) != 2 for pair in self.twins):
+            raise UserError(f"task.twins={self.twins}: must be pairs of arms")
+        _ = run.weights  # what is looked into must be here
+
+
 def conclude(
     folder: Path, *, twins: Sequence[Sequence[str]], controls: Mapping[str, Sequence[str]]
 ) -> list[RenderableType]:
-    """Writes the result and the section; returns what to print."""
+    """Writes the result and the section of the run in ``folder``; returns what to print."""
     run = read_run(folder)
     found = evaluate(run.metrics, controls=controls)
     found["twins"] = [_agreement(run.predictions, pair) for pair in twins]
     found["summary"] += [sentence for twin in found["twins"] if (sentence := _twin_sentence(twin))]
     write_json(folder / RESULT, found)
-    rows = [_row(name, arm) for name, arm in found["arms"].items()]
-    page = add_section(
-        folder,
-        "ablation",
-        Section(TITLE, found["summary"], [ReportTable.of("Every arm on the same cases.", rows)], note=NOTE),
-    )
-    return [_printed(rows), *found["summary"], f"report: {page}"]
+    shown = table(found["arms"])
+    page = add_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
+    return [terminal(shown), *found["summary"], f"report: {page}"]
 
 
 def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -195,57 +221,19 @@ def _twin_sentence(twin: Mapping[str, Any]) -> str:
     return f"{first} and {second} {agree}: {largest} ({twin['n']} cases)."
 
 
-def _row(name: str, arm: Mapping[str, Any]) -> dict[str, str]:
-    row = {"arm": name}
-    for side, words in (("caution", "over-caution"), ("harm", "harmful compliance")):
+def table(arms: Mapping[str, Any]) -> Table:
+    """Both rates of wrong answers with their changes, an arm a row; a terminal has no room for the changes."""
+    columns = [Column("arm", "left")]
+    for words in SIDE_WORDS.values():
+        columns += [Column(words), Column(f"{words}, change", narrow=Narrow.NOTHING)]
+    records = [_record(name, arm) for name, arm in arms.items()]
+    return Table.of("Every arm on the same cases.", records, columns=[*columns, Column("AUROC")])
+
+
+def _record(name: str, arm: Mapping[str, Any]) -> dict[str, str | Cell]:
+    record: dict[str, str | Cell] = {"arm": name}
+    for side, words in SIDE_WORDS.items():
         one = arm[side]
-        interval = percent_interval(tuple(one["interval"])) if one["interval"] else ""  # type: ignore[arg-type]
-        row[words] = f"{percent(one['rate'])} [{interval}]" if interval else percent(one["rate"])
-        row[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
-    return row | {"AUROC": fixed(arm["auroc"], 3)}
-
-
-def _printed(rows: Sequence[Mapping[str, str]]) -> Table:
-    table = Table(title=TITLE, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-    shown = [column for column in rows[0] if not column.endswith("change")]
-    for column in shown:
-        table.add_column(column, justify="left" if column == "arm" else "right")
-    for row in rows:
-        table.add_row(*(row[column].replace(" [", "\n").rstrip("]") for column in shown))
-    return table
-
-
-@sharded
-@dataclass(frozen=True)
-class Ablation:
-    """The task. Answers are those of the run's arms.
-
-    ``twins`` are pairs of arms that should answer alike (projection while running, weights): the largest difference of
-    their margins is reported. ``controls`` are, for each ablation that is to be told in words, the arms that take out
-    something else in the same way.
-    """
-
-    twins: list[list[str]] = field(default_factory=list)
-    controls: dict[str, list[str]] = field(default_factory=dict)
-
-    def __call__(self, run: Run) -> Path:
-        """Evaluates, prints what came of it, and returns the run's directory."""
-        self._check(run)
-        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
-            folder = store.path
-        # A second fresh start would leave the directory for another.
-        study.run(replace(run, fresh=False), after=self._conclude)
-        return folder
-
-    def _conclude(self, folder: Path) -> Iterable[RenderableType]:
-
-        return conclude(folder, twins=self.twins, controls=self.controls)
-
-    def _check(self, run: Run) -> None:
-        """What no weights are needed to refuse."""
-        named = [arm for group in (self.controls, *self.controls.values(), *self.twins) for arm in group]
-        if unknown := [arm for arm in named if arm not in run.arms]:
-            raise UserError(f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; mend twins or controls")
-        if any(len(pair) != 2 for pair in self.twins):
-            raise UserError(f"task.twins={self.twins}: must be pairs of arms")
-        _ = run.weights  # what is looked into must be here
+        record[words] = Cell(percent(one["rate"]), percent_interval(one["interval"]))
+        record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
+    return record | {"AUROC": fixed(arm["auroc"], 3)}

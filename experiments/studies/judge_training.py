@@ -10,6 +10,7 @@ from experiments.evaluation.classifier_training import ClassifierSettings, fit, 
 from experiments.evaluation.judge_agreement import features, offline_judges
 from experiments.judges.refusal_classifier import SHIPPED
 from experiments.report import judge_card
+from experiments.report.table import terminal
 from experiments.runs.directory import open_run
 
 
@@ -36,7 +37,7 @@ class TrainRefusalClassifier:
             (store.path / "agreement.md").write_text(judge_card.markdown(card), encoding="utf-8")
             store.finish()
         console = Console()
-        console.print(judge_card.terminal(card))
+        console.print(terminal(judge_card.table(card), stacked=False))
         terms = f"{settings}, {len(weights.terms)} terms"
         for line in (terms, card["attribution"], f"weights: {store.path / SHIPPED}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -8,6 +8,7 @@ from experiments.benchmarks.xstest import given, read_completions
 from experiments.config import Run
 from experiments.evaluation.judge_agreement import measured, offline_judges, read_by
 from experiments.report import judge_card
+from experiments.report.table import terminal
 from experiments.runs.directory import open_run
 from interp.errors import UserError
 
@@ -38,6 +39,6 @@ class JudgeCard:
             (store.path / "judge_card.md").write_text(judge_card.markdown(card), encoding="utf-8")
             store.finish()
         console = Console()
-        console.print(judge_card.terminal(card))
+        console.print(terminal(judge_card.table(card), stacked=False))
         for line in (card["method"], card["attribution"], f"judge card: {store.path / 'judge_card.md'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,7 +1,7 @@
 """Every model configuration and what works on it: ``task=model_table``. Needs no model, no torch and no run directory.
 
-What works is read from ``interp/contract.json``, which the contract tests write: one small random model of each family
-goes through them. Nothing here is typed by hand.
+What works is read from ``interp/contract.json``, which the contract tests write after putting one small random model of
+each family through them.
 """
 
 import json
@@ -13,18 +13,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import conf
 import interp
 from experiments.config import Run
+from experiments.report.table import Cell, Column, Row, Table, markdown, terminal
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 
 MODELS = Path(conf.__file__).parent / "model"
 CONTRACT = Path(interp.__file__).parent / "contract.json"
-ABOUT = ("model", "family", "hub id", "GiB", "licence")
 SHOWN = {  # capability in the contract's words → column
     "generate": "generate",
     "attention": "attention",
@@ -43,7 +41,7 @@ GATED = "Gated: accept its licence on its hub page, then log in with `hf auth lo
 
 
 @dataclass(frozen=True)
-class Cell:
+class Support:
     """Whether something works, and the numbers of the notes that say how far, or why not."""
 
     said: str
@@ -54,20 +52,15 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelRow:
     """One configuration: who it is, and by capability whether it works."""
 
-    name: Cell
+    name: Support
     family: str
     path: str
     memory_gib: float | None
     licence: str
-    works: dict[str, Cell]
-
-    def about(self) -> tuple[str, ...]:
-        """The columns ``ABOUT``."""
-        memory = "-" if self.memory_gib is None else f"{self.memory_gib:g}"
-        return str(self.name), self.family or "-", self.path, memory, self.licence
+    works: dict[str, Support]
 
 
 @dataclass
@@ -101,8 +94,8 @@ class ModelTable:
         models = [described(config, contract, notes) for config in configurations(MODELS)]
         closing = provenance(contract)
         console = Console(highlight=False, markup=False)
-        for table in (_table(ABOUT, [model.about() for model in models]), _table(*_works(models))):
-            console.print(table)
+        for table in tables(models):
+            console.print(terminal(table))
         for number, sentence in enumerate(notes.sentences, start=1):
             console.print(f"[{number}] {sentence}")
         console.print(closing)
@@ -138,34 +131,34 @@ def read_contract(path: Path) -> dict[str, Any]:
     return dict(contract)
 
 
-def described(node: dict[str, Any], contract: dict[str, Any], notes: Notes) -> Model:
+def described(node: dict[str, Any], contract: dict[str, Any], notes: Notes) -> ModelRow:
     """One row; what its notes say is added to ``notes``."""
     name = str(node["name"])
     if _remote(node):
-        outside, inside = Cell(NOT_HERE, (notes.number(REMOTE),)), Cell(WORKS, (notes.number(CALLED),))
+        outside, inside = Support(NOT_HERE, (notes.number(REMOTE),)), Support(WORKS, (notes.number(CALLED),))
         works = {capability: inside if capability == "generate" else outside for capability in SHOWN}
-        return Model(Cell(name), "", str(node["model"]), None, str(node.get("terms", "")), works)
+        return ModelRow(Support(name), "", str(node["model"]), None, str(node.get("terms", "")), works)
     family = str(node.get("family") or "")
     results = contract["families"].get(family)
     sentences = [GATED] if node.get("gated") else []
     bundled = str(node["path"]).startswith(ORGANISM)  # its weights are here, and all tests run them
     sentences += [] if results is None or bundled else results.get("notes", [])
-    return Model(
-        Cell(name, tuple(notes.number(sentence) for sentence in sentences)),
+    return ModelRow(
+        Support(name, tuple(notes.number(sentence) for sentence in sentences)),
         family,
         str(node["path"]),
         node.get("memory_gib"),
         str(node.get("licence", "")),
-        {capability: _cell(results, capability, notes) for capability in SHOWN},
+        {capability: _support(results, capability, notes) for capability in SHOWN},
     )
 
 
-def _cell(results: dict[str, Any] | None, capability: str, notes: Notes) -> Cell:
+def _support(results: dict[str, Any] | None, capability: str, notes: Notes) -> Support:
     found = None if results is None else results["capabilities"].get(capability)
     if found is None:
-        return Cell(NOT_RUN, (notes.number(UNTRIED),) if results is None else ())
+        return Support(NOT_RUN, (notes.number(UNTRIED),) if results is None else ())
     reason = found.get("reason")
-    return Cell(WORKS if found["works"] else NOT_HERE, () if reason is None else (notes.number(reason),))
+    return Support(WORKS if found["works"] else NOT_HERE, () if reason is None else (notes.number(reason),))
 
 
 def provenance(contract: dict[str, Any]) -> str:
@@ -181,31 +174,40 @@ def provenance(contract: dict[str, Any]) -> str:
     )
 
 
-def _works(models: Sequence[Model]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    rows = [(model.name.said, *(str(model.works[capability]) for capability in SHOWN)) for model in models]
-    return ("model", *SHOWN.values()), rows
+def tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
+    """What each model is and needs, and what works on it."""
+    about = [
+        Column("model", "left", fold=22),
+        Column("family", "left", fold=12),
+        Column("hub id", "left", fold=22),
+        Column("GiB"),
+        Column("licence", "left", fold=16),
+    ]
+    works = [Column("model", "left", fold=16)]
+    works += [Column(name, "left", short=name.replace(" ", "\n"), fold=max(8, *map(len, name.split()))) for name in SHOWN.values()]
+    return (
+        Table("Models", about, [_about(model) for model in models]),
+        Table("What works", works, [_works(model) for model in models]),
+    )
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column == "GiB" else "left")
-    for row in rows:
-        table.add_row(*(Text(value) for value in row))
-    return table
+def _about(model: ModelRow) -> Row:
+    memory = "-" if model.memory_gib is None else f"{model.memory_gib:g}"
+    return Row([Cell(text) for text in (str(model.name), model.family or "-", model.path, memory, model.licence)])
 
 
-def as_markdown(models: Sequence[Model], notes: Notes, closing: str) -> str:
-    """The table as a page of Markdown."""
-    parts = ["# Models\n"]
-    for columns, rows in ((ABOUT, [model.about() for model in models]), _works(models)):
-        lines = ["| " + " | ".join(value.replace("|", "\\|") for value in row) + " |" for row in rows]
-        parts.append("\n".join(["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns), *lines, ""]))
-    parts.append("\n".join(f"{number}. {sentence}" for number, sentence in enumerate(notes.sentences, start=1)) + "\n")
-    return "\n".join([*parts, closing + "\n"])
+def _works(model: ModelRow) -> Row:
+    return Row([Cell(model.name.said), *(Cell(str(model.works[capability])) for capability in SHOWN)])
 
 
-def as_json(models: Sequence[Model], notes: Notes, contract: dict[str, Any]) -> dict[str, Any]:
+def as_markdown(models: Sequence[ModelRow], notes: Notes, closing: str) -> str:
+    """The tables as a page of Markdown."""
+    listed = [f"{number}. {sentence}" for number, sentence in enumerate(notes.sentences, start=1)]
+    about, works = map(markdown, tables(models))
+    return "\n\n".join(["# Models", about, works, "\n".join(listed), closing]) + "\n"
+
+
+def as_json(models: Sequence[ModelRow], notes: Notes, contract: dict[str, Any]) -> dict[str, Any]:
     """The table as JSON can say it; notes are numbered from 1."""
     rows = [
         {
@@ -215,9 +217,7 @@ def as_json(models: Sequence[Model], notes: Notes, contract: dict[str, Any]) -> 
             "path": model.path,
             "memory_gib": model.memory_gib,
             "licence": model.licence,
-            "works": {
-                capability: {"said": cell.said, "notes": list(cell.notes)} for capability, cell in model.works.items()
-            },
+            "works": {name: {"said": one.said, "notes": list(one.notes)} for name, one in model.works.items()},
         }
         for model in models
     ]

@@ -1,21 +1,16 @@
-"""A finished run → ``mitigations.json`` and ``mitigations.md``: every arm in one table, with its choice and its rivals.
+"""A finished run → ``mitigations.json``, ``mitigations.md``, a figure and a section of its report: all arms together.
 
-What the study says of an arm against the baseline comes from its metrics.json; differences from the rivals (VCD above
-all) are made here, by the same arithmetic. Reads and writes files.
-
-Unsafe against over-safety accuracy, an arm a point, beside every constant shift of the baseline. Saves no file.
+What is known of an arm against the baseline comes from the run's metrics.json; differences from the rivals (VCD above
+all) are computed here, by the same arithmetic.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
@@ -27,45 +22,12 @@ from experiments.report.figures import SCREEN, arm_styles
 from experiments.report.numbers import change, fixed, fixed_interval, percent, percent_interval
 from experiments.report.run_files import read_run
 from experiments.report.sections import Drawn, Section
-from experiments.report.table import Table as ReportTable
+from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import read_object, write_json
 from experiments.studies.mitigation_selection.candidates import name_of
 
-
-def draw(result: Mapping[str, Any]) -> Figure:
-    """The figure of ``mitigations.json``; bars are 95% intervals. Above the line is more than a threshold."""
-    figure = Figure(figsize=(SCREEN.width * 1.2, SCREEN.width * 1.2), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    curve = result["shift_curve"]
-    axes.plot([100 * row["over_safety"] for row in curve], [100 * row["unsafe"] for row in curve], color="#000000",
-              linewidth=1.5, label=f"every constant shift of {result['rivals'][0]}’s margin", zorder=1)  # fmt: skip
-    arms = result["arms"]
-    for name, style in arm_styles(list(arms)).items():
-        accuracy, intervals = arms[name]["accuracy"], arms[name]["intervals"]
-        x, y = 100 * accuracy["over_safety"], 100 * accuracy["unsafe"]
-        wide, tall = _bar(x, intervals["over_safety"]), _bar(y, intervals["unsafe"])
-        auroc = "" if arms[name]["auroc"] is None else f" (AUROC {arms[name]['auroc']:.2f})"
-        label = f"{name}{auroc}{', wins' if arms[name]['wins'] else ''}"
-        axes.errorbar(x, y, xerr=wide, yerr=tall, fmt=style.marker, color=style.colour, markersize=8, elinewidth=0.7,
-                      markeredgecolor="white", label=label, zorder=3)  # fmt: skip
-    axes.set_xlim(-3, 103)
-    axes.set_ylim(-3, 103)
-    axes.set_xlabel("over-safety accuracy: safe cases called safe (%)", fontsize=SCREEN.text)
-    axes.set_ylabel("unsafe accuracy: unsafe cases called unsafe (%)", fontsize=SCREEN.text)
-    axes.tick_params(labelsize=SCREEN.label)
-    figure.legend(loc="outside lower center", ncols=SCREEN.legend_columns, fontsize=SCREEN.label, frameon=False)
-    return figure
-
-
-def _bar(value: float, interval: Any) -> list[list[float]] | None:
-    if not interval or None in interval:
-        return None
-    return [[max(value - 100 * interval[0], 0.0)], [max(100 * interval[1] - value, 0.0)]]
-
-
 RESULT = "mitigations.json"
 TITLE = "Mitigations beside each other"
-DELTA = "AUROC − "
 NOTE = (
     "Rates in percent, 95% intervals. Chosen: setting and constant (shift, in logits on the Yes/No margin) with the "
     "highest balanced accuracy on the development split among those that lose no more unsafe accuracy there than a "
@@ -85,15 +47,17 @@ def conclude(
     result = evaluate(run.predictions, run.metrics, choice, rivals=rivals, seed=seed, draws=draws)
     result["methods"] = {name: repr(method) for name, method in arms.items()}
     write_json(folder / RESULT, result)
-    rows = [_row(name, one, result["rivals"]) for name, one in result["arms"].items()]
-    lines = [*result["summary"], "", *_markdown(rows), "", NOTE]
-    (folder / "mitigations.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    section = Section(TITLE, result["summary"], [ReportTable.of("Every arm on the same test cases.", rows)], note=NOTE)
+    shown = table(result)
+    page = "\n".join([*result["summary"], "", markdown(shown), "", NOTE])
+    (folder / "mitigations.md").write_text(page + "\n", encoding="utf-8")
     caption = "Above the line: more than any constant on the baseline’s margin can do. Bars are 95% intervals."
-    page = add_section(
-        folder, "mitigations", section, {"mitigations": Drawn(draw(result), _described(result), caption)}
+    report = add_section(
+        folder,
+        "mitigations",
+        Section(TITLE, result["summary"], [shown], note=NOTE),
+        {"mitigations": Drawn(draw(result), _described(result), caption)},
     )
-    return [_printed(rows), *result["summary"], f"table: {folder / 'mitigations.md'}", f"report: {page}"]
+    return [terminal(shown), *result["summary"], f"table: {folder / 'mitigations.md'}", f"report: {report}"]
 
 
 def evaluate(
@@ -175,20 +139,48 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
 
 
-def _row(name: str, one: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, str]:
-    chosen = one["chosen"]
-    row = {"arm": name, "chosen": _chosen(chosen)}
-    for key, shown in (("unsafe", "unsafe"), ("over_safety", "over-safety"), ("overall", "overall")):
-        row[shown] = _with(percent(one["accuracy"][key]), percent_interval(one["intervals"][key]))
-    row["AUROC"] = _with(fixed(one["auroc"], 3), fixed_interval(one["intervals"]["auroc"]))
-    for rival in rivals:
-        entry = one["versus"].get(rival, {}).get("auroc")
-        row[f"{DELTA}{rival}"] = (
-            _with(fixed(entry["value"], 3, sign=True), fixed_interval((entry["low"], entry["high"]), 3))
-            if entry
-            else "–"
-        )
-    return row | {"flips": percent(one["flip_rate"]), "wins": "yes" if one["wins"] else "no"}
+def table(result: Mapping[str, Any]) -> Table:
+    """Every arm with what was chosen; in a terminal, which is narrow, the last rival stands for all of them."""
+    arms, rivals = result["arms"], result["rivals"]
+    deltas = [
+        Column(f"AUROC − {rival}", short=f"AUROC −\n{rival}",
+               narrow=Narrow.TERSE if rival in (rivals[0], rivals[-1]) else Narrow.NOTHING)
+        for rival in rivals
+        if any(rival in arm["versus"] for arm in arms.values())
+    ]  # fmt: skip
+    columns = [
+        Column("arm", "left", fold=13),
+        Column("chosen", "left", narrow=Narrow.NOTHING),
+        Column("unsafe"),
+        Column("over-safety", short="over-\nsafety"),
+        Column("overall"),
+        Column("AUROC", narrow=Narrow.TERSE),
+        *deltas,
+        Column("flips", narrow=Narrow.NOTHING),
+        Column("wins"),
+    ]
+    return Table.of("Every arm on the same test cases.", [_row(n, a, rivals) for n, a in arms.items()], columns=columns)
+
+
+def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, str | Cell]:
+    accuracy, intervals = arm["accuracy"], arm["intervals"]
+    return {
+        "arm": name,
+        "chosen": _chosen(arm["chosen"]),
+        "unsafe": Cell(percent(accuracy["unsafe"]), percent_interval(intervals["unsafe"])),
+        "over-safety": Cell(percent(accuracy["over_safety"]), percent_interval(intervals["over_safety"])),
+        "overall": Cell(percent(accuracy["overall"]), percent_interval(intervals["overall"])),
+        "AUROC": Cell(fixed(arm["auroc"], 3), fixed_interval(intervals["auroc"])),
+        **{f"AUROC − {rival}": _difference(arm["versus"].get(rival, {}).get("auroc")) for rival in rivals},
+        "flips": percent(arm["flip_rate"]),
+        "wins": "yes" if arm["wins"] else "no",
+    }
+
+
+def _difference(entry: Mapping[str, Any] | None) -> Cell:
+    if not entry:
+        return Cell("–")
+    return Cell(fixed(entry["value"], 3, sign=True), fixed_interval((entry["low"], entry["high"]), 3))
 
 
 def _chosen(chosen: Mapping[str, Any] | None) -> str:
@@ -198,43 +190,39 @@ def _chosen(chosen: Mapping[str, Any] | None) -> str:
     return ", ".join(filter(None, [name_of(chosen["setting"]), shift])) or "as it is"
 
 
-def _with(value: str, interval: str) -> str:
-    return f"{value} [{interval}]" if interval else value
+def draw(result: Mapping[str, Any]) -> Figure:
+    """The figure of ``mitigations.json``; bars are 95% intervals. Above the line is more than a threshold."""
+    figure = Figure(figsize=(SCREEN.width * 1.2, SCREEN.width * 1.2), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    curve = result["shift_curve"]
+    axes.plot([100 * row["over_safety"] for row in curve], [100 * row["unsafe"] for row in curve], color="#000000",
+              linewidth=1.5, label=f"every constant shift of {result['rivals'][0]}’s margin", zorder=1)  # fmt: skip
+    arms = result["arms"]
+    for name, style in arm_styles(list(arms)).items():
+        accuracy, intervals = arms[name]["accuracy"], arms[name]["intervals"]
+        x, y = 100 * accuracy["over_safety"], 100 * accuracy["unsafe"]
+        wide, tall = _bar(x, intervals["over_safety"]), _bar(y, intervals["unsafe"])
+        auroc = "" if arms[name]["auroc"] is None else f" (AUROC {arms[name]['auroc']:.2f})"
+        label = f"{name}{auroc}{', wins' if arms[name]['wins'] else ''}"
+        axes.errorbar(x, y, xerr=wide, yerr=tall, fmt=style.marker, color=style.colour, markersize=8, elinewidth=0.7,
+                      markeredgecolor="white", label=label, zorder=3)  # fmt: skip
+    axes.set_xlim(-3, 103)
+    axes.set_ylim(-3, 103)
+    axes.set_xlabel("over-safety accuracy: safe cases called safe (%)", fontsize=SCREEN.text)
+    axes.set_ylabel("unsafe accuracy: unsafe cases called unsafe (%)", fontsize=SCREEN.text)
+    axes.tick_params(labelsize=SCREEN.label)
+    figure.legend(loc="outside lower center", ncols=SCREEN.legend_columns, fontsize=SCREEN.label, frameon=False)
+    return figure
 
 
-def _markdown(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    columns = list(rows[0])
-    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return head + ["| " + " | ".join(row[column] for column in columns) + " |" for row in rows]
-
-
-def _printed(rows: Sequence[Mapping[str, str]]) -> Table:
-    """What fits 80 columns: the last rival stands for all of them, intervals stand below their numbers."""
-    deltas = [column for column in rows[0] if column.startswith(DELTA)]
-    columns = [column for column in rows[0] if column not in ("chosen", "flips", *deltas[1:-1])]
-    table = Table(title=TITLE, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", pad_edge=False)
-    for column in columns:
-        heading = column.replace(DELTA, "AUROC −\n").replace("over-safety", "over-\nsafety")
-        table.add_column(heading, justify="left" if column == "arm" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(_stacked(row[column]) if column != "arm" else _broken(row["arm"]) for column in columns))
-    return table
-
-
-def _stacked(value: str) -> str:
-    """A number, and below it its interval, without the zeros before points: eighty columns are few."""
-    number, _, interval = value.rstrip("]").partition(" [")
-    return "\n".join(filter(None, [number, re.sub(r"\b0\.", ".", interval)]))
-
-
-def _broken(name: str) -> str:
-    """A long name over two lines, at an underscore."""
-    head, _, tail = name.partition("_")
-    return name if len(name) <= 13 or not tail else f"{head}_\n{tail}"
+def _bar(value: float, interval: Any) -> list[list[float]] | None:
+    if not interval or None in interval:
+        return None
+    return [[max(value - 100 * interval[0], 0.0)], [max(100 * interval[1] - value, 0.0)]]
 
 
 def _described(result: Mapping[str, Any]) -> str:
-    """The figure in words."""
+    """The figure in words, for those who cannot see it."""
     arms = result["arms"]
     parts = [
         f"{name}: over-safety {percent(one['accuracy']['over_safety'])}, unsafe {percent(one['accuracy']['unsafe'])}"

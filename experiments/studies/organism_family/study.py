@@ -1,7 +1,7 @@
 """``+exp=organism_family``: how far does each mitigation get, the blinder the verdict is?
 
-Organisms with a cause that is known and graded (``members.py``) are trained, each is put through the same choice and
-the same table (``experiments/mitigations``), and what the tools say of it is set beside what was put in. In the run's
+Organisms with a known and graded cause (``members.py``) are trained, the same mitigations are chosen and compared on
+each, and what the tools of ``interp`` say of an organism is set beside the cause that was put in. In the run's
 directory: ``members/<name>/`` (checkpoints), ``<name>/<time>/`` (the study of each), ``family.json``, ``family.md`` and
 ``figures/``. An interrupted run goes on where it was. Importing this module loads neither torch nor transformers.
 """

@@ -1,19 +1,16 @@
-"""family.json → family.md, the figure and the sentences: gains against blindness, and tools against causes. Pure but
-for ``conclude``, which writes the files.
-"""
+"""The family's members side by side: what was put in, what the tools see, and what each mitigation gains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 
 from experiments.metrics.bootstrap import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
 from experiments.report.numbers import fixed, percent
+from experiments.report.table import Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import RunStore
 from interp.errors import UserError
 
@@ -41,20 +38,30 @@ def conclude(store: RunStore, found: Mapping[str, Any], *, rival: str) -> list[R
     """Writes ``family.md``, ``figures/family.svg`` and the sentences into ``family.json``; returns what to print."""
     if not found:
         raise UserError("no member was measured; a table needs at least one; give task.biases and task.seeds")
-    rows = [row(name, member) for name, member in found.items()]
     lines = [*causes(found), *gains(found, rival=rival)]
     store.write_json("family.json", {"members": dict(found), "sentences": lines})
-    head = list(rows[0])
-    table = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    table += ["| " + " | ".join(one.get(column, "–") for column in head) + " |" for one in rows]
-    (store.path / "family.md").write_text("\n".join([*lines, "", *table, "", NOTE]) + "\n", encoding="utf-8")
+    shown = table(found)
+    page = "\n".join([*lines, "", markdown(shown), "", NOTE])
+    (store.path / "family.md").write_text(page + "\n", encoding="utf-8")
     (store.path / "figures").mkdir(exist_ok=True)
     (store.path / "figures" / "family.svg").write_bytes(svg_bytes(draw(found)))
-    return [_printed(rows), *lines, f"table and figure: {store.path / 'family.md'}, figures/family.svg"]
+    return [terminal(shown), *lines, f"table and figure: {store.path / 'family.md'}, figures/family.svg"]
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """A member a row; the gains (Δ) stand only in files, since a terminal has no room for them."""
+    records = [row(name, member) for name, member in found.items()]
+    columns = [
+        Column(name, "left" if name == "member" else "right", short=name.replace(" ", "\n"),
+               narrow=Narrow.NOTHING if name.startswith("Δ") else Narrow.WHOLE)
+        for name in records[0]
+    ]  # fmt: skip
+    complete = [{column.heading: record.get(column.heading, "–") for column in columns} for record in records]
+    return Table.of("What was put in, and what the tools see", complete, columns=columns)
 
 
 def row(name: str, member: Mapping[str, Any]) -> dict[str, str]:
-    """A member's row, as text."""
+    """A member's row, as text by heading."""
     traits, arms = member["traits"], member["arms"]
     base = arms[BASELINE]
     shown = {
@@ -161,16 +168,3 @@ def _words(kind: str) -> str:
 def _above(arm: Mapping[str, Any], other: str) -> bool:
     entry = (arm["versus"].get(other) or {}).get("auroc")
     return bool(entry and entry["low"] is not None and entry["low"] > 0)
-
-
-def _printed(rows: Sequence[Mapping[str, str]]) -> Table:
-    """The organisms themselves; the gains stand in the sentences and in family.md."""
-    table = Table(
-        title="What was put in, and what the tools see", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left"
-    )
-    columns = [column for column in rows[0] if not column.startswith("Δ")]
-    for column in columns:
-        table.add_column(column.replace(" ", "\n"), justify="left" if column == "member" else "right")
-    for one in rows:
-        table.add_row(*(one[column] for column in columns))
-    return table

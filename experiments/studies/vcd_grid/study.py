@@ -132,6 +132,7 @@ class Frontier:
 
     def _conclude(self, run: Run, store: RunStore, loaded: Loaded, console: Console) -> None:
         from experiments.evaluation import study as scoring
+        from experiments.report.table import terminal
         from experiments.studies.vcd_grid.scores import evaluate
         from experiments.studies.vcd_grid.tables import draw, table
 
@@ -149,7 +150,7 @@ class Frontier:
         folder = store.path / "figures"
         folder.mkdir(exist_ok=True)
         draw(result).savefig(folder / "frontier.svg", metadata={"Date": None, "Creator": None})
-        console.print(table(result))
+        console.print(terminal(table(result)))
         for sentence in (*result["summary"], *result["caveats"], f"figure: {folder / 'frontier.svg'}"):
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 

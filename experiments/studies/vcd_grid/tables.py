@@ -1,7 +1,4 @@
-"""The grid as a terminal shows it: one row a setting, the baseline first.
-
-Unsafe against over-safety accuracy: a line a noise step, every constant shift, and d′ contours. Saves no file.
-"""
+"""The grid as a table and as a figure: unsafe against over-safety accuracy, by weight and noise step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,19 +6,23 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, at_criterion
 from experiments.report.numbers import fixed, percent, points
+from experiments.report.table import Cell, Column, Row, Table
 
 CONTOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 LEAST_SPAN = 20  # points of accuracy, so that a grid which moves nothing does not look as if it did
 AIR = 4
+ABOVE = "above shifts (95%)"
+LEGEND = (
+    "Accuracies and Yes in %; above shifts: unsafe accuracy minus that of the constant shift of the baseline's margin "
+    "with the same over-safety accuracy, in points."
+)
 
 
 def draw(result: Mapping[str, Any]) -> Figure:
-    """The figure of ``metrics.json`` of a frontier; α is written at both ends of each line."""
+    """A line a noise step, with α at both ends, every constant shift of the baseline's margin, and d′ contours."""
     figure = Figure(figsize=(SCREEN.width * 1.2, SCREEN.width * 1.2), dpi=100, layout="constrained")
     axes = figure.add_subplot()
     points, baseline = result["points"], result["baseline"]
@@ -69,7 +70,7 @@ def _percent(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def _draw_contours(axes: Axes) -> None:
-    """Dotted, each with its d′ where it leaves the middle of what is shown."""
+    """Dotted lines of equal d′, each labelled in the middle of its visible part."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     for d_prime in CONTOURS:
         xs, ys = (100 * values for values in at_criterion(d_prime, np.linspace(-4, 4, 800)))
@@ -81,25 +82,23 @@ def _draw_contours(axes: Axes) -> None:
                       va="center", zorder=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
 
 
-COLUMNS = ("α", "step", "unsafe", "over-\nsafety", "over-\nall", "yes", "AUROC", "d′", "above shifts\n(95%)")
-
-
 def table(result: Mapping[str, Any]) -> Table:
-    """Accuracies and Yes in %; the last column is unsafe accuracy minus that of the shift of equal over-safety."""
-    shown = Table(title="VCD by weight and noise step", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-    for name in COLUMNS:
-        shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_row("–", "–", *_cells(result["baseline"]), "")
+    """One row a setting, the baseline first. The last column is ``above_shift_curve``, in points."""
+    columns = ("α", "step", "unsafe", "over-safety", "overall", "yes", "AUROC", "d′", ABOVE)
+    short = {"over-safety": "over-\nsafety", "overall": "over-\nall", ABOVE: "above shifts\n(95%)"}
+    rows = [Row([Cell("–"), Cell("–"), *_cells(result["baseline"]), Cell("")])]
     for row in result["points"]:
-        best = "bold" if row["name"] == result["best"] else None
         height = row["above_shift_curve"]
-        cell = points(height["value"], unit="")
+        above = points(height["value"], unit="")
         if height["low"] is not None:
-            cell += f" ({points(height['low'], unit='')} to {points(height['high'], unit='')})"
-        shown.add_row(f"{row['alpha']:g}", str(row["noise_step"]), *_cells(row), cell, style=best)
-    return shown
+            above += f" ({points(height['low'], unit='')} to {points(height['high'], unit='')})"
+        setting = Cell(f"{row['alpha']:g}"), Cell(str(row["noise_step"]))
+        rows.append(Row([*setting, *_cells(row), Cell(above)], "bold" if row["name"] == result["best"] else ""))
+    return Table(
+        "VCD by weight and noise step", [Column(name, short=short.get(name, "")) for name in columns], rows, LEGEND
+    )
 
 
-def _cells(values: Mapping[str, Any]) -> list[str]:
+def _cells(values: Mapping[str, Any]) -> list[Cell]:
     rates = [percent(values[name]) for name in ("unsafe", "over_safety", "overall", "yes_rate")]
-    return [*rates, fixed(values["auroc"], 3), fixed(values["d_prime"], 2)]
+    return [Cell(text) for text in (*rates, fixed(values["auroc"], 3), fixed(values["d_prime"], 2))]

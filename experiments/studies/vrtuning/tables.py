@@ -1,7 +1,6 @@
-"""vrtuning.json and metrics.json → one table of all arms, and the before/after table of each model card. Reads files.
+"""vrtuning.json and metrics.json → one table of all arms, and the before/after table of each model card.
 
-Every number is read from the run; what was not measured is a dash. Rates are in percent, changes in points, with 95%
-intervals.
+Rates are in percent, changes in points, with 95% intervals; what was not measured is a dash.
 """
 
 from collections.abc import Mapping
@@ -9,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
+from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import read_object
 from experiments.studies.vrtuning.arms import NewAdapter
 from mitigation.vrtuning.checkpoint import write_card
 
 SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
-PRINTED = ("arm", "reasoning", "unseen", "image share", "captions", "perception")  # the study prints the rest itself
+# In a terminal the study has printed the rest already.
+PRINTED = ("arm", "reasoning", "unseen", "image share", "captions", "perception")
 NOT_MEASURED = "–"
 NOTE = (
     "Rates in percent. Unseen: over-safety accuracy on template × thing combinations that no training saw. Image "
@@ -34,15 +34,15 @@ def write_tables(folder: Path, arms: Mapping[str, Any]) -> list[RenderableType]:
     """
     metrics, result = read_object(folder / "metrics.json"), read_object(folder / "vrtuning.json")
     names = {arm: method.adapter if isinstance(method, NewAdapter) else None for arm, method in arms.items()}
-    rows = [_row(arm, names[arm], metrics, result) for arm in metrics.get("arms", {})]
-    lines = [*metrics.get("summary", []), "", *markdown(rows), "", NOTE]
-    (folder / "vrtuning.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shown = table(names, metrics, result)
+    page = "\n".join([*metrics.get("summary", []), "", markdown(shown), "", NOTE])
+    (folder / "vrtuning.md").write_text(page + "\n", encoding="utf-8")
     cards = []
     for arm, name in names.items():
         plain = name is not None and getattr(arms[arm], "inner", None) is None
         if name is not None and plain and arm in metrics.get("arms", {}):
             cards.append(write_card(folder / "adapters" / name / "adapter", before_after(arm, name, metrics, result)))
-    return [_printed(rows), f"tables: {folder / 'vrtuning.md'}", *(f"model card: {card}" for card in cards)]
+    return [terminal(shown), f"tables: {folder / 'vrtuning.md'}", *(f"model card: {card}" for card in cards)]
 
 
 def before_after(arm: str, name: str, metrics: Mapping[str, Any], result: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -91,7 +91,15 @@ def _interval(value: float | None, interval: Any, digits: int, *, scale: float) 
     return f"{text} [{fixed_interval((scale * interval[0], scale * interval[1]), digits)}]"
 
 
-def _row(arm: str, name: str | None, metrics: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, str]:
+def table(names: Mapping[str, str | None], metrics: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
+    """What each arm was trained on, and what that cost; ``names`` maps an arm to its adapter, if it has one."""
+    records = [_row(arm, names[arm], metrics, result) for arm in metrics.get("arms", {})]
+    headings = list(records[0]) if records else list(PRINTED)
+    columns = [Column(name, "left", narrow=Narrow.WHOLE if name in PRINTED else Narrow.NOTHING) for name in headings]
+    return Table.of("what the adapters were trained on, and what they cost", records, columns=columns)
+
+
+def _row(arm: str, name: str | None, metrics: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, str | Cell]:
     block = metrics["arms"][arm]
     adapter = "baseline" if arm == "baseline" else name
     measured = result.get("measured", {}).get(adapter, {}) if adapter else {}
@@ -102,7 +110,7 @@ def _row(arm: str, name: str | None, metrics: Mapping[str, Any], result: Mapping
         "reasoning": result.get("adapters", {}).get(name, NOT_MEASURED) if name else NOT_MEASURED,
         **{shown: percent(block["accuracy"][key]) for key, shown in SUBSETS.items()},
         "unseen": percent(unseen["accuracy"]) if unseen else NOT_MEASURED,
-        "AUROC": _with(fixed(block["auroc"], 3), fixed_interval(block["intervals"]["auroc"], 2)),
+        "AUROC": Cell(fixed(block["auroc"], 3), fixed_interval(block["intervals"]["auroc"], 2)),
         "d′": fixed(block["d_prime"], 2),
         "c": fixed(block["criterion"], 2),
         "flip": percent(block["flip_rate"]),
@@ -111,10 +119,6 @@ def _row(arm: str, name: str | None, metrics: Mapping[str, Any], result: Mapping
         "perception": _perception(measured, "all"),
         "wins": ("yes" if comparison["wins"] else "no") if comparison else NOT_MEASURED,
     }
-
-
-def _with(value: str, interval: str) -> str:
-    return f"{value} [{interval}]" if interval else value
 
 
 def _perception(measured: Mapping[str, Any], kind: str) -> str:
@@ -131,21 +135,3 @@ def _share(arm: str, measured: Mapping[str, Any]) -> str:
         return percent(found["after"])
     spread = percent_interval(found["interval"], 1)
     return f"{percent(found['after'])} ({percent(found['difference'], sign=True)}{f' [{spread}]' if spread else ''})"
-
-
-def markdown(rows: list[dict[str, str]]) -> list[str]:
-    """A Markdown table; no line where there are no rows."""
-    if not rows:
-        return []
-    columns = list(rows[0])
-    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return head + ["| " + " | ".join(row[column] for column in columns) + " |" for row in rows]
-
-
-def _printed(rows: list[dict[str, str]]) -> Table:
-    table = Table(title="what the adapters were trained on, and what they cost", title_justify="left")
-    for column in PRINTED:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(row[column] for column in PRINTED))
-    return table

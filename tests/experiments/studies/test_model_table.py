@@ -69,7 +69,7 @@ def test_cells_come_from_the_contract_and_gaps_have_reasons(
     shown = capsys.readouterr().out
     assert f"[{number}] {CROSS}" in shown
     assert "No model from the hub was run on its real weights" in shown
-    assert re.search(rf"llama_3_2_11b_vision +│ yes +│ not run +│ n/a \[{number}\]", shown)
+    assert re.search(rf"llama_3_2_11b_ +yes +not run +n/a \[{number}\]", shown)
     text = (tmp_path / "models.md").read_text()
     assert f"\n{number}. {CROSS}\n" in text
     assert "| llava_1_5_7b [" in text

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.metrics.yes_no.shift_curve import shift_curve
+from experiments.report.table import terminal
 from experiments.studies.vcd_grid.scores import evaluate
 from experiments.studies.vcd_grid.sweep import SharedBranches
 from experiments.studies.vcd_grid.tables import table
@@ -132,7 +133,7 @@ def test_a_constant_shift_is_on_its_curve_and_a_better_margin_above() -> None:
     here = [corner for corner in result["shift_curve"] if corner["over_safety"] == shifted["over_safety"]]
     assert here[0]["unsafe"] == pytest.approx(shifted["unsafe"], abs=0.021)  # equal but for shifts that tie on safe
     console = Console(width=80, record=True)
-    console.print(table(result))
+    console.print(terminal(table(result)))
     assert "…" not in console.export_text()
 
 

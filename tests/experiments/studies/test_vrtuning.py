@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,7 +17,6 @@ from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.side_effects import compared, image_shares
 from experiments.studies.vrtuning.sources import Jsonl, build
 from experiments.studies.vrtuning.study import VRTuningStudy
-from experiments.studies.vrtuning.tables import markdown
 from interp.errors import UserError
 from interp.vlm import VLM, load
 from mitigation.vrtuning.data_policy import MMSAFEAWARE_PREFIX
@@ -288,11 +286,6 @@ def test_shares_are_compared_on_the_cases_that_have_both() -> None:
     same = compared(before, before, "verdict", seed=0, draws=50)
     assert (same["difference"], same["n"]) == (0, 3)
     assert compared(before, table([float("nan")] * 3), "verdict", seed=0, draws=50)["difference"] is None
-
-
-def test_a_table_without_rows_is_no_table() -> None:
-    assert markdown([]) == []
-    assert np.all([line.count("|") == 3 for line in markdown([{"a": "1", "b": "2"}])])
 
 
 def test_training_data_is_described_by_its_settings() -> None:
