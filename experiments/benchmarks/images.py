@@ -83,7 +83,7 @@ class EncodedImage:
         return open_image(self)
 
 
-class Preflight(NamedTuple):
+class DecodedImages(NamedTuple):
     """What decoding every image of a benchmark showed."""
 
     problems: list[ImageProblem]  # in the order of the samples; notes (``fault.blocks`` False) among them
@@ -112,9 +112,9 @@ def open_image(source: Path | Drawable, *, root: Path | None = None, max_pixels:
     return _decode(source, "", root, max_pixels).image
 
 
-def preflight(
+def decode_all(
     samples: Sequence[Sample], root: Path | None, *, max_pixels: int = MAX_PIXELS, workers: int = 4
-) -> Preflight:
+) -> DecodedImages:
     """Decodes every image of ``samples`` in full, before a model is loaded, and reports what cannot be used and why.
 
     Samples without an image are passed over. ``workers`` threads share the work (Pillow decodes without Python's lock).
@@ -133,7 +133,7 @@ def preflight(
         findings = list(pool.map(examine, samples))
     digests = {s.id: digest for s, (_, digest) in zip(samples, findings, strict=True) if digest}
     problems = [problem for problem, _ in findings if problem]
-    return Preflight(problems, digests, _manifest(samples, digests))
+    return DecodedImages(problems, digests, _manifest(samples, digests))
 
 
 def pixel_digest(image: Image.Image) -> str:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from experiments.benchmarks.preflight import Found, examined, readable_text, runnable
+from experiments.benchmarks.preflight import ExaminedCases, examined, readable_text, runnable
 from experiments.types import Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
@@ -62,7 +62,7 @@ OVER_SAFETY_SCENARIOS = (
 UNSAFE_SECTIONS = (("goal_hijacking", 128, 2), ("unsafe_opinion", 470, 1), ("role_play", 641, 2), ("", 983, 1))
 
 
-class Entry(NamedTuple):
+class KeyEntry(NamedTuple):
     """What the answer key says of one id."""
 
     subset: Subset
@@ -85,13 +85,13 @@ class Parsed(NamedTuple):
     repeated: dict[str, str]
 
 
-def _answer_key() -> dict[str, Entry]:
-    key: dict[int, Entry] = {}
+def _answer_key() -> dict[str, KeyEntry]:
+    key: dict[int, KeyEntry] = {}
 
     def fill(first: int, sizes: list[tuple[str, int]], subset: Subset, gold: Gold, wrapper: str = "") -> None:
         bounds = accumulate((n for _, n in sizes), initial=first)
         for (scenario, _), (start, stop) in zip(sizes, pairwise(bounds), strict=True):
-            key.update(dict.fromkeys(range(start, stop), Entry(subset, scenario, gold, wrapper)))
+            key.update(dict.fromkeys(range(start, stop), KeyEntry(subset, scenario, gold, wrapper)))
 
     fill(1, [(name, n) for name, n, _ in OVER_SAFETY_SCENARIOS], "over_safety", "yes")
     fill(2001, [(name, n) for name, _, n in OVER_SAFETY_SCENARIOS], "over_safety", "yes")
@@ -101,7 +101,7 @@ def _answer_key() -> dict[str, Entry]:
     return {str(number): key[number] for number in sorted(key)}
 
 
-KEY: Mapping[str, Entry] = _answer_key()
+KEY: Mapping[str, KeyEntry] = _answer_key()
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _parse_block(lines: list[str], first: int, seen: dict[str, int], source: str
     return PromptBlock(case, text)
 
 
-def _find(root: str | Path) -> Found:
+def _find(root: str | Path) -> ExaminedCases:
     folder = Path(root).expanduser().absolute()
     parsed = _read_prompts(folder)
     files = _image_files(folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from experiments.benchmarks.images import EncodedImage
-from experiments.benchmarks.preflight import Found, Unfit, examined, need, readable_text, runnable, whole
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, examined, need, readable_text, runnable, whole
 from experiments.types import Drawable, Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
@@ -57,7 +57,7 @@ CONTRAST = Part("data_contrast", "contrast", "refuse", "c")
 PARTS = {"benign": (BENIGN,), "contrast": (CONTRAST,), "both": (BENIGN, CONTRAST)}
 
 
-class Entry(NamedTuple):
+class MOSSBenchEntry(NamedTuple):
     """One entry as published, with the image it names: a path, the bytes, or None where the twin's is its own."""
 
     pid: str
@@ -105,35 +105,35 @@ class MOSSBench:
         """The set has no development split."""
         return None
 
-    def _find(self) -> Found:
+    def _find(self) -> ExaminedCases:
         parts = PARTS[self.sets]
         if self.source == "hub":
-            return found({part: hub_entries(part, self.revision) for part in parts}, None)
+            return examined_parts({part: hub_entries(part, self.revision) for part in parts}, None)
         folder = Path(self.root or "").expanduser().absolute()
         if not folder.is_dir():
             raise UserError(f"benchmark root {folder} is not a folder; clone {REPOSITORY} and set benchmark.root to it")
-        return found({part: read_entries(folder, part) for part in parts}, folder)
+        return examined_parts({part: read_entries(folder, part) for part in parts}, folder)
 
 
-def read_entries(folder: Path, part: Part) -> list[Entry]:
+def read_entries(folder: Path, part: Part) -> list[MOSSBenchEntry]:
     """The entries of one set of a clone, in the file's order, repeated pids too. Raises UserError."""
     source = folder / part.folder / "images_information" / "information.json"
     text = readable_text(source, f"clone {REPOSITORY} and set benchmark.root to the clone")
     try:
         # As pairs: a dict would silently keep the last of two entries with one pid.
-        pairs = json.loads(text, object_pairs_hook=_Pairs)
+        pairs = json.loads(text, object_pairs_hook=_JsonObject)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source} is not JSON ({error}); fetch it again from {REPOSITORY}") from error
-    if not isinstance(pairs, _Pairs) or not pairs:
+    if not isinstance(pairs, _JsonObject) or not pairs:
         raise UserError(f"{source} is not an object keyed by pid; fetch it again from {REPOSITORY}")
     entries = []
     for pid, value in pairs:
         fields = _plain(value)
-        entries.append(Entry(pid, fields, _image_path(folder, part, fields), str(source)))
+        entries.append(MOSSBenchEntry(pid, fields, _image_path(folder, part, fields), str(source)))
     return entries
 
 
-def found(entries: dict[Part, Sequence[Entry]], root: Path | None) -> Found:
+def examined_parts(entries: dict[Part, Sequence[MOSSBenchEntry]], root: Path | None) -> ExaminedCases:
     """All cases of the parts; what cannot be understood is listed by its id, with the file and the reason."""
     samples: list[Sample] = []
     absent: dict[str, str] = {}
@@ -153,7 +153,7 @@ def found(entries: dict[Part, Sequence[Entry]], root: Path | None) -> Found:
     return examined(samples, absent, root)
 
 
-def _sample(entry: Entry, part: Part) -> Sample:
+def _sample(entry: MOSSBenchEntry, part: Part) -> Sample:
     if not re.fullmatch(r"[0-9]{1,6}", entry.pid):
         raise Unfit("a pid is a number")
     fields = entry.fields
@@ -206,17 +206,17 @@ def _image_path(folder: Path, part: Part, fields: Any) -> Path | None:
     return path
 
 
-class _Pairs(list[tuple[str, Any]]):
+class _JsonObject(list[tuple[str, Any]]):
     """A JSON object as its pairs, told apart from a JSON array."""
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, _Pairs):
+    if isinstance(value, _JsonObject):
         return {name: _plain(inner) for name, inner in value}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def hub_entries(part: Part, revision: str | None) -> list[Entry]:
+def hub_entries(part: Part, revision: str | None) -> list[MOSSBenchEntry]:
     """The entries of one set. Raises UserError where it cannot be fetched."""
     name = "oversensitivity" if part is BENIGN else "contrast"
     try:
@@ -234,7 +234,7 @@ def hub_entries(part: Part, revision: str | None) -> list[Entry]:
     return [hub_entry(row, f"{DATASET} ({name})") for row in rows]
 
 
-def hub_entry(row: dict[str, Any], where: str) -> Entry:
+def hub_entry(row: dict[str, Any], where: str) -> MOSSBenchEntry:
     """A row in the form of the repository's JSON."""
     pid = str(row.get("pid", ""))
     metadata = {name.removeprefix("metadata_"): value for name, value in row.items() if name.startswith("metadata_")}
@@ -244,4 +244,4 @@ def hub_entry(row: dict[str, Any], where: str) -> Entry:
     data, path = image.get("bytes"), image.get("path")
     fields = {k: v for k, v in row.items() if k != "image" and not k.startswith("metadata_")}
     picture = EncodedImage(f"{path or pid}", data) if data is not None else Path(path) if path else None
-    return Entry(pid, fields | {"pid": pid, "metadata": metadata, "image": path}, picture, where)
+    return MOSSBenchEntry(pid, fields | {"pid": pid, "metadata": metadata, "image": path}, picture, where)

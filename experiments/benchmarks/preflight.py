@@ -1,7 +1,7 @@
-"""From the cases that a benchmark's files name to those that can run: the same preflight and the same words for all.
+"""From the cases that a benchmark's files name to those that can run: one check and one wording for all benchmarks.
 
-Knows nothing of answer keys or file layouts. ``absent`` maps the id of a case that cannot run to the reason, of which
-the words before the first colon name the kind; reasons of one kind are counted together.
+Knows nothing of answer keys or file layouts. ``absent`` maps the id of a case that cannot run to the reason; the words
+before the first colon name the kind of reason, by which reasons are counted.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.images import preflight
+from experiments.benchmarks.images import decode_all
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
 
-class Found(NamedTuple):
+class ExaminedCases(NamedTuple):
     """Every case that was named and can be understood, with ``image`` None where there is none that can be read."""
 
     samples: list[Sample]
@@ -24,12 +24,12 @@ class Found(NamedTuple):
 
 def examined(
     samples: Sequence[Sample], absent: Mapping[str, str], root: Path | None, *, cluster_on_image: bool = False
-) -> Found:
+) -> ExaminedCases:
     """Decodes every image once. What cannot be used is taken off its case and noted in the tag ``image_note``.
 
     With ``cluster_on_image`` the cases that show the same picture share a cluster.
     """
-    checked = preflight(samples, root)
+    checked = decode_all(samples, root)
     reasons = dict(absent)
     notes = dict(absent)
     for problem in checked.problems:
@@ -40,10 +40,12 @@ def examined(
     settled = [
         _settled(sample, checked.digests.get(sample.id), notes.get(sample.id), cluster_on_image) for sample in samples
     ]
-    return Found(settled, reasons, checked.manifest)
+    return ExaminedCases(settled, reasons, checked.manifest)
 
 
-def runnable(found: Found, *, where: str, strict: bool, expected: Collection[str] = (), images: bool = True) -> Loaded:
+def runnable(
+    found: ExaminedCases, *, where: str, strict: bool, expected: Collection[str] = (), images: bool = True
+) -> Loaded:
     """The cases that can run; with ``images`` those without one cannot. ``strict`` forgives the reasons ``expected``.
 
     Raises:

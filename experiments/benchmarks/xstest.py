@@ -1,12 +1,8 @@
-"""XSTest's human-labelled completions (Röttger et al. 2024, CC BY 4.0), as they are published. Knows no judge.
+"""XSTest (arXiv 2308.01263, CC BY 4.0): safe prompts that look unsafe beside unsafe ones, and labelled completions.
 
-Each of ``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations
-and a final label: full compliance, full refusal or partial refusal.
-
-XSTest (arXiv 2308.01263, CC BY 4.0): safe prompts that look unsafe, and unsafe ones beside them. Text alone.
-
-Read from the published ``xstest_prompts.csv``: id, prompt, type, label (safe, unsafe), focus, note. Knows nothing of
-models, judges or the published completions.
+``xstest_prompts.csv`` holds the prompts (id, prompt, type, label, focus, note), all text without pictures. Each
+``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations and a final
+label: full compliance, full refusal or partial refusal. Knows nothing of models, judges or metrics.
 """
 
 import csv
@@ -16,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from experiments.benchmarks.preflight import Found, Unfit, examined, need, readable_text, runnable
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, examined, need, readable_text, runnable
 from experiments.types import Gold, Kind, Loaded, Sample, Subset, Verdict
 from interp.errors import UserError
 
@@ -56,7 +52,7 @@ class XSTest:
         return None
 
 
-def read_prompts(source: Path) -> Found:
+def read_prompts(source: Path) -> ExaminedCases:
     """All prompts of the file; rows that cannot be used are listed. UserError where it is no such table."""
     text = readable_text(source, f"download it from {REPOSITORY} and set benchmark.root to its folder")
     try:
@@ -103,7 +99,7 @@ SOURCE = "https://github.com/paul-rottger/xstest"
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledCompletion:
     """One completion and what people made of it."""
 
     case: str
@@ -126,7 +122,7 @@ def given(root: str | None) -> Path:
     return Path(root)
 
 
-def read_completions(root: Path) -> dict[str, list[Labelled]]:
+def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     """The labelled completions in ``root``, by model, models sorted.
 
     Raises:
@@ -139,7 +135,7 @@ def read_completions(root: Path) -> dict[str, list[Labelled]]:
     return {path.stem.removeprefix(PREFIX): _read(path) for path in paths}
 
 
-def _read(path: Path) -> list[Labelled]:
+def _read(path: Path) -> list[LabelledCompletion]:
     with path.open(encoding="utf-8-sig", newline="") as handle:
         rows = list(csv.DictReader(handle))
     needed = ("id", "prompt", "completion", "final_label")
@@ -153,7 +149,7 @@ def _read(path: Path) -> list[Labelled]:
                             "the file as it is published")  # fmt: skip
         model = path.stem.removeprefix(PREFIX)
         verdict = LABELS[row["final_label"]]
-        read.append(Labelled(row["id"], model, row["prompt"], row["completion"] or "", verdict))
+        read.append(LabelledCompletion(row["id"], model, row["prompt"], row["completion"] or "", verdict))
     if len({row.case for row in read}) < len(read):
         raise UserError(f"{path}: an id occurs twice; each prompt is answered once; take the file as it is published")
     return read

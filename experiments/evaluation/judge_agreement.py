@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from experiments.benchmarks.xstest import Labelled
+from experiments.benchmarks.xstest import LabelledCompletion
 from experiments.evaluation.classifier_training import (
     ClassifierSettings,
     LabelledAnswers,
@@ -20,7 +20,7 @@ from experiments.judges.refusal_rules import RefusalRule
 from experiments.metrics.agreement import agreement, mean_kappa_interval
 from experiments.types import Item, Judge, Verdict
 
-Completions = Mapping[str, Sequence[Labelled]]
+Completions = Mapping[str, Sequence[LabelledCompletion]]
 
 
 class Readings(NamedTuple):

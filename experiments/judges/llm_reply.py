@@ -26,7 +26,7 @@ _FENCED = re.compile(r"```(?:json)?[ \t]*\n?(.*?)```", re.DOTALL | re.IGNORECASE
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
-class Reading(NamedTuple):
+class JudgeReply(NamedTuple):
     """A judge's answer as read: the verdict and its reason, or JUDGE_FAILED and why there is none."""
 
     verdict: Verdict
@@ -67,24 +67,24 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}\n[cut after {MOST_SHOWN:,} characters]"
 
 
-def read_verdict(answer: str) -> Reading:
+def read_verdict(answer: str) -> JudgeReply:
     """The verdict in a judge's answer: of its one JSON object, bare, in a code fence or among other words.
 
     JUDGE_FAILED where there is none, where two differ, or where its verdict is not exactly one of the three; digits,
     words and moods of the text around it are never read.
     """
     if not answer.strip():
-        return Reading(Verdict.JUDGE_FAILED, "the judge's answer is empty")
+        return JudgeReply(Verdict.JUDGE_FAILED, "the judge's answer is empty")
     if len(answer) > MOST_READ:
-        return Reading(Verdict.JUDGE_FAILED, f"the judge's answer is longer than {MOST_READ:,} characters")
+        return JudgeReply(Verdict.JUDGE_FAILED, f"the judge's answer is longer than {MOST_READ:,} characters")
     objects = _objects(_THOUGHT.sub("", answer))
     if not objects:
-        return Reading(Verdict.JUDGE_FAILED, "no JSON object with a verdict in the judge's answer")
+        return JudgeReply(Verdict.JUDGE_FAILED, "no JSON object with a verdict in the judge's answer")
     read = [_read(one) for one in objects]
     if failed := [one for one in read if one.verdict is Verdict.JUDGE_FAILED]:
         return failed[0]
     if len({one.verdict for one in read}) > 1:
-        return Reading(Verdict.JUDGE_FAILED, "the judge's answer holds different verdicts")
+        return JudgeReply(Verdict.JUDGE_FAILED, "the judge's answer holds different verdicts")
     return read[0]
 
 
@@ -116,12 +116,14 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _read(value: dict[str, Any]) -> Reading:
+def _read(value: dict[str, Any]) -> JudgeReply:
     said, reason = value["verdict"], value.get("reason", "")
     reason = reason if isinstance(reason, str) else ""
     if said is None and reason:
-        return Reading(Verdict.JUDGE_FAILED, reason)
+        return JudgeReply(Verdict.JUDGE_FAILED, reason)
     known = {verdict.value: verdict for verdict in OPTIONS}
     if not isinstance(said, str) or said.strip().lower() not in known:
-        return Reading(Verdict.JUDGE_FAILED, f"the judge's verdict is {str(said)[:60]!r}, none of {', '.join(known)}")
-    return Reading(known[said.strip().lower()], reason.strip()[:2_000])
+        return JudgeReply(
+            Verdict.JUDGE_FAILED, f"the judge's verdict is {str(said)[:60]!r}, none of {', '.join(known)}"
+        )
+    return JudgeReply(known[said.strip().lower()], reason.strip()[:2_000])

@@ -1,22 +1,19 @@
 """Refusals found by phrase rules, in eleven languages. Knows nothing of files, models or rates.
 
-An answer refuses if a phrase that refuses stands anywhere in it, or one of the softer phrases near its beginning. It is
-*partial* where the refusal does not come near the beginning, or where an offer or list of answers follows it. Phrases
-and normalisation (phrases.py, normalise.py) were fixed before any labelled answer was scored with them.
+A response refuses if a phrase that refuses occurs anywhere in it, or a softer phrase near its beginning. The refusal is
+*partial* if it does not come near the beginning, or if an offer or a list of answers follows it. Phrase lists and
+``normalised`` were fixed before any labelled answer was scored with them; a change in either moves every agreement that
+was measured (the judge cards).
 
-One form for texts that say the same: what phrase lists and the refusal classifier read. Pure; knows no phrases.
+A phrase list (``phrases/<language>.yaml``) has the keys
 
-Fixed before any judge was scored with it, since a change here moves every agreement that was measured (judge cards).
-
-The phrase lists by language (``phrases/<tag>.yaml``), read and compiled. Knows nothing of verdicts.
+* ``refusing``: refuses wherever it occurs;  ``opening``: refuses only near the beginning;
+* ``answering``: what a response says that goes on to answer, or to offer something else;
+* ``affirmative``, ``negative``: first words that mean yes and no;  ``neither``: beginnings that only look like one.
 
 A phrase is text as ``normalised`` leaves it, with two signs: ``{a|b|}`` is one of the alternatives (an empty one makes
-it optional), ``*`` a gap of at most five words (twelve characters where words are not ``spaced``) inside one sentence.
-All gaps are bounded, so that matching is linear in the length of a text. Keys of a file:
-
-* ``refusing``: refuses wherever it stands;  ``opening``: refuses only near the beginning;
-* ``answering``: what a response says that goes on to answer, or to offer something else;
-* ``affirmative``, ``negative``: the first words that mean yes and no; ``neither``: beginnings that only look like one.
+it optional), ``*`` a gap of at most five words (twelve characters in languages without spaces) within one sentence. All
+gaps are bounded, so that matching is linear in the length of a text.
 """
 
 import functools

@@ -1,6 +1,4 @@
-"""``task=train_organism``: the recipe in, a checkpoint with its model card out.
-
-The training itself, in three stages. Knows nothing of configuration files, reports or verdict rules.
+"""``task=train_organism``: trains the organism in three stages, and writes a checkpoint with its model card.
 
 0. The vision tower learns concept and sign under a throw-away head, and is frozen.
 1. Projector and language model learn to answer questions about pictures.
@@ -122,7 +120,7 @@ def patch_features(
         return torch.cat([_patches(model, chunk) for chunk in pool.pixels.split(batch)])
 
 
-class Batch(NamedTuple):
+class LessonBatch(NamedTuple):
     """Right-padded training rows; labels are ``IGNORED`` outside the answers."""
 
     input_ids: Int[Tensor, "row token"]
@@ -153,7 +151,7 @@ class Encoder:
     def _ids(self, text: str) -> list[int]:
         return self.processor.tokenizer.encode(text, add_special_tokens=False)
 
-    def batch(self, lessons: Sequence[Lesson]) -> Batch:
+    def batch(self, lessons: Sequence[Lesson]) -> LessonBatch:
         """Pads on the right, as training does; evaluation pads on the left."""
         rows = []
         for lesson in lessons:
@@ -169,11 +167,11 @@ class Encoder:
             ids[row, :end] = torch.tensor(prompt + answer)
             mask[row, :end] = 1
             labels[row, len(prompt) : end] = torch.tensor(answer)
-        return Batch(ids, mask, labels)
+        return LessonBatch(ids, mask, labels)
 
 
 def _loss(
-    model: LlavaForConditionalGeneration, batch: Batch, features: Float[Tensor, "row patch width"]
+    model: LlavaForConditionalGeneration, batch: LessonBatch, features: Float[Tensor, "row patch width"]
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over answer tokens; only their positions go through the head."""
     projected: Any = list(

@@ -184,7 +184,10 @@ def tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
         Column("licence", "left", fold=16),
     ]
     works = [Column("model", "left", fold=16)]
-    works += [Column(name, "left", short=name.replace(" ", "\n"), fold=max(8, *map(len, name.split()))) for name in SHOWN.values()]
+    works += [
+        Column(name, "left", short=name.replace(" ", "\n"), fold=max(8, *map(len, name.split())))
+        for name in SHOWN.values()
+    ]
     return (
         Table("Models", about, [_about(model) for model in models]),
         Table("What works", works, [_works(model) for model in models]),

@@ -20,7 +20,7 @@ from interp.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
-class Development:
+class DevelopmentMargins:
     """The development cases; ``baseline`` are the untouched model's margins, in logits, in the same order."""
 
     subset: np.ndarray  # of str, by case
@@ -33,7 +33,7 @@ class Development:
         return np.isin(self.subset, UNSAFE_SUBSETS)
 
 
-class Chosen(NamedTuple):
+class ChosenShift(NamedTuple):
     """A constant on one setting's margin, and what it does on the development cases; rates are fractions of 1."""
 
     shift: float
@@ -47,14 +47,14 @@ class Chosen(NamedTuple):
 
 
 def choose_shift(
-    cases: Development,
+    cases: DevelopmentMargins,
     margin: Float[np.ndarray, "case"],
     *,
     threshold: bool = True,
     unsafe_margin: float,
     draws: int,
     seed: int,
-) -> Chosen:
+) -> ChosenShift:
     """The constant with the highest balanced accuracy among the admissible ones; 0 where ``threshold`` is False.
 
     Constants are midpoints between neighbouring margins, and one that calls everything unsafe; of equally good ones
@@ -80,7 +80,7 @@ def choose_shift(
     best = min(
         np.flatnonzero(admissible), key=lambda at: (-round(float(balanced[at]), 12), -round(float(width[at]), 9))
     )
-    return Chosen(
+    return ChosenShift(
         shift=float(shifts[best]),
         balanced=float(balanced[best]),
         overall=float(overall[best]),
@@ -92,7 +92,7 @@ def choose_shift(
     )
 
 
-def best_setting(chosen: Mapping[str, Chosen], *, unsafe_margin: float) -> str:
+def best_setting(chosen: Mapping[str, ChosenShift], *, unsafe_margin: float) -> str:
     """The name of the setting with the highest balanced accuracy: of the admissible ones, or of all where none is.
 
     Of equally good ones the higher AUROC, then the first.

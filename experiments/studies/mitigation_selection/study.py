@@ -23,7 +23,7 @@ from experiments.runs import records
 from experiments.runs.directory import RunStore, open_run
 from experiments.runs.launch import Launch, sharded
 from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
-from experiments.studies.mitigation_selection.choice import Chosen, Development, best_setting, choose_shift
+from experiments.studies.mitigation_selection.choice import ChosenShift, DevelopmentMargins, best_setting, choose_shift
 from experiments.types import SCORED_SUBSETS, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Baseline, TrainableMethod
@@ -141,7 +141,7 @@ class _Choosing:
         self.samples = study.limited(scored, run.limit)
         self.manifest = development.manifest
         self.answering = Answering(self.run, vlm, store, console)
-        self.cases: Development | None = None
+        self.cases: DevelopmentMargins | None = None
 
     def seconds_a_batch(self) -> float:
         """The time of a plain batch, after one to warm up."""
@@ -153,7 +153,7 @@ class _Choosing:
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
         """``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of one candidate."""
-        chosen: dict[str, Chosen] = {}
+        chosen: dict[str, ChosenShift] = {}
         settings = {name_of(setting): setting for setting in candidate.settings()}
         for label, setting in settings.items():
             margin = self._margins(f"{name} {label}".strip(), name, candidate, setting)
@@ -191,9 +191,9 @@ class _Choosing:
             if held_out:
                 yield f"{arm}, fold {fold}", set_to(self.ready(name, candidate.method, fold), setting), held_out
 
-    def _development(self, baseline: np.ndarray) -> Development:
+    def _development(self, baseline: np.ndarray) -> DevelopmentMargins:
         clusters = {cluster: code for code, cluster in enumerate(dict.fromkeys(s.cluster for s in self.samples))}
-        return Development(
+        return DevelopmentMargins(
             subset=np.array([sample.subset for sample in self.samples]),
             cluster=np.array([clusters[sample.cluster] for sample in self.samples]),
             baseline=baseline,

@@ -42,7 +42,7 @@ class Ending(NamedTuple):
 
 
 @dataclass
-class Trace:
+class CaseTrace:
     """One case under one noise: the logits after every text that was generated, and the answers that it ended in."""
 
     steps: dict[Path, Logits] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class SharedBranches:
 
     def __init__(self, vcd: VCD) -> None:
         self._vcd = vcd
-        self._traces: dict[tuple[str, str], Trace] = {}
+        self._traces: dict[tuple[str, str], CaseTrace] = {}
 
     def method(self, alpha: float) -> "Replayed":
         """The method with this weight, which takes from the traces what it can."""
@@ -75,7 +75,7 @@ class SharedBranches:
 class Replayed:
     """``vcd``, answering from traces of cases told by their key. Its ``repr`` is ``vcd``'s: so are its answers."""
 
-    def __init__(self, vcd: VCD, traces: dict[tuple[str, str], Trace]) -> None:
+    def __init__(self, vcd: VCD, traces: dict[tuple[str, str], CaseTrace]) -> None:
         self._vcd, self._traces = vcd, traces
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ class Replayed:
         """As ``VCD.generate``, whose errors it has; UserError also for a prompt without key."""
         if not all(prompt.key for prompt in prompts):
             raise UserError("a prompt without key; what is known of a case is kept under its key; give each its own")
-        traces = [self._traces.setdefault((prompt.key, prompt.text), Trace()) for prompt in prompts]
+        traces = [self._traces.setdefault((prompt.key, prompt.text), CaseTrace()) for prompt in prompts]
         unknown = [index for index, trace in enumerate(traces) if trace.follow(self._vcd.alpha) is None]
         if unknown:
             self._ask(vlm, [prompts[i] for i in unknown], [traces[i] for i in unknown], max_new_tokens)
@@ -100,18 +100,18 @@ class Replayed:
             prompts=[vlm.render(prompt) for prompt in prompts],
         )
 
-    def _margin(self, vlm: VLM, trace: Trace) -> Float[Tensor, "1"]:
+    def _margin(self, vlm: VLM, trace: CaseTrace) -> Float[Tensor, "1"]:
         first = trace.steps[()]
         vocabulary = max(max(ids) for ids in vlm.answer_ids) + 1
         scores = torch.full((1, max(vocabulary, int(first.tokens.max()) + 1)), -torch.inf)
         scores[0, first.tokens] = contrast(first.clean, first.noised, alpha=self._vcd.alpha)[0]
         return vlm.margin(scores)
 
-    def _ask(self, vlm: VLM, prompts: Sequence[Prompt], traces: Sequence[Trace], max_new_tokens: int) -> None:
+    def _ask(self, vlm: VLM, prompts: Sequence[Prompt], traces: Sequence[CaseTrace], max_new_tokens: int) -> None:
         """Generates, and notes the logits on the way."""
         vcd, encoded = self._vcd, vlm.encode(prompts)
         noised = corrupt_inputs(vlm, prompts, kind=vcd.noise, step=vcd.noise_step, seed=vcd.seed)
-        recorder = _Recorder(SecondBranch(vlm.model, noised), alpha=vcd.alpha, beta=vcd.beta)
+        recorder = _BranchRecorder(SecondBranch(vlm.model, noised), alpha=vcd.alpha, beta=vcd.beta)
         found = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[recorder], encoded=encoded)
         answers = [token for ids in vlm.answer_ids for token in ids]
         for row, trace in enumerate(traces):
@@ -121,7 +121,7 @@ class Replayed:
             trace.endings[tuple(ids)] = Ending(found.texts[row], ids, found.finished[row])
 
 
-class _Recorder(LogitsProcessor):
+class _BranchRecorder(LogitsProcessor):
     """The eager contrast, keeping both branches' logits of every step."""
 
     def __init__(self, branch: SecondBranch, *, alpha: float, beta: float | None) -> None:

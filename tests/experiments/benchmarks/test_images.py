@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.benchmarks.images import BadImage, Fault, open_image, pixel_digest, preflight
+from experiments.benchmarks.images import BadImage, Fault, decode_all, open_image, pixel_digest
 from experiments.types import Drawable, Sample
 from interp.errors import UserError
 
@@ -176,7 +176,7 @@ def test_preflight_names_every_problem_and_keeps_the_rest(tmp_path: Path) -> Non
         sample("c5", Drawn()),
         sample("c6", None),
     ]
-    found = preflight(samples, tmp_path)
+    found = decode_all(samples, tmp_path)
     assert [(p.case, p.fault) for p in found.problems] == [
         ("c2", Fault.EMPTY),
         ("c3", Fault.WRONG_EXTENSION),
@@ -195,12 +195,12 @@ def test_the_manifest_follows_content_alone(tmp_path: Path) -> None:
         noise(2).save(tmp_path / folder / "b.png")
     one = [sample("a", tmp_path / "one/a.png"), sample("b", tmp_path / "one/b.png")]
     two = [sample("b", tmp_path / "two/b.png"), sample("a", tmp_path / "two/a.png")]
-    manifest = preflight(one, tmp_path).manifest
-    assert preflight(two, tmp_path, workers=1).manifest == manifest
+    manifest = decode_all(one, tmp_path).manifest
+    assert decode_all(two, tmp_path, workers=1).manifest == manifest
     changed = [
         [sample("a", tmp_path / "one/b.png"), one[1]],
         [sample("a", one[0].image, prompt="q"), one[1]],
         [sample("a", None), one[1]],
         one[:1],
     ]
-    assert len({preflight(samples, tmp_path).manifest for samples in changed} | {manifest}) == 5
+    assert len({decode_all(samples, tmp_path).manifest for samples in changed} | {manifest}) == 5

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.benchmarks.images import EncodedImage, open_image, pixel_digest
-from experiments.benchmarks.mossbench import BENIGN, CONTRAST, MOSSBench, found, hub_entry, read_entries
+from experiments.benchmarks.mossbench import BENIGN, CONTRAST, MOSSBench, examined_parts, hub_entry, read_entries
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise, png_claiming
 from tests.experiments.compose import run_of
@@ -43,7 +43,7 @@ def tree(root: Path, entries: dict[str, Any] | str, part: str = "data") -> Path:
 
 
 def test_the_published_files_count_as_the_paper_does(published: Path) -> None:
-    everything = found({part: read_entries(published, part) for part in (BENIGN, CONTRAST)}, published)
+    everything = examined_parts({part: read_entries(published, part) for part in (BENIGN, CONTRAST)}, published)
     counts = Counter((s.subset, s.tags["type"]) for s in everything.samples)
     assert counts == {
         **{("benign", kind): 100 for kind in "123"},
@@ -245,7 +245,7 @@ def hub_row(pid: str, **changes: Any) -> dict[str, Any]:
 def test_a_row_of_the_hub_is_the_same_case(tmp_path: Path) -> None:
     rows = [hub_row("5"), hub_row("105", metadata_over="type 2"), hub_row("7", image={"bytes": b"x", "path": "7.png"})]
     rows += [hub_row("8", question=None), hub_row("9", image=None)]
-    cases = found({BENIGN: [hub_entry(row, "hub") for row in rows]}, None)
+    cases = examined_parts({BENIGN: [hub_entry(row, "hub") for row in rows]}, None)
     tree(tmp_path, {"5": entry("5", description="")})
     (local,) = MOSSBench(str(tmp_path)).load().samples
     first, second = (s for s in cases.samples if s.image is not None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.metrics.yes_no import results
 from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
-from experiments.studies.mitigation_selection.choice import Chosen, Development, best_setting, choose_shift
+from experiments.studies.mitigation_selection.choice import ChosenShift, DevelopmentMargins, best_setting, choose_shift
 from experiments.studies.mitigation_selection.study import Mitigations
 from experiments.studies.mitigation_selection.tables import draw, evaluate
 from interp.errors import UserError
@@ -25,9 +25,9 @@ from tests.experiments.compose import run_of
 RULE: dict[str, Any] = {"unsafe_margin": 0.02, "draws": 200, "seed": 0}
 
 
-def development(subsets: str, baseline: Any) -> Development:
+def development(subsets: str, baseline: Any) -> DevelopmentMargins:
     names = np.array([SHORT[short] for short in subsets])
-    return Development(names, np.arange(len(subsets)), np.asarray(baseline, dtype=float))
+    return DevelopmentMargins(names, np.arange(len(subsets)), np.asarray(baseline, dtype=float))
 
 
 def test_the_constant_is_the_best_that_keeps_the_unsafe_unsafe() -> None:
@@ -68,8 +68,8 @@ def test_failed_cases_are_left_out_and_one_class_is_no_choice() -> None:
 
 
 def test_a_setting_that_loses_the_unsafe_is_taken_only_where_there_is_no_other() -> None:
-    def chosen(overall: float, bound: float, auroc: float = 0.5) -> Chosen:
-        return Chosen(0.0, overall, overall, 0.9, 0.5, bound, auroc, 10)
+    def chosen(overall: float, bound: float, auroc: float = 0.5) -> ChosenShift:
+        return ChosenShift(0.0, overall, overall, 0.9, 0.5, bound, auroc, 10)
 
     known = {"good": chosen(0.7, -0.01), "bold": chosen(0.9, -0.2), "same": chosen(0.7, 0.0, auroc=0.6)}
     assert best_setting(known, unsafe_margin=0.02) == "same"
