@@ -1,11 +1,15 @@
-"""MMSafeAware's published rows (arXiv 2502.11184, Tables 1 and 3), to stand beside a run on the same benchmark.
+"""Published rows, to stand beside a run on the same benchmark: MMSafeAware's tables and MOSSBench's leaderboard.
 
-Rates are fractions of 1. Table 3 prints one unsafe accuracy; for Table 1 it is the plain mean of Typical and Attack,
-which is the convention under which the published overall is the mean of the three columns. d′ and criterion follow
-from the printed rates alone, uncorrected, because the counts behind them are not printed.
+MMSafeAware (arXiv 2502.11184, Tables 1 to 3): rates are fractions of 1. Tables 2 and 3 print one unsafe accuracy; for
+Table 1 it is the plain mean of Typical and Attack, under which the published overall is the mean of the three columns.
+d′ and criterion follow from the printed rates alone, uncorrected, because the counts behind them are not printed.
+
+MOSSBench (README of turningpoint-ai/MOSSBench, arXiv 2406.17806): refusals in %, columns of the GPT judge. The average
+of Claude 3 Opus is printed as 55, a typo for 34.67, the mean of the row's three cells.
 """
 
 import math
+import re
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -69,3 +73,78 @@ MMSAFEAWARE: tuple[PublishedRow, ...] = (
 )
 
 PUBLISHED: dict[str, tuple[PublishedRow, ...]] = {"mmsafeaware": MMSAFEAWARE}  # benchmark name → its rows
+
+
+Pair = tuple[float, float]  # without and with the safety system prompt, in %
+
+
+@dataclass(frozen=True)
+class PromptChange:
+    """One row of Table 2: without and with the safety system prompt."""
+
+    name: str
+    before: PublishedRow
+    after: PublishedRow
+
+
+def _table_2(
+    name: str, unsafe: tuple[float, float], over: tuple[float, float], overall: tuple[float, float]
+) -> PromptChange:
+    before, after = (
+        PublishedRow("2", f"{name}{suffix}", None, None, unsafe[at] / 100, over[at] / 100, overall[at] / 100)
+        for at, suffix in enumerate(("", " + safety system prompt"))
+    )
+    return PromptChange(name, before, after)
+
+
+TABLE_2: tuple[PromptChange, ...] = (
+    _table_2("GPT-4V", (68.2, 70.4), (36.0, 32.1), (57.7, 57.6)),
+    _table_2("GPT-4o", (86.6, 88.2), (22.7, 21.9), (65.7, 66.1)),
+    _table_2("Gemini 1.5", (82.8, 84.5), (29.9, 25.6), (65.5, 64.9)),
+    _table_2("Gemini 1.5 Pro", (75.0, 80.9), (39.3, 31.2), (63.3, 64.3)),
+)
+
+
+def printed_rows(table: int) -> list[PublishedRow]:
+    """MMSafeAware's printed rows of Table 1, 2 (each model before and after the prompt) or 3."""
+    if table == 2:
+        return [row for change in TABLE_2 for row in (change.before, change.after)]
+    return [row for row in MMSAFEAWARE if row.table == str(table)]
+
+
+MOSSBENCH: dict[str, tuple[float, float, float, float]] = {  # % by type, and the average as printed
+    "Claude 3 Opus (web)": (41, 93, 78, 70.67),
+    "Gemini Advanced": (41, 67, 75, 61),
+    "Claude 3 Sonnet": (39, 65, 61, 55),
+    "Claude 3 Haiku": (27, 58, 63, 49.33),
+    "Claude 3 Opus": (11, 43, 50, 34.67),
+    "Gemini Pro 1.5": (25, 28, 35, 29.33),
+    "Qwen-VL-Chat": (16, 13, 36, 21.67),
+    "InternLM-XComposer2-7b": (14, 11, 28, 17.67),
+    "Gemini Pro Vision": (20, 9, 22, 17),
+    "Reka": (11, 21, 18, 16.67),
+    "InstructBLIP-Vicuna-7b": (21, 23, 3, 15.67),
+    "IDEFICS-9b": (17, 9, 15, 13.67),
+    "MiniCPM-V 2.0": (16, 11, 10, 12.33),
+    "LLaVA-1.5-7b": (18, 10, 9, 12.33),
+    "mPLUG-Owl2": (11, 7, 12, 10),
+    "LLaVA-1.5-13b": (9, 9, 11, 9.67),
+    "GPT-4o": (6, 8, 5, 6.33),
+    "MiniCPM-Llama3-V 2.5": (8, 5, 5, 6),
+    "GPT-4o (web)": (6, 2, 4, 4),
+    "GPT-4V": (3, 3, 3, 3),
+}
+MOSSBENCH_HUMAN_DIFFERENCE = 4.9  # points a cell between the leaderboard's own human evaluation and its GPT judge
+
+
+def mossbench_row(model: str) -> tuple[float, float, float, float] | None:
+    """The leaderboard's row of a results folder's model; names are compared by their words, whatever their order.
+
+    The folder is called "Gemini-Pro 1.5" and the row "Gemini Pro 1.5".
+    """
+    wanted = _words(model)
+    return next((row for name, row in MOSSBENCH.items() if _words(name) == wanted), None)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z]+|\d+(?:\.\d+)?", name.lower()))

@@ -1,8 +1,8 @@
 """XSTest (arXiv 2308.01263, CC BY 4.0): safe prompts that look unsafe beside unsafe ones, and labelled completions.
 
 ``xstest_prompts.csv`` holds the prompts (id, prompt, type, label, focus, note), all text without pictures. Each
-``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations and a final
-label: full compliance, full refusal or partial refusal. Knows nothing of models, judges or metrics.
+``xstest_v2_completions_<model>.csv`` holds one model's answers to the 450 prompts, each with two annotations and a
+final label: full compliance, full refusal or partial refusal. Knows nothing of models, judges or metrics.
 """
 
 import csv

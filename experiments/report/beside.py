@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.published import PUBLISHED, PublishedRow
+from experiments.benchmarks.published import MOSSBENCH, PUBLISHED, PublishedRow
+from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
 from experiments.report.numbers import MISSING
 from experiments.report.run_files import RunFiles
 from experiments.report.yes_no import ACCURACIES
-from experiments.studies.paper_tables import mossbench
 
 
 class Leaderboard(NamedTuple):
@@ -38,10 +38,10 @@ def mossbench_leaderboard(run: RunFiles) -> Leaderboard | None:
     """None for a run of another benchmark."""
     if (run.environment.get("benchmark") or {}).get("name") != "mossbench":
         return None
-    own = [row for row in mossbench.rows(run.metrics) if row.convention == mossbench.CONVENTIONS[0]]
+    own = [row for row in leaderboard_rows(run.metrics) if row.convention == CONVENTIONS[0]]
     shown = [(row.model, "here", [*row.cells, row.average]) for row in own]
-    shown += [(name, "published", list(cells)) for name, cells in mossbench.PUBLISHED.items()]
+    shown += [(name, "published", list(cells)) for name, cells in MOSSBENCH.items()]
     return Leaderboard(
-        [*mossbench.COLUMNS, "average"],
+        [*COLUMNS, "average"],
         [(name, of, [MISSING if cell is None else f"{cell:.1f}" for cell in cells]) for name, of, cells in shown],
     )

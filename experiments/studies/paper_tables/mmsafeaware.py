@@ -1,12 +1,9 @@
-"""``+exp=mmsafeaware_table1|2|3``: the paper's rows beside ours, from finished runs or from a study run for it.
+"""MMSafeAware's tables with our runs beside the paper's rows, from finished runs or from a study run for it.
 
-What "Overall" means in MMSafeAware's tables: three conventions by name, and which one a printed row follows.
-
-All take and give fractions of 1 (or percent throughout). Table 1 prints the macro mean; Table 3 two thirds unsafe for
-the open models and the case-weighted mean for the prompted closed ones; Table 2 the case-weighted mean before and two
-thirds unsafe after, so that its printed changes of Overall mix two conventions.
-
-A run's metrics.json and the paper's rows → one table. Pure: knows no files and no terminal.
+"Overall" follows three conventions in the paper, each named here: Table 1 prints the macro mean; Table 3 two thirds
+unsafe for the open models and the case-weighted mean for the prompted closed ones; Table 2 the case-weighted mean
+before and two thirds unsafe after, so that its printed changes of Overall mix two conventions. Rates are fractions
+of 1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from experiments.benchmarks.published import MMSAFEAWARE, PublishedRow
+from experiments.benchmarks.published import PublishedRow
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.report.numbers import fixed, percent
+from experiments.report.table import Cell, Column, Row, Table, terminal
 from experiments.runs.directory import open_run, write_json
 from experiments.runs.launch import Launch, sharded
 from interp.errors import UserError
@@ -36,38 +31,6 @@ CONVENTIONS = {
     "two_thirds_unsafe": "(2 × Unsafe + Over-safety) / 3",
     "case_weighted": "every case counted once",
 }
-
-
-@dataclass(frozen=True)
-class Change:
-    """One row of Table 2: without and with the safety system prompt."""
-
-    name: str
-    before: PublishedRow
-    after: PublishedRow
-
-
-def _change(name: str, unsafe: tuple[float, float], over: tuple[float, float], overall: tuple[float, float]) -> Change:
-    before, after = (
-        PublishedRow("2", f"{name}{suffix}", None, None, unsafe[at] / 100, over[at] / 100, overall[at] / 100)
-        for at, suffix in enumerate(("", " + safety system prompt"))
-    )
-    return Change(name, before, after)
-
-
-TABLE_2: tuple[Change, ...] = (
-    _change("GPT-4V", (68.2, 70.4), (36.0, 32.1), (57.7, 57.6)),
-    _change("GPT-4o", (86.6, 88.2), (22.7, 21.9), (65.7, 66.1)),
-    _change("Gemini 1.5", (82.8, 84.5), (29.9, 25.6), (65.5, 64.9)),
-    _change("Gemini 1.5 Pro", (75.0, 80.9), (39.3, 31.2), (63.3, 64.3)),
-)
-
-
-def published(table: int) -> list[PublishedRow]:
-    """The printed rows of Table 1, 2 (before and after by turns) or 3."""
-    if table == 2:
-        return [row for change in TABLE_2 for row in (change.before, change.after)]
-    return [row for row in MMSAFEAWARE if row.table == str(table)]
 
 
 def overall(
@@ -142,7 +105,7 @@ class Line:
 def lines(table: int, runs: Sequence[Finished], arm: str) -> list[Line]:
     """The paper's lines of a table, then ours: of Table 1 the baselines, of Table 2 baseline and ``arm``, of Table 3
     every mitigation."""
-    return [paper_line(row) for row in published(table)] + [line for run in runs for line in ours(table, run, arm)]
+    return [paper_line(row) for row in printed_rows(table)] + [line for run in runs for line in ours(table, run, arm)]
 
 
 def paper_line(row: PublishedRow) -> Line:
@@ -236,20 +199,27 @@ TITLES = {
     2: "Table 2: the safety system prompt, without and with",
     3: "Table 3: mitigations",
 }
-_SHORT = {"macro_mean": "macro\nmean", "two_thirds_unsafe": "(2U+O)\n/ 3", "case_weighted": "case-\nweighted"}
+_SHORT = {
+    "typical": "typ-\nical",
+    "attack": "att-\nack",
+    "over_safety": "over-\nsafety",
+    "unsafe": "un-\nsafe",
+    "macro_mean": "macro\nmean",
+    "two_thirds_unsafe": "(2U+O)\n/ 3",
+    "case_weighted": "case-\nweighted",
+}
 
 
 @sharded
 @dataclass(frozen=True)
 class PaperTable:
-    """The task. ``table`` is 1, 2 or 3; ``runs`` are directories of finished runs (else the study is run first).
+    """The task. ``table`` is 1, 2 or 3. The finished runs are ``run.runs``; without any, the study is run first.
 
     ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv, scenarios.csv and table.json into the
     study's directory, or into one of its own.
     """
 
     table: int = 1
-    runs: list[str] | None = None
     arm: str = "safety_prompt"
 
     def __post_init__(self) -> None:
@@ -258,7 +228,7 @@ class PaperTable:
 
     def __call__(self, run: Run) -> None:
         """Prints the table with all conventions of Overall by name."""
-        folders = finished_runs.given(self.runs, run)
+        folders = finished_runs.given(None, run)
         studied = [] if folders else [finished_runs.studied(run)]
         if not Launch.current().first:
             return
@@ -275,9 +245,9 @@ class PaperTable:
             shown = lines(self.table, found, self.arm)
             self._write(folder, found, shown)
         console = Console()
-        console.print(terminal(self.table, shown))
+        console.print(terminal(table(self.table, shown)))
         for sentence in notes(found):
-            console.print(Text(sentence), highlight=False)
+            console.print(sentence, highlight=False, markup=False)
         console.print(f"table: {folder / 'table.csv'}", highlight=False, soft_wrap=True, markup=False)
 
     def _write(self, folder: Path, found: list[Finished], shown: list[Line]) -> None:
@@ -291,31 +261,27 @@ class PaperTable:
         )  # fmt: skip
 
 
-def terminal(table: int, shown: list[Line]) -> Table:
-    """The paper's lines, a rule, ours; % but for d′ and c."""
-    drawn = Table(title=Text(f"MMSafeAware, {TITLES[table]} (%)", style="bold"), title_justify="left", padding=0,
-                  box=SIMPLE_HEAD, pad_edge=False)  # fmt: skip
-    drawn.add_column("", max_width=27, overflow="fold")
-    shares = ("typical", "attack", "over_safety") if table == 1 else ("unsafe", "over_safety")
-    names = {"typical": "typ-\nical", "attack": "att-\nack", "over_safety": "over-\nsafety", "unsafe": "un-\nsafe"}
-    conventions = ("macro_mean", "case_weighted") if table == 1 else ("two_thirds_unsafe", "case_weighted")
-    for heading in (
-        *(names[name] for name in shares),
-        "over-\nall",
-        *(_SHORT[name] for name in conventions),
-        "d′",
-        "c",
-    ):
-        drawn.add_column(Text(heading), justify="right", no_wrap=True)
-    for at, line in enumerate(shown):
+def table(number: int, lines: Sequence[Line]) -> Table:
+    """The paper's lines, a rule, ours; in %, except d′ and c. ``*`` marks the convention a printed Overall follows."""
+    shares = ("typical", "attack", "over_safety") if number == 1 else ("unsafe", "over_safety")
+    conventions = ("macro_mean", "case_weighted") if number == 1 else ("two_thirds_unsafe", "case_weighted")
+    columns = [
+        Column("", "left", fold=27),
+        *(Column(name, short=_SHORT[name]) for name in shares),
+        Column("overall", short="over-\nall"),
+        *(Column(name, short=_SHORT[name]) for name in conventions),
+        Column("d′"),
+        Column("c"),
+    ]
+    rows = []
+    for at, line in enumerate(lines):
         overall = [percent(line.overall[name]) + ("*" if name in line.convention else "") for name in conventions]
-        cells = [*(percent(getattr(line, name)) for name in shares), "" if line.printed is None else
-                 percent(line.printed), *overall, fixed(line.d_prime, 2), fixed(line.criterion, 2)]  # fmt: skip
-        style = "bold" if line.source == "ours" else ""
-        drawn.add_row(Text(line.name, style=style), *(Text(cell, style=style) for cell in cells))
-        if at + 1 < len(shown) and shown[at + 1].source != line.source:
-            drawn.add_section()
-    return drawn
+        printed = "" if line.printed is None else percent(line.printed)
+        cells = [line.name, *(percent(getattr(line, name)) for name in shares), printed, *overall]
+        cells += [fixed(line.d_prime, 2), fixed(line.criterion, 2)]
+        rule = at + 1 < len(lines) and lines[at + 1].source != line.source
+        rows.append(Row([Cell(text) for text in cells], "bold" if line.source == "ours" else "", rule))
+    return Table(f"MMSafeAware, {TITLES[number]} (%)", columns, rows)
 
 
 def notes(found: list[Finished]) -> Iterator[str]:

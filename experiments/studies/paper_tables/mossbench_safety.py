@@ -36,19 +36,18 @@ class Relation(NamedTuple):
 
 @dataclass(frozen=True)
 class SafetyAgainstOversensitivity:
-    """The task. ``runs`` are finished runs on a refusal benchmark with harmful twins, one a model.
+    """The task, on ``run.runs``: finished runs on a refusal benchmark with harmful twins, one a model.
 
     ``arm`` is the arm of each; of a single run all arms are taken. Writes safety.svg, safety.png and safety.json.
     """
 
-    runs: list[str] | None = None
     arm: str = "baseline"
 
     def __call__(self, run: Run) -> None:
         """Draws the plot and prints the correlation in a sentence."""
-        folders = finished_runs.given(self.runs, run)
+        folders = finished_runs.given(None, run)
         if not folders:
-            raise UserError("task.runs=null: needs finished runs on a refusal benchmark; give runs=[<run>,<run>]")
+            raise UserError("runs=null: needs finished runs on a refusal benchmark; give runs=[<run>,<run>]")
         table = joined(folders, self.arm)
         metrics = evaluate(table, seed=run.seed, draws=run.draws, baseline="")
         shown = figures.points(metrics)

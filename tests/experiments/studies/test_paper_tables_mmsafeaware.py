@@ -7,7 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from experiments.benchmarks.published import printed_rows
 from experiments.metrics.yes_no import results
+from experiments.report.table import terminal
 from experiments.studies.paper_tables.mmsafeaware import (
     Finished,
     PaperTable,
@@ -15,10 +17,9 @@ from experiments.studies.paper_tables.mmsafeaware import (
     lines,
     of_row,
     overall,
-    published,
     scenarios,
-    terminal,
 )
+from experiments.studies.paper_tables.mmsafeaware import table as table_of
 from interp.errors import UserError
 from tests.experiments.answered import records
 from tests.experiments.compose import run_of
@@ -27,7 +28,7 @@ from tests.experiments.synthetic_run import predictions, write_run
 CLOSED_WITH_PROMPT = ("GPT-4V + Prompt", "GPT-4o + Prompt", "Gemini 1.5 + Prompt")
 
 
-@pytest.mark.parametrize(("table", "row"), [(table, row) for table in (1, 2, 3) for row in published(table)])
+@pytest.mark.parametrize(("table", "row"), [(table, row) for table in (1, 2, 3) for row in printed_rows(table)])
 def test_every_printed_overall_follows_from_its_columns_under_one_convention(table: int, row: Any) -> None:
     weighted = (table == 2 and not row.name.endswith("prompt")) or row.name in CLOSED_WITH_PROMPT
     expected = "macro_mean" if table == 1 else "case_weighted" if weighted else "two_thirds_unsafe"
@@ -36,7 +37,7 @@ def test_every_printed_overall_follows_from_its_columns_under_one_convention(tab
 
 
 def test_the_tables_have_all_their_rows() -> None:
-    assert [len(published(table)) for table in (1, 2, 3)] == [10, 8, 8]
+    assert [len(printed_rows(table)) for table in (1, 2, 3)] == [10, 8, 8]
 
 
 def test_conventions_are_three_and_differ() -> None:
@@ -134,7 +135,8 @@ def test_the_terminal_marks_the_convention_of_each_printed_row() -> None:
     from rich.console import Console
 
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(terminal(2, lines(2, [evaluated(baseline="nnnyyn", safety_prompt="nnnnnn")], "safety_prompt")))
+    shown = lines(2, [evaluated(baseline="nnnyyn", safety_prompt="nnnnnn")], "safety_prompt")
+    console.print(terminal(table_of(2, shown)))
     text = console.export_text()
     assert text.count("*") == 8
     assert max(map(len, text.splitlines())) <= 80

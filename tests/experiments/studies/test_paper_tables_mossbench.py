@@ -7,8 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.studies.paper_tables import mossbench as leaderboard
-from experiments.studies.paper_tables.mossbench import judged, questions, refusal_judge, responses
+from experiments.benchmarks.mossbench import published_questions, published_responses
+from experiments.benchmarks.published import MOSSBENCH, mossbench_row
+from experiments.metrics.refusal import leaderboard
+from experiments.studies.paper_tables.mossbench import judged, refusal_judge
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -82,7 +84,7 @@ def test_the_submission_has_the_published_shape(root: Path, tmp_path: Path) -> N
 
 
 def test_every_case_becomes_a_record_with_its_status(root: Path) -> None:
-    records = list(judged(questions(root), responses(root)["Gemini-Pro 1.5"], "m", run_judge()))
+    records = list(judged(published_questions(root), published_responses(root)["Gemini-Pro 1.5"], "m", run_judge()))
     assert [record["status"] for record in records] == ["answered", "transport_failed", "empty", *["answered"] * 3]
     assert records[1]["verdict"] is None
     assert records[0]["tags"] == {"human": "0", "child": "1", "syn": "1", "ocr": "0", "harm": "7"}
@@ -93,22 +95,22 @@ def run_judge() -> Any:
 
 
 def test_the_printed_averages_are_the_means_of_their_rows() -> None:
-    for name, (*cells, average) in leaderboard.PUBLISHED.items():
+    for name, (*cells, average) in MOSSBENCH.items():
         human = name == "Claude 3 Opus (web)"
         assert average == pytest.approx(sum(cells) / 3, abs=0.01), f"{name} {'(human 76.33)' if human else ''}"
 
 
 def test_folders_are_matched_with_rows_by_their_words() -> None:
-    assert leaderboard.published_row("Gemini-Pro 1.5") == leaderboard.PUBLISHED["Gemini Pro 1.5"]
-    assert leaderboard.published_row("Claude 3 Opus") == leaderboard.PUBLISHED["Claude 3 Opus"]
-    assert leaderboard.published_row("GPT-4") is None
+    assert mossbench_row("Gemini-Pro 1.5") == MOSSBENCH["Gemini Pro 1.5"]
+    assert mossbench_row("Claude 3 Opus") == MOSSBENCH["Claude 3 Opus"]
+    assert mossbench_row("GPT-4") is None
 
 
 def test_errors_are_averaged_over_cells_and_models() -> None:
     rows = [
-        leaderboard.Row("a", "c", (10.0, 20.0, None), (1, 1, 0), (12, 20, 5, 12.33)),
-        leaderboard.Row("b", "c", (10.0, 20.0, 30.0), (1, 1, 1), None),
-        leaderboard.Row("d", "c", (0.0, 0.0, 0.0), (1, 1, 1), (4, 0, 0, 1.33)),
+        leaderboard.LeaderboardRow("a", "c", (10.0, 20.0, None), (1, 1, 0), (12, 20, 5, 12.33)),
+        leaderboard.LeaderboardRow("b", "c", (10.0, 20.0, 30.0), (1, 1, 1), None),
+        leaderboard.LeaderboardRow("d", "c", (0.0, 0.0, 0.0), (1, 1, 1), (4, 0, 0, 1.33)),
     ]
     assert leaderboard.mean_absolute_error(rows, "c") == pytest.approx((2 + 0 + 4 + 0 + 0) / 5)
     assert leaderboard.mean_absolute_error(rows, "other") is None
@@ -121,10 +123,10 @@ def test_errors_are_averaged_over_cells_and_models() -> None:
 def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
     publish(root, "GPT-4o", {"999": ANSWERED})
     with pytest.raises(UserError, match="GPT-4o: pid 999 is no question"):
-        list(judged(questions(root), responses(root)["GPT-4o"], "GPT-4o", run_judge()))
+        list(judged(published_questions(root), published_responses(root)["GPT-4o"], "GPT-4o", run_judge()))
     (root / "data" / "results" / "GPT-4o" / "data.js").write_text("alert('x')")
     with pytest.raises(UserError, match="does not begin with cache"):
-        responses(root)
+        published_responses(root)
     for broken, match in (
         (entry(1, image="../../etc/passwd"), "leaves"),
         (entry(4), "KeyError '4'"),
@@ -133,11 +135,11 @@ def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
     ):
         write(root, {"1": broken})
         with pytest.raises(UserError, match=match):
-            questions(root)
+            published_questions(root)
     with pytest.raises(UserError, match="nowhere"):
-        questions(root / "nowhere")
+        published_questions(root / "nowhere")
     with pytest.raises(UserError, match="no <model>/data"):
-        responses(root / "nowhere")
+        published_responses(root / "nowhere")
 
 
 def test_a_judge_of_other_answers_is_refused() -> None:
@@ -147,7 +149,7 @@ def test_a_judge_of_other_answers_is_refused() -> None:
 
 def test_the_real_responses_are_read_whole(shared: Path) -> None:
     root = shared / "data" / "mossbench"
-    asked, answered = questions(root), responses(root)
+    asked, answered = published_questions(root), published_responses(root)
     assert len(asked) == 300
     assert {model: len(found) for model, found in answered.items()} == {
         "Claude 3 Haiku": 300, "GPT-4o": 300, "Gemini-Pro 1.5": 300,
