@@ -24,9 +24,8 @@ RESULT = "labels.json"
 
 @dataclass(frozen=True)
 class Labelling:
-    """The task on a run's directory ``run``: ``export`` names the sheet to write, ``read`` the filled ones to read."""
+    """The task, on the directory ``run.run``: ``export`` names the sheet to write, ``read`` the filled ones to read."""
 
-    run: str | None = None
     export: str | None = None
     read: list[str] = field(default_factory=list)
 
@@ -36,12 +35,12 @@ class Labelling:
         Raises:
             UserError: no run, nothing to do, or a file that cannot be read or written.
         """
-        if self.run is None:
+        if run.run is None:
             raise UserError("run=<dir>: task=human_labels needs a run's directory; give one, outputs/<name>/<time>")
         if (self.export is None) == (not self.read):
             raise UserError("task.export and task.read: exactly one of them says what to do; task.export=<csv> writes "
                             "a sheet, task.read=[<csv>] reads filled ones")  # fmt: skip
-        folder, console = Path(self.run), Console()
+        folder, console = Path(run.run), Console()
         lines = read_records(folder)
         if self.export is not None:
             write_sheet(lines, Path(self.export))

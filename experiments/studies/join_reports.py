@@ -29,18 +29,15 @@ SAME = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what one cas
 
 @dataclass(frozen=True)
 class Report:
-    """Builds the report of ``run`` again, or one of all ``runs``, whose first one's baseline is the reference."""
-
-    run: str | None = None
-    runs: list[str] | None = None
+    """The task: builds the report of ``run.run`` again, or joins ``run.runs``; the first baseline is the reference."""
 
     def __call__(self, run: Run) -> None:
         """Writes report.html and prints where it is."""
         console = Console()
-        if self.runs:
-            page = self._joined(run, [read_run(Path(folder)) for folder in self.runs], console)
-        elif self.run:
-            page = build(Path(self.run))
+        if run.runs:
+            page = self._joined(run, [read_run(Path(folder)) for folder in run.runs], console)
+        elif run.run:
+            page = build(Path(run.run))
         else:
             raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
         console.print(f"report: {page}", highlight=False, soft_wrap=True)

@@ -31,19 +31,16 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rejudge:
-    """Judges ``run`` again, with the judge of the command line, or with people's ``labels`` (a CSV) where they differ.
+    """The task: judges ``run.run`` again, with the run's judge, or with people's labels (the CSV ``run.labels``).
 
-    With labels alone the run's own verdicts stay wherever nobody labelled an answer.
+    With labels alone the judged run's own verdicts stay wherever nobody labelled an answer.
     """
-
-    run: str | None = None
-    labels: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Writes the new run, and prints its table and how many verdicts changed."""
-        if self.run is None:
+        if run.run is None:
             raise UserError("run=<dir>: task=rejudge needs a run's directory; give one, outputs/<name>/<time>")
-        old = read_run(Path(self.run))
+        old = read_run(Path(run.run))
         kind: Kind = "refusal" if old.metrics.get("kind") == "refusal" else "yes_no"
         judge = self._judge(run, kind)
         if judge is not None and hasattr(judge, "check"):
@@ -52,11 +49,11 @@ class Rejudge:
         before = old.predictions
         after = before if judge is None else _judged(before, judge, run)
         notes: list[str] = []
-        if self.labels is not None:
-            labelled = apply(after, read_labels(Path(self.labels)))
+        if run.labels is not None:
+            labelled = apply(after, read_labels(Path(run.labels)))
             after, notes = labelled.records, labelled.notes
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
-        judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if self.labels else [])])
+        judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if run.labels else [])])
         result = scoring.evaluate(
             scoring.Rules.of(run, kind, judge.name if judge else str(old.environment.get("judge"))),
             after,
@@ -73,16 +70,16 @@ class Rejudge:
         """The judge asked for, the default one where none is, or none where people's labels are all that is new."""
         if run.judge_named:
             if run.judge.kind != kind:
-                raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, and {self.run} holds {kind} "
+                raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, and {run.run} holds {kind} "
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
-        return None if self.labels is not None else Automatic().for_kind(kind)
+        return None if run.labels is not None else Automatic().for_kind(kind)
 
     def _write(
         self, run: Run, old: RunFiles, after: Sequence[Record], result: Mapping[str, Any], judged_by: str
     ) -> Path:
         """A run directory of the judged run's shape; its configuration hash holds what was judged and by whom."""
-        sources = [str(Path(self.run or "").resolve()), digest(list(after)), judged_by]
+        sources = [str(Path(run.run or "").resolve()), digest(list(after)), judged_by]
         name = f"{old.environment.get('config', {}).get('name', 'run')}_rejudged"
         with open_run(run.output_root, name, run.config, digest(sources), fresh=run.fresh) as store:
             (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a rejudging that was cut off

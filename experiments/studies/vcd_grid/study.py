@@ -32,7 +32,7 @@ SPLITS = ("development", "test")
 
 @sharded
 @dataclass(frozen=True)
-class Frontier:
+class VcdGrid:
     """Every pair of ``alphas`` and ``noise_steps``, with one cutoff ``beta``, on one split of a yes/no benchmark.
 
     ``split`` is ``development``, on which settings may be chosen, or ``test``: all that the benchmark evaluates, for
