@@ -22,7 +22,9 @@ def export_mmsafeaware(samples: Sequence[Sample], root: str | Path) -> Path:
     """Writes ``samples`` under ``root`` (absent or empty), controls left out, and returns the folder.
 
     Beside ``data/`` stands ``mapping.tsv``: exported id, original id, pair, cluster. No half-written export is left.
-    Raises UserError where a sample does not fit the published form, a range of ids is too small, or ``root`` is in use.
+
+    Raises:
+        UserError: a sample does not fit the published form, a range of ids is too small, or ``root`` is in use.
     """
     folder = Path(root).expanduser().absolute()
     exported = _deal_ids([sample for sample in samples if sample.subset != "control"])

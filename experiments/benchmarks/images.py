@@ -79,7 +79,11 @@ class EncodedImage:
     data: bytes = field(repr=False)
 
     def render(self) -> Image.Image:
-        """The picture in RGB. Raises BadImage."""
+        """The picture in RGB.
+
+        Raises:
+            BadImage: see ``open_image``.
+        """
         return open_image(self)
 
 
@@ -107,7 +111,10 @@ def open_image(source: Path | Drawable, *, root: Path | None = None, max_pixels:
 
     With ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. Rotation
     noted in EXIF is applied and transparency dropped, as transformers' own ``load_image`` does; an animation gives its
-    first frame. Raises BadImage.
+    first frame.
+
+    Raises:
+        BadImage: the file cannot be used; ``problem`` says why.
     """
     return _decode(source, "", root, max_pixels).image
 

@@ -119,7 +119,11 @@ class MMSafeAware:
     kind: ClassVar[Kind] = "yes_no"
 
     def load(self) -> Loaded:
-        """The cases that can be asked, every image decoded once to make sure. Raises UserError."""
+        """The cases that can be asked; every image is decoded once to make sure.
+
+        Raises:
+            UserError: no case can be asked, or under ``strict`` not every published one.
+        """
         return runnable(
             _find(self.root),
             where=self.root,
@@ -136,7 +140,8 @@ class MMSafeAware:
 def load(root: str | Path, require_images: bool = True) -> list[Sample]:
     """The cases under ``root``: those whose image can be read, or all, with ``image`` None where it cannot.
 
-    Raises UserError where the folder or ``prompt.txt`` is missing or malformed.
+    Raises:
+        UserError: the folder or ``prompt.txt`` is missing or malformed.
     """
     return [sample for sample in _find(root).samples if sample.image is not None or not require_images]
 
@@ -144,8 +149,10 @@ def load(root: str | Path, require_images: bool = True) -> list[Sample]:
 def parse_prompts(text: str, source: str) -> Parsed:
     """The blocks of a ``prompt.txt``: id, prefix, quoted sentence, then a blank line or the end. Ids ascend.
 
-    Of two blocks with one id the first is kept and the other listed. ``source`` names the file in errors. Raises
-    UserError at the first line that breaks the published form.
+    Of two blocks with one id the first is kept and the other listed. ``source`` names the file in errors.
+
+    Raises:
+        UserError: at the first line that breaks the published form.
     """
     lines = text.split("\n")  # splitlines() would also split a sentence at \x0b or \u2028
     blocks: list[PromptBlock] = []

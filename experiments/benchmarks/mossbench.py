@@ -101,7 +101,11 @@ class MOSSBench:
             )
 
     def load(self) -> Loaded:
-        """The cases that can be asked, every image decoded once to make sure. Raises UserError."""
+        """The cases that can be asked; every image is decoded once to make sure.
+
+        Raises:
+            UserError: no case can be asked, or under ``strict`` not every one.
+        """
         where = f"{self.root}" if self.source == "repository" else "the hub's AIcell/MOSSBench"
         return runnable(self._find(), where=where, strict=self.strict)
 
@@ -120,7 +124,11 @@ class MOSSBench:
 
 
 def read_entries(folder: Path, part: Part) -> list[MOSSBenchEntry]:
-    """The entries of one set of a clone, in the file's order, repeated pids too. Raises UserError."""
+    """The entries of one set of a clone, in the file's order, repeated pids included.
+
+    Raises:
+        UserError: the file is missing or of another shape.
+    """
     source = folder / part.folder / "images_information" / "information.json"
     text = readable_text(source, f"clone {REPOSITORY} and set benchmark.root to the clone")
     try:
@@ -221,7 +229,11 @@ def _plain(value: Any) -> Any:
 
 
 def hub_entries(part: Part, revision: str | None) -> list[MOSSBenchEntry]:
-    """The entries of one set. Raises UserError where it cannot be fetched."""
+    """The entries of one set on the hub.
+
+    Raises:
+        UserError: it cannot be fetched.
+    """
     name = "oversensitivity" if part is BENIGN else "contrast"
     try:
         import datasets
@@ -264,7 +276,11 @@ class PublishedQuestion:
 
 
 def published_questions(root: Path) -> dict[str, PublishedQuestion]:
-    """pid → question. UserError where the file cannot be read, or an entry lacks a field or comes twice."""
+    """The benign questions by pid.
+
+    Raises:
+        UserError: the file cannot be read, or an entry lacks a field or comes twice.
+    """
     found: dict[str, PublishedQuestion] = {}
     for entry in read_entries(root, BENIGN):
         try:

@@ -71,7 +71,11 @@ class Unfit(Exception):
 
 
 def need(entry: Any, field: str, kind: type = str) -> Any:
-    """The value of ``field`` in a JSON object or CSV row, of that type and not blank. Raises Unfit."""
+    """The value of ``field`` in a JSON object or CSV row, of that type and not blank.
+
+    Raises:
+        Unfit: there is no such value.
+    """
     if not isinstance(entry, Mapping):
         raise Unfit("not an object with fields")
     if field not in entry or entry[field] is None:
@@ -90,7 +94,11 @@ def whole(text: str) -> str:
 
 
 def readable_text(path: Path, way_out: str) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark. UserError where there is none."""
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        UserError: there is no such file, or it is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:

@@ -65,7 +65,11 @@ class Translated:
         return self.of
 
     def load(self) -> Loaded:
-        """The cases in every language asked for. Raises UserError."""
+        """The cases in every language asked for.
+
+        Raises:
+            UserError: no case is translated, or under ``strict`` not every one.
+        """
         return self._translated(self.benchmark.load())
 
     def development(self) -> Loaded | None:
@@ -102,7 +106,11 @@ class Translated:
     def _demand(
         self, asked: Sequence[Sample], languages: Sequence[str], loaded: Loaded, missing: dict[str, str], strict: bool
     ) -> None:
-        """Raises UserError where nothing is translated, or under ``strict`` where something is not."""
+        """Refuses a file that translates too little.
+
+        Raises:
+            UserError: nothing is translated, or under ``strict`` something is not.
+        """
         lost = {case: reason for case, reason in missing.items() if case not in loaded.missing}
         if strict and lost:
             case, reason = next(iter(lost.items()))
@@ -114,7 +122,11 @@ class Translated:
 
 
 def read_wordings(source: Path) -> tuple[dict[Key, Wording], dict[str, str]]:
-    """The translations by case and language, and what lines cannot be used and why. UserError where no file is."""
+    """The translations by case and language, and the lines that cannot be used, with the reason.
+
+    Raises:
+        UserError: there is no such file.
+    """
     wordings: dict[Key, Wording] = {}
     unfit: dict[str, str] = {}
     for number, line in _lines(source):

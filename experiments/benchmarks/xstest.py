@@ -41,7 +41,11 @@ class XSTest:
             raise UserError(f"benchmark.sets={self.sets!r} is not known; known: {', '.join(SETS)}; choose one")
 
     def load(self) -> Loaded:
-        """The prompts that can be asked. Raises UserError."""
+        """The prompts that can be asked.
+
+        Raises:
+            UserError: no file of prompts, or none that can be asked.
+        """
         folder = Path(self.root).expanduser().absolute()
         everything = read_prompts(folder / FILE)
         kept = [sample for sample in everything.samples if self.sets in ("both", sample.subset)]
@@ -53,7 +57,11 @@ class XSTest:
 
 
 def read_prompts(source: Path) -> ExaminedCases:
-    """All prompts of the file; rows that cannot be used are listed. UserError where it is no such table."""
+    """All prompts of the file; rows that cannot be used are listed.
+
+    Raises:
+        UserError: the file is missing or is no such table.
+    """
     text = readable_text(source, f"download it from {REPOSITORY} and set benchmark.root to its folder")
     try:
         table = csv.DictReader(io.StringIO(text), strict=True)
@@ -115,7 +123,11 @@ class LabelledCompletion:
 
 
 def given(root: str | None) -> Path:
-    """The folder as a path; UserError where none was given."""
+    """The folder as a path.
+
+    Raises:
+        UserError: none was given.
+    """
     if root is None:
         raise UserError("task.root: no folder given; the labels are XSTest's, published at "
                         f"{SOURCE}; task.root=<folder with {PREFIX}<model>.csv>")  # fmt: skip

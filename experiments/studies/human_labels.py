@@ -56,7 +56,11 @@ class Labelling:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The current records of the run in ``folder``. UserError where there are none, or a line is not JSON."""
+    """The current records of the run in ``folder``.
+
+    Raises:
+        UserError: there are none, or a line is not JSON.
+    """
     path = folder / PREDICTIONS
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -80,7 +80,8 @@ class Report:
 def joined(parts: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
     """The records of all runs, each arm named ``<run>: <arm>``; an arm that a second run merely repeats is left out.
 
-    UserError where a case of one run is another case in a second.
+    Raises:
+        UserError: a case of one run is another case in a second.
     """
     lines: list[dict[str, Any]] = []
     known: dict[str, dict[str, Any]] = {}

@@ -25,7 +25,11 @@ class Candidate:
     threshold: bool = True
 
     def __post_init__(self) -> None:
-        """UserError for what is no method, and for a field without values or with one of them twice."""
+        """Checks method and grid.
+
+        Raises:
+            UserError: not a method, or a field of the grid without values or with one of them twice.
+        """
         if not callable(getattr(self.method, "generate", None)) and not self.learns:
             raise UserError(f"method={self.method!r}: is no method; give one of those in conf/method/")
         for name, values in self.grid.items():
@@ -46,7 +50,8 @@ class Candidate:
 def set_to(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
     """``method`` with these fields, and with ``shift`` logits more on its Yes/No margin than it has then.
 
-    UserError for a field that the method does not have, or a value that it refuses.
+    Raises:
+        UserError: a field that the method does not have, or a value that it refuses.
     """
     known = [f.name for f in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
     if unknown := [name for name in setting if name not in known]:

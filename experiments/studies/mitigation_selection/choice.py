@@ -59,7 +59,10 @@ def choose_shift(
 
     Constants are midpoints between neighbouring margins, and one that calls everything unsafe; of equally good ones
     that in the widest gap, then the lowest, so that the choice moves with the margins. Cases where ``margin`` or the
-    baseline's is NaN are left out. UserError where a subset is empty.
+    baseline's is NaN are left out.
+
+    Raises:
+        UserError: no unsafe or no safe case has a margin.
     """
     there = np.isfinite(margin) & np.isfinite(cases.baseline)
     subset, unsafe, margin = cases.subset[there], cases.unsafe[there], margin[there]

@@ -53,7 +53,11 @@ class Mitigations:
     rivals: list[str]
 
     def __post_init__(self) -> None:
-        """UserError for a name that is taken, or what is no candidate."""
+        """Checks the candidates' names and types.
+
+        Raises:
+            UserError: a name is taken, or a value is no candidate.
+        """
         if not self.candidates:
             raise UserError("task.candidates is empty: name at least one mitigation; see conf/task/mitigations.yaml")
         for name, candidate in self.candidates.items():

@@ -33,7 +33,11 @@ class Member:
     seed: int
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
+        """Checks kind and bias.
+
+        Raises:
+            UserError: a value is outside its range.
+        """
         if self.kind not in KINDS:
             raise UserError(f"kind={self.kind!r}: must be one of {', '.join(KINDS)}")
         if not 0 <= self.bias <= 1:
@@ -54,8 +58,10 @@ class Member:
 def train_members(members: Sequence[Member], base: Recipe, tower: str, folder: Path, console: Console) -> None:
     """A checkpoint in ``folder/<name>`` for every member that has none, with the vision tower of ``tower``.
 
-    Made again at the same number of threads a member is bitwise the same. UserError where ``tower`` cannot be loaded or
-    is of another shape.
+    A member trained again with the same number of threads is bitwise the same.
+
+    Raises:
+        UserError: ``tower`` cannot be loaded or is of another shape.
     """
     missing = [member for member in members if not (folder / member.name / MADE).exists()]
     for seed in sorted({member.seed for member in missing}):

@@ -9,7 +9,7 @@ directory: ``members/<name>/`` (checkpoints), ``<name>/<time>/`` (the study of e
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 
@@ -23,6 +23,7 @@ from interp.errors import UserError
 RESULT = "family.json"
 
 
+@runtime_checkable
 class MitigationStudy(Protocol):
     """What the family needs of the study that tries mitigations: it leaves ``mitigations.json`` in its directory."""
 
@@ -49,7 +50,11 @@ class Family:
     captions: int = 200
 
     def __post_init__(self) -> None:
-        """UserError for an empty family, or the same member twice."""
+        """Checks the family.
+
+        Raises:
+            UserError: it is empty or has a member twice, or ``mitigations`` is no study of mitigations.
+        """
         names = [member.name for member in self.members()]
         if not names or len(set(names)) < len(names):
             raise UserError(
@@ -57,7 +62,7 @@ class Family:
             )
         if self.captions < 1:
             raise UserError(f"task.captions={self.captions}: must be at least 1")
-        if not callable(self.mitigations) or not hasattr(self.mitigations, "rivals"):
+        if not isinstance(self.mitigations, MitigationStudy):
             raise UserError(f"task.mitigations={self.mitigations!r}: is no Mitigations; give it that _target_")
 
     def members(self) -> list[Member]:

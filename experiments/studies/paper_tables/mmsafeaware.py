@@ -115,7 +115,11 @@ def paper_line(row: PublishedRow) -> Line:
 
 
 def ours(table: int, run: Finished, arm: str) -> Iterator[Line]:
-    """The lines of one run. UserError where it lacks an arm, or is of another kind of benchmark."""
+    """The lines of one run.
+
+    Raises:
+        UserError: it lacks an arm, or is of another kind of benchmark.
+    """
     arms = run.metrics["arms"]
     if run.metrics.get("kind") == "refusal":
         raise UserError(f"{run.model} on {run.benchmark}: is a refusal benchmark; these tables are of accuracies; "

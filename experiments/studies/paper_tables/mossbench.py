@@ -86,7 +86,11 @@ class Leaderboard:
 
 
 def refusal_judge(judge: Any) -> Judge:
-    """The judge itself; UserError for one that reads other answers."""
+    """The judge itself.
+
+    Raises:
+        UserError: it reads other answers.
+    """
     chosen: Judge = judge.for_kind("refusal") if isinstance(judge, Automatic) else judge
     if getattr(chosen, "kind", None) != "refusal":
         raise UserError(f"judge {chosen}: does not read refusals; choose one in conf/judge, judge@task.judge=<name>")

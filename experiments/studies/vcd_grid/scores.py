@@ -2,7 +2,7 @@
 
 Every constant added to the baseline's margin gives one pair of accuracies; together they are a curve (the margin's ROC
 curve, mirrored). A point on it is a mere shift of the threshold, one above it tells safe from unsafe better. What may
-be said of discrimination is decided by the AUROC difference alone (specs: metrics); the height is shown beside it.
+be said of discrimination is decided by the AUROC difference alone (docs/metrics.md); the height is shown beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,9 @@ def evaluate(
 
     ``lines`` are the records of the baseline and of every arm of ``grid``. Intervals are 95%, paired, by cluster
     bootstrap, each for itself: the best of many is not corrected for having been chosen, which the caveats say.
-    UserError where safe or unsafe cases, or the baseline's margins, are missing.
+
+    Raises:
+        UserError: safe or unsafe cases, or the baseline's margins, are missing.
     """
     scored, _ = scored_and_controls(pd.DataFrame(lines))
     cases, arms = align(scored)

@@ -46,7 +46,11 @@ class VcdGrid:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
+        """Checks the grid.
+
+        Raises:
+            UserError: a value is outside its range, or a list is empty or repeats a value.
+        """
         if self.split not in SPLITS:
             raise UserError(f"task.split={self.split!r}: must be one of {', '.join(SPLITS)}")
         for key, values in (("alphas", self.alphas), ("noise_steps", self.noise_steps)):
@@ -55,7 +59,11 @@ class VcdGrid:
         list(self.settings())
 
     def settings(self) -> Iterator[VCD]:
-        """The grid, noise step by noise step; UserError for a setting out of range."""
+        """The grid, noise step by noise step.
+
+        Raises:
+            UserError: a setting is outside its range.
+        """
         for step in self.noise_steps:
             for alpha in self.alphas:
                 yield VCD(alpha=alpha, beta=self.beta, noise_step=step, seed=self.seed)

@@ -82,7 +82,11 @@ class Replayed:
         return repr(self._vcd)
 
     def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
-        """As ``VCD.generate``, whose errors it has; UserError also for a prompt without key."""
+        """As ``VCD.generate``.
+
+        Raises:
+            UserError: as there, and for a prompt without a key.
+        """
         if not all(prompt.key for prompt in prompts):
             raise UserError("a prompt without key; what is known of a case is kept under its key; give each its own")
         traces = [self._traces.setdefault((prompt.key, prompt.text), CaseTrace()) for prompt in prompts]

@@ -32,7 +32,11 @@ class NewAdapter:
         return VRTuning(str(folder), inner=self.inner, answer=self.answer)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """UserError: without the task that trains it there is nothing to answer with."""
+        """Refuses: without the task that trains it there is nothing to answer with.
+
+        Raises:
+            UserError: always.
+        """
         raise UserError(
             f"the adapter {self.adapter!r} is not trained; task=vrtuning trains it first; run that task, or give a "
             "saved adapter with method=vrtuning method.adapter=<dir>"

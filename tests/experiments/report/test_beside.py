@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.published import PublishedRow
+from experiments.metrics.refusal.leaderboard import COLUMNS
 from experiments.report import figures
 from experiments.report.beside import mossbench_leaderboard, own_rows
 from experiments.report.build import build
 from experiments.report.numbers import MISSING, fixed
 from experiments.report.run_files import RunFiles
-from experiments.studies.paper_tables import mossbench
 from tests.experiments.synthetic_run import ARMS, metrics_of, predictions, write_run
 
 
@@ -57,7 +57,7 @@ def test_a_row_at_the_ceiling_has_no_d_prime(rate: float) -> None:
 
 
 def test_mossbench_has_the_leaderboard_by_its_own_convention() -> None:
-    types = mossbench.COLUMNS
+    types = COLUMNS
     arm = {
         "by_type": {kind: {"benign": {"rate": 0.1, "n": 1, "n_of": 2}} for kind in types},
         "published": {f"benign:{kind}": 0.25 for kind in types[:2]},
