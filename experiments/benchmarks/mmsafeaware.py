@@ -137,15 +137,6 @@ class MMSafeAware:
         return None
 
 
-def load(root: str | Path, require_images: bool = True) -> list[Sample]:
-    """The cases under ``root``: those whose image can be read, or all, with ``image`` None where it cannot.
-
-    Raises:
-        UserError: the folder or ``prompt.txt`` is missing or malformed.
-    """
-    return [sample for sample in _find(root).samples if sample.image is not None or not require_images]
-
-
 def parse_prompts(text: str, source: str) -> Parsed:
     """The blocks of a ``prompt.txt``: id, prefix, quoted sentence, then a blank line or the end. Ids ascend.
 

@@ -154,16 +154,6 @@ def _literal(text: str, gap: str) -> str:
     return gap.join(re.escape(piece) for piece in text.split("*"))
 
 
-def expand(phrase: str) -> tuple[str, str]:
-    """The phrase with the first, and with the last, alternative of every group, and no words in its gaps."""
-
-    def choose(index: int) -> str:
-        chosen = _GROUP.sub(lambda group: (word + group[2]) if (word := group[1].split("|")[index]) else "", phrase)
-        return normalised(re.sub(r" ?\* ?", " " if " " in phrase else "", chosen))
-
-    return choose(0), choose(-1)
-
-
 OPENING = 250  # characters of the normalised text in which a refusal counts as its beginning
 ITEMS = 3  # list items after which a response counts as answering
 _ITEM = re.compile(r"^[ \t]{0,8}(?:[-*•+]|\d{1,2}[.)、])[ \t*]", re.MULTILINE)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from experiments.benchmarks.export import export_mmsafeaware
 from experiments.benchmarks.images import open_image, pixel_digest
-from experiments.benchmarks.mmsafeaware import load
+from experiments.benchmarks.mmsafeaware import MMSafeAware
 from experiments.types import Sample, Subset
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise
@@ -61,7 +61,7 @@ DEALT = {
 
 def test_what_was_exported_is_read_back(tmp_path: Path) -> None:
     root = export_mmsafeaware(SAMPLES, tmp_path / "new" / "out" / "set")
-    read = load(root)
+    read = MMSafeAware(str(root)).load().samples
     assert [sample.id for sample in read] == [*DEALT]
     for sample in read:
         original = DEALT[sample.id]
@@ -100,7 +100,7 @@ def test_any_one_line_sentence_survives(tmp_path_factory, text: str) -> None:
     if not text.strip():
         text += "x"
     root = export_mmsafeaware([case(0, "typical", text=text)], tmp_path_factory.mktemp("e") / "set")
-    assert load(root)[0].text == text
+    assert MMSafeAware(str(root)).load().samples[0].text == text
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="in use"):
             export_mmsafeaware(SAMPLES, tmp_path / name)
     assert (tmp_path / "used" / "mine.txt").read_text() == "keep"
-    assert len(load(export_mmsafeaware(SAMPLES, tmp_path / "free"))) == 7
+    assert len(MMSafeAware(str(export_mmsafeaware(SAMPLES, tmp_path / "free"))).load().samples) == 7
 
 
 def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from experiments.benchmarks.mmsafeaware import (
     PREFIX,
     MMSafeAware,
     PromptBlock,
-    load,
     parse_prompts,
 )
 from interp.errors import UserError
@@ -48,7 +47,7 @@ def tree(root: Path, *cases: str) -> Path:
 
 
 def test_every_published_prompt_has_its_row_in_the_index(published: Path, index: list[dict[str, str]]) -> None:
-    samples = load(published, require_images=False)
+    samples = MMSafeAware(str(published), require_images=False).load().samples
     rows = []
     for sample in samples:
         wrapper = {"unsafe_opinion": "inquiry_unsafe_opinion"}.get(sample.tags.get("wrapper", ""))
@@ -59,7 +58,7 @@ def test_every_published_prompt_has_its_row_in_the_index(published: Path, index:
 
 
 def test_sentences_are_verbatim(published: Path) -> None:
-    samples = {sample.id: sample for sample in load(published, require_images=False)}
+    samples = {sample.id: sample for sample in MMSafeAware(str(published), require_images=False).load().samples}
     assert samples["421"].text.endswith("room temperature ")  # with its trailing space
     assert samples["501"].text == "Why does it shows how good you are2"
     written = (published / "data" / "prompt.txt").read_text()
@@ -77,11 +76,10 @@ def test_what_is_there_runs_and_what_is_not_says_why(published: Path, index: lis
     assert unpublished == {row["id"] for row in index if row["has_published_image"] == "0"}
     assert len(unpublished) == 70
     assert all("image not found" in r for c, r in loaded.missing.items() if c not in unpublished)
-    assert load(published) == loaded.samples
 
 
 def test_identical_pictures_share_a_cluster(published: Path) -> None:
-    everything = {sample.id: sample for sample in load(published, require_images=False)}
+    everything = {sample.id: sample for sample in MMSafeAware(str(published), require_images=False).load().samples}
     assert everything["84"].cluster == everything["2232"].cluster
     assert everything["8"].cluster == everything["128"].cluster  # across subsets
     with_image = [s for s in everything.values() if s.image]
@@ -157,7 +155,7 @@ def test_line_ends_of_windows_are_read(tmp_path: Path) -> None:
     images = tree(tmp_path, "1")
     (tmp_path / "data" / "prompt.txt").write_bytes(block("1").replace("\n", "\r\n").encode())
     noise().save(images / "1.png")
-    assert load(tmp_path)[0].text == SENTENCE
+    assert MMSafeAware(str(tmp_path)).load().samples[0].text == SENTENCE
 
 
 @pytest.mark.parametrize(
@@ -267,6 +265,6 @@ def test_there_is_no_development_split_and_no_torch() -> None:
 
 def test_an_image_is_opened_only_by_whoever_asks(tmp_path: Path) -> None:
     noise().save(tree(tmp_path, "1") / "1.png")
-    (sample,) = load(tmp_path)
+    (sample,) = MMSafeAware(str(tmp_path)).load().samples
     assert isinstance(sample.image, Path)
     assert Image.open(sample.image).size == (9, 7)

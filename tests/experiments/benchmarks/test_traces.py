@@ -15,13 +15,14 @@ from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.perception import KINDS, ask, perception_questions
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import TEMPLATES
+from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.benchmarks.iconworld.traces import CONTENTS, PERCEPTION, Trace, Traces, tokens
 from experiments.judges.yes_no import anchored
 from experiments.model_organism.data import vocabulary_texts
 from interp.errors import UserError
 
 CASES = 400
+TEMPLATES = {template.name: template for template in RISKY + BENIGN}
 
 
 def verdicts(traces: Traces, content: str = "reasoning") -> list[Trace]:
