@@ -1,15 +1,22 @@
 """Finished runs, found again: by their directories, or as what a configuration has just left. Loads no model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.runs.directory import IDENTITY, read_object
-from experiments.studies.paper_tables.mmsafeaware import Finished
 from interp.errors import UserError
+
+
+class Finished(NamedTuple):
+    """A finished run: its model, its benchmark, and the contents of its metrics.json."""
+
+    model: str
+    benchmark: str
+    metrics: Mapping[str, Any]
 
 
 def studied(run: Run) -> Path:

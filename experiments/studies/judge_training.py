@@ -37,7 +37,7 @@ class TrainRefusalClassifier:
             (store.path / "agreement.md").write_text(judge_card.markdown(card), encoding="utf-8")
             store.finish()
         console = Console()
-        console.print(terminal(judge_card.table(card), stacked=False))
+        console.print(terminal(judge_card.table(card)))
         terms = f"{settings}, {len(weights.terms)} terms"
         for line in (terms, card["attribution"], f"weights: {store.path / SHIPPED}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -39,6 +39,6 @@ class JudgeCard:
             (store.path / "judge_card.md").write_text(judge_card.markdown(card), encoding="utf-8")
             store.finish()
         console = Console()
-        console.print(terminal(judge_card.table(card), stacked=False))
+        console.print(terminal(judge_card.table(card)))
         for line in (card["method"], card["attribution"], f"judge card: {store.path / 'judge_card.md'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -9,14 +9,15 @@ of 1.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
 
-from experiments.benchmarks.published import PublishedRow
+from experiments.benchmarks.published import PublishedRow, printed_rows
 from experiments.config import Run
 from experiments.evaluation import finished_runs
+from experiments.evaluation.finished_runs import Finished
 from experiments.report.numbers import fixed, percent
 from experiments.report.table import Cell, Column, Row, Table, terminal
 from experiments.runs.directory import open_run, write_json
@@ -68,14 +69,6 @@ def fits(row: PublishedRow, values: Mapping[str, float | None] | None = None) ->
 
 
 CONTROL = "calibrated_shift"
-
-
-class Finished(NamedTuple):
-    """What a table needs of one finished run."""
-
-    model: str
-    benchmark: str
-    metrics: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

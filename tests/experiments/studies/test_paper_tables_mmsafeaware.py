@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks.published import printed_rows
+from experiments.evaluation.finished_runs import Finished
 from experiments.metrics.yes_no import results
 from experiments.report.table import terminal
 from experiments.studies.paper_tables.mmsafeaware import (
-    Finished,
     PaperTable,
     fits,
     lines,
@@ -47,8 +47,8 @@ def test_conventions_are_three_and_differ() -> None:
     )
     assert overall(0.5, None) == {"macro_mean": None, "two_thirds_unsafe": None, "case_weighted": None}
     assert overall(None, 0.5)["case_weighted"] is None
-    wrong = of_row(published(1)[0]) | {"macro_mean": 0.58}
-    assert fits(published(1)[0], wrong) == ()
+    wrong = of_row(printed_rows(1)[0]) | {"macro_mean": 0.58}
+    assert fits(printed_rows(1)[0], wrong) == ()
 
 
 def evaluated(**arms: str) -> Finished:
