@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation.attention_log import FILE, Grain, finest
+from experiments.evaluation.attention_log import FILE, MapResolution, finest
 from experiments.metrics.yes_no import results
 from experiments.report.build import build, thumbnail_name
 from experiments.report.run_files import THUMBNAIL_QUALITY
@@ -105,25 +105,26 @@ class ReportBench:
         }  # fmt: skip
 
     def _attention(self, rng: random.Random, arms: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        grain = finest(layers=self.layers, maps=self.attended * len(arms))
+        resolution = finest(layers=self.layers, maps=self.attended * len(arms))
         for case in range(self.attended):
-            yield f"case-{case:04d}", {arm: _block(rng, grain, self.layers) for arm in arms}
+            yield f"case-{case:04d}", {arm: _block(rng, resolution, self.layers) for arm in arms}
 
 
-def _block(rng: random.Random, grain: Grain, layers: int) -> dict[str, Any]:
-    keys, names, groups = 80, ["sink", "system", "user", "template", "generated", "image_0"], 1 + grain.groups
+def _block(rng: random.Random, resolution: MapResolution, layers: int) -> dict[str, Any]:
+    keys, names, groups = 80, ["sink", "system", "user", "template", "generated", "image_0"], 1 + resolution.groups
 
     def packed(places: int) -> str:
-        return base64.b64encode(rng.randbytes(grain.tokens * layers * groups * places)).decode("ascii")
+        return base64.b64encode(rng.randbytes(resolution.tokens * layers * groups * places)).decode("ascii")
 
     def nested(value: Any) -> list[Any]:
-        return [[[value for _ in range(groups)] for _ in range(layers)] for _ in range(grain.tokens)]
+        return [[[value for _ in range(groups)] for _ in range(layers)] for _ in range(resolution.tokens)]
 
     return {
-        "tokens": ["No"] * grain.tokens, "layers": list(range(layers)), "groups": [f"group {g}" for g in range(groups)],
-        "keys": rng.choices(WORDS, k=keys), "segments": [2] * keys, "names": names, "grid": [grain.cells] * 2,
-        "counts": [1, 0, keys - 1, 0, grain.tokens, grain.cells**2],
-        "masses": nested([0.1667] * len(names)), "image": packed(grain.cells**2), "image_scale": nested(0.123456),
+        "tokens": ["No"] * resolution.tokens, "layers": list(range(layers)),
+        "groups": [f"group {g}" for g in range(groups)],
+        "keys": rng.choices(WORDS, k=keys), "segments": [2] * keys, "names": names, "grid": [resolution.cells] * 2,
+        "counts": [1, 0, keys - 1, 0, resolution.tokens, resolution.cells**2],
+        "masses": nested([0.1667] * len(names)), "image": packed(resolution.cells**2), "image_scale": nested(0.123456),
         "words": packed(keys), "words_scale": nested(0.123456),
     }  # fmt: skip
 

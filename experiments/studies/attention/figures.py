@@ -1,6 +1,6 @@
-"""Attributions of a few cases beside their attention maps: integrated gradients and occlusion of the Yes/No margin.
+"""The figures of the failure analysis: attention by layer, maps of single cases, and their attributions.
 
-Which figures the analysis draws, of what, and under which names; how they look is ``interp.plot``'s.
+What is drawn, of which cases and under which names; how it looks is decided in ``interp.plot``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from experiments.evaluation.attention_log import Recorded
 from experiments.report.figures import svg_bytes
 from experiments.report.run_files import thumbnail_name
-from experiments.studies.attention.summary import NAMES
+from experiments.studies.attention.tables import RecordedAnswers
 from experiments.types import Sample
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shown:
+class AttendedCase:
     """A case to draw: what was asked, where its verdict looked, and what it said."""
 
     sample: Sample
@@ -40,14 +39,14 @@ class Shown:
     @property
     def title(self) -> str:
         """The case in a line or two."""
-        subset = NAMES.get(self.sample.subset, self.sample.subset)
+        subset = self.sample.subset.replace("_", "-")
         answer = self.response if len(self.response) <= 40 else f"{self.response[:39]}…"
         return f"The verdict on “{self.sample.text}” ({subset}, right: {self.sample.gold}, answered: {answer})"
 
 
-def shown_of(sample: Sample, recorded: Recorded, index: int) -> Shown:
+def attended_case(sample: Sample, recorded: RecordedAnswers, index: int) -> AttendedCase:
     """The case at ``index`` of what was recorded."""
-    return Shown(
+    return AttendedCase(
         sample,
         recorded.prompts[index],
         recorded.maps[index],
@@ -57,7 +56,7 @@ def shown_of(sample: Sample, recorded: Recorded, index: int) -> Shown:
     )
 
 
-def draw_failures(folder: Path, shown: Sequence[Shown], result: Mapping[str, Any]) -> list[str]:
+def draw_failures(folder: Path, shown: Sequence[AttendedCase], result: Mapping[str, Any]) -> list[str]:
     """The image share by layer in failures and successes, and each case of ``shown``; names under ``folder``."""
     names = [
         _saved(_curves(subset, block), folder, f"attention_by_layer_{subset}", kind="svg")
@@ -67,7 +66,7 @@ def draw_failures(folder: Path, shown: Sequence[Shown], result: Mapping[str, Any
     return [*names, *(name for one in shown for name in draw_case(folder, one))]
 
 
-def draw_case(folder: Path, shown: Shown) -> list[str]:
+def draw_case(folder: Path, shown: AttendedCase) -> list[str]:
     """The picture, the words, and layers × heads of one case; the picture only where its tokens lie in it."""
     figures = {"words": _words(shown), "heads": _heads(shown)}
     if shown.row.grids:
@@ -87,7 +86,7 @@ def _saved(figure: "Figure", folder: Path, name: str, *, kind: Literal["png", "s
     return f"figures/{name}.{kind}"
 
 
-def _image(shown: Shown) -> "Figure":
+def _image(shown: AttendedCase) -> "Figure":
     from interp.attention_tables import patch_map, weights_of
     from interp.plot import image_overlay, layer_groups
 
@@ -100,7 +99,7 @@ def _image(shown: Shown) -> "Figure":
     return image_overlay(shown.prompt.image, maps, box=grid.box, title=shown.title)
 
 
-def _words(shown: Shown) -> "Figure":
+def _words(shown: AttendedCase) -> "Figure":
     from interp.attention_tables import weights_of, word_masses
     from interp.plot import Words, layer_groups, text_heat
 
@@ -112,7 +111,7 @@ def _words(shown: Shown) -> "Figure":
     return text_heat(texts, title=shown.title)
 
 
-def _heads(shown: Shown) -> "Figure":
+def _heads(shown: AttendedCase) -> "Figure":
     from interp.plot import head_grid
 
     columns = shown.row.columns("image_0")
@@ -130,7 +129,7 @@ def _curves(subset: str, block: Mapping[str, Any]) -> "Figure":
         for name in ("failures", "successes")
     }
     unit = "attention on the image,\nof all but the first token (%)"
-    title = f"Where the verdict looks: {NAMES[subset]} cases"
+    title = f"Where the verdict looks: {subset.replace('_', '-')} cases"
     return layer_curves(curves, layers=[int(layer) for layer in by_layer], unit=unit, title=title)
 
 
@@ -146,7 +145,7 @@ def _curve(estimates: Sequence[Mapping[str, Any]]) -> "Curve":
 
 
 def draw_attribution(
-    folder: Path, shown: Shown, image: Mapping[str, np.ndarray], words: Mapping[str, Sequence[float]]
+    folder: Path, shown: AttendedCase, image: Mapping[str, np.ndarray], words: Mapping[str, Sequence[float]]
 ) -> list[str]:
     """Attributions over the whole picture and over the words, by method, each on one signed scale."""
     from interp.plot import ATTRIBUTION, Words, image_overlay, text_heat
@@ -165,7 +164,7 @@ def draw_attribution(
 WHOLE_PICTURES = ("patches", "thw", "queries")  # geometries whose pixels can be summed by place in the picture
 
 
-def attribute(vlm: "VLM", shown: Sequence[Shown], out_dir: Path) -> dict[str, Any]:
+def attribute(vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path) -> dict[str, Any]:
     """Case → numbers and names of figures for attention.json; in logits of the margin, positive speaking for Yes.
 
     Writes ``attention/attribution_words.parquet`` (case, place, word, gradients, occlusion) and

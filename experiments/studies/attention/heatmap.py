@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation.attention_log import prompts_of, record, tables_of, write_maps, write_tables
+from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import MatchedCase, sample_with_id
 from experiments.evaluation.study import load_cases
 from experiments.judges.yes_no import anchored
+from experiments.report.findings.attention import case_lines
 from experiments.runs.directory import open_run
 from experiments.runs.provenance import describe
 from experiments.runs.records import now
-from experiments.studies.attention.analysis import check_choice, effects
-from experiments.studies.attention.figures import draw_case, shown_of
-from experiments.studies.attention.recorder_check import self_test_once
-from experiments.studies.attention.summary import case_lines
+from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test_once
+from experiments.studies.attention.figures import attended_case, draw_case
+from experiments.studies.attention.tables import attention_tables, record_answers, write_maps, write_tables
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -40,21 +40,28 @@ class Heatmap:
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
-        check_choice(vlm, self.layers, None)
+        check_selection(vlm, self.layers, None)
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             folder = store.path / "attention"
             folder.mkdir()
             self_test_once(vlm, folder / "selftest.json")
             sample = named or first_failure(vlm, loaded.samples, run)
-            seen = record(vlm, [sample], batch_size=1, max_new_tokens=run.max_new_tokens, layers=self.layers)
-            done = effects(vlm, [sample], seen, loaded.samples, batch_size=1, layers=self.layers, seed=run.seed)
-            failed = anchored(seen.texts[0]).value != sample.gold
-            tables = tables_of(sample.subset, [MatchedCase(sample, failed)], seen, done, vlm.tokenizer)
+            recorded = record_answers(
+                vlm, [sample], batch_size=1, max_new_tokens=run.max_new_tokens, layers=self.layers
+            )
+            margins = intervention_margins(
+                vlm, [sample], recorded, loaded.samples, batch_size=1, layers=self.layers, seed=run.seed
+            )
+            failed = anchored(recorded.texts[0]).value != sample.gold
+            tables = attention_tables(sample.subset, [MatchedCase(sample, failed)], recorded, margins, vlm.tokenizer)
             write_tables(tables, folder)
-            write_maps(seen, [sample.id], folder / "maps.safetensors")
-            figures = draw_case(store.path, shown_of(sample, seen, 0))
+            write_maps(recorded, [sample.id], folder / "maps.safetensors")
+            figures = draw_case(store.path, attended_case(sample, recorded, 0))
             store.write_json("environment.json", describe(run, vlm, loaded) | {"finished": now()})
-            for line in [*case_lines(sample, tables), *(f"figure: {store.path / name}" for name in figures)]:
+            for line in [
+                *case_lines(sample, tables.cases.iloc[0], tables.shares, tables.words),
+                *(f"figure: {store.path / name}" for name in figures),
+            ]:
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from experiments.config import ATTRIBUTIONS, Run
 from experiments.evaluation.study import PREDICTIONS, Study, limited, load_cases
 from experiments.report.build import build
+from experiments.report.findings.attention import word_line
 from experiments.runs.directory import open_run
 from experiments.runs.provenance import describe
 from experiments.studies.attention.analysis import ARM, analyse_failures
-from experiments.studies.attention.summary import word_line
 from experiments.types import Loaded
 from interp.errors import UserError
 
@@ -63,7 +63,7 @@ class FailureAnalysis:
             build(folder)
         else:
             folder, result = self._with_baseline(run, vlm, loaded, console)
-        for line in [*result["sentences"], word_line(result), f"attention: {folder / 'attention.json'}"]:
+        for line in [*result["sentences"], word_line(result["words"]), f"attention: {folder / 'attention.json'}"]:
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def analyse(

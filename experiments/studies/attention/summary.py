@@ -1,12 +1,9 @@
-"""attention.json → two sentences for a reader who has not seen the project, whichever way they point, and its words.
+"""The tables of the analysis → what attention.json says of each subset and of all matched pairs together.
 
-The first says whether failures look less at the image than matched successes, the second what the image does to the
-margin, since attention is not causation.
-
-The tables of the analysis → what attention.json says of each subset and of all matched pairs together. Pure.
-
-Failures and successes are compared within a subset. The pooled comparison keeps to that: it is over matched pairs, both
-members of which are of one subset, so that each subset weighs alike on both sides.
+Failures and successes are compared within a subset, by means and their difference with intervals from a bootstrap over
+clusters. The pooled comparison is over matched pairs, both members of which are of one subset, so that each subset
+weighs the same on both sides. The matching only makes the two groups alike; the bootstrap resamples clusters of both
+together and does not use it, and the intervals are a little wider for that.
 
 The *support* of the picture is the margin as answered minus the margin after an intervention, counted towards the right
 answer: positive where the picture helps. A failure is a case whose support did not suffice, so that lower support in
@@ -14,17 +11,18 @@ failures than in successes says little; its sign within the failures says someth
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from experiments.evaluation.attention_log import Tables
 from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import draw_clusters, percentile_interval, resampled_sums
-from experiments.report.numbers import change, share
-from experiments.types import Sample
+from experiments.metrics.findings import Answer, Finding
+from experiments.report.findings.attention import sentences
+from experiments.studies.attention.tables import AttentionTables
 
 WORDS = 10
 EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")
@@ -100,21 +98,24 @@ def as_json(contrast: Contrast) -> dict[str, Any]:
     return {name: estimate._asdict() for name, estimate in contrast._asdict().items()}
 
 
-def summarise(chosen: Mapping[str, MatchedSubset], tables: Tables | None, *, seed: int, draws: int) -> dict[str, Any]:
-    """``subsets``, ``pooled`` (None without a matched pair), ``words`` (of all failures) and two ``sentences``."""
+def summarise(
+    matched: Mapping[str, MatchedSubset], tables: AttentionTables | None, *, seed: int, draws: int
+) -> dict[str, Any]:
+    """``subsets``, ``pooled`` (None without a matched pair), ``words`` (of all failures), findings, sentences."""
     result: dict[str, Any] = {"subsets": {}, "pooled": None, "words": [], "layers": []}
     if tables is not None:
-        for subset, some in chosen.items():
+        for subset, some in matched.items():
             result["subsets"][subset] = _of_subset(subset, some, tables, seed=seed, draws=draws)
-        if any(some.pairs for some in chosen.values()):
+        if any(some.pairs for some in matched.values()):
             paired = tables.cases["match"].notna()
             result["pooled"] = _block(tables.cases[paired], tables, seed=seed, draws=draws)
         result["words"] = top_words(tables.words, tables.cases[tables.cases["outcome"] == "failure"])
         result["layers"] = sorted(int(layer) for layer in tables.shares["layer"].unique())
-    return result | {"sentences": sentences(result)}
+    found = findings(result)
+    return result | {"findings": [asdict(one) for one in found], "sentences": sentences(found)}
 
 
-def _of_subset(subset: str, some: MatchedSubset, tables: Tables, *, seed: int, draws: int) -> dict[str, Any]:
+def _of_subset(subset: str, some: MatchedSubset, tables: AttentionTables, *, seed: int, draws: int) -> dict[str, Any]:
     own = tables.cases[tables.cases["subset"] == subset]
     failures = own[own["outcome"] == "failure"]
     counts = {
@@ -131,7 +132,7 @@ def _of_subset(subset: str, some: MatchedSubset, tables: Tables, *, seed: int, d
     return counts | _block(compared, tables, seed=seed, draws=draws) | {"words": top_words(tables.words, failures)}
 
 
-def _block(cases: pd.DataFrame, tables: Tables, *, seed: int, draws: int) -> dict[str, Any]:
+def _block(cases: pd.DataFrame, tables: AttentionTables, *, seed: int, draws: int) -> dict[str, Any]:
     """Contrasts of the image share (all layers' mean, and each layer) and of the effects."""
     shares = tables.shares[tables.shares["case"].isin(set(cases["case"]))]
     block: dict[str, Any] = {}
@@ -192,120 +193,61 @@ def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-NAMES = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
-FINDING = {
-    -1: "failures look less at the image",
-    0: "that failures look less at the image is not found here",
-    1: "failures look more at the image, not less",
-}
-
-
-def sentences(result: Mapping[str, Any]) -> list[str]:
-    """Two sentences with numbers, 95% intervals and counts; ``result`` is attention.json but for them."""
+def findings(result: Mapping[str, Any]) -> list[Finding]:
+    """Do failures look less at the image, and what does the image do to their margin? By intervals that exclude 0."""
     if result["pooled"] is None:
-        return _without_pairs(result)
-    return [_attention(result), _causal(result)]
+        failures = sum(block["failures_in_run"] for block in result["subsets"].values())
+        answer = Answer.NO_SUCCESS if failures else Answer.NO_FAILURE
+        return [Finding(question, answer, {"failures": failures}) for question in ("image_share", "image_effect")]
+    return [_image_share(result), _image_effect(result)]
 
 
-def word_line(result: Mapping[str, Any], count: int = 6) -> str:
-    """The words that draw most attention in failures, in the sentence and in the question around it."""
-    lists = []
-    for in_sentence, name in ((True, "the sentence"), (False, "the question around it")):
-        words = [entry for entry in result["words"] if entry["in_sentence"] == in_sentence][:count]
-        if words:
-            listed = ", ".join(f"“{entry['word']}” {share(entry['mass'])}" for entry in words)
-            lists.append(f"{listed} (of {name})")
-    return f"Words that draw most of the verdict's attention in failures: {'; '.join(lists)}." if lists else ""
-
-
-def _without_pairs(result: Mapping[str, Any]) -> list[str]:
-    failures = sum(block["failures_in_run"] for block in result["subsets"].values())
-    if failures == 0:
-        return ["The baseline has no failure with an image here, so there is no attention of failures to look at.",
-                "What the image does in failures cannot be said either."]  # fmt: skip
-    return [
-        f"The baseline has {failures} failures with an image, and no subset holds a success beside them, so whether "
-        "failures look less at the image cannot be told.",
-        "Where their attention goes, and what the image does to their margins, is in attention.json for each subset.",
-    ]
-
-
-def _attention(result: Mapping[str, Any]) -> str:
+def _image_share(result: Mapping[str, Any]) -> Finding:
+    """By the share of attention on the image, mean over layers, of failures minus that of their matched successes."""
     pooled = result["pooled"]["image_share"]
-    whole = pooled["all_layers"]
-    parts = [f"{NAMES[subset]} {_brief(block)}" for subset, block in result["subsets"].items() if block["pairs"]]
-    by_layer = [
-        f"{word} in layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"
-        for sign, word in ((-1, "less"), (1, "more"))
-        if (layers := [layer for layer, one in pooled["by_layer"].items() if _sign(one["difference"]) == sign])
-    ]
-    return (
-        f"At the verdict, failures put {share(whole['failures']['value'])} of their attention (the first token, a "
-        f"sink, left out) on the image, and matched successes of the same subset {share(whole['successes']['value'])} "
-        f"({change(whole['difference'])}; {whole['failures']['n']} pairs): {FINDING[_sign(whole['difference'])]} "
-        f"({'; '.join(parts)}; layer by layer {' and '.join(by_layer) or 'no interval excludes 0'})."
-    )
+    sides = {layer: side(one["difference"]) for layer, one in pooled["by_layer"].items()}
+    evidence = pooled["all_layers"] | {
+        "subsets": {
+            subset: {"difference": block["image_share"]["all_layers"]["difference"], "pairs": block["pairs"]}
+            for subset, block in result["subsets"].items()
+            if block["pairs"]
+        },
+        "layers": {
+            name: [layer for layer, found in sides.items() if found == sign]
+            for name, sign in (("less", -1), ("more", 1))
+        },
+    }
+    return Finding("image_share", _more_or_less(evidence["difference"]), evidence)
 
 
-def _brief(block: Mapping[str, Any]) -> str:
-    return f"{change(block['image_share']['all_layers']['difference'])}, {block['pairs']} pairs"
-
-
-def _causal(result: Mapping[str, Any]) -> str:
-    effects, twins = result["pooled"]["effects"], result["pooled"]["twins"]
-    cut, swap = effects["edge_cut"], effects["image_swapped"]
-    text = (
-        f"Cutting image → verdict attention changes the Yes/No margin by {_logits(cut['failures'])} logits on average "
-        f"in failures and {_logits(cut['successes'])} in successes"
-    )
+def _image_effect(result: Mapping[str, Any]) -> Finding:
+    """By the picture's support in failures where its replacements are twins, else by how far it moves the margin."""
+    effects = result["pooled"]["effects"]
+    cut, swap, support = (effects[name] for name in ("edge_cut", "image_swapped", "image_swapped_support"))
+    evidence: dict[str, Any] = {
+        "edge_cut": cut,
+        "image_swapped": swap,
+        "twins_only": result["pooled"]["twins"] == cut["difference"]["n"],
+    }
     if swap is None:
-        return f"{text}; there is no other image to put in its place."
-    kind = "that of the counterfactual twin" if twins == cut["difference"]["n"] else "another one"
-    text += f", and replacing the image by {kind} by {_logits(swap['failures'])} and {_logits(swap['successes'])}"
-    support = effects["image_swapped_support"]
+        return Finding("image_effect", Answer.CANNOT_TELL, evidence)
     if support is None:
-        found = {-1: "the image moves failures less", 0: "no difference between them is found",
-                 1: "the image moves failures more"}[_sign(swap["difference"])]  # fmt: skip
-        return f"{text}: {found} ({change(swap['difference'], of_rates=False)})."
-    found = {
-        -1: "in failures the image pulls away from the right answer",
-        0: "no pull of the image towards the right answer is found in failures",
-        1: "in failures, too, the image pulls towards the right answer, but not far enough",
-    }[_sign(support["failures"])]
-    by_subset = "".join(
-        f"; {NAMES[subset]} {change(block['effects']['image_swapped_support']['failures'], of_rates=False)}"
+        return Finding("image_effect", _more_or_less(swap["difference"]), evidence)
+    evidence["support"] = support["failures"]
+    evidence["subsets"] = {
+        subset: block["effects"]["image_swapped_support"]["failures"]
         for subset, block in result["subsets"].items()
         if block["pairs"] and block["effects"]["image_swapped_support"]
-    )
-    lost = change(support["failures"], of_rates=False)
-    return f"{text}: {found} (margin that the right answer loses with the image: {lost}{by_subset})."
+    }
+    answer = {-1: Answer.AWAY, 0: Answer.NOT_SHOWN, 1: Answer.TOWARDS}[side(support["failures"])]
+    return Finding("image_pull", answer, evidence)
 
 
-def _sign(estimate: Mapping[str, Any]) -> int:
-    """−1 or 1 where the interval excludes 0, else 0."""
-    if estimate["low"] is None or estimate["low"] <= 0 <= estimate["high"]:
+def _more_or_less(difference: Mapping[str, Any]) -> Answer:
+    return {-1: Answer.LESS, 0: Answer.NOT_SHOWN, 1: Answer.MORE}[side(difference)]
+
+
+def side(entry: Mapping[str, Any]) -> int:
+    if entry["low"] is None or entry["low"] <= 0 <= entry["high"]:
         return 0
-    return 1 if estimate["low"] > 0 else -1
-
-
-def _logits(estimate: Mapping[str, Any]) -> str:
-    return "n/a" if estimate["value"] is None else f"{estimate['value']:.2f}"
-
-
-def case_lines(sample: Sample, tables: Tables) -> list[str]:
-    """One case in words: what was asked and answered, where the verdict's attention went, what the image does."""
-    case, own = tables.cases.iloc[0], tables.shares
-    words = tables.words[tables.words["in_sentence"]].sort_values("mass", ascending=False, kind="stable").head(5)
-    listed = ", ".join(f"“{row.word}” {share(row.mass)}" for row in words.itertuples())
-    by_layer = ", ".join(f"layer {row.layer} {share(row.share)}" for row in own.itertuples())
-    lines = [
-        f"{sample.id} ({NAMES.get(sample.subset, sample.subset)}, gold {sample.gold}): {sample.text}",
-        f"answer: {case['response']} (margin {case['margin']:+.2f} logits, {case['outcome']})",
-        f"the verdict's attention on the image (first token left out): {share(own['share'].mean())} ({by_layer})",
-        f"words of the sentence that draw most of it: {listed}",
-        f"image → verdict attention cut: margin {case['margin_without_edge']:+.2f}",
-    ]
-    if case["swapped_with"] is not None:
-        kind = "its counterfactual twin" if case["twin"] else "another case"
-        lines.append(f"with the image of {kind}, {case['swapped_with']}: margin {case['margin_swapped']:+.2f}")
-    return lines
+    return 1 if entry["low"] > 0 else -1

@@ -5,7 +5,7 @@ In the run's directory, beside the baseline's study: ``mechanism.json`` (all num
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,7 +15,9 @@ from experiments.evaluation import study
 from experiments.evaluation import study as scoring
 from experiments.evaluation.answer import PREDICTIONS
 from experiments.report.build import add_section
+from experiments.report.findings.mechanism import notes, sentences
 from experiments.report.sections import Drawn, Section
+from experiments.report.table import terminal
 from experiments.runs import records
 from experiments.runs.directory import RunStore, open_run, read_object
 from experiments.runs.provenance import describe
@@ -83,7 +85,7 @@ class Mechanism:
     def _examine(self, run: Run, vlm: "VLM", store: RunStore, samples: Any, console: Console) -> dict[str, Any]:
         """The contents of mechanism.json, written; what is there for the same cases and settings stays."""
         from experiments.studies.mechanism.examination import Examination, Sizes
-        from experiments.studies.mechanism.findings import notes, sentences
+        from experiments.studies.mechanism.findings import findings
         from interp.vision_cache import FeatureCache, shared_features
 
         draws = min(self.draws, run.draws)
@@ -99,7 +101,13 @@ class Mechanism:
             console.print(said(estimate), highlight=False, soft_wrap=True)
             with console.status("causal tools on failures and matched successes"):
                 result = {"settings": settings, **work.examine(), "estimate": estimate}
-        result |= {"sentences": sentences(result), "notes": notes(result), "finished": now()}
+        found = findings(result)
+        result |= {
+            "findings": [asdict(one) for one in found],
+            "sentences": sentences(found),
+            "notes": notes(result),
+            "finished": now(),
+        }
         store.write_json(RESULT, result)
         return result
 
@@ -121,12 +129,12 @@ def shown(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
     for name, frame in tables.frames(result).items():
         frame.to_csv(folder / f"{name}.csv", index=False)
     drawn = figure.draw(result)
-    rows = tables.rows_of(result)
+    drawn_tables = tables.tables(result)
     title = f"Why it fails: {run.model.name} on {run.benchmark.name}"
-    section = Section(title, result["sentences"], rows, note=" ".join(result["notes"]))
+    section = Section(title, result["sentences"], drawn_tables, note=" ".join(result["notes"]))
     page = add_section(store.path, NAME, section, {NAME: Drawn(drawn, ALT, CAPTION)})
     picture = store.path / "figures" / f"{NAME}.png"
     drawn.savefig(picture, dpi=150)
     told = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
     files = f"mechanism: {store.path / RESULT}, {picture}; with the tables’ intervals: {page}"
-    return [*map(tables.printed, rows), "", *told, "", *(f"note: {note}" for note in result["notes"]), files]
+    return [*map(terminal, drawn_tables), "", *told, "", *(f"note: {note}" for note in result["notes"]), files]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.evaluation.attention_log import BUDGET, GRAINS, cases_to_show, finest, prompts_of, record_cases
+from experiments.evaluation.attention_log import BUDGET, RESOLUTIONS, cases_to_show, finest, prompts_of, record_cases
 from experiments.report.cases import attention_of_cases
 from interp.attention import record_attention
 from interp.segments import SEGMENTS
@@ -82,10 +82,10 @@ def test_flips_come_first_then_failures() -> None:
 
 @pytest.mark.parametrize("maps", [1, 96, 200, 3000])
 @pytest.mark.parametrize("layers", [4, 32, 80])
-def test_the_grain_fits_the_budget_or_is_the_coarsest(layers: int, maps: int) -> None:
-    grain = finest(layers=layers, maps=maps)
-    assert grain == GRAINS[-1] or grain.bytes(layers) * maps <= BUDGET
-    finer = GRAINS[: GRAINS.index(grain)]
+def test_the_resolution_fits_the_budget_or_is_the_coarsest(layers: int, maps: int) -> None:
+    resolution = finest(layers=layers, maps=maps)
+    assert resolution == RESOLUTIONS[-1] or resolution.bytes(layers) * maps <= BUDGET
+    finer = RESOLUTIONS[: RESOLUTIONS.index(resolution)]
     assert all(other.bytes(layers) * maps > BUDGET for other in finer)
 
 

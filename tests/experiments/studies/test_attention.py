@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.evaluation.attention_log import _words_of_sentence, prompts_of
+from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import answered, image_donor, match_failures, sample_with_id, unlikeness
 from experiments.evaluation.study import limited
 from experiments.judges.yes_no import anchored
-from experiments.studies.attention.analysis import analyse_failures
-from experiments.studies.attention.recorder_check import self_test_once
-from experiments.studies.attention.summary import EFFECTS, contrasts, sentences
+from experiments.report.findings.attention import sentences
+from experiments.studies.attention.analysis import analyse_failures, self_test_once
+from experiments.studies.attention.summary import EFFECTS, contrasts, findings
+from experiments.studies.attention.tables import sentence_words
 from experiments.types import Sample
 from interp.attention_knockout import knockout_effect
 from interp.errors import UserError
@@ -185,7 +186,7 @@ def test_the_two_sentences_say_whichever_way_it_points(sign: int, share: str, ca
         "image_share": {"all_layers": contrast, "by_layer": {"0": contrast, "1": contrast}},
         "effects": dict.fromkeys(EFFECTS, contrast),
     }
-    attention, effect = sentences({"subsets": {"typical": block}, "pooled": block})
+    attention, effect = sentences(findings({"subsets": {"typical": block}, "pooled": block}))
     assert share in attention
     assert causal in effect
     for one in (attention, effect):
@@ -295,7 +296,7 @@ def test_words_are_those_of_the_question_and_know_the_sentence(analysed: Path) -
         sentence = " ".join(own[own["in_sentence"]].sort_values("place")["word"])
         plain = "".join(letter for letter in by_id[str(case)].text if letter.isalnum() or letter == " ")
         assert sentence.replace("'", "") == " ".join(plain.split())
-    assert _words_of_sentence("Is this safe?", "not in it", 3) == (0, 3)
+    assert sentence_words("Is this safe?", "not in it", 3) == (0, 3)
     listed = result(analysed)["words"]
     assert {entry["in_sentence"] for entry in listed} == {True, False}
     assert [entry["mass"] for entry in listed if entry["in_sentence"]] == sorted(

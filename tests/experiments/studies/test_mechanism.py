@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.report.findings.mechanism import notes, sentences
+from experiments.report.table import terminal
 from experiments.studies.mechanism import figure, tables
 from experiments.studies.mechanism.cases import (
     AnsweredCases,
@@ -21,7 +23,7 @@ from experiments.studies.mechanism.departure import parting
 from experiments.studies.mechanism.directions import alarm_effect
 from experiments.studies.mechanism.estimates import Resampling, onward, side
 from experiments.studies.mechanism.examination import spaced
-from experiments.studies.mechanism.findings import notes, sentences
+from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.probes import probe_rows, readable_from
 from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR, prior_shares, reversal_rows, shifted
 from experiments.studies.mechanism.routes import arrives_at, effect_at, knockout_rows, patching_rows, twin_gaps
@@ -320,7 +322,7 @@ STARTS = (
 
 
 def test_the_story_has_five_sentences_with_intervals() -> None:
-    said = sentences(told())
+    said = sentences(findings(told()))
     assert len(said) == len(STARTS)
     for sentence, start in zip(said, STARTS, strict=True):
         assert sentence.startswith(start)
@@ -361,15 +363,15 @@ def _set(result: dict[str, Any], quantity: str, place: str, value: float) -> Any
 def test_each_sentence_says_the_opposite_where_the_numbers_do(number: int, change: Any, start: str) -> None:
     result = copy.deepcopy(told())
     change(result)
-    assert sentences(result)[number].startswith(start)
+    assert sentences(findings(result))[number].startswith(start)
 
 
 def test_tables_and_figure_show_every_part() -> None:
-    found = tables.rows_of(told())
+    found = tables.tables(told())
     assert len(found) == 8
     for table in found:
         assert len({tuple(row) for row in table.rows}) == 1
-        tables.printed(table)
+        terminal(table)
     assert len(tables.frames(told())["probes"]) == 12
     drawn = figure.draw(told())
     assert len(drawn.get_axes()) == 5

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from experiments.report.findings.mechanism import sentences
 from experiments.studies.mechanism.examination import Examination, Sizes
-from experiments.studies.mechanism.findings import sentences
+from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.routes import effect_at
 from experiments.types import Sample
 from interp.vlm import VLM
@@ -78,7 +79,7 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     assert cut(result, "user → verdict", "1") > 5
     assert cut(result, "user → verdict", "0") == pytest.approx(0, abs=1e-3)
     assert cut(result, "image → verdict", "0") == pytest.approx(0, abs=1e-3)
-    said = sentences(result)
+    said = sentences(findings(result))
     assert said[0].startswith("Is the picture read? Yes")
     assert said[1].startswith("Is it carried to the verdict? Yes")
     assert said[2].startswith("Where is it overruled? Where the sentence arrives, at point 2 of 3")
@@ -92,7 +93,7 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
     assert [effect_at(rows, "verdict", point)["value"] for point in range(3)] == pytest.approx([0, 1, 1], abs=1e-3)
     assert cut(result, "image → verdict", "0") > 3
     assert cut(result, "user → verdict", "all") == pytest.approx(0, abs=1e-3)
-    said = sentences(result)
+    said = sentences(findings(result))
     assert said[2].startswith("Where is it overruled? Patching cannot tell")
     assert said[3].startswith("By what? Not by the sentence")
 

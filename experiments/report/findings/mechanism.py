@@ -1,0 +1,186 @@
+"""The mechanism study's findings as five sentences, which carry their numbers, 95% intervals and counts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.metrics.findings import Answer, Finding
+from experiments.report.numbers import fixed, percent, percent_interval
+from experiments.report.table import estimate, percentage
+
+SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
+STAND_INS = {"blank": "grey picture", "none": "missing picture"}
+
+READ = {
+    Answer.YES: "Is the picture read? Yes: from its own columns a linear probe names the thing shown, one of "
+    "{classes}, in {held_out} of held-out cases (shuffled labels {control}%; n = {n} in {clusters} clusters).",
+    Answer.NOT_SHOWN: "Is the picture read? Not so that a linear probe finds it: from its own columns a linear probe "
+    "names the thing shown, one of {classes}, in {held_out} of held-out cases (shuffled labels {control}%; n = {n} in "
+    "{clusters} clusters).",
+    Answer.PARTLY: "Is the picture read? No probe can tell ({reason}), but something of it is: another picture under "
+    "the same sentence moves the margin by {apart} logits (n = {pairs} pairs).",
+    Answer.CANNOT_TELL: "Is the picture read? That cannot be told here: {reason}, and no sentence has two pictures.",
+}
+CARRIED = {
+    Answer.MORE: "Yes, and more of it than is said",
+    Answer.YES: "Yes",
+    Answer.LESS: "Yes, though less than is said",
+    Answer.PARTLY: "What it shows is, what follows from that is not",
+    Answer.NOT_SHOWN: "Not so that a linear probe finds it",
+}
+OVERRULED_AT = {
+    Answer.NOWHERE: "Nowhere: none of {cases} cases was answered wrongly",
+    Answer.CANNOT_TELL: "Patching cannot tell: no state at the last column brings another sentence’s answer, {refused}",
+    Answer.NEVER_ARRIVES: "Where the sentence arrives, {there}: {brings}, and no point brings half of another "
+    "picture’s{within}",
+    Answer.BEFORE: "Before the picture arrives, {there}: {brings}, another picture’s {then}, and {later} only at point "
+    "{picture_from} (n = {n}){within}",
+    Answer.AT_ONCE: "Where the picture arrives, {there}: {brings}, another picture’s {then} (n = {n}){within}",
+    Answer.AFTER: "After the picture has arrived, {there}: {brings}, another picture’s {then}, as already {later} at "
+    "point {picture_from} (n = {n}){within}",
+}
+OVERRULED_BY = {
+    Answer.CANNOT_TELL: "Sentence and picture cannot be set against each other here",
+    Answer.SENTENCE: "By the sentence",
+    Answer.PICTURE: "Not by the sentence",
+    Answer.NEITHER: "Neither sentence nor picture outweighs the other",
+}
+ALARMING_WORDS = {
+    Answer.YES: "; alarming words as such do it: ",
+    Answer.NOT_SHOWN: "; that alarming words as such do it is not shown: ",
+}
+REVERSED = {
+    Answer.ROSE: "Part of it (AUROC {change})",
+    Answer.NOT_SHOWN: "Nothing that is certain (AUROC {change})",
+    Answer.FELL: "Nothing, it gets worse (AUROC {change})",
+}
+
+
+def sentences(findings: Sequence[Finding]) -> list[str]:
+    """Is the picture read; is it carried to the verdict; where is it overruled; by what; how much comes back."""
+    by_question = {finding.question: finding for finding in findings}
+    return [
+        _read(by_question["picture_read"]),
+        _carried(by_question["picture_carried"]),
+        f"Where is it overruled? {_overruled_at(by_question['overruled_at'])}.",
+        _overruled_by(by_question["overruled_by"]) + _alarming_words(by_question["alarming_words"]) + ".",
+        _reversed(by_question["reversed"]),
+    ]
+
+
+def _read(finding: Finding) -> str:
+    probe, apart = finding.evidence["probe"], finding.evidence["apart"]
+    return READ[finding.answer].format(
+        classes=probe["classes"],
+        held_out=percentage(probe),
+        control=percent(probe["control"], 0),
+        n=probe["n"],
+        clusters=probe["clusters"],
+        reason=probe["reason"],
+        apart=estimate(apart),
+        pairs=apart["n"],
+    )
+
+
+def _carried(finding: Finding) -> str:
+    asked, found = "Is it carried to the verdict? ", finding.evidence
+    probe = found["probe"]
+    if finding.answer is Answer.CANNOT_TELL:
+        return f"{asked}That cannot be told here: {probe['reason'] or 'all cases have the same truth'}."
+    since = "" if found["from"] is None else f", from point {found['from']} of {found['last']} on"
+    text = (
+        f"{asked}{CARRIED[finding.answer]}: at the last column of the prompt a probe tells safe from unsafe with AUROC "
+        f"{estimate(probe)}{since}, the model’s own margin with {estimate(found['margin'])} (difference "
+        f"{estimate(probe['beyond'], sign=True)}; n = {probe['n']})"
+    )
+    if cut := found["edge_cut"]:
+        change = f"{estimate(cut, sign=True)} (n = {cut['n']})"
+        text += f"; without attention from there to the picture the margin’s AUROC changes by {change}"
+    return text + "."
+
+
+def _overruled_at(finding: Finding) -> str:
+    found = finding.evidence
+    sentence, then, later = (found.get(name) for name in ("sentence", "picture_then", "picture"))
+    within = found["within"]
+    return OVERRULED_AT[finding.answer].format(
+        cases=found["cases"],
+        refused=_refused(found["refused"], found["looked_at"]),
+        there=f"at point {found['sentence_from']} of {found['last']}",
+        brings=sentence
+        and f"there another sentence’s state at the last column alone brings {percentage(sentence)} of "
+        f"the way to its answer (n = {sentence['n']} failures)",
+        then=then and percentage(then),
+        later=later and percentage(later),
+        picture_from=found["picture_from"],
+        n=later and later["n"],
+        within=f"; under one and the same sentence failures part from successes at point {within['from']}, in the end "
+        f"by {estimate(within['gap'])} logits ({within['gap']['failures']} against {within['gap']['successes']})"
+        if within
+        else "",
+    )
+
+
+def _overruled_by(finding: Finding) -> str:
+    found = finding.evidence
+    apart, r2 = found["apart"], found["r2"]
+    stand_in = STAND_INS.get(found["prior"], f"{found['prior']} picture")
+    return (
+        f"By what? {OVERRULED_BY[finding.answer]}: margins of different sentences lie {estimate(found['spread'])} "
+        f"logits apart, those of one sentence with two pictures {estimate(apart)} (n = {apart['n']} pairs, "
+        f"{percentage(found['ranked'])} in the right order); the margin with a {stand_in} explains R² = "
+        f"{estimate(r2)} of the margins (n = {r2['n']})"
+    )
+
+
+def _alarming_words(finding: Finding) -> str:
+    if finding.answer is Answer.CANNOT_TELL:
+        return ""
+    more = finding.evidence["called_unsafe"]
+    ends = percent_interval((more["low"], more["high"]))
+    return (
+        f"{ALARMING_WORDS[finding.answer]}cases with alarming words are called unsafe "
+        f"{percent(more['value'], 0, sign=True)} points{f' [{ends}]' if ends else ''} more often than others "
+        f"({more['clusters']} sentence forms)"
+    )
+
+
+def _reversed(finding: Finding) -> str:
+    asked, found = "How much returns when that is undone? ", finding.evidence
+    if finding.answer is Answer.CANNOT_TELL:
+        return f"{asked}That cannot be told here: all cases have the same truth."
+    change, constant = found["change"], found["constant"]
+    text = (
+        f"{asked}{REVERSED[finding.answer].format(change=estimate(change, sign=True))}: with the sentence’s own margin "
+        f"subtracted (weight {fixed(found['weight'], 2)}, chosen without labels) AUROC is {estimate(found['auroc'])} "
+        f"instead of {estimate(found['as_it_is'])} (n = {change['n']}), {found['fixed']} of {found['wrong']} wrong "
+        f"answers turn right and {found['broken']} of {found['right']} right ones wrong, where a mere constant that "
+        f"says Yes as often mends {constant['fixed']} and breaks {constant['broken']}"
+    )
+    if found["ablated"]:
+        listed = ", ".join(f"{name} {estimate(change, sign=True)}" for name, change in found["ablated"].items())
+        text += f"; a direction ablated at point {found['ablated_at']} changes it by: {listed}"
+    return text + "."
+
+
+def _refused(counts: Mapping[str, int], looked_at: int) -> str:
+    """How many failures found no partner."""
+    return ", ".join(f"{n} of {looked_at} refused for {what}" for what, n in counts.items()) or "none was tried"
+
+
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """What limits the numbers of mechanism.json, a sentence each."""
+    cases = result["cases"]
+    found = [
+        "Points: 0 is what enters layer 0, the first of the decoder, and l what layer l − 1 gave; the last column is "
+        "where the answer is read off. Intervals are 95%, from resampling clusters. Probes and directions are read on "
+        "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced.",
+    ]
+    if cases["subset"] is not None:
+        found.append(
+            f"Cut and patched were {cases['failures_looked_at']} of {cases['failures_in_subset']} failures of "
+            f"{SUBSETS[cases['subset']]}, {cases['successes_looked_at']} successes matched to them and their twins "
+            f"(same sentence, opposite truth), {cases['looked_at']} cases in all; pairs that do not align: "
+            f"{_refused(result['refused'], cases['failures_looked_at'])}. The other sentences are ones that the model "
+            "answers otherwise, of as many tokens."
+        )
+    return found + [f"No direction “{name}”: {why}." for name, why in result["missing"].items()]
