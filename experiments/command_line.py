@@ -32,11 +32,12 @@ FORMER = {
     "task=stages": "task=reasoning_stages",
     "task=train_refusal_classifier": "task=judge_training",
 }
-# Options of tasks that are the run's own.
+# Options of tasks that are now the run's own, or have a name of their own.
 FORMER_KEYS = {
     "task.attribution": "attribution",
     "task.case": "case",
     "task.labels": "labels",
+    "task.limit": "task.failures",
     "task.run": "run",
     "task.runs": "runs",
 }

@@ -1,7 +1,7 @@
 """Finished runs, found again: by their directories, or as what a configuration has just left. Loads no model."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +61,6 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return list(latest.values())
 
 
-def given(task: Sequence[str] | None, run: Run) -> list[Path]:
-    """The directories of ``task.runs``, else of ``runs``, else of ``run``; empty where none is given."""
-    chosen = list(task or run.runs or ([run.run] if run.run else []))
-    return [Path(folder) for folder in chosen]
+def given(run: Run) -> list[Path]:
+    """The directories of ``runs``, else of ``run``; empty where none is given."""
+    return [Path(folder) for folder in run.runs or ([run.run] if run.run else [])]

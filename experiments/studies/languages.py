@@ -43,7 +43,7 @@ class Languages:
 
     def __call__(self, run: Run) -> None:
         """Prints the languages as a study prints its arms, and a sentence a language."""
-        folders = finished_runs.given(None, run)
+        folders = finished_runs.given(run)
         if not folders and not hasattr(run.benchmark, "language"):
             raise UserError(
                 f"benchmark={run.benchmark.name}: has no translations; give benchmark=translated "

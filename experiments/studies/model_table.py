@@ -109,7 +109,9 @@ def configurations(folder: Path) -> list[dict[str, Any]]:
     """The nodes of all model configurations: those with weights first, then those behind an API, each by name."""
     found = []
     for path in sorted(folder.glob("*.yaml")):
-        node = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        own = OmegaConf.load(path)
+        base = str(own.pop("defaults")[0]).partition("@")[0]  # what Hydra composes, without a Hydra
+        node = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(folder / f"{base}.yaml"), own), resolve=True)
         assert isinstance(node, dict)
         found.append({str(key): value for key, value in node.items()})
     return sorted(found, key=_remote)

@@ -11,6 +11,7 @@ from hydra.errors import ConfigCompositionException
 
 import conf
 from experiments.config import digest
+from experiments.studies.model_table import configurations
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import CalibratedShift
@@ -19,6 +20,7 @@ from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
 
 CONF = Path(conf.__file__).parent
+MODELS = {node["name"]: node for node in configurations(CONF / "model")}
 
 
 def options(group: str) -> list[str]:
@@ -56,9 +58,15 @@ def test_every_method_composes_and_is_the_arm_under_study(method: str) -> None:
     assert method in run.arms
 
 
+def test_a_model_is_composed_wherever_it_is_put() -> None:
+    judge = composed("judge=llm", "model@judge.models.first=api_vllm").judge
+    assert judge.models.first == MODELS["api_vllm"]
+
+
 @pytest.mark.parametrize("model", options("model"))
 def test_every_model_composes(model: str) -> None:
     assert run_of(f"model={model}").model.name == model
+    assert composed(f"model={model}").model == MODELS[model]  # what task=model_table reads without Hydra
 
 
 CONTROLS = ("vcd_published", "text_only", "yes_bias", "calibrated_shift", "prompt")

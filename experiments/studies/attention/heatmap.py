@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """The task: ``case`` is an id, None for the first over-safety failure; ``layers`` are those drawn, None for all."""
+    """The task: draws ``run.case``, or the first over-safety failure; ``layers`` are those drawn, None for all."""
 
-    case: str | None = None
     layers: list[int] | None = None
 
     def __call__(self, run: Run) -> None:
         """Draws into a new run directory and prints what is in it."""
         console = Console()
         loaded = load_cases(run, console)
-        named = None if self.case is None else sample_with_id(loaded.samples, self.case)
+        named = None if run.case is None else sample_with_id(loaded.samples, run.case)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)

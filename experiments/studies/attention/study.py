@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from experiments.config import ATTRIBUTIONS, Run
+from experiments.config import Run
 from experiments.evaluation.study import PREDICTIONS, Study, limited, load_cases
 from experiments.report.build import build
 from experiments.report.findings.attention import word_line
@@ -24,31 +24,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FailureAnalysis:
-    """The task with its options; ``run`` is the directory of a finished study of the same model and benchmark.
+    """The task, on ``run.run``, a finished study of this model and benchmark, or on a baseline that is run first.
 
-    ``limit`` is the most failures of a subset (None: all), ``layers`` and ``segments`` what is logged and kept (None:
-    all), ``figures`` how many of the worst failures are drawn, ``attribution`` "captum" to attribute those as well.
+    ``failures`` is the most failures of a subset (None: all), ``layers`` and ``segments`` what is logged and kept
+    (None: all), ``figures`` how many of the worst failures are drawn.
     """
 
-    run: str | None = None
-    limit: int | None = 24
+    failures: int | None = 24
     layers: list[int] | None = None
     segments: list[str] | None = None
     figures: int = 3
-    attribution: str = "none"
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"task.limit={self.limit}: must be at least 1, or null for all failures")
+        if self.failures is not None and self.failures < 1:
+            raise UserError(f"task.failures={self.failures}: must be at least 1, or null for all failures")
         if self.figures < 0:
             raise UserError(f"task.figures={self.figures}: must be at least 0")
-        if self.attribution not in ATTRIBUTIONS:
-            raise UserError(f"task.attribution={self.attribution!r}: must be one of {', '.join(ATTRIBUTIONS)}")
 
     def __call__(self, run: Run) -> None:
         """Analyses, and prints two sentences and the words that draw most attention."""
         console = Console()
-        folder = None if self.run is None else Path(self.run)
+        folder = None if run.run is None else Path(run.run)
         environment = None if folder is None else _finished(folder)
         loaded = load_cases(run, console)
         if folder is not None and environment is not None:
@@ -77,13 +73,13 @@ class FailureAnalysis:
             folder,
             seed=run.seed,
             draws=run.draws,
-            limit=self.limit,
+            limit=self.failures,
             batch_size=run.batch_size,
             max_new_tokens=run.max_new_tokens,
             layers=self.layers,
             segments=self.segments,
             figures=self.figures,
-            captum=self.attribution == "captum",
+            captum=run.attribution == "captum",
         )
 
     def _with_baseline(self, run: Run, vlm: "VLM", complete: Loaded, console: Console) -> tuple[Path, dict[str, Any]]:
@@ -107,9 +103,9 @@ def _finished(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         environment = None
     if not isinstance(environment, dict) or not (folder / PREDICTIONS).is_file():
-        raise UserError(f"task.run={folder}: is no run's directory; give one, outputs/<name>/<time>")
+        raise UserError(f"run={folder}: is no run's directory; give one, outputs/<name>/<time>")
     if not environment.get("finished"):
-        raise UserError(f"task.run={folder}: that run is unfinished; repeat its command, which finishes it, then this")
+        raise UserError(f"run={folder}: that run is unfinished; repeat its command, which finishes it, then this")
     return environment
 
 
@@ -117,7 +113,7 @@ def _check_benchmark(folder: Path, environment: Mapping[str, Any], run: Run, loa
     recorded = environment["benchmark"]
     if recorded["manifest"] != loaded.manifest:
         raise UserError(
-            f"task.run={folder}: that run is of other cases ({recorded['name']} {recorded['manifest']}) than this "
+            f"run={folder}: that run is of other cases ({recorded['name']} {recorded['manifest']}) than this "
             f"command's ({run.benchmark.name} {loaded.manifest}); give the benchmark options of that run"
         )
 
@@ -126,6 +122,6 @@ def _check_model(folder: Path, environment: Mapping[str, Any], vlm: "VLM") -> No
     recorded = environment["model"]
     if recorded["revision"] != vlm.revision:
         raise UserError(
-            f"task.run={folder}: that run is of {recorded['name']} {recorded['revision']}, and this command loads "
+            f"run={folder}: that run is of {recorded['name']} {recorded['revision']}, and this command loads "
             f"{vlm.name} {vlm.revision}; give the model options of that run"
         )

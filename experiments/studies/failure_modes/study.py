@@ -27,20 +27,19 @@ Row = tuple[Mapping[str, Any], Labelled, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class FailureModes:
-    """The task. ``run`` is a finished run's directory; with ``ask`` the configured ``model`` labels as well.
+    """The task, on a finished run; with ``ask`` the configured ``model`` labels as well.
 
     Writes failure_modes.csv beside the run's files, whose column ``hand`` wins when the task is run again, and
     failure_modes.json with the counts.
     """
 
-    run: str | None = None
     ask: bool = False
 
     def __call__(self, run: Run) -> None:
         """Labels, and prints the modes by arm and subset."""
-        folders = finished_runs.given([self.run] if self.run else None, run)
+        folders = finished_runs.given(run)
         if len(folders) != 1:
-            raise UserError("task.run=null: needs one finished run; give run=<outputs/name/time>")
+            raise UserError("run=null: needs one finished run; give run=<outputs/name/time>")
         (folder,) = folders
         finished_runs.read(folder)
         failed = [record for record in finished_runs.records(folder) if is_failure(record)]

@@ -41,13 +41,13 @@ CAPTION = ("Probes by point; the margin by point (bands and bars: 95% intervals 
 class Mechanism:
     """The task. Everything is done on the test cases; nothing is chosen on them but what needs no labels.
 
-    ``limit`` is how many failures are cut and patched, best matched first (None: all), beside all successes matched to
-    them and the twins of both. ``width`` is the layers in a window of a knockout. ``points`` is how many points of the
-    residual stream are looked at, evenly from first to last. ``prior`` is what stands for the picture where the
+    ``failures`` is how many of those are cut and patched, best matched first (None: all), beside all successes matched
+    to them and the twins of both. ``width`` is the layers in a window of a knockout. ``points`` is how many points of
+    the residual stream are looked at, evenly from first to last. ``prior`` is what stands for the picture where the
     sentence's own say is measured (``mitigation.prior_correction``). ``draws`` are those of the intervals here.
     """
 
-    limit: int | None = 120
+    failures: int | None = 120
     width: int = 1
     points: int = 9
     prior: str = "blank"
@@ -55,7 +55,7 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
-        for name, value, least in (("limit", self.limit, 1), ("width", self.width, 1), ("points", self.points, 2),
+        for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("points", self.points, 2),
                                    ("draws", self.draws, 1)):  # fmt: skip
             if value is not None and value < least:
                 raise UserError(f"task.{name}={value}: must be at least {least}")
@@ -93,7 +93,7 @@ class Mechanism:
         kept = read_object(store.path / RESULT)
         if kept.get("settings") == settings:
             return kept
-        sizes = Sizes(self.limit, self.width, self.points, self.prior, run.batch_size, run.seed, draws)
+        sizes = Sizes(self.failures, self.width, self.points, self.prior, run.batch_size, run.seed, draws)
         answers = records.current(store.records(PREDICTIONS))
         with shared_features(vlm, FeatureCache(run.feature_cache_mib)):
             work = Examination(vlm, samples, answers, sizes)

@@ -225,7 +225,7 @@ class PaperTable:
 
     def __call__(self, run: Run) -> None:
         """Prints the table with all conventions of Overall by name."""
-        folders = finished_runs.given(None, run)
+        folders = finished_runs.given(run)
         studied = [] if folders else [finished_runs.studied(run)]
         if not Launch.current().first:
             return

@@ -45,7 +45,7 @@ class SafetyAgainstOversensitivity:
 
     def __call__(self, run: Run) -> None:
         """Draws the plot and prints the correlation in a sentence."""
-        folders = finished_runs.given(None, run)
+        folders = finished_runs.given(run)
         if not folders:
             raise UserError("runs=null: needs finished runs on a refusal benchmark; give runs=[<run>,<run>]")
         table = joined(folders, self.arm)

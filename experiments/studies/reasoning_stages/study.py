@@ -36,16 +36,16 @@ OURS = "The wordings are ours: the paper's prompts are not published."
 @sharded
 @dataclass(frozen=True)
 class ReasoningStages:
-    """The task. ``limit`` is how many failures are looked at (None: all), by hash of their ids.
+    """The task. ``failures`` is how many failures are looked at (None: all), by hash of their ids.
 
     Writes the baseline's study, captions.jsonl, stages.jsonl (a record a case and condition), stages.csv, stages.json.
     """
 
-    limit: int | None = 100
+    failures: int | None = 100
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"task.limit={self.limit}: must be at least 1, or null for all failures")
+        if self.failures is not None and self.failures < 1:
+            raise UserError(f"task.failures={self.failures}: must be at least 1, or null for all failures")
 
     def __call__(self, run: Run) -> None:
         """Runs what is missing, and prints the table and two sentences."""
@@ -76,7 +76,7 @@ class ReasoningStages:
         oracle = oracle_of(run.benchmark.name)
         kind = run.benchmark.kind
         baseline = [record for record in store.records(PREDICTIONS) if record["arm"] == "baseline"]
-        chosen = choose(samples, baseline, kind, limit=self.limit, seed=run.seed)
+        chosen = choose(samples, baseline, kind, limit=self.failures, seed=run.seed)
         cases = [*chosen.failures, *chosen.matched]
         perceived = self._perceive(run, vlm, store, cases, manifest, oracle, console)
         answering = Answering(run, vlm, store, console)

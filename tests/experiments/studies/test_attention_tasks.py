@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
 def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the baseline with its analysis."""
     outputs = tmp_path_factory.mktemp("outputs")
-    return execute(saved, outputs, "task=attention", "limit=9", "task.limit=1", "task.figures=0")
+    return execute(saved, outputs, "task=attention", "limit=9", "task.failures=1", "task.figures=0")
 
 
 def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
@@ -49,7 +49,7 @@ def test_an_existing_run_is_analysed_where_it_lies(
     (finished / "attention.json").unlink()
     stale = finished / "figures" / "attention_of_an_earlier_analysis_image.png"
     stale.touch()
-    options = ("task=attention", f"task.run={finished}", "task.limit=1", "task.figures=1", "task.attribution=captum")
+    options = ("task=attention", f"run={finished}", "task.failures=1", "task.figures=1", "attribution=captum")
     execute(saved, finished.parent.parent, *options)
     found = read(finished / "attention.json")
     assert (finished / "predictions.jsonl").read_bytes() == before
@@ -65,7 +65,7 @@ def test_an_existing_run_is_analysed_where_it_lies(
 def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_path: Path) -> None:
     def refused(folder: Path, match: str, *overrides: str) -> None:
         with pytest.raises(UserError, match=match):
-            execute(saved, tmp_path, "task=attention", f"task.run={folder}", *overrides)
+            execute(saved, tmp_path, "task=attention", f"run={folder}", *overrides)
 
     refused(tmp_path, "no run's directory")
     refused(finished, "of other cases", "benchmark.split=development")
@@ -79,7 +79,7 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
 
 
 def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"task.case={CASE}")
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}")
     assert folder.parent.name == "heatmap_llava"
     assert {path.name for path in (folder / "figures").iterdir()} == {
         f"attention_{CASE}_{name}.png" for name in ("image", "words", "heads")
@@ -100,11 +100,11 @@ def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tm
 def test_an_unknown_case_or_option_is_named_before_any_weights(tmp_path: Path) -> None:
     first = IconWorld().load().samples[0].id
     with pytest.raises(UserError, match=f"no case 'nonsense'.*{first}"):
-        execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", "task.case=nonsense")
-    with pytest.raises(UserError, match=r"task.limit=0"):
-        run_of("task=attention", "task.limit=0")
-    with pytest.raises(UserError, match=r"attribution='lime'.*captum"):
-        run_of("task=attention", "task.attribution=lime")
+        execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", "case=nonsense")
+    with pytest.raises(UserError, match=r"task.failures=0"):
+        run_of("task=attention", "task.failures=0")
+    with pytest.raises(UserError, match=r"attribution=lime.*captum"):
+        run_of("task=attention", "attribution=lime")
     with pytest.raises(UserError, match=r"task.layers"):
         run_of("task=attention", "task.layers=first")
 

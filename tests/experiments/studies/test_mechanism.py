@@ -379,7 +379,7 @@ def test_tables_and_figure_show_every_part() -> None:
     assert len(figure.draw(nothing).get_axes()) == 5
 
 
-@pytest.mark.parametrize(("key", "value"), [("limit", 0), ("width", 0), ("points", 1), ("draws", 0)])
+@pytest.mark.parametrize(("key", "value"), [("failures", 0), ("width", 0), ("points", 1), ("draws", 0)])
 def test_sizes_out_of_range_are_refused(key: str, value: int) -> None:
     with pytest.raises(UserError, match=rf"task\.{key}={value}"):
         Mechanism(**{key: value})  # type: ignore[arg-type]

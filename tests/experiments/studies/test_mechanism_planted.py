@@ -100,7 +100,7 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
 
 @pytest.mark.slow
 def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ("limit=24", "draws=20", "task.limit=2", "task.points=3", f"output_root={tmp_path}")
+    overrides = ("limit=24", "draws=20", "task.failures=2", "task.points=3", f"output_root={tmp_path}")
     run = run_of("+exp=mechanism", *overrides)
     run.task(run)
     (folder,) = (tmp_path / "mechanism").iterdir()

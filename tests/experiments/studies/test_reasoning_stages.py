@@ -153,7 +153,7 @@ def test_changes_are_paired_and_the_sentences_carry_them() -> None:
 
 
 def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ("+exp=reasoning_stages", "limit=8", "draws=20", "task.limit=2", f"output_root={tmp_path}")
+    overrides = ("+exp=reasoning_stages", "limit=8", "draws=20", "task.failures=2", f"output_root={tmp_path}")
     run = run_of(*overrides)
     run.task(run)
     (folder,) = (tmp_path / "reasoning_stages").iterdir()
@@ -168,5 +168,5 @@ def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsy
 
 
 def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match=r"task\.limit=0"):
-        ReasoningStages(limit=0)
+    with pytest.raises(UserError, match=r"task\.failures=0"):
+        ReasoningStages(failures=0)
