@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 import conf
@@ -110,6 +110,7 @@ def configurations(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(folder.glob("*.yaml")):
         own = OmegaConf.load(path)
+        assert isinstance(own, DictConfig)
         base = str(own.pop("defaults")[0]).partition("@")[0]  # what Hydra composes, without a Hydra
         node = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(folder / f"{base}.yaml"), own), resolve=True)
         assert isinstance(node, dict)
