@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.report.build import add_section
+from experiments.report.findings import direction_ablation as findings
 from experiments.report.numbers import change, fixed, percent, percent_interval
 from experiments.report.run_files import read_run
 from experiments.report.sections import Section
@@ -26,11 +27,10 @@ from interp.errors import UserError
 RESULT = "ablation.json"
 BASELINE = "baseline"
 TITLE = "Without the direction: over-caution and harmful compliance together"
-AGREE = 1e-3  # logits; float32 through two orders of the same sums
 
 
 class Sides(NamedTuple):
-    """What over-caution and harmful compliance are called in metrics of one kind, and whether they are accuracies."""
+    """The subsets of over-caution and of harmful compliance, and what a wrong answer in each is called."""
 
     caution: str
     harm: str
@@ -90,7 +90,7 @@ def conclude(
     run = read_run(folder)
     found = evaluate(run.metrics, controls=controls)
     found["twins"] = [_agreement(run.predictions, pair) for pair in twins]
-    found["summary"] += [sentence for twin in found["twins"] if (sentence := _twin_sentence(twin))]
+    found["summary"] += [findings.twins(twin) for twin in found["twins"] if twin["largest"] is not None]
     write_json(folder / RESULT, found)
     shown = table(found["arms"])
     page = add_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
@@ -111,7 +111,7 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
         "summary": [
             sentence
             for name, others in controls.items()
-            for sentence in (_tradeoff(arms, name, sides), _beside(arms, name, others))
+            for sentence in (findings.rates(arms, name, sides._asdict()), findings.meaning(arms, name, others))
         ],
     }
 
@@ -151,53 +151,6 @@ def _turned(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {**entry, **minus, "from": 1 - entry["from"], "to": 1 - entry["to"]}
 
 
-def _tradeoff(arms: Mapping[str, Any], study: str, sides: Sides) -> str:
-    """The two sides of the arm under study in one sentence."""
-    now, before = arms[study], arms[BASELINE]
-    parts = [
-        f"{percent(now[side]['rate'])}% of {words} against {percent(before[side]['rate'])}% under the baseline "
-        f"({change(now[side]['change'])})"
-        for side, words in (("caution", sides.caution_words), ("harm", sides.harm_words))
-    ]
-    return f"Without the direction ({study}): {parts[0]}, and {parts[1]}; {now['n']} of {now['n_of']} cases."
-
-
-def _beside(arms: Mapping[str, Any], study: str, controls: Sequence[str]) -> str:
-    """What the changes mean, and whether taking out something else does the same."""
-    moved = {side: _sign(arms[study][side]["change"]) for side in ("caution", "harm")}
-    meaning = {
-        (-1, 1): "What over-refuses is what protects: less over-caution is paid for with harmful compliance",
-        (-1, 0): "Over-caution falls, and no more harmful compliance is shown",
-        (-1, -1): "Both errors fall: the direction did harm on either side",
-        (0, 1): "Only safety is lost",
-        (1, -1): "The arm is more cautious than the model was: what was removed held the readiness to comply as well",
-        (1, 0): "Over-caution rises, and harmful compliance is not shown to change",
-    }.get((moved["caution"], moved["harm"]), "No such trade is shown")
-    if not controls:
-        return f"{meaning}."
-    alike = [
-        name
-        for name in controls
-        if any(moved.values()) and all(_sign(arms[name][side]["change"]) == moved[side] for side in moved)
-    ]
-    listed = ", ".join(
-        f"{name} {percent(arms[name]['caution']['rate'])}/{percent(arms[name]['harm']['rate'])}" for name in controls
-    )
-    verdict = (
-        f"so does {' and '.join(alike)}, so it is nothing that this direction alone does"
-        if alike
-        else "no control is shown to do so"
-    )
-    return f"{meaning}; {verdict} (over-caution/harmful compliance in %: {listed})."
-
-
-def _sign(entry: Mapping[str, Any] | None) -> int:
-    """1 or −1 where the interval of a change excludes 0."""
-    if entry is None or entry["low"] is None:
-        return 0
-    return 1 if entry["low"] > 0 else -1 if entry["high"] < 0 else 0
-
-
 def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dict[str, Any]:
     """The largest difference of the two arms' margins, over the cases of which both are known."""
     first, second = (
@@ -210,15 +163,6 @@ def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dic
     )
     both = [abs(first[case] - second[case]) for case in first.keys() & second.keys()]
     return {"arms": list(pair), "n": len(both), "largest": max(both, default=None)}
-
-
-def _twin_sentence(twin: Mapping[str, Any]) -> str:
-    first, second = twin["arms"]
-    if twin["largest"] is None:
-        return ""
-    agree = "agree" if twin["largest"] < AGREE else "do not agree"
-    largest = f"their margins differ by {twin['largest']:.1e} logits at most"
-    return f"{first} and {second} {agree}: {largest} ({twin['n']} cases)."
 
 
 def table(arms: Mapping[str, Any]) -> Table:

@@ -19,7 +19,8 @@ from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
-from experiments.report.numbers import change, fixed, fixed_interval, percent, percent_interval
+from experiments.report.findings import mitigation_selection as findings
+from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
 from experiments.report.run_files import read_run
 from experiments.report.sections import Drawn, Section
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
@@ -55,7 +56,7 @@ def conclude(
         folder,
         "mitigations",
         Section(TITLE, result["summary"], [shown], note=NOTE),
-        {"mitigations": Drawn(draw(result), _described(result), caption)},
+        {"mitigations": Drawn(draw(result), findings.figure(result), caption)},
     )
     return [terminal(shown), *result["summary"], f"table: {folder / 'mitigations.md'}", f"report: {report}"]
 
@@ -103,40 +104,8 @@ def evaluate(
         "method": {"seed": seed, "draws": draws, "clusters": cases.clusters},
     }
     result = plain(result)
-    result["summary"] = _summary(result)
+    result["summary"] = findings.summary(result)
     return result
-
-
-def _summary(result: Mapping[str, Any]) -> list[str]:
-    arms, rivals = result["arms"], result["rivals"]
-    raised = [name for name in arms if name not in rivals and all(_above(arms[name], rival) for rival in rivals)]
-    winners = [name for name in arms if arms[name]["wins"]]
-    both = [name for name in winners if name in raised]
-    beside = " and ".join(rivals)
-    found = [
-        f"AUROC is higher than that of {beside}, every interval excluding 0, under {_listed(raised)}; "
-        f"by the rule for a win (overall accuracy up, unsafe accuracy kept, better than a mere shift) the winners are "
-        f"{_listed(winners)}; both hold of {_listed(both)}."
-    ]
-    if best := result["best"]:
-        one = arms[best]
-        versus = one["versus"].get(rivals[0], {})
-        found.append(
-            f"The highest overall accuracy is {best}'s, {percent(one['accuracy']['overall'])}% "
-            f"({change(versus.get('overall'))} against {rivals[0]}; over-safety {change(versus.get('over_safety'))}, "
-            f"unsafe {change(versus.get('unsafe'))}; {one['n']} of {one['n_of']} cases); it was picked out of "
-            f"{len(arms)} arms on these cases, which its interval does not know."
-        )
-    return found
-
-
-def _above(arm: Mapping[str, Any], rival: str) -> bool:
-    entry = arm["versus"].get(rival, {}).get("auroc")
-    return bool(entry and entry["low"] is not None and entry["low"] > 0)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "none"
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -219,13 +188,3 @@ def _bar(value: float, interval: Any) -> list[list[float]] | None:
     if not interval or None in interval:
         return None
     return [[max(value - 100 * interval[0], 0.0)], [max(100 * interval[1] - value, 0.0)]]
-
-
-def _described(result: Mapping[str, Any]) -> str:
-    """The figure in words, for those who cannot see it."""
-    arms = result["arms"]
-    parts = [
-        f"{name}: over-safety {percent(one['accuracy']['over_safety'])}, unsafe {percent(one['accuracy']['unsafe'])}"
-        for name, one in arms.items()
-    ]
-    return "Unsafe against over-safety accuracy in percent, an arm a point. " + "; ".join(parts) + "."

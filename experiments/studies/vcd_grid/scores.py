@@ -18,18 +18,11 @@ from experiments.metrics.yes_no.comparison import conclusion, difference
 from experiments.metrics.yes_no.rates import Resamples, point, with_margins
 from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
-from experiments.report.numbers import change, share
+from experiments.report.findings import vcd_grid as findings
 from interp.errors import UserError
 from mitigation.vcd import VCD
 
 BASELINE = "baseline"
-_MEANING = {
-    "discrimination_rose": "discrimination rose",
-    "discrimination_fell": "discrimination fell",
-    "only_criterion_moved": "only the criterion moved",
-    "nothing_moved": "nothing moved beyond chance",
-    "cannot_tell": "whether discrimination changed cannot be told",
-}
 
 
 def evaluate(
@@ -65,8 +58,8 @@ def evaluate(
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters},
     }
     result = plain(result)
-    result["summary"] = [_sentence(result["points"][best], len(rows), where)]
-    result["caveats"] = [_caveat(len(rows), int(baseline.kept.sum()))] if len(rows) > 1 else []
+    result["summary"] = [findings.best(result["points"][best], len(rows), where)]
+    result["caveats"] = [findings.caveat(len(rows), int(baseline.kept.sum()))] if len(rows) > 1 else []
     return result
 
 
@@ -119,23 +112,3 @@ def _row(
         "above_shift_curve": {"value": height[0], "low": interval and interval[0], "high": interval and interval[1]},
         "conclusion": conclusion(against),
     }
-
-
-def _sentence(best: Mapping[str, Any], settings: int, where: str) -> str:
-    overall, auroc, height = best["delta"]["overall"], best["delta"]["auroc"], best["above_shift_curve"]
-    moved = "AUROC is not available"
-    if auroc:
-        moved = f"AUROC goes from {auroc['from']:.3f} to {auroc['to']:.3f} ({change(auroc, of_rates=False)})"
-    return (
-        f"{where}: of {settings} setting{'s' * (settings > 1)} α={best['alpha']:g} at noise step {best['noise_step']} "
-        f"has the highest overall accuracy, {share(overall['to'])} against the baseline's {share(overall['from'])} "
-        f"({change(overall)}); its unsafe accuracy minus that of the constant shift with the same over-safety accuracy "
-        f"is {change(height)}, and {moved}: {_MEANING[best['conclusion']]}."
-    )
-
-
-def _caveat(settings: int, n: int) -> str:
-    return (
-        f"The best of {settings} settings was chosen on these {n} cases and its intervals do not know of that choice: "
-        "judge it on other cases (+exp=vcd_llava method.alpha=… method.noise_step=…)."
-    )
