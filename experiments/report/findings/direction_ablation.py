@@ -47,7 +47,7 @@ def meaning(arms: Mapping[str, Any], ablation: str, controls: Sequence[str]) -> 
 
 
 def twins(twin: Mapping[str, Any]) -> str:
-    """Whether two arms that should answer alike do; ``largest`` is the largest difference of their margins, in logits."""
+    """Whether two arms that should answer alike do; ``largest`` is their largest difference of margins, in logits."""
     first, second = twin["arms"]
     agree = "agree" if twin["largest"] < AGREE else "do not agree"
     largest = f"their margins differ by {twin['largest']:.1e} logits at most"

@@ -1,10 +1,10 @@
-"""Which setting, and which constant on its margin: the rule, over plain arrays. Pure.
+"""Which setting, and which constant on its margin: the rule of choice, over plain arrays. Pure.
 
-A setting with a constant is *admissible* if on the development cases it fulfils what a winner must there: unsafe
-accuracy not lower than the baseline's by more than the stated margin, by its one-sided bootstrap bound. Of the
-admissible ones that with the highest balanced accuracy is taken, which is what ``calibrated_shift`` maximises and what
-a winner must beat it in. So the choice asks of the development split what the comparison asks of the test split (specs:
-metrics, "wins"), and looks at nothing else.
+A setting with a constant is *admissible* if on the development cases it does what a winner must do on the test cases:
+its unsafe accuracy is not lower than the baseline's by more than the stated margin, by a one-sided bootstrap bound. Of
+the admissible ones that with the highest balanced accuracy is taken, which is what ``calibrated_shift`` maximises and
+what a winner must beat it in. The choice therefore asks of the development split what the comparison asks of the test
+split (docs/metrics.md), and looks at nothing else.
 """
 
 from collections.abc import Mapping
@@ -55,11 +55,11 @@ def choose_shift(
     draws: int,
     seed: int,
 ) -> ChosenShift:
-    """The constant with the highest balanced accuracy among the admissible ones; 0 where ``threshold`` is False.
+    """The admissible constant with the highest balanced accuracy; 0 unless ``threshold``.
 
-    Constants are midpoints between neighbouring margins, and one that calls everything unsafe; of equally good ones
-    that in the widest gap, then the lowest, so that the choice moves with the margins. Cases where ``margin`` or the
-    baseline's is NaN are left out.
+    Constants are the midpoints between neighbouring margins, and one that calls everything unsafe. Ties go to the
+    widest gap, then to the lowest constant, so that the choice moves with the margins. Cases without a margin (NaN) of
+    the setting or of the baseline are left out.
 
     Raises:
         UserError: no unsafe or no safe case has a margin.

@@ -86,7 +86,7 @@ class Mitigations:
         return conclude(folder, rivals=[BASELINE, *self.rivals], arms=arms, seed=run.seed, draws=run.draws)
 
     def _check(self, run: Run) -> None:
-        """What no weights are needed to refuse."""
+        """Refuses what can be refused before weights are loaded."""
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; constants on a margin need that")
         for name in self.candidates:
@@ -121,7 +121,7 @@ class Mitigations:
         return arms
 
     def _say_estimate(self, work: "_Choosing") -> None:
-        """What lies ahead, from one timed batch: passes over the development split and over the test split."""
+        """Prints how long the choice will take, from one timed batch."""
         settings = 1 + sum(len(list(candidate.settings())) for candidate in self.candidates.values())
         seconds = work.seconds_a_batch()
         passes = settings * len(work.samples) / work.run.batch_size
@@ -135,7 +135,7 @@ class Mitigations:
 
 
 class _Choosing:
-    """One model at work on the development split."""
+    """The choice of settings for one model, on the development split."""
 
     def __init__(self, run: Run, vlm: "VLM", store: RunStore, development: Loaded, console: Console) -> None:
         # One token is enough for a margin; the verdict is its sign.
@@ -148,7 +148,7 @@ class _Choosing:
         self.cases: DevelopmentMargins | None = None
 
     def seconds_a_batch(self) -> float:
-        """The time of a plain batch, after one to warm up."""
+        """Seconds that a batch of the baseline takes, after one to warm up."""
         prompts, _ = fit.examples(self.samples[: self.run.batch_size])
         for _ in range(2):
             started = time.perf_counter()

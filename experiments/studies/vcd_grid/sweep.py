@@ -1,8 +1,7 @@
-"""VCD's answers for many weights α from few passes: at a given text so far, both branches' logits do not depend on α.
+"""VCD's answers for many weights α from few passes: given the text so far, both branches' logits do not depend on α.
 
-What ``generate`` found on the way is kept, and another weight follows it from token to token; only where it would say
-something that nobody has said yet is the model asked again. The answers are those of ``VCD.generate``. Knows nothing of
-files or scores.
+The logits of every step are kept, and another weight replays them token by token; the model is asked again only where
+that weight would continue with a text that has not been generated yet. The answers are those of ``VCD.generate``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ class Logits(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What a whole answer is."""
+    """A complete answer."""
 
     text: str
     token_ids: list[int]
@@ -43,7 +42,7 @@ class Ending(NamedTuple):
 
 @dataclass
 class CaseTrace:
-    """One case under one noise: the logits after every text that was generated, and the answers that it ended in."""
+    """One case under one noise: the logits after every generated prefix, and the answers reached."""
 
     steps: dict[Path, Logits] = field(default_factory=dict)
     endings: dict[Path, Ending] = field(default_factory=dict)
@@ -61,19 +60,19 @@ class CaseTrace:
 
 
 class SharedBranches:
-    """The traces of all cases under the noise and cutoff of ``vcd``, whose weight is not used."""
+    """The traces of all cases under the noise and cutoff of ``vcd``; its weight is not used."""
 
     def __init__(self, vcd: VCD) -> None:
         self._vcd = vcd
         self._traces: dict[tuple[str, str], CaseTrace] = {}
 
     def method(self, alpha: float) -> "Replayed":
-        """The method with this weight, which takes from the traces what it can."""
+        """VCD with this weight, answering from the traces where it can."""
         return Replayed(replace(self._vcd, alpha=alpha), self._traces)
 
 
 class Replayed:
-    """``vcd``, answering from traces of cases told by their key. Its ``repr`` is ``vcd``'s: so are its answers."""
+    """``vcd``, answering from the traces of cases, by key. Its ``repr`` is that of ``vcd``, as are its answers."""
 
     def __init__(self, vcd: VCD, traces: dict[tuple[str, str], CaseTrace]) -> None:
         self._vcd, self._traces = vcd, traces
@@ -112,7 +111,7 @@ class Replayed:
         return vlm.margin(scores)
 
     def _ask(self, vlm: VLM, prompts: Sequence[Prompt], traces: Sequence[CaseTrace], max_new_tokens: int) -> None:
-        """Generates, and notes the logits on the way."""
+        """Generates, and keeps the logits of every step."""
         vcd, encoded = self._vcd, vlm.encode(prompts)
         noised = corrupt_inputs(vlm, prompts, kind=vcd.noise, step=vcd.noise_step, seed=vcd.seed)
         recorder = _BranchRecorder(SecondBranch(vlm.model, noised), alpha=vcd.alpha, beta=vcd.beta)
@@ -142,7 +141,7 @@ class _BranchRecorder(LogitsProcessor):
         return contrasted.masked_fill(~plausible(clean, beta=self._beta), -torch.inf)
 
     def of(self, row: int, tokens: int, answers: Sequence[int]) -> Iterator[Logits]:
-        """The logits before each of the row's first ``tokens`` tokens, reduced to what another weight may need."""
+        """The logits before each of the row's first ``tokens`` tokens, for the tokens another weight may need."""
         for clean, noised in self._steps[: max(tokens, 1)]:
             allowed = plausible(clean[row : row + 1], beta=self._beta)[0].nonzero().flatten()
             kept = torch.cat([allowed, torch.tensor(answers, device=allowed.device)])

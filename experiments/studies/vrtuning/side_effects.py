@@ -1,6 +1,6 @@
 """What a study does not measure of an adapter: does the model still see, and where does it look while it judges?
 
-Of whatever state the model is in when it is passed in, with an adapter in effect or without.
+Both are measured on the model as it is passed in, with or without an adapter in effect.
 """
 
 from collections.abc import Mapping, Sequence

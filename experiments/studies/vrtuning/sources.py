@@ -1,4 +1,4 @@
-"""Where training rows come from, as ``mitigation.vrtuning.data`` wants them. Imports neither torch nor transformers."""
+"""Sources of training rows for ``mitigation.vrtuning.data``. Imports neither torch nor transformers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
