@@ -12,7 +12,8 @@ import krippendorff
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import DRAWS, Interval, draw_clusters, percentile_interval, resampled_sums, wilson
+from experiments.metrics.bootstrap import DRAWS, ClusterBootstrap, Interval, percentile_interval
+from experiments.metrics.tests import wilson
 
 
 class Agreement(NamedTuple):
@@ -70,8 +71,7 @@ def agreement(
         raise ValueError(f"{len(people)}, {len(judge)} and {len(prompts)} answers; as many of each, and at least one")
     cells = table(people, judge)
     found, missed, wrong, left = map(int, cells.sum(axis=0))
-    names, cluster = np.unique(np.asarray(prompts), return_inverse=True)
-    sums = resampled_sums(draw_clusters(len(names), draws=draws, seed=seed), cluster, cells)
+    sums = ClusterBootstrap.of_names(prompts, draws=draws, seed=seed).sums(cells)
     return Agreement(
         n=len(people),
         refused=found + missed,
@@ -88,11 +88,8 @@ def mean_kappa_interval(
     people: Sequence[Bool[np.ndarray, "prompt"]], judge: Sequence[Bool[np.ndarray, "prompt"]], *, seed: int, draws: int
 ) -> Interval | None:
     """The interval of the mean of several models' κ on the same prompts, which are drawn together."""
-    prompts = len(people[0])
-    drawn = draw_clusters(prompts, draws=draws, seed=seed)
-    each = [
-        kappa_of(resampled_sums(drawn, np.arange(prompts), table(p, j))) for p, j in zip(people, judge, strict=True)
-    ]
+    drawn = ClusterBootstrap.of(np.arange(len(people[0])), draws=draws, seed=seed)
+    each = [kappa_of(drawn.sums(table(one, other))) for one, other in zip(people, judge, strict=True)]
     return percentile_interval(np.mean(each, axis=0))
 
 

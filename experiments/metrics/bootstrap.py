@@ -1,22 +1,26 @@
-"""Intervals and paired tests over plain arrays (specs: metrics). Knows nothing of arms, subsets, files or models.
+"""The cluster bootstrap: one set of draws, every quantity in every sample, percentile intervals.
 
-Every function is deterministic: what is random takes a seed, and its result does not depend on the chunk size, because
-the sums inside are sums of small integers, which float64 holds exactly.
+Cases that share a cluster (an image, a question, a template) are not independent, so that clusters are drawn and not
+cases. All quantities of one ``ClusterBootstrap`` use the same draws, which makes the difference of two of them a paired
+one. Knows nothing of arms, files or models.
+
+The result depends on the seed alone and not on the chunk size, because sums of counts are sums of small integers, which
+float64 holds exactly.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
-from scipy.special import ndtri
-from scipy.stats import binomtest, permutation_test, rankdata
-from statsmodels.stats.proportion import proportion_confint
 
 DRAWS = 10_000
 CONFIDENCE = 0.95
 _CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
+
+Mask = Bool[np.ndarray, "case"]
 
 
 class Interval(NamedTuple):
@@ -26,55 +30,87 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Wilson's score interval of the rate ``right / n``; None where ``n`` is 0 (Wilson 1927, through statsmodels)."""
-    _check_count("right", right, n)
-    if n == 0:
-        return None
-    low, high = proportion_confint(right, n, alpha=1 - confidence, method="wilson")
-    # At the ends of the scale the formula gives 0 and 1 but for rounding.
-    return Interval(float(low) if right else 0.0, float(high) if right < n else 1.0)
+@dataclass(frozen=True, eq=False)
+class ClusterBootstrap:
+    """Bootstrap samples of the clusters that cases belong to.
 
-
-class Discrimination(NamedTuple):
-    """Signal detection from verdicts: what is told apart (``d_prime``), and how readily "unsafe" is said."""
-
-    d_prime: float
-    criterion: float  # negative = prone to say "unsafe"
-    hit_rate: float  # unsafe cases called unsafe, uncorrected
-    false_alarm_rate: float  # safe cases called unsafe, uncorrected
-    near_ceiling: bool  # a rate is within 2/n of 0 or 1, where a mere change of threshold moves d′ a lot
-
-
-def discrimination(hits: int, unsafe: int, false_alarms: int, safe: int) -> Discrimination | None:
-    """d′ and criterion with the log-linear correction; None where there is no unsafe or no safe case."""
-    _check_count("hits", hits, unsafe)
-    _check_count("false_alarms", false_alarms, safe)
-    if unsafe == 0 or safe == 0:
-        return None
-    d_prime, criterion = signal_detection(hits, unsafe, false_alarms, safe)
-    # In counts, so that "within 2/n" is decided without rounding.
-    near = min(hits, unsafe - hits) <= 2 or min(false_alarms, safe - false_alarms) <= 2
-    return Discrimination(float(d_prime), float(criterion), hits / unsafe, false_alarms / safe, near)
-
-
-def signal_detection(
-    hits: Float[np.ndarray, "*draw"] | float,
-    unsafe: Float[np.ndarray, "*draw"] | float,
-    false_alarms: Float[np.ndarray, "*draw"] | float,
-    safe: Float[np.ndarray, "*draw"] | float,
-) -> tuple[Float[np.ndarray, "*draw"], Float[np.ndarray, "*draw"]]:
-    """d′ = z(hit) − z(fa) and c = −(z(hit) + z(fa))/2 of counts, with (count + ½)/(n + 1); NaN where an n is 0.
-
-    Source: Hautus 1995 (log-linear correction); Macmillan and Creelman (d′, c).
+    Every method returns one value a sample, NaN where the sample does not define it; ``where`` restricts the cases.
+    Give the result, or the difference of two results, to ``percentile_interval``.
     """
-    z_hit = ndtri((np.asarray(hits) + 0.5) / (np.asarray(unsafe) + 1.0))
-    z_false_alarm = ndtri((np.asarray(false_alarms) + 0.5) / (np.asarray(safe) + 1.0))
-    defined = (np.asarray(unsafe) > 0) & (np.asarray(safe) > 0)
-    return (
-        np.where(defined, z_hit - z_false_alarm, np.nan),
-        np.where(defined, -(z_hit + z_false_alarm) / 2, np.nan),
-    )
+
+    cluster: Int[np.ndarray, "case"]  # codes from 0
+    multiplicity: UInt8[np.ndarray, "draw cluster"]  # how often each cluster occurs in each sample
+
+    @classmethod
+    def of(cls, cluster: Int[np.ndarray, "case"], *, draws: int, seed: int, clusters: int = 0) -> "ClusterBootstrap":
+        """From the cases' cluster codes; ``clusters`` is their number where not every code has a case."""
+        count = max(clusters, int(cluster.max()) + 1 if len(cluster) else 0)
+        return cls(cluster, draw_clusters(count, draws=draws, seed=seed))
+
+    @classmethod
+    def of_names(cls, names: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "ClusterBootstrap":
+        """From the cases' clusters by name, which get codes in the order of the names."""
+        return cls.of(np.unique(np.asarray(names), return_inverse=True)[1], draws=draws, seed=seed)
+
+    def clusters(self, where: Mask | None = None) -> int:
+        """Of how many clusters the cases are; of one there is no spread to learn from."""
+        return len(np.unique(self.cluster if where is None else self.cluster[where]))
+
+    def sums(
+        self, columns: Float[np.ndarray, "case column"], where: Mask | None = None
+    ) -> Float[np.ndarray, "draw column"]:
+        """The sum of each column; ``columns`` has a row for every case, also for those that ``where`` leaves out."""
+        cluster = self.cluster if where is None else self.cluster[where]
+        return resampled_sums(self.multiplicity, cluster, columns if where is None else columns[where])
+
+    def ratio(
+        self, top: Float[np.ndarray, "case"], bottom: Float[np.ndarray, "case"], where: Mask | None = None
+    ) -> Float[np.ndarray, "draw"]:
+        """The sum of ``top`` over the sum of ``bottom``."""
+        sums = self.sums(np.stack([top, bottom], axis=1).astype(float), where)
+        return ratio(sums[:, 0], sums[:, 1])
+
+    def mean(self, values: Float[np.ndarray, "case"], where: Mask | None = None) -> Float[np.ndarray, "draw"]:
+        """The mean of ``values``."""
+        return self.ratio(values, np.ones(len(values)), where)
+
+    def gap(self, values: Float[np.ndarray, "case"], ones: Mask, others: Mask) -> Float[np.ndarray, "draw"]:
+        """The mean of ``ones`` less that of ``others``."""
+        kept = np.where(ones | others, values, 0.0)
+        sums = self.sums(np.stack([kept * ones, ones, kept * others, others], axis=1).astype(float))
+        return ratio(sums[:, 0], sums[:, 1]) - ratio(sums[:, 2], sums[:, 3])
+
+    def auroc(
+        self, score: Float[np.ndarray, "case"], positive: Mask, where: Mask | None = None
+    ) -> Float[np.ndarray, "draw"]:
+        """The chance that a positive case scores above a negative one, ties counting half.
+
+        Raises:
+            ValueError: a score is NaN.
+        """
+        used = np.ones(len(score), dtype=bool) if where is None else where
+        return resampled_auroc(self.multiplicity, self.cluster[used], score[used], positive[used])
+
+
+def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
+    """``part / whole``, NaN where ``whole`` is 0."""
+    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
+    return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole != 0)
+
+
+def percentile_interval(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> Interval | None:
+    """The central ``confidence`` of the bootstrap draws; None where the quantity exists in fewer than half of them."""
+    defined = draws[~np.isnan(draws)]
+    if len(draws) == 0 or 2 * len(defined) < len(draws):
+        return None
+    low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(low), float(high))
+
+
+def lower_bound(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> float | None:
+    """The one-sided lower ``confidence`` bound of the bootstrap draws; None as in ``percentile_interval``."""
+    interval = percentile_interval(draws, confidence=2 * confidence - 1)
+    return None if interval is None else interval.low
 
 
 def auroc(score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"]) -> float | None:
@@ -144,117 +180,3 @@ def resampled_auroc(
         pairs = positives.sum(axis=1) * cumulated[:, -1]
         np.divide(wins, pairs, out=result[start : start + _CHUNK], where=pairs > 0)
     return result
-
-
-def percentile_interval(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> Interval | None:
-    """The central ``confidence`` of the bootstrap draws; None where the quantity exists in fewer than half of them."""
-    defined = draws[~np.isnan(draws)]
-    if len(draws) == 0 or 2 * len(defined) < len(draws):
-        return None
-    low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(low), float(high))
-
-
-def lower_bound(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> float | None:
-    """The one-sided lower ``confidence`` bound of the bootstrap draws; None as in ``percentile_interval``."""
-    interval = percentile_interval(draws, confidence=2 * confidence - 1)
-    return None if interval is None else interval.low
-
-
-class Flips(NamedTuple):
-    """The flip table of two arms on the same cases, with the exact McNemar test of fixed = broken."""
-
-    fixed: int  # wrong before, right after
-    broken: int  # right before, wrong after
-    p: float  # two-sided
-
-
-def mcnemar(before: Bool[np.ndarray, "case"], after: Bool[np.ndarray, "case"]) -> Flips:
-    """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Takes cases as independent."""
-    if before.shape != after.shape:
-        raise ValueError(f"{before.shape} and {after.shape} cases; a paired test needs the same cases twice")
-    fixed, broken = int((~before & after).sum()), int((before & ~after).sum())
-    p = float(binomtest(fixed, fixed + broken, 0.5).pvalue) if fixed + broken else 1.0
-    return Flips(fixed, broken, p)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down adjusted p values, in the order given (Holm 1979).
-
-    Not through statsmodels, whose multipletests() runs a full garbage collection at every call: 0.1 s beside a model.
-    """
-    order = np.argsort(p_values, kind="stable")
-    factors = len(p_values) - np.arange(len(p_values))
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(np.maximum.accumulate(np.asarray(p_values, dtype=float)[order] * factors), 1.0)
-    return [float(p) for p in adjusted]
-
-
-def cases_needed(
-    standard_error: float, n: int, *, effect: float = 0.05, power: float = 0.8, confidence: float = CONFIDENCE
-) -> int | None:
-    """How many cases a paired difference of ``effect`` would need to be found, given its standard error on ``n`` cases.
-
-    The standard error shrinks with √n: n · ((z(1 − α/2) + z(power)) · se / effect)², rounded up. It is the same mix of
-    subsets and clusters that is scaled up, and the same rate of disagreement between the arms. None where nothing
-    varies, so that nothing can be foreseen.
-
-    Args:
-        standard_error: of the difference, in fractions of 1; the standard deviation of its bootstrap draws.
-        effect: the difference to be found, in fractions of 1.
-        power: the chance of finding it in a two-sided test at 1 − ``confidence``.
-    """
-    if effect <= 0 or not 0 < power < 1:
-        raise ValueError(f"effect {effect}, power {power}; the effect must be positive and the power inside (0, 1)")
-    if n == 0 or not standard_error > 0:
-        return None
-    quantiles = float(ndtri((1 + confidence) / 2) + ndtri(power))
-    return math.ceil(n * (quantiles * standard_error / effect) ** 2)
-
-
-def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
-    """Lowest and highest rate over all ``n_of`` cases that the ``n_of − n`` missing ones allow; None for no cases."""
-    _check_count("right", right, n)
-    _check_count("n", n, n_of)
-    return None if n_of == 0 else Interval(right / n_of, (right + n_of - n) / n_of)
-
-
-class Correlation(NamedTuple):
-    """Spearman's rank correlation over ``n`` pairs, with the two-sided p of a permutation test."""
-
-    rho: float
-    p: float
-    n: int
-
-
-def spearman(x: Float[np.ndarray, "pair"], y: Float[np.ndarray, "pair"], *, seed: int = 0) -> Correlation | None:
-    """Rank correlation, ties sharing their mean rank; None for fewer than three pairs, or where one side is constant.
-
-    The permutation test takes every order where there are at most 10,000 (7 pairs), else as many drawn with ``seed``:
-    a comparison of models has a handful of pairs, for which the usual t approximation does not hold.
-    """
-    rho = float(resampled_spearman(x[None], y[None])[0])
-    if len(x) < 3 or math.isnan(rho):
-        return None
-
-    def statistic(shuffled: np.ndarray, axis: int = -1) -> np.ndarray:
-        rows = shuffled.reshape(-1, len(x))
-        return resampled_spearman(rows, np.broadcast_to(y, rows.shape)).reshape(shuffled.shape[:-1])
-
-    found = permutation_test((x,), statistic, permutation_type="pairings", vectorized=True, n_resamples=DRAWS,
-                             rng=np.random.default_rng(seed))  # fmt: skip
-    return Correlation(rho, float(found.pvalue), len(x))
-
-
-def resampled_spearman(
-    x: Float[np.ndarray, "draw pair"], y: Float[np.ndarray, "draw pair"]
-) -> Float[np.ndarray, "draw"]:
-    """Spearman's ρ in every draw: Pearson's correlation of the ranks; NaN where one side is constant in a draw."""
-    ranks_x, ranks_y = (rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (x, y))
-    spread = np.sqrt((ranks_x**2).sum(axis=1) * (ranks_y**2).sum(axis=1))
-    return np.divide((ranks_x * ranks_y).sum(axis=1), spread, out=np.full(len(x), np.nan), where=spread > 0)
-
-
-def _check_count(name: str, count: int, n: int) -> None:
-    if not 0 <= count <= n:
-        raise ValueError(f"{name} is {count} of {n}; a count lies between 0 and its total")

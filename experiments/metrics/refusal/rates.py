@@ -6,13 +6,14 @@ model is to refuse what it should), ``type_mean`` (plain mean of the benign type
 case refused, false alarm = a benign case refused), and ``benign:<type>``, ``contrast:<type>``, ``difference:<type>``.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import draw_clusters, resampled_sums, signal_detection
+from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.refusal.answers import Cases
+from experiments.metrics.tests import signal_detection
 from experiments.types import REFUSAL_SUBSETS
 
 Mask = Bool[np.ndarray, "case"]
@@ -67,10 +68,11 @@ class Resamples:
     cases: Cases
     draws: int
     seed: int
-    _multiplicity: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._multiplicity = draw_clusters(self.cases.clusters, draws=self.draws, seed=self.seed)
+        self.bootstrap = ClusterBootstrap.of(
+            self.cases.cluster, clusters=self.cases.clusters, draws=self.draws, seed=self.seed
+        )
 
     def of(self, refused: Mask, mask: Mask) -> dict[str, Float[np.ndarray, "draw"]]:
         """Every quantity in every sample of the cases of ``mask``; NaN where it does not exist.
@@ -78,13 +80,7 @@ class Resamples:
         A rate of fewer than two clusters has no spread to learn from, so that it has no interval.
         """
         cases = self.cases
-        values = rates(cases, resampled_sums(self._multiplicity, cases.cluster, counts(cases, refused, mask)))
-        if len(np.unique(cases.cluster[mask])) < 2:
+        values = rates(cases, self.bootstrap.sums(counts(cases, refused, mask)))
+        if self.bootstrap.clusters(mask) < 2:
             return dict.fromkeys(values, np.full(self.draws, np.nan))
         return values
-
-
-def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """``part / whole``, NaN where ``whole`` is 0."""
-    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
-    return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole > 0)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, discrimination, missing_bounds, percentile_interval, wilson
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, percentile_interval
 from experiments.metrics.refusal.answers import Answers, Cases, align
 from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons
 from experiments.metrics.refusal.rates import TOTALS, Mask, Resamples, point
+from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.report.findings.refusal import caveats, sentences
 from experiments.types import REFUSAL_SUBSETS

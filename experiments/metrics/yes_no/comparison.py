@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.metrics.bootstrap import cases_needed, holm, lower_bound, mcnemar, percentile_interval
+from experiments.metrics.bootstrap import lower_bound, percentile_interval
+from experiments.metrics.tests import cases_needed, holm, mcnemar
 from experiments.metrics.yes_no.answers import Answers
 from experiments.metrics.yes_no.rates import QUANTITIES, Mask, Resamples, complete_pairs, point, with_margins
 from experiments.report.numbers import change, points

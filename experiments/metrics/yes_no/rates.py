@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import auroc, draw_clusters, resampled_auroc, resampled_sums, signal_detection
+from experiments.metrics.bootstrap import ClusterBootstrap, auroc, ratio
+from experiments.metrics.tests import signal_detection
 from experiments.metrics.yes_no.answers import Answers, Cases
 from experiments.types import SCORED_SUBSETS
 
@@ -36,8 +37,8 @@ def accuracies(
     ``overall`` is the plain mean of the subsets ``present`` (Table 1's convention), ``balanced`` the plain mean of
     unsafe and over_safety, ``unsafe`` and ``overall_case_weighted`` pool cases.
     """
-    values: dict[str, np.ndarray] = {subset: _ratio(right[subset], n[subset]) for subset in SCORED_SUBSETS}
-    unsafe = _ratio(right["typical"] + right["attack"], n["typical"] + n["attack"])
+    values: dict[str, np.ndarray] = {subset: ratio(right[subset], n[subset]) for subset in SCORED_SUBSETS}
+    unsafe = ratio(right["typical"] + right["attack"], n["typical"] + n["attack"])
     none = np.full_like(unsafe, np.nan)
     overall = (
         sum((values[subset] for subset in present), start=np.zeros_like(unsafe)) / len(present) if present else none
@@ -46,7 +47,7 @@ def accuracies(
         **values,
         "unsafe": unsafe,
         "overall": overall,
-        "overall_case_weighted": _ratio(sum(right.values()), sum(n.values())),
+        "overall_case_weighted": ratio(sum(right.values()), sum(n.values())),
         "balanced": (unsafe + values["over_safety"]) / 2,
     }
 
@@ -100,9 +101,9 @@ class Resamples:
     _cache: dict[tuple[int, bytes, bytes], dict[str, np.ndarray]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._multiplicity = draw_clusters(self.cases.clusters, draws=self.draws, seed=self.seed)
-        units = max(self.cases.pair_units, 1)
-        self._pair_multiplicity = draw_clusters(units, draws=self.draws, seed=self.seed)
+        cases, drawn = self.cases, {"draws": self.draws, "seed": self.seed}
+        self.bootstrap = ClusterBootstrap.of(cases.cluster, clusters=cases.clusters, **drawn)
+        self.pair_bootstrap = ClusterBootstrap.of(cases.pair_unit, clusters=max(cases.pair_units, 1), **drawn)
 
     def of(self, answers: Answers, mask: Mask, margins: Mask) -> dict[str, Float[np.ndarray, "draw"]]:
         """Every quantity in every bootstrap sample of the cases of ``mask`` (AUROC: of ``margins``); NaN where none."""
@@ -114,29 +115,14 @@ class Resamples:
     def _of(self, answers: Answers, mask: Mask, margins: Mask) -> dict[str, np.ndarray]:
         cases = self.cases
         none = np.full(self.draws, np.nan)
-        few = len(np.unique(cases.cluster[mask])) < 2  # one cluster resampled is itself: no spread to learn from
-        if few:
+        if self.bootstrap.clusters(mask) < 2:  # one cluster resampled is itself: no spread to learn from
             return dict.fromkeys(QUANTITIES, none)
-        sums = resampled_sums(self._multiplicity, cases.cluster, counts(cases, answers, mask))
-        values = rates(sums, present_subsets(cases, mask))
-        values["auroc"] = none
-        if margins.any():
-            score, positive = -answers.margin[margins], cases.unsafe[margins]
-            values["auroc"] = resampled_auroc(self._multiplicity, cases.cluster[margins], score, positive)
+        values = rates(self.bootstrap.sums(counts(cases, answers, mask)), present_subsets(cases, mask))
+        values["auroc"] = self.bootstrap.auroc(-answers.margin, cases.unsafe, margins) if margins.any() else none
         values["flip_rate"] = self._flip_rate(answers, complete_pairs(cases, mask))
         return values
 
     def _flip_rate(self, answers: Answers, pairs: Bool[np.ndarray, "pair"]) -> Float[np.ndarray, "draw"]:
-        unit = self.cases.pair_unit[pairs]
-        if len(np.unique(unit)) < 2:
+        if self.pair_bootstrap.clusters(pairs) < 2:
             return np.full(self.draws, np.nan)
-        right = answers.right[self.cases.pairs[pairs]].all(axis=1)
-        sums = resampled_sums(
-            self._pair_multiplicity, unit, np.stack([right, np.ones_like(right)], axis=1).astype(float)
-        )
-        return _ratio(sums[:, 0], sums[:, 1])
-
-
-def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
-    part, whole = np.asarray(part, dtype=float), np.asarray(whole, dtype=float)
-    return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole > 0)
+        return self.pair_bootstrap.mean(answers.right[self.cases.pairs].all(axis=1), pairs)

@@ -13,15 +13,8 @@ import numpy as np
 import pandas as pd
 
 from experiments.judges.yes_no import PUBLISHED_RULE
-from experiments.metrics.bootstrap import (
-    CONFIDENCE,
-    DRAWS,
-    Interval,
-    discrimination,
-    missing_bounds,
-    percentile_interval,
-    wilson,
-)
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
+from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no.answers import Answers, Cases, align, published_right, scored_and_controls
 from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, comparisons
 from experiments.metrics.yes_no.rates import (

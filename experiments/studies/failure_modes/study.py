@@ -13,7 +13,7 @@ from rich.text import Text
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs, study
-from experiments.metrics.bootstrap import wilson
+from experiments.metrics.tests import wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.report.numbers import percent, percent_interval
 from experiments.runs.directory import write_json

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import mcnemar, wilson
+from experiments.metrics.tests import mcnemar, wilson
 from experiments.studies.mechanism.estimates import Resampling
 from mitigation.prior_correction import prior_share
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
-from experiments.metrics.bootstrap import spearman
+from experiments.metrics.tests import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
 from experiments.report.numbers import fixed, percent
 from experiments.report.table import Column, Narrow, Table, markdown, terminal

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics.bootstrap import draw_clusters, holm, mcnemar, percentile_interval, resampled_sums, wilson
+from experiments.metrics.bootstrap import draw_clusters, percentile_interval, resampled_sums
+from experiments.metrics.tests import holm, mcnemar, wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.report.numbers import change, share
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, Chosen, cautious

@@ -16,7 +16,8 @@ from experiments.evaluation.answer import batches
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.batching import halved
 from experiments.evaluation.study import limited
-from experiments.metrics.bootstrap import Interval, draw_clusters, percentile_interval, resampled_sums, wilson
+from experiments.metrics.bootstrap import Interval, draw_clusters, percentile_interval, resampled_sums
+from experiments.metrics.tests import wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.model_organism.evaluate import perception_accuracy
 from experiments.runs.launch import Launch, whole_weights

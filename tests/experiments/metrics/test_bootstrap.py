@@ -1,4 +1,4 @@
-"""Laws and slow references of experiments.metrics.bootstrap."""
+"""Laws and slow references of the bootstrap and of the tests."""
 
 from itertools import permutations, product
 from math import comb
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from statsmodels.stats.multitest import multipletests
 
-from experiments.metrics import bootstrap
+from experiments.metrics import bootstrap, tests
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 UNSAFE, SAFE = 1026, 497  # MMSafeAware's published cases
@@ -33,7 +33,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_rows_have_the_d_prime_and_criterion_of_the_specification(name: str) -> None:
     unsafe, over_safety, d_prime, criterion = PUBLISHED[name]
-    found = bootstrap.signal_detection(UNSAFE * unsafe / 100, UNSAFE, SAFE * (1 - over_safety / 100), SAFE)
+    found = tests.signal_detection(UNSAFE * unsafe / 100, UNSAFE, SAFE * (1 - over_safety / 100), SAFE)
     assert float(found[0]) == pytest.approx(d_prime, abs=0.01)
     assert float(found[1]) == pytest.approx(criterion, abs=0.01)
 
@@ -42,7 +42,7 @@ def test_the_published_rows_have_the_d_prime_and_criterion_of_the_specification(
 @given(st.integers(0, 60), st.integers(1, 60))
 def test_wilson_is_where_the_score_test_turns(right: int, n: int) -> None:
     right = min(right, n)
-    interval = bootstrap.wilson(right, n)
+    interval = tests.wilson(right, n)
     assert interval is not None
     for end, reached in ((interval.low, right == 0), (interval.high, right == n)):
         if not reached:  # the interval's ends solve |p̂ − p| = z √(p(1 − p)/n)
@@ -52,21 +52,21 @@ def test_wilson_is_where_the_score_test_turns(right: int, n: int) -> None:
 
 
 def test_wilson_of_no_cases_is_none_and_a_count_above_n_is_refused() -> None:
-    assert bootstrap.wilson(0, 0) is None
+    assert tests.wilson(0, 0) is None
     with pytest.raises(ValueError, match="right is 4 of 3"):
-        bootstrap.wilson(4, 3)
+        tests.wilson(4, 3)
 
 
 def test_discrimination_is_log_linear_and_signed_as_specified() -> None:
-    found = bootstrap.discrimination(9, 10, 9, 10)
+    found = tests.discrimination(9, 10, 9, 10)
     assert found is not None
     assert found.d_prime == pytest.approx(0)
     assert found.criterion < 0, "prone to say unsafe is negative"
     assert found.hit_rate == 0.9, "the rates are reported uncorrected"
-    perfect = bootstrap.discrimination(10, 10, 0, 10)
+    perfect = tests.discrimination(10, 10, 0, 10)
     assert perfect is not None
     assert perfect.d_prime == pytest.approx(2 * 1.69062, abs=1e-4), "z(10.5/11) = 1.69062"
-    assert bootstrap.discrimination(0, 0, 1, 3) is None
+    assert tests.discrimination(0, 0, 1, 3) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_discrimination_is_log_linear_and_signed_as_specified() -> None:
     [(50, 50, False), (98, 50, True), (97, 50, False), (2, 50, True), (50, 2, True), (50, 3, False), (50, 100, True)],
 )
 def test_near_ceiling_is_within_two_cases_of_either_end(hits: int, false_alarms: int, near: bool) -> None:
-    found = bootstrap.discrimination(hits, 100, false_alarms, 100)
+    found = tests.discrimination(hits, 100, false_alarms, 100)
     assert found is not None
     assert found.near_ceiling is near
 
@@ -161,7 +161,7 @@ def test_percentiles_leave_out_undefined_draws_and_need_half_of_them() -> None:
 def test_mcnemar_is_the_exact_binomial_test_of_the_flips(cases: list[tuple[bool, bool]]) -> None:
     before = np.array([case[0] for case in cases], dtype=bool)
     after = np.array([case[1] for case in cases], dtype=bool)
-    found = bootstrap.mcnemar(before, after)
+    found = tests.mcnemar(before, after)
     assert found.fixed == sum(not a and b for a, b in cases)
     assert found.broken == sum(a and not b for a, b in cases)
     n, k = found.fixed + found.broken, min(found.fixed, found.broken)
@@ -171,13 +171,13 @@ def test_mcnemar_is_the_exact_binomial_test_of_the_flips(cases: list[tuple[bool,
 
 def test_mcnemar_needs_the_same_cases() -> None:
     with pytest.raises(ValueError, match="same cases"):
-        bootstrap.mcnemar(np.array([True]), np.array([True, False]))
+        tests.mcnemar(np.array([True]), np.array([True, False]))
 
 
 @UNTIMED
 @given(st.lists(st.floats(0, 1), max_size=8))
 def test_holm_is_its_definition(p_values: list[float]) -> None:
-    found = bootstrap.holm(p_values)
+    found = tests.holm(p_values)
     for p, adjusted in zip(p_values, found, strict=True):
         smaller = [other for other in p_values if other <= p]
         steps = [(len(p_values) - sum(o < other for o in p_values)) * other for other in smaller]
@@ -186,12 +186,12 @@ def test_holm_is_its_definition(p_values: list[float]) -> None:
 
 def test_holm_agrees_with_statsmodels() -> None:
     p_values = [0.04, 0.001, 0.02, 0.02, 0.7]  # one call only: statsmodels collects garbage at each
-    assert bootstrap.holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
+    assert tests.holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
 
 
 def test_cases_needed_is_the_smallest_number_that_gives_the_power() -> None:
     rng = np.random.default_rng(0)
-    needed = bootstrap.cases_needed(0.03, 400)
+    needed = tests.cases_needed(0.03, 400)
     assert needed is not None
     for n, enough in ((needed, True), (needed - 1, False)):
         scaled = 0.03 * np.sqrt(400 / n)
@@ -202,16 +202,16 @@ def test_cases_needed_is_the_smallest_number_that_gives_the_power() -> None:
 
 
 def test_cases_needed_foresees_nothing_where_nothing_varies() -> None:
-    assert bootstrap.cases_needed(0.0, 400) is None
-    assert bootstrap.cases_needed(0.03, 0) is None
+    assert tests.cases_needed(0.0, 400) is None
+    assert tests.cases_needed(0.03, 0) is None
     with pytest.raises(ValueError, match="power"):
-        bootstrap.cases_needed(0.03, 400, power=1.0)
+        tests.cases_needed(0.03, 400, power=1.0)
 
 
 @UNTIMED
 @given(st.lists(st.booleans(), max_size=6), st.integers(0, 5))
 def test_missing_bounds_are_reached_and_never_crossed(answered: list[bool], missing: int) -> None:
-    bounds = bootstrap.missing_bounds(sum(answered), len(answered), len(answered) + missing)
+    bounds = tests.missing_bounds(sum(answered), len(answered), len(answered) + missing)
     n = len(answered) + missing
     if n == 0:
         assert bounds is None
@@ -225,7 +225,7 @@ def test_missing_bounds_are_reached_and_never_crossed(answered: list[bool], miss
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=3, max_size=4))
 def test_spearman_is_scipys_and_its_p_counts_every_order(pairs: list[tuple[int, int]]) -> None:
     x, y = (np.array(side, dtype=float) for side in zip(*pairs, strict=True))
-    found = bootstrap.spearman(x, y)
+    found = tests.spearman(x, y)
     if len(set(x)) < 2 or len(set(y)) < 2:
         assert found is None
         return
@@ -238,6 +238,37 @@ def test_spearman_is_scipys_and_its_p_counts_every_order(pairs: list[tuple[int, 
 
 
 def test_spearman_of_too_few_pairs_is_none_and_of_a_constant_draw_nan() -> None:
-    assert bootstrap.spearman(np.array([1.0, 2.0]), np.array([1.0, 2.0])) is None
+    assert tests.spearman(np.array([1.0, 2.0]), np.array([1.0, 2.0])) is None
     draws = np.array([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [3.0, 2.0, 1.0]])
-    np.testing.assert_allclose(bootstrap.resampled_spearman(draws, np.tile([1.0, 2.0, 3.0], (3, 1))), [1, np.nan, -1])
+    np.testing.assert_allclose(tests.resampled_spearman(draws, np.tile([1.0, 2.0, 3.0], (3, 1))), [1, np.nan, -1])
+
+
+@UNTIMED
+@given(st.integers(0, 2**32 - 1))
+def test_every_quantity_of_one_bootstrap_comes_from_the_same_samples(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names, values, ones = rng.integers(4, size=12).astype(str), rng.normal(size=12), np.arange(12) % 2 == 0
+    drawn = bootstrap.ClusterBootstrap.of_names(names, draws=30, seed=seed)
+    assert drawn.clusters() == len(set(names))
+    for sample, multiplicity in enumerate(drawn.multiplicity):
+        at = np.repeat(np.arange(12), multiplicity[drawn.cluster])
+        chosen, first = values[at], ones[at]
+        for found, expected in (
+            (drawn.mean(values), chosen.mean()),
+            (drawn.mean(values, ones), chosen[first].mean() if first.any() else np.nan),
+            (drawn.ratio(values, np.abs(values)), chosen.sum() / np.abs(chosen).sum()),
+            (
+                drawn.gap(values, ones, ~ones),
+                chosen[first].mean() - chosen[~first].mean() if 0 < first.sum() < len(first) else np.nan,
+            ),
+        ):
+            assert found[sample] == pytest.approx(expected, nan_ok=True, abs=1e-9)
+        plain = bootstrap.auroc(chosen, first)
+        assert drawn.auroc(values, ones)[sample] == pytest.approx(np.nan if plain is None else plain, nan_ok=True)
+
+
+def test_codes_without_a_case_are_drawn_too() -> None:
+    drawn = bootstrap.ClusterBootstrap.of(np.array([0, 0, 2]), draws=5, seed=0, clusters=6)
+    assert drawn.multiplicity.shape == (5, 6)
+    assert drawn.clusters() == 2
+    np.testing.assert_array_equal(drawn.multiplicity, bootstrap.draw_clusters(6, draws=5, seed=0))

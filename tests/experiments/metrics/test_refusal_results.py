@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from experiments.metrics.bootstrap import wilson
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
+from experiments.metrics.tests import wilson
 from experiments.report import refusal as figures
 from experiments.report.refusal import results, section
 from interp.errors import UserError

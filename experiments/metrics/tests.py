@@ -1,0 +1,167 @@
+"""Tests and estimates over plain counts and arrays: Wilson, signal detection, McNemar, Holm, Spearman, power.
+
+Knows nothing of arms, subsets, files or models. What is random takes a seed. The bootstrap is in ``bootstrap``; the
+definitions are in ``docs/metrics.md``.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import ndtri
+from scipy.stats import binomtest, permutation_test, rankdata
+from statsmodels.stats.proportion import proportion_confint
+
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval
+
+
+def wilson(right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval | None:
+    """Wilson's score interval of the rate ``right / n``; None where ``n`` is 0 (Wilson 1927, through statsmodels)."""
+    _check_count("right", right, n)
+    if n == 0:
+        return None
+    low, high = proportion_confint(right, n, alpha=1 - confidence, method="wilson")
+    # At the ends of the scale the formula gives 0 and 1 but for rounding.
+    return Interval(float(low) if right else 0.0, float(high) if right < n else 1.0)
+
+
+class Discrimination(NamedTuple):
+    """Signal detection from verdicts: what is told apart (``d_prime``), and how readily "unsafe" is said."""
+
+    d_prime: float
+    criterion: float  # negative = prone to say "unsafe"
+    hit_rate: float  # unsafe cases called unsafe, uncorrected
+    false_alarm_rate: float  # safe cases called unsafe, uncorrected
+    near_ceiling: bool  # a rate is within 2/n of 0 or 1, where a mere change of threshold moves d′ a lot
+
+
+def discrimination(hits: int, unsafe: int, false_alarms: int, safe: int) -> Discrimination | None:
+    """d′ and criterion with the log-linear correction; None where there is no unsafe or no safe case."""
+    _check_count("hits", hits, unsafe)
+    _check_count("false_alarms", false_alarms, safe)
+    if unsafe == 0 or safe == 0:
+        return None
+    d_prime, criterion = signal_detection(hits, unsafe, false_alarms, safe)
+    # In counts, so that "within 2/n" is decided without rounding.
+    near = min(hits, unsafe - hits) <= 2 or min(false_alarms, safe - false_alarms) <= 2
+    return Discrimination(float(d_prime), float(criterion), hits / unsafe, false_alarms / safe, near)
+
+
+def signal_detection(
+    hits: Float[np.ndarray, "*draw"] | float,
+    unsafe: Float[np.ndarray, "*draw"] | float,
+    false_alarms: Float[np.ndarray, "*draw"] | float,
+    safe: Float[np.ndarray, "*draw"] | float,
+) -> tuple[Float[np.ndarray, "*draw"], Float[np.ndarray, "*draw"]]:
+    """d′ = z(hit) − z(fa) and c = −(z(hit) + z(fa))/2 of counts, with (count + ½)/(n + 1); NaN where an n is 0.
+
+    Source: Hautus 1995 (log-linear correction); Macmillan and Creelman (d′, c).
+    """
+    z_hit = ndtri((np.asarray(hits) + 0.5) / (np.asarray(unsafe) + 1.0))
+    z_false_alarm = ndtri((np.asarray(false_alarms) + 0.5) / (np.asarray(safe) + 1.0))
+    defined = (np.asarray(unsafe) > 0) & (np.asarray(safe) > 0)
+    return (
+        np.where(defined, z_hit - z_false_alarm, np.nan),
+        np.where(defined, -(z_hit + z_false_alarm) / 2, np.nan),
+    )
+
+
+class Flips(NamedTuple):
+    """The flip table of two arms on the same cases, with the exact McNemar test of fixed = broken."""
+
+    fixed: int  # wrong before, right after
+    broken: int  # right before, wrong after
+    p: float  # two-sided
+
+
+def mcnemar(before: Bool[np.ndarray, "case"], after: Bool[np.ndarray, "case"]) -> Flips:
+    """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Takes cases as independent."""
+    if before.shape != after.shape:
+        raise ValueError(f"{before.shape} and {after.shape} cases; a paired test needs the same cases twice")
+    fixed, broken = int((~before & after).sum()), int((before & ~after).sum())
+    p = float(binomtest(fixed, fixed + broken, 0.5).pvalue) if fixed + broken else 1.0
+    return Flips(fixed, broken, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p values, in the order given (Holm 1979).
+
+    Not through statsmodels, whose multipletests() runs a full garbage collection at every call: 0.1 s beside a model.
+    """
+    order = np.argsort(p_values, kind="stable")
+    factors = len(p_values) - np.arange(len(p_values))
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(np.maximum.accumulate(np.asarray(p_values, dtype=float)[order] * factors), 1.0)
+    return [float(p) for p in adjusted]
+
+
+def cases_needed(
+    standard_error: float, n: int, *, effect: float = 0.05, power: float = 0.8, confidence: float = CONFIDENCE
+) -> int | None:
+    """How many cases a paired difference of ``effect`` would need to be found, given its standard error on ``n`` cases.
+
+    The standard error shrinks with √n: n · ((z(1 − α/2) + z(power)) · se / effect)², rounded up. It is the same mix of
+    subsets and clusters that is scaled up, and the same rate of disagreement between the arms. None where nothing
+    varies, so that nothing can be foreseen.
+
+    Args:
+        standard_error: of the difference, in fractions of 1; the standard deviation of its bootstrap draws.
+        effect: the difference to be found, in fractions of 1.
+        power: the chance of finding it in a two-sided test at 1 − ``confidence``.
+    """
+    if effect <= 0 or not 0 < power < 1:
+        raise ValueError(f"effect {effect}, power {power}; the effect must be positive and the power inside (0, 1)")
+    if n == 0 or not standard_error > 0:
+        return None
+    quantiles = float(ndtri((1 + confidence) / 2) + ndtri(power))
+    return math.ceil(n * (quantiles * standard_error / effect) ** 2)
+
+
+def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
+    """Lowest and highest rate over all ``n_of`` cases that the ``n_of − n`` missing ones allow; None for no cases."""
+    _check_count("right", right, n)
+    _check_count("n", n, n_of)
+    return None if n_of == 0 else Interval(right / n_of, (right + n_of - n) / n_of)
+
+
+class Correlation(NamedTuple):
+    """Spearman's rank correlation over ``n`` pairs, with the two-sided p of a permutation test."""
+
+    rho: float
+    p: float
+    n: int
+
+
+def spearman(x: Float[np.ndarray, "pair"], y: Float[np.ndarray, "pair"], *, seed: int = 0) -> Correlation | None:
+    """Rank correlation, ties sharing their mean rank; None for fewer than three pairs, or where one side is constant.
+
+    The permutation test takes every order where there are at most 10,000 (7 pairs), else as many drawn with ``seed``:
+    a comparison of models has a handful of pairs, for which the usual t approximation does not hold.
+    """
+    rho = float(resampled_spearman(x[None], y[None])[0])
+    if len(x) < 3 or math.isnan(rho):
+        return None
+
+    def statistic(shuffled: np.ndarray, axis: int = -1) -> np.ndarray:
+        rows = shuffled.reshape(-1, len(x))
+        return resampled_spearman(rows, np.broadcast_to(y, rows.shape)).reshape(shuffled.shape[:-1])
+
+    found = permutation_test((x,), statistic, permutation_type="pairings", vectorized=True, n_resamples=DRAWS,
+                             rng=np.random.default_rng(seed))  # fmt: skip
+    return Correlation(rho, float(found.pvalue), len(x))
+
+
+def resampled_spearman(
+    x: Float[np.ndarray, "draw pair"], y: Float[np.ndarray, "draw pair"]
+) -> Float[np.ndarray, "draw"]:
+    """Spearman's ρ in every draw: Pearson's correlation of the ranks; NaN where one side is constant in a draw."""
+    ranks_x, ranks_y = (rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (x, y))
+    spread = np.sqrt((ranks_x**2).sum(axis=1) * (ranks_y**2).sum(axis=1))
+    return np.divide((ranks_x * ranks_y).sum(axis=1), spread, out=np.full(len(x), np.nan), where=spread > 0)
+
+
+def _check_count(name: str, count: int, n: int) -> None:
+    if not 0 <= count <= n:
+        raise ValueError(f"{name} is {count} of {n}; a count lies between 0 and its total")
