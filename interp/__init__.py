@@ -1,0 +1,97 @@
+"""Looks inside a vision-language model: what it attends to, what its layers hold, and what changes its answer.
+
+Importing this package loads no torch; each name is imported when it is first used.
+
+Models and prompts
+    load                  a model by ``organism:<name>``, folder, hub id or ``ModelConfig``
+    VLM                   model + processor + layout: ``encode``, ``generate``, ``score``
+    ModelConfig           which checkpoint, and how to load it
+    Prompt, Generation    one question; the answers to a batch of them, with Yes/No margins
+    segment               which token is image, question, system text, template or sink
+    FeatureCache, shared_features   reuse of image features while several methods answer the same prompts
+    UserError             what every function here raises for a mistake of its caller
+
+Attention
+    record_attention, Queries, paused   segment masses and attention maps while the model runs
+    image_share, normalised             share of attention on the picture; other normalisations
+    weights_of, patch_map, word_masses  one map, averaged; laid over the picture; summed by word
+    check_recorder                      does the recorder agree with eager attention on this model?
+
+Interventions
+    knockout              cuts attention edges between segments
+    knockout_effect, knockout_by_window   what that does to the margin, by prompt; by window of layers
+    edit_residual         changes hidden states at given layers
+    patch, misaligned     activation patching between pairs of prompts; why a pair cannot be patched
+
+Reading hidden states
+    residuals             hidden states by place and layer
+    logit_lens            the Yes/No margin at every layer
+    probe, Probe          how well a linear probe reads a label, on held-out groups
+    fit_direction, Direction, project, cosines   a direction for a label; projections on it
+    save_directions, load_directions             directions in a safetensors file
+
+Attribution and figures
+    integrated_gradients, pixel_map       gradients of the margin; summed by image token
+    occlude_image, occlude_words          the margin without a region, without a word
+    image_overlay, text_heat, head_grid, layer_curves, layer_groups   matplotlib figures of all of these
+"""
+
+# ruff: noqa: F401  the imports tell type checkers what __getattr__ returns
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interp.attention import Queries, record_attention
+    from interp.attention_knockout import knockout, knockout_by_window, knockout_effect
+    from interp.attention_tables import image_share, normalised, patch_map, weights_of, word_masses
+    from interp.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
+    from interp.checkpoints.config import ModelConfig
+    from interp.directions import Direction, cosines, fit_direction, load_directions, project, save_directions
+    from interp.errors import UserError
+    from interp.generation import Generation
+    from interp.hooks.forward import paused
+    from interp.hooks.residual import edit_residual, residuals
+    from interp.lens import logit_lens
+    from interp.patching import misaligned, patch
+    from interp.plot import head_grid, image_overlay, layer_curves, layer_groups, text_heat
+    from interp.probes import Probe, probe
+    from interp.prompt import Prompt
+    from interp.recorder_check import check_recorder
+    from interp.segments import segment
+    from interp.vision_cache import FeatureCache, shared_features
+    from interp.vlm import VLM, load
+
+_NAMES = {
+    "attention": ("Queries", "record_attention"),
+    "attention_knockout": ("knockout", "knockout_by_window", "knockout_effect"),
+    "attention_tables": ("image_share", "normalised", "patch_map", "weights_of", "word_masses"),
+    "attribution": ("integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
+    "checkpoints.config": ("ModelConfig",),
+    "directions": ("Direction", "cosines", "fit_direction", "load_directions", "project", "save_directions"),
+    "errors": ("UserError",),
+    "generation": ("Generation",),
+    "hooks.forward": ("paused",),
+    "hooks.residual": ("edit_residual", "residuals"),
+    "lens": ("logit_lens",),
+    "patching": ("misaligned", "patch"),
+    "plot": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
+    "probes": ("Probe", "probe"),
+    "prompt": ("Prompt",),
+    "recorder_check": ("check_recorder",),
+    "segments": ("segment",),
+    "vision_cache": ("FeatureCache", "shared_features"),
+    "vlm": ("VLM", "load"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'interp' has no attribute {name!r}")
+    return getattr(import_module(f"interp.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -42,7 +42,7 @@ class Direction:
 
     name: str
     place: str
-    point: int
+    layer: int
     kind: str  # one of ``Kind``
     vector: Float[Tensor, "width"]
     threshold: float
@@ -61,7 +61,7 @@ def fit_direction(
     *,
     name: str,
     place: str,
-    point: int,
+    layer: int,
     kind: str = "mean_difference",
     balance: Sequence[Sequence[Any] | np.ndarray] = (),
     folds: int = FOLDS,
@@ -94,7 +94,7 @@ def fit_direction(
     return Direction(
         name=name,
         place=place,
-        point=point,
+        layer=layer,
         kind=kind,
         vector=torch.from_numpy(vector).float(),
         threshold=threshold,
@@ -112,10 +112,10 @@ def project(hidden: Float[Tensor, "*any width"], direction: Direction) -> Float[
     return hidden.float() @ direction.vector.to(hidden.device)
 
 
-def projections(read: "Residuals", direction: Direction, *, place: str | None = None) -> Float[Tensor, "point row"]:
-    """The projections at every point that was read, at the direction's own place unless another is named."""
+def projections(read: "Residuals", direction: Direction, *, place: str | None = None) -> Float[Tensor, "layer row"]:
+    """The projections at every layer that was read, at the direction's own place unless another is named."""
     where = direction.place if place is None else place
-    return torch.stack([project(read.at(where, point), direction) for point in read.points])
+    return torch.stack([project(read.at(where, layer), direction) for layer in read.layers])
 
 
 def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction direction"]:
@@ -199,7 +199,7 @@ def _fit(
     length = float(np.linalg.norm(vector))
     if not length > 0:
         raise UserError(
-            "the states of both classes are the same; there is no direction between them; read another point"
+            "the states of both classes are the same; there is no direction between them; read another layer"
         )
     return vector / length, -bias / length
 

@@ -1,6 +1,6 @@
 """A linear read-out of classes from hidden states, and what keeps its held-out numbers honest. Pure: arrays alone.
 
-Knows nothing of models, points or places.
+Knows nothing of models, layers or places.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
 """Activation patching between the members of a counterfactual pair: same sentence and other picture, or the reverse.
 
-The clean prompt is run with the hidden states of one place at one point exchanged for those the other prompt had there;
+The clean prompt is run with the hidden states of one place at one layer exchanged for those the other prompt had there;
 how far its margin moves towards the other's says what of the difference passes there (Vig et al. 2020; Meng et al.
-2022, "Locating and Editing Factual Associations in GPT", section 2). Points and places are those of
+2022, "Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
 ``interp.hooks.residual``. Patching is column by column, so a pair that does not align is refused. The other direction
 is the same call with the two lists exchanged; the two need not agree. Knows nothing of how pairs are found.
 
-Where a family puts the picture in again after a point (Qwen3-VL's first layers, cross-attention), it is put in as the
+Where a family puts the picture in again after a layer (Qwen3-VL's first layers, cross-attention), it is put in as the
 clean prompt has it.
 """
 
@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.hooks.residual import READABLE, Here, at_place, check_places, edit_residual, last_point
+from interp.hooks.residual import READABLE, LayerStates, at_place, check_places, edit_residual, last_layer
 from interp.segments import IMAGE, Segments, segment
 
 if TYPE_CHECKING:
@@ -43,35 +43,35 @@ class PatchEffects:
     says why an effect is NaN, and is "" where it is a number.
     """
 
-    moved: Float[Tensor, "place point row"]
+    moved: Float[Tensor, "place layer row"]
     clean: Float[Tensor, "row"]
     other: Float[Tensor, "row"]
     places: tuple[str, ...]
-    points: tuple[int, ...]
+    layers: tuple[int, ...]
     reasons: tuple[tuple[str, ...], ...]
 
     @property
-    def values(self) -> Float[Tensor, "place point row"]:
+    def values(self) -> Float[Tensor, "place layer row"]:
         """``moved`` over the gap between the two margins: 0 = nothing, 1 = the other prompt's margin; or NaN."""
         unknown = torch.tensor([[bool(reason) for reason in rows] for rows in self.reasons])
         return (self.moved / (self.other - self.clean)).masked_fill(unknown[:, None], torch.nan)
 
-    def at(self, place: str, point: int) -> Float[Tensor, "row"]:
-        """The effects of one place and point; UserError for one that was not patched."""
-        for name, value, known in (("place", place, self.places), ("point", point, self.points)):
+    def at(self, place: str, layer: int) -> Float[Tensor, "row"]:
+        """The effects of one place and layer; UserError for one that was not patched."""
+        for name, value, known in (("place", place, self.places), ("layer", layer, self.layers)):
             if value not in known:
                 have = ", ".join(map(str, known))
                 raise UserError(f"no {name} {value!r} among what was patched; there are: {have}; patch it too")
-        return self.values[self.places.index(place), self.points.index(point)]
+        return self.values[self.places.index(place), self.layers.index(layer)]
 
     @property
     def table(self) -> pd.DataFrame:
-        """Tidy: place, point, row, clean, other, moved, effect, reason."""
+        """Tidy: place, layer, row, clean, other, moved, effect, reason."""
         values = self.values
         return pd.DataFrame(
             {
                 "place": place,
-                "point": point,
+                "layer": layer,
                 "row": row,
                 "clean": float(self.clean[row]),
                 "other": float(self.other[row]),
@@ -80,32 +80,32 @@ class PatchEffects:
                 "reason": self.reasons[i][row],
             }
             for i, place in enumerate(self.places)
-            for j, point in enumerate(self.points)
+            for j, layer in enumerate(self.layers)
             for row in range(len(self.clean))
         )
 
 
-def patch_effect(
+def patch(
     vlm: "VLM",
     clean: "Sequence[Prompt]",
     other: "Sequence[Prompt]",
     *,
     places: Sequence[str] = ("verdict", "image", "user"),
-    points: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
     batch_size: int = 16,
     least_gap: float = LEAST_GAP,
 ) -> PatchEffects:
-    """Puts the states of ``other`` into runs of ``clean``, pair by pair, each place and point (default: 0 to L) alone.
+    """Puts the states of ``other`` into runs of ``clean``, pair by pair, each place and layer (default: 0 to L) alone.
 
-    places · points + 2 forwards a batch, and the other prompts' states at these places and points in memory. Effects
+    places · layers + 2 forwards a batch, and the other prompts' states at these places and layers in memory. Effects
     are NaN for pairs whose margins are less than ``least_gap`` logits apart.
 
     Raises:
-        UserError: lists of unlike length or empty, an unknown place or point, image tokens asked of a model that has
+        UserError: lists of unlike length or empty, an unknown place or layer, image tokens asked of a model that has
             none in its sequence, or a pair that does not align at a place (``misaligned``).
     """
     places = tuple(places)
-    points = tuple(range(last_point(vlm) + 1)) if points is None else tuple(points)
+    layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, PATCHABLE)
     if len(clean) != len(other) or not clean or batch_size < 1:
         raise UserError(
@@ -117,8 +117,8 @@ def patch_effect(
         stop = first + batch_size
         batch = _Pairs.of(vlm, clean[first:stop], other[first:stop], first)
         columns = {place: batch.aligned(place) for place in places}
-        before, after = (vlm.score(batch.clean, encoded=batch.clean_inputs), batch.read(vlm, columns, points))
-        found = [[batch.patched(vlm, columns[place], place, point) for point in points] for place in places]
+        before, after = (vlm.score(batch.clean, encoded=batch.clean_inputs), batch.read(vlm, columns, layers))
+        found = [[batch.patched(vlm, columns[place], place, layer) for layer in layers] for place in places]
         moved.append(torch.stack([torch.stack(row) for row in found]) - before)
         margins.append(torch.stack([before, after]))
         absent.append(torch.stack([_absent(columns[place][0], len(before)) for place in places]))
@@ -129,7 +129,7 @@ def patch_effect(
         clean=clean_margins,
         other=other_margins,
         places=places,
-        points=points,
+        layers=layers,
         reasons=_reasons(missing.tolist(), (other_margins - clean_margins).abs().tolist(), least_gap),
     )
 
@@ -159,7 +159,7 @@ Columns = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
 @dataclass(frozen=True)
 class _Pairs:
-    """A batch of pairs, and what the others' runs had at the places and points asked for (``states``)."""
+    """A batch of pairs, and what the others' runs had at the places and layers asked for (``states``)."""
 
     clean: "Sequence[Prompt]"
     other: "Sequence[Prompt]"
@@ -210,27 +210,27 @@ class _Pairs:
         return ""
 
     def read(
-        self, vlm: "VLM", columns: dict[str, tuple[Columns, Columns]], points: Sequence[int]
+        self, vlm: "VLM", columns: dict[str, tuple[Columns, Columns]], layers: Sequence[int]
     ) -> Float[Tensor, "row"]:
         """The others' margins; keeps their states at these columns."""
 
-        def keep(here: Here) -> None:
+        def keep(here: LayerStates) -> None:
             for place, (_, (rows, there)) in columns.items():
-                self.states[place, here.point] = here.hidden[rows, there]
+                self.states[place, here.layer] = here.hidden[rows, there]
 
-        with edit_residual(vlm, keep, points=points):
+        with edit_residual(vlm, keep, layers=layers):
             return vlm.score(self.other, encoded=self.other_inputs)
 
-    def patched(self, vlm: "VLM", columns: tuple[Columns, Columns], place: str, point: int) -> Float[Tensor, "row"]:
-        """The clean prompts' margins with one place at one point exchanged."""
+    def patched(self, vlm: "VLM", columns: tuple[Columns, Columns], place: str, layer: int) -> Float[Tensor, "row"]:
+        """The clean prompts' margins with one place at one layer exchanged."""
         rows, there = columns[0]
 
-        def put(here: Here) -> Tensor:
+        def put(here: LayerStates) -> Tensor:
             hidden = here.hidden.clone()
-            hidden[rows, there] = self.states[place, point]
+            hidden[rows, there] = self.states[place, layer]
             return hidden
 
-        with edit_residual(vlm, put, points=[point]):
+        with edit_residual(vlm, put, layers=[layer]):
             return vlm.score(self.clean, encoded=self.clean_inputs)
 
 

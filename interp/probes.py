@@ -24,7 +24,7 @@ DEALS = 100  # tries at dealing labels out among groups
 
 @dataclass(frozen=True)
 class Probe:
-    """What was read at each point. Rates are shares of 1; NaN, with ``reason``, where no number can be given.
+    """What was read at each layer. Rates are shares of 1; NaN, with ``reason``, where no number can be given.
 
     ``balanced_accuracy`` is the mean over classes of the share read right, so that 1 / classes is chance;
     ``control`` the same for a probe fitted to shuffled labels; ``auroc`` (two classes alone) takes the second as
@@ -35,12 +35,12 @@ class Probe:
     classes: tuple[str, ...]
     counts: tuple[int, ...]  # cases of each class
     groups: int
-    accuracy: Float[np.ndarray, "point"]
-    balanced_accuracy: Float[np.ndarray, "point"]
-    control: Float[np.ndarray, "point"]
-    auroc: Float[np.ndarray, "point"]
-    predicted: Int[np.ndarray, "point row"]
-    score: Float[np.ndarray, "point row"]
+    accuracy: Float[np.ndarray, "layer"]
+    balanced_accuracy: Float[np.ndarray, "layer"]
+    control: Float[np.ndarray, "layer"]
+    auroc: Float[np.ndarray, "layer"]
+    predicted: Int[np.ndarray, "layer row"]
+    score: Float[np.ndarray, "layer row"]
     reason: str | None = None
 
     @property
@@ -54,20 +54,20 @@ class Probe:
         return max(self.counts) / self.n if self.n else float("nan")
 
     @property
-    def selectivity(self) -> Float[np.ndarray, "point"]:
+    def selectivity(self) -> Float[np.ndarray, "layer"]:
         """Balanced accuracy less that of the control task (Hewitt and Liang 2019)."""
         return self.balanced_accuracy - self.control
 
-    def table(self, points: Sequence[int] | None = None) -> pd.DataFrame:
-        """One row a point (numbered from 0 unless said otherwise)."""
+    def table(self, layers: Sequence[int] | None = None) -> pd.DataFrame:
+        """One row a layer (numbered from 0 unless said otherwise)."""
         rates = {name: getattr(self, name) for name in ("accuracy", "balanced_accuracy", "control", "selectivity")}
-        points = range(len(self.accuracy)) if points is None else points
+        layers = range(len(self.accuracy)) if layers is None else layers
         fixed = {"majority": self.majority, "classes": len(self.classes), "n": self.n, "groups": self.groups}
-        return pd.DataFrame({"point": list(points)} | rates | {"auroc": self.auroc} | fixed | {"reason": self.reason})
+        return pd.DataFrame({"layer": list(layers)} | rates | {"auroc": self.auroc} | fixed | {"reason": self.reason})
 
 
 def probe(
-    hidden: Float[Tensor, "point row width"],
+    hidden: Float[Tensor, "layer row width"],
     labels: Sequence[Any] | np.ndarray,
     groups: Sequence[Any] | np.ndarray,
     *,
@@ -76,7 +76,7 @@ def probe(
     shuffles: int = SHUFFLES,
     seed: int = 0,
 ) -> Probe:
-    """Reads ``labels`` (of any type; sorted, they are the classes) with a shrunk linear discriminant at every point.
+    """Reads ``labels`` (of any type; sorted, they are the classes) with a shrunk linear discriminant at every layer.
 
     Cases of one group are never split between fitting and testing. Cases whose state is NaN (a prompt without such a
     place) are left out and counted by ``n``.
@@ -114,15 +114,15 @@ def probe(
     rng = np.random.default_rng(seed)
     task = _task(codes, splits, nuisances)
     controls = [_task(_shuffled(codes, group, splits, rng), splits, nuisances) for _ in range(shuffles)]
-    for point, state in enumerate(states[:, kept]):
+    for layer, state in enumerate(states[:, kept]):
         scores = task.held_out(state)
-        found.predicted[point, kept] = guess = scores.argmax(1)
-        found.accuracy[point] = (guess == codes).mean()
-        found.balanced_accuracy[point] = task.balanced(guess)
-        found.control[point] = np.mean([other.balanced(other.held_out(state).argmax(1)) for other in controls])
+        found.predicted[layer, kept] = guess = scores.argmax(1)
+        found.accuracy[layer] = (guess == codes).mean()
+        found.balanced_accuracy[layer] = task.balanced(guess)
+        found.control[layer] = np.mean([other.balanced(other.held_out(state).argmax(1)) for other in controls])
         if len(names) == 2:
-            found.score[point, kept] = margin = scores[:, 1] - scores[:, 0]
-            found.auroc[point] = auroc(margin, codes == 1)
+            found.score[layer, kept] = margin = scores[:, 1] - scores[:, 0]
+            found.auroc[layer] = auroc(margin, codes == 1)
     return found
 
 
@@ -178,8 +178,8 @@ def _shuffled(
 
 def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups: np.ndarray) -> Probe:
     """A probe that has read nothing yet."""
-    points, rows, _ = hidden.shape
-    accuracy, balanced, control, area = np.full((4, points), np.nan)
+    layers, rows, _ = hidden.shape
+    accuracy, balanced, control, area = np.full((4, layers), np.nan)
     return Probe(
         classes=classes,
         counts=tuple(np.bincount(codes, minlength=len(classes)).tolist()),
@@ -188,6 +188,6 @@ def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups
         balanced_accuracy=balanced,
         control=control,
         auroc=area,
-        predicted=np.full((points, rows), -1),
-        score=np.full((points, rows), np.nan),
+        predicted=np.full((layers, rows), -1),
+        score=np.full((layers, rows), np.nan),
     )

@@ -29,7 +29,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True)
-class SelfTest:
+class RecorderCheck:
     """Largest absolute differences: masses by the kernel and by float32 rows against eager attention in float32, logits
     with the recorder against without; and the largest change of a logit when each prompt gets another image.
     """
@@ -42,7 +42,7 @@ class SelfTest:
     dtype: str
 
 
-def self_test(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> SelfTest:
+def check_recorder(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> RecorderCheck:
     """Measures and judges; ``prompts`` (with images, of unlike lengths so that one is padded) default to two made up.
 
     Raises:
@@ -61,7 +61,7 @@ def self_test(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> SelfTest
         logits = _verdict_logits(vlm, encoded)
     with record_attention(vlm, queries=Queries.VERDICT, segments=segments) as verdict:
         _verdict_logits(vlm, encoded)
-    result = SelfTest(
+    result = RecorderCheck(
         kernel_error=_error(every, eager),
         rows_error=_error(verdict, eager),
         logit_error=float((logits - native).abs().max()),
@@ -73,7 +73,7 @@ def self_test(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> SelfTest
     return result
 
 
-def _judge(result: SelfTest, name: str) -> None:
+def _judge(result: RecorderCheck, name: str) -> None:
     faults = []
     if not result.kernel_error <= result.tolerance:
         faults.append("masses by the kernel differ from eager attention")

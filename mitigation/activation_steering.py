@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.directions import Direction
-    from interp.hooks.residual import Here
+    from interp.hooks.residual import LayerStates
     from interp.vlm import VLM, Generation, Prompt
 
 KINDS = ("mean_difference", "logistic", "discriminant")
@@ -67,15 +67,15 @@ class DirectionSteering:
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
         """The direction of all cases at the chosen point; UserError where a kind of case is missing."""
         from interp.directions import fit_direction, save_directions
-        from interp.hooks.residual import last_point, residuals
+        from interp.hooks.residual import last_layer, residuals
 
-        points = tuple(range(1, last_point(vlm) + 1)) if self.point is None else (self.point,)
-        read = residuals(vlm, prompts, points=points)
+        points = tuple(range(1, last_layer(vlm) + 1)) if self.point is None else (self.point,)
+        read = residuals(vlm, prompts, layers=points)
         labels = list(safe) if self.towards == "safe" else says_yes(vlm, prompts)
         questions = [prompt.text for prompt in prompts]
         fitted = [
             fit_direction(
-                read.at("verdict", point), labels, questions, name=self.towards, place="verdict", point=point,
+                read.at("verdict", point), labels, questions, name=self.towards, place="verdict", layer=point,
                 kind=self.kind, seed=self.seed,
             )
             for point in points
@@ -125,10 +125,10 @@ class LearnedSteering:
 
         direction = self.direction(vlm)
         added = self.strength * direction.gap * direction.vector
-        with edit_residual(vlm, partial(self._steered, added=added), points=[direction.point]):
+        with edit_residual(vlm, partial(self._steered, added=added), layers=[direction.layer]):
             return with_shift(vlm, self.shift, answer) if self.shift else answer(vlm)
 
-    def _steered(self, here: "Here", added: "Tensor") -> "Tensor":
+    def _steered(self, here: "LayerStates", added: "Tensor") -> "Tensor":
         where = here.where("all")
         if self.columns != "all":
             where = here.where("verdict") | here.where("generated")

@@ -76,18 +76,18 @@ class AblateDirection:
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedAblation":
         """The direction of all cases at the best point; UserError where a kind of case is missing."""
         from interp.directions import fit_direction
-        from interp.hooks.residual import last_point, residuals
+        from interp.hooks.residual import last_layer, residuals
 
-        last = last_point(vlm)
+        last = last_layer(vlm)
         points = tuple(range(1, max(1, int(DEEPEST * last)) + 1)) if self.point is None else (self.point,)
         unsafe = [not yes for yes in (says_yes(vlm, prompts) if self.by == "verdict" else safe)]
         suspects = [prompt for prompt, label in zip(prompts, unsafe, strict=True) if label]
         if self.shuffle is not None:
             random.Random(self.shuffle).shuffle(unsafe)
-        read = residuals(vlm, prompts, points=range(1, last + 1))
+        read = residuals(vlm, prompts, layers=range(1, last + 1))
         questions = [prompt.text for prompt in prompts]
         fitted = [
-            fit_direction(read.at("verdict", point), unsafe, questions, name="unsafe", place="verdict", point=point)
+            fit_direction(read.at("verdict", point), unsafe, questions, name="unsafe", place="verdict", layer=point)
             for point in points
         ]
         suspects = suspects[:: max(1, len(suspects) // CHOOSING_CASES)]

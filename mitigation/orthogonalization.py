@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.hooks.residual import Here, edit_residual
+from interp.hooks.residual import LayerStates, edit_residual
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -77,15 +77,15 @@ def levelled(vlm: "VLM", direction: Float[Tensor, "width"], levels: Float[Tensor
     """
     unit = _unit(direction).float()
 
-    def edit(here: Here) -> Tensor:
+    def edit(here: LayerStates) -> Tensor:
         where = here.where("verdict") | here.where("generated")
         edited = here.hidden.clone()
         states = edited[where].float()
-        level = levels[here.point - 1].to(states)
+        level = levels[here.layer - 1].to(states)
         edited[where] = (without(states, unit) + level * unit.to(states)).to(edited)
         return edited
 
-    with edit_residual(vlm, edit, points=range(1, len(levels) + 1)):
+    with edit_residual(vlm, edit, layers=range(1, len(levels) + 1)):
         yield
 
 

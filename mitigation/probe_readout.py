@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.hooks.residual import Here, edit_residual, last_point, residuals
+from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.tensor_file import Vectors, check_model, digest_of, read_vectors, write_vectors
 from mitigation.ridge_probe import (
     Pooled,
@@ -51,12 +51,12 @@ class Bringing:
     point: int
     question: Tensor = field(init=False)
 
-    def edit(self, here: Here) -> Tensor | None:
+    def edit(self, here: LayerStates) -> Tensor | None:
         """At point 0 the question is read, at ``point`` the verdict changed; decoding steps pass."""
         verdict = here.where("verdict")
         if not bool(verdict.any()):
             return None
-        if here.point == 0:
+        if here.layer == 0:
             self.question = _mean(here.hidden, here.where("user"))
             return None
         image = None if self.readout.conjunction is None else _mean(here.hidden, here.where("image"))
@@ -69,7 +69,7 @@ class Bringing:
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", point: int, *, image: bool) -> Pooled:
     """What a probe at ``point`` reads of each prompt, float32 on the CPU."""
     places = ("verdict", "user", "image") if image else ("verdict", "user")
-    read = residuals(vlm, prompts, places=places, points=(0, point), batch_size=BATCH)
+    read = residuals(vlm, prompts, places=places, layers=(0, point), batch_size=BATCH)
     return Pooled(read.at("verdict", point), read.at("user", 0), read.at("image", point) if image else None)
 
 
@@ -90,9 +90,9 @@ def learn_readout(
     """
     labels = torch.as_tensor(list(safe), dtype=torch.bool)
     fold = _folds(prompts, labels, folds=folds, seed=seed)
-    points = tuple(range(1, last_point(vlm) + 1)) if point is None else (point,)
+    points = tuple(range(1, last_layer(vlm) + 1)) if point is None else (point,)
     places = ("verdict", "user", "image") if conjunction else ("verdict", "user")
-    read = residuals(vlm, prompts, places=places, points=(0, *points), batch_size=BATCH)
+    read = residuals(vlm, prompts, places=places, layers=(0, *points), batch_size=BATCH)
     best: tuple[float, int, float, float] | None = None
     for here in points:
         at = _at(read, here, conjunction)
@@ -134,11 +134,11 @@ def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> F
             encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
         leaves: list[Tensor] = []
 
-        def begin(here: Here, leaves: list[Tensor] = leaves) -> Tensor:
+        def begin(here: LayerStates, leaves: list[Tensor] = leaves) -> Tensor:
             leaves.append(here.hidden.detach().requires_grad_())
             return leaves[0]
 
-        with torch.enable_grad(), edit_residual(vlm, begin, points=[point]):
+        with torch.enable_grad(), edit_residual(vlm, begin, layers=[point]):
             margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1).logits[:, -1])
             (gradient,) = torch.autograd.grad(margins.sum(), leaves)
         total = total + gradient[:, -1].float().sum(0).cpu()  # left padding: the verdict is the last column
@@ -273,7 +273,7 @@ class LearnedReadout:
 
         point, tensors = int(self.about["point"]), self._vectors.tensors
         bring = Bringing(self._readout(vlm), self.strength * tensors["direction"], point=point)
-        with edit_residual(vlm, bring.edit, points=sorted({0, point})):
+        with edit_residual(vlm, bring.edit, layers=sorted({0, point})):
             return with_shift(vlm, self.shift, answer) if self.shift else answer(vlm)
 
     def _readout(self, vlm: "VLM") -> "Readout":

@@ -13,7 +13,7 @@ dimension ``ballast`` keeps every norm's scale the same, so that a feature of 1 
 - layer ``writes`` has an MLP that writes ``seen`` to ``verdict``, or, where something alarming was heard, −1: the
   sentence overrules the picture. The output head reads ``verdict`` alone: the margin is ``MARGIN`` times it.
 
-Layers are decoder layers, from 0; what layer l does is in the residual stream from point l + 1 on. A head that finds
+Layers are decoder layers, from 0; what layer l does is in the residual stream from layer l + 1 on. A head that finds
 nothing to look at looks at the sink, which holds nothing. After Yes or No the model says "red" or "blue" (what its
 answer's token sees), and ends. Leaks are below 1e-9, and the norms bend features by less than 1e-4.
 """

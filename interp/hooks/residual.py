@@ -1,6 +1,6 @@
-"""Reads and edits the residual stream of the language model, at named points and places.
+"""Reads and edits the residual stream of the language model, at named layers and places.
 
-*Points*: 0 is what enters decoder layer 0 (the embeddings, with the image features put in), l is what decoder layer
+*Layers*: 0 is what enters decoder layer 0 (the embeddings, with the image features put in), l is what decoder layer
 l − 1 gave, up to L, the number of layers; the final norm comes after. *Places* are groups of a prompt's columns, told
 apart by ``interp.segments``: ``verdict`` is the last column, off which the first answer token is read, and belongs to
 no other place; ``image``, ``user``, ``system``, ``template``, ``sink`` are all other columns of that segment,
@@ -35,24 +35,24 @@ EDITABLE = (*READABLE, "generated", "all")
 class Residuals:
     """Hidden states of each prompt: a place's mean over its columns; NaN where a prompt has no such place."""
 
-    values: Float[Tensor, "place point row width"]  # float32, on the CPU
+    values: Float[Tensor, "place layer row width"]  # float32, on the CPU
     places: tuple[str, ...]
-    points: tuple[int, ...]
+    layers: tuple[int, ...]
 
-    def at(self, place: str, point: int) -> Float[Tensor, "row width"]:
-        """Of one place and point; UserError for one that was not read."""
-        for name, value, known in (("place", place, self.places), ("point", point, self.points)):
+    def at(self, place: str, layer: int) -> Float[Tensor, "row width"]:
+        """Of one place and layer; UserError for one that was not read."""
+        for name, value, known in (("place", place, self.places), ("layer", layer, self.layers)):
             if value not in known:
                 have = ", ".join(map(str, known))
                 raise UserError(f"no {name} {value!r} among what was read; there are: {have}; read it too")
-        return self.values[self.places.index(place), self.points.index(point)]
+        return self.values[self.places.index(place), self.layers.index(layer)]
 
 
 @dataclass(frozen=True)
-class Here:
-    """One point during one forward: ``hidden`` holds the columns from ``start`` on (decoding: the newest one alone)."""
+class LayerStates:
+    """One layer during one forward: ``hidden`` holds the columns from ``start`` on (decoding: the newest one alone)."""
 
-    point: int
+    layer: int
     hidden: Float[Tensor, "row column width"]
     start: int
     sight: "_Sight"
@@ -69,7 +69,7 @@ class Here:
         return self.sight.where(place, self.start, self.hidden.shape[1]).to(self.hidden.device)
 
 
-Edit = Callable[[Here], Tensor | None]
+Edit = Callable[[LayerStates], Tensor | None]
 """What ``hidden`` is to be instead, or None to leave it."""
 
 
@@ -78,18 +78,18 @@ def residuals(
     prompts: "Sequence[Prompt]",
     *,
     places: Sequence[str] = ("verdict",),
-    points: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
     batch_size: int = 32,
 ) -> Residuals:
-    """The residual stream of each prompt at ``points`` (default: 0 to L), one forward a batch.
+    """The residual stream of each prompt at ``layers`` (default: 0 to L), one forward a batch.
 
-    Only the means over ``places`` are kept: places · points · rows · width · 4 bytes, on the CPU.
+    Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU.
 
     Raises:
-        UserError: no prompts, no places, an unknown place or point, or image tokens asked of a model that has none in
+        UserError: no prompts, no places, an unknown place or layer, or image tokens asked of a model that has none in
             its sequence.
     """
-    points = tuple(range(last_point(vlm) + 1)) if points is None else tuple(points)
+    layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, READABLE)
     if not prompts or batch_size < 1:
         raise UserError(
@@ -99,46 +99,46 @@ def residuals(
     for first in range(0, len(prompts), batch_size):
         found: dict[int, Tensor] = {}
 
-        def keep(here: Here, found: dict[int, Tensor] = found) -> None:
-            found[here.point] = torch.stack([_means(here.hidden, here.where(place)) for place in places]).cpu()
+        def keep(here: LayerStates, found: dict[int, Tensor] = found) -> None:
+            found[here.layer] = torch.stack([_means(here.hidden, here.where(place)) for place in places]).cpu()
 
-        with edit_residual(vlm, keep, points=points):
+        with edit_residual(vlm, keep, layers=layers):
             vlm.score(prompts[first : first + batch_size])
-        batches.append(torch.stack([found[point] for point in points], dim=1))
-    return Residuals(torch.cat(batches, dim=2), tuple(places), points)
+        batches.append(torch.stack([found[layer] for layer in layers], dim=1))
+    return Residuals(torch.cat(batches, dim=2), tuple(places), layers)
 
 
 @contextmanager
-def edit_residual(vlm: "VLM", edit: Edit, *, points: Sequence[int], segments: Segments | None = None) -> Iterator[None]:
-    """Has ``edit`` see and change what is at ``points`` in every forward of ``vlm`` while open, also while decoding.
+def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Segments | None = None) -> Iterator[None]:
+    """Has ``edit`` see and change what is at ``layers`` in every forward of ``vlm`` while open, also while decoding.
 
     An edit that returns None everywhere changes nothing. ``segments`` are those of inputs that were encoded before
     (``interp.segments.segment``); inputs encoded inside are known, and an edit that never asks ``here.where`` needs
     none. It nests with itself (the inner one sees what the outer one left), with ``knockout`` and ``record_attention``.
 
     Raises:
-        UserError: no points, or one that the model does not have; what ``edit`` gives has another shape; the decoder is
+        UserError: no layers, or one that the model does not have; what ``edit`` gives has another shape; the decoder is
             called outside a forward of the whole model.
     """
-    last = last_point(vlm)
-    unknown = [point for point in points if not 0 <= point <= last]
-    if unknown or not points:
-        named = f"point {unknown[0]}" if unknown else "points"
+    last = last_layer(vlm)
+    unknown = [layer for layer in layers if not 0 <= layer <= last]
+    if unknown or not layers:
+        named = f"layer {unknown[0]}" if unknown else "layers"
         raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
     sight = _Sight(vlm, Follower(vlm))
-    layers = vlm.layout.module(vlm.model, "layers")
+    decoder = vlm.layout.module(vlm.model, "layers")
     with ExitStack() as stack:
         stack.enter_context(follow(vlm, sight, segments))
-        for point in sorted(set(points)):
-            hook = _Hook(point, edit, sight)
-            if point == 0:
-                stack.callback(layers[0].register_forward_pre_hook(hook.entering, with_kwargs=True).remove)
+        for layer in sorted(set(layers)):
+            hook = _Hook(layer, edit, sight)
+            if layer == 0:
+                stack.callback(decoder[0].register_forward_pre_hook(hook.entering, with_kwargs=True).remove)
             else:
-                stack.callback(layers[point - 1].register_forward_hook(hook.leaving).remove)
+                stack.callback(decoder[layer - 1].register_forward_hook(hook.leaving).remove)
         yield
 
 
-def last_point(vlm: "VLM") -> int:
+def last_layer(vlm: "VLM") -> int:
     """L, the number of decoder layers."""
     return len(vlm.layout.module(vlm.model, "layers"))
 
@@ -172,7 +172,7 @@ class _Sight:
         self.running, self.forward = False, None
 
     def where(self, place: str, start: int, columns: int) -> Bool[Tensor, "row column"]:
-        """On the CPU; the same for all points of a forward."""
+        """On the CPU; the same for all layers of a forward."""
         if place not in self.masks:
             check_places(self.vlm, [place], EDITABLE)
             if self.refusal is not None:
@@ -191,9 +191,9 @@ _OUTSIDE = (
 
 @dataclass(frozen=True)
 class _Hook:
-    """At one point: hands the hidden states to the edit, and on what the edit made of them."""
+    """At one layer: hands the hidden states to the edit, and on what the edit made of them."""
 
-    point: int
+    layer: int
     edit: Edit
     sight: _Sight
 
@@ -212,12 +212,12 @@ class _Hook:
     def _edited(self, hidden: Tensor) -> Tensor:
         if not self.sight.running:
             raise UserError(_OUTSIDE)
-        edited = self.edit(Here(self.point, hidden, self.sight.start, self.sight))
+        edited = self.edit(LayerStates(self.layer, hidden, self.sight.start, self.sight))
         if edited is None:
             return hidden
         if edited.shape != hidden.shape:
             raise UserError(
-                f"an edit at point {self.point} gave {tuple(edited.shape)} for hidden states of {tuple(hidden.shape)}; "
+                f"an edit at layer {self.layer} gave {tuple(edited.shape)} for hidden states of {tuple(hidden.shape)}; "
                 "the shape must stay; return a changed copy of here.hidden"
             )
         return edited.to(hidden)

@@ -29,7 +29,7 @@ def states(size: float = 4.0) -> torch.Tensor:
 
 
 def fit(hidden: torch.Tensor, labels: Any = LABELS, **given: Any) -> Direction:
-    return fit_direction(hidden, labels, GROUPS, name="alarming", place="verdict", point=1, **given)
+    return fit_direction(hidden, labels, GROUPS, name="alarming", place="verdict", layer=1, **given)
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
@@ -104,9 +104,9 @@ def test_finds_what_a_model_was_made_to_do() -> None:
     assert (seen.auroc[2:] > 0.99).all()
     assert abs(heard.auroc[:3] - 0.5).max() < 0.2  # the colour that is there varies, and says nothing of the word
     assert (heard.auroc[3:] > 0.99).all()
-    found = fit_direction(read.at("verdict", 2), red, groups, name="red", place="verdict", point=2)
+    found = fit_direction(read.at("verdict", 2), red, groups, name="red", place="verdict", layer=2)
     assert float(found.vector @ axis("seen")) == pytest.approx(1, abs=1e-3)
-    word = fit_direction(read.at("verdict", 3), alarming, groups, name="alarm", place="verdict", point=3, balance=[red])
+    word = fit_direction(read.at("verdict", 3), alarming, groups, name="alarm", place="verdict", layer=3, balance=[red])
     assert float(word.vector @ axis("heard")) > 0.95
     assert abs(float(cosines([found, word])[0, 1])) < 0.3
 
@@ -118,7 +118,7 @@ def test_a_file_gives_back_what_was_saved(vlm: VLM, tmp_path: Path) -> None:
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
     for before, after in zip(directions, load_directions(tmp_path / "one.safetensors", vlm=vlm), strict=True):
         assert torch.equal(after.vector, before.vector)
-        for name in ("name", "place", "point", "kind", "threshold", "gap", "accuracy", "auroc", "n", "positives"):
+        for name in ("name", "place", "layer", "kind", "threshold", "gap", "accuracy", "auroc", "n", "positives"):
             assert getattr(after, name) == getattr(before, name)
 
 

@@ -10,7 +10,7 @@ import torch
 from interp.attention import Queries, record_attention
 from interp.attention_knockout import knockout
 from interp.errors import UserError
-from interp.hooks.residual import PLACES, Here, edit_residual, last_point, residuals
+from interp.hooks.residual import PLACES, LayerStates, edit_residual, last_layer, residuals
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.second_branch import SecondBranch
@@ -56,13 +56,13 @@ def test_equal_to_transformers_own_hidden_states(name: str) -> None:
     places = tuple(p for p in PLACES if not vlm.layout.cross_attended or "image" not in p)
     found = residuals(vlm, PROMPTS, places=places)
     segments, states = own_states(vlm, PROMPTS)
-    assert found.values.shape == (len(places), last_point(vlm) + 1, 2, states[0].shape[-1])
+    assert found.values.shape == (len(places), last_layer(vlm) + 1, 2, states[0].shape[-1])
     for place in places:
-        for point in found.points:
+        for layer in found.layers:
             for row in range(2):
                 columns = reference(segments, row, place)
-                expected = states[point][row, columns].float().mean(0)
-                torch.testing.assert_close(found.at(place, point)[row], expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+                expected = states[layer][row, columns].float().mean(0)
+                torch.testing.assert_close(found.at(place, layer)[row], expected, atol=1e-5, rtol=1e-5, equal_nan=True)
     assert not found.at("verdict", 0).isnan().any()
 
 
@@ -80,7 +80,7 @@ def test_a_batch_equals_its_rows(vlm: VLM, dtype: torch.dtype, tolerance: float)
 def test_places_that_are_not_there_are_nan(vlm: VLM) -> None:
     found = residuals(vlm, PROMPTS, places=("verdict", "system"))
     assert found.at("system", 1).isnan().all(1).tolist() == [True, False]
-    blind = residuals(vlm, [Prompt("Is this safe?")], places=("image", "user"), points=[2])
+    blind = residuals(vlm, [Prompt("Is this safe?")], places=("image", "user"), layers=[2])
     assert blind.at("image", 2).isnan().all()
     assert not blind.at("user", 2).isnan().any()
 
@@ -88,25 +88,25 @@ def test_places_that_are_not_there_are_nan(vlm: VLM) -> None:
 @pytest.mark.parametrize("family", [llava, paligemma2], ids=["llava", "paligemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_edit_is_there_where_it_was_made(family: Callable[[], Pieces], dtype: torch.dtype) -> None:
-    """Each point and place: what is read afterwards there, and nowhere else at that point, is the edit."""
+    """Each layer and place: what is read afterwards there, and nowhere else at that layer, is the edit."""
     vlm = VLM(*family())
     vlm.model.to(dtype)
     before = residuals(vlm, PROMPTS, places=PLACES)
     margins = vlm.score(PROMPTS)
-    for point in before.points:
+    for layer in before.layers:
         for place in ("image", "verdict", "user", "sink"):
 
-            def doubled(here: Here, place: str = place) -> torch.Tensor:
+            def doubled(here: LayerStates, place: str = place) -> torch.Tensor:
                 return torch.where(here.where(place)[..., None], 2 * here.hidden, here.hidden)
 
-            with edit_residual(vlm, doubled, points=[point]):
+            with edit_residual(vlm, doubled, layers=[layer]):
                 after = residuals(vlm, PROMPTS, places=PLACES)
             for other in ("image", "verdict", "user", "sink", "template"):
                 factor = 2 if other == place else 1
-                expected = factor * before.at(other, point)
-                torch.testing.assert_close(after.at(other, point), expected, atol=0, rtol=0, equal_nan=True)
+                expected = factor * before.at(other, layer)
+                torch.testing.assert_close(after.at(other, layer), expected, atol=0, rtol=0, equal_nan=True)
             torch.testing.assert_close(
-                after.values[:, :point], before.values[:, :point], atol=0, rtol=0, equal_nan=True
+                after.values[:, :layer], before.values[:, :layer], atol=0, rtol=0, equal_nan=True
             )
     assert torch.equal(vlm.score(PROMPTS), margins)
 
@@ -114,9 +114,9 @@ def test_an_edit_is_there_where_it_was_made(family: Callable[[], Pieces], dtype:
 def test_nested_edits_follow_each_other(vlm: VLM) -> None:
     seen: list[torch.Tensor] = []
     with (
-        edit_residual(vlm, lambda here: here.hidden + 1, points=[1]),
-        edit_residual(vlm, lambda here: 3 * here.hidden, points=[1]),
-        edit_residual(vlm, lambda here: seen.append(here.hidden), points=[1]),
+        edit_residual(vlm, lambda here: here.hidden + 1, layers=[1]),
+        edit_residual(vlm, lambda here: 3 * here.hidden, layers=[1]),
+        edit_residual(vlm, lambda here: seen.append(here.hidden), layers=[1]),
         knockout(vlm, [("image", "verdict")], layers=[1]),
         record_attention(vlm, queries=Queries.VERDICT) as record,
     ):
@@ -133,12 +133,12 @@ def test_generated_columns_are_followed(vlm: VLM, use_cache: bool) -> None:
     """The same edit with a cache, without, and by one forward over the whole answer."""
     seen: list[tuple[int, list[int], list[bool]]] = []
 
-    def shifted(here: Here) -> torch.Tensor:
+    def shifted(here: LayerStates) -> torch.Tensor:
         where = here.where("generated") | here.where("verdict")
         seen.append((here.start, list(here.hidden.shape[:2]), here.where("image").any(1).tolist()))
         return here.hidden + 0.5 * where[..., None]
 
-    with edit_residual(vlm, shifted, points=[0, 2]):
+    with edit_residual(vlm, shifted, layers=[0, 2]):
         answer = vlm.generate(PROMPTS, max_new_tokens=4, eos_token_id=[], use_cache=use_cache)
     width = vlm.encode(PROMPTS)["input_ids"].shape[1]
     starts = [start for start, _, _ in seen[::2]]
@@ -151,10 +151,10 @@ def test_generated_columns_are_followed(vlm: VLM, use_cache: bool) -> None:
         "attention_mask": torch.nn.functional.pad(encoded["attention_mask"], (0, 4), value=1),
     }
 
-    def by_column(here: Here) -> torch.Tensor:  # asks for no segment, so the follower need not know this batch
+    def by_column(here: LayerStates) -> torch.Tensor:  # asks for no segment, so the follower need not know this batch
         return here.hidden + 0.5 * (torch.arange(here.hidden.shape[1]) >= width - 1)[:, None]
 
-    with edit_residual(vlm, by_column, points=[0, 2]), torch.no_grad():
+    with edit_residual(vlm, by_column, layers=[0, 2]), torch.no_grad():
         logits = vlm.model(**whole, position_ids=(whole["attention_mask"].cumsum(-1) - 1).clamp(min=0)).logits
     assert logits[:, width - 1 : -1].argmax(-1).tolist() == answer.token_ids
     torch.testing.assert_close(vlm.margin(logits[:, width - 1]), answer.margins, atol=1e-5, rtol=0)
@@ -164,18 +164,18 @@ def test_generated_columns_are_followed(vlm: VLM, use_cache: bool) -> None:
 def test_a_batch_of_no_known_prompts_is_refused_only_where_segments_are_asked_for(vlm: VLM) -> None:
     encoded = vlm.encode(PROMPTS)
     plain = vlm.score(PROMPTS, encoded=encoded)
-    with edit_residual(vlm, lambda here: here.hidden * here.where("all")[..., None], points=[1]):
+    with edit_residual(vlm, lambda here: here.hidden * here.where("all")[..., None], layers=[1]):
         assert torch.equal(vlm.score(PROMPTS, encoded=encoded), plain)
         branch = SecondBranch(vlm.model, vlm.encode([Prompt("a dog", picture(5))]))
         branch.start()
     with (
-        edit_residual(vlm, lambda here: here.hidden * here.where("user")[..., None], points=[1]),
+        edit_residual(vlm, lambda here: here.hidden * here.where("user")[..., None], layers=[1]),
         pytest.raises(UserError, match="pass segments="),
     ):
         vlm.score(PROMPTS, encoded=encoded)
     segments = segment(vlm, PROMPTS, encoded)
     silence = edit_residual(
-        vlm, lambda here: here.hidden * ~here.where("user")[..., None], points=[1], segments=segments
+        vlm, lambda here: here.hidden * ~here.where("user")[..., None], layers=[1], segments=segments
     )
     with silence:
         assert not torch.equal(vlm.score(PROMPTS, encoded=encoded), plain)
@@ -190,10 +190,10 @@ def test_nothing_is_left_behind_also_after_an_error(vlm: VLM) -> None:
     foreign = vlm.layout.module(vlm.model, "layers")[0].register_forward_hook(lambda *_: None)
     margins, before = vlm.score(PROMPTS), traces(vlm)
 
-    def fails(here: Here) -> None:
+    def fails(here: LayerStates) -> None:
         raise RuntimeError("in the middle")
 
-    with pytest.raises(RuntimeError, match="in the middle"), edit_residual(vlm, fails, points=[0, 1, 2]):
+    with pytest.raises(RuntimeError, match="in the middle"), edit_residual(vlm, fails, layers=[0, 1, 2]):
         vlm.score(PROMPTS)
     assert traces(vlm) == before
     residuals(vlm, PROMPTS)
@@ -205,9 +205,9 @@ def test_nothing_is_left_behind_also_after_an_error(vlm: VLM) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"points": [3]}, "no point 3 in the residual stream of tiny; there are 0 to 2"),
-        ({"points": [-1]}, "no point -1"),
-        ({"points": []}, "no points"),
+        ({"layers": [3]}, "no layer 3 in the residual stream of tiny; there are 0 to 2"),
+        ({"layers": [-1]}, "no layer -1"),
+        ({"layers": []}, "no layers"),
         ({"places": ["picture"]}, "no place 'picture'.*known: verdict, image, user"),
         ({"places": ["generated"]}, "no place 'generated'"),
         ({"places": []}, "no places"),
@@ -222,14 +222,14 @@ def test_what_is_not_there_is_named(vlm: VLM, options: dict[str, Any], message: 
 def test_more_of_what_is_refused(vlm: VLM) -> None:
     with pytest.raises(UserError, match="0 prompts"):
         residuals(vlm, [])
-    with pytest.raises(UserError, match="no point 2 among what was read; there are: 0, 1"):
-        residuals(vlm, PROMPTS, points=[0, 1]).at("verdict", 2)
+    with pytest.raises(UserError, match="no layer 2 among what was read; there are: 0, 1"):
+        residuals(vlm, PROMPTS, layers=[0, 1]).at("verdict", 2)
     with (
-        edit_residual(vlm, lambda here: here.hidden[:, -1:], points=[1]),
+        edit_residual(vlm, lambda here: here.hidden[:, -1:], layers=[1]),
         pytest.raises(UserError, match="the shape must stay"),
     ):
         vlm.score(PROMPTS)
-    with edit_residual(vlm, lambda here: None, points=[1]), pytest.raises(UserError, match="outside a forward"):
+    with edit_residual(vlm, lambda here: None, layers=[1]), pytest.raises(UserError, match="outside a forward"):
         vlm.layout.module(vlm.model, "language_model")(inputs_embeds=torch.zeros(1, 2, 32))
 
 
@@ -238,7 +238,7 @@ def test_pictures_read_by_cross_attention_are_unsupported_not_zero(vlm: VLM) -> 
     for place in ("image", "last_image"):
         with pytest.raises(UserError, match="no image tokens in the sequence of tiny"):
             residuals(vlm, PROMPTS, places=(place,))
-    with edit_residual(vlm, lambda here: here.hidden * here.where("image")[..., None], points=[1]):
+    with edit_residual(vlm, lambda here: here.hidden * here.where("image")[..., None], layers=[1]):
         with pytest.raises(UserError, match="no image tokens"):
             vlm.score(PROMPTS)
     assert not residuals(vlm, PROMPTS).values.isnan().any()

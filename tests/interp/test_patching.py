@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from interp.errors import UserError
-from interp.hooks.residual import last_point
-from interp.patching import misaligned, patch_effect
+from interp.hooks.residual import last_layer
+from interp.patching import misaligned, patch
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
@@ -30,9 +30,9 @@ def places_of(vlm: VLM) -> tuple[str, ...]:
 
 
 def enters_later(vlm: VLM) -> int:
-    """The first point after which the picture itself is not put in again."""
+    """The first layer after which the picture itself is not put in again."""
     if vlm.layout.cross_attended:
-        return last_point(vlm)
+        return last_layer(vlm)
     return 2 if vlm.layout.model_type == "qwen3_vl" else 0  # its one DeepStack level comes after layer 0
 
 
@@ -40,12 +40,12 @@ def enters_later(vlm: VLM) -> int:
 def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     first = enters_later(vlm)
-    found = patch_effect(vlm, CLEAN, OTHER, places=places_of(vlm), least_gap=0.0)
+    found = patch(vlm, CLEAN, OTHER, places=places_of(vlm), least_gap=0.0)
     whole = found.values[found.places.index("all"), first:]
     assert torch.equal(whole, torch.ones_like(whole))
-    assert torch.equal(found.at("verdict", last_point(vlm)), torch.ones(2))
+    assert torch.equal(found.at("verdict", last_layer(vlm)), torch.ones(2))
     for place in set(found.places) - {"all", "verdict"}:
-        assert torch.equal(found.at(place, last_point(vlm)), torch.zeros(2))
+        assert torch.equal(found.at(place, last_layer(vlm)), torch.zeros(2))
     torch.testing.assert_close(found.clean, vlm.score(CLEAN), atol=0, rtol=0)
     torch.testing.assert_close(found.other, vlm.score(OTHER), atol=0, rtol=0)
 
@@ -53,7 +53,7 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
 @pytest.mark.parametrize("name", ["llava", "qwen3_vl", "instructblip", "paligemma2", "mllama"])
 def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
-    found = patch_effect(vlm, CLEAN, CLEAN, places=places_of(vlm), points=[0, 1])
+    found = patch(vlm, CLEAN, CLEAN, places=places_of(vlm), layers=[0, 1])
     assert torch.equal(found.moved, torch.zeros(found.moved.shape))
     assert found.values.isnan().all()  # no gap to take a share of
     assert found.reasons[0] == ("margins only 0 logits apart",) * 2
@@ -62,7 +62,7 @@ def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equal_to_exchanging_by_hand(vlm: VLM, dtype: torch.dtype) -> None:
     vlm.model.to(dtype)
-    found = patch_effect(vlm, CLEAN[:1], OTHER[:1], places=("image", "user"))
+    found = patch(vlm, CLEAN[:1], OTHER[:1], places=("image", "user"))
     labels = segment(vlm, CLEAN[:1], vlm.encode(CLEAN[:1])).rows[0].labels
     layer = vlm.layout.module(vlm.model, "layers")[0]
     kept: list[torch.Tensor] = []
@@ -86,13 +86,13 @@ def test_equal_to_exchanging_by_hand(vlm: VLM, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.03)])
 def test_a_picture_that_the_verdict_looks_at_is_found(dtype: torch.dtype, tolerance: float) -> None:
-    """Read in layer 1 and written in layer 2: at the image up to point 1, at the verdict from point 2 on."""
+    """Read in layer 1 and written in layer 2: at the image up to layer 1, at the verdict from layer 2 on."""
     vlm = planted(Plan(reads=1, writes=2, layers=3), dtype)
     sentences = ["Is this safe?", "the cake", "the cake"]
     red = [Prompt(sentence, coloured(1)) for sentence in sentences]
     blue = [Prompt(sentence, coloured(redness)) for sentence, redness in zip(sentences, (-1, -0.5, 0), strict=True)]
     for clean, other in ((red, blue), (blue, red)):
-        found = patch_effect(vlm, clean, other, places=("verdict", "image", "user", "template", "sink", "last_image"))
+        found = patch(vlm, clean, other, places=("verdict", "image", "user", "template", "sink", "last_image"))
         expected = torch.zeros(found.values.shape)
         expected[found.places.index("image"), :2] = 1
         expected[found.places.index("verdict"), 2:] = 1
@@ -103,7 +103,7 @@ def test_a_picture_that_the_verdict_looks_at_is_found(dtype: torch.dtype, tolera
 def test_a_picture_that_is_carried_by_the_words_is_found_there() -> None:
     vlm = planted(Plan(reads=0, writes=2, layers=3, through_words=True))
     clean, other = [Prompt("Is this safe?", coloured(0.8))], [Prompt("Is this safe?", coloured(-0.6))]
-    found = patch_effect(vlm, clean, other, places=("image", "user", "verdict", "template", "sink"))
+    found = patch(vlm, clean, other, places=("image", "user", "verdict", "template", "sink"))
     expected = torch.zeros(5, 4, 1)
     expected[0, 0] = expected[1, 1] = expected[2, 2:] = 1
     torch.testing.assert_close(found.values, expected, atol=1e-3, rtol=0)
@@ -114,20 +114,20 @@ def test_a_sentence_that_overrules_the_picture_is_found() -> None:
     vlm = planted(Plan(reads=0, heeds=1, writes=3, layers=4))
     clean, other = [Prompt("the cake", coloured(1))], [Prompt("the gun", coloured(1))]
     for pair in ((clean, other), (other, clean)):
-        found = patch_effect(vlm, *pair, places=("user", "last_user", "image", "verdict", "template"))
+        found = patch(vlm, *pair, places=("user", "last_user", "image", "verdict", "template"))
         expected = torch.zeros(5, 5, 1)
         expected[0, :2] = expected[1, :2] = expected[3, 2:] = 1
         torch.testing.assert_close(found.values, expected, atol=1e-3, rtol=0)
 
 
 def test_a_batch_equals_its_pairs(vlm: VLM) -> None:
-    together = patch_effect(vlm, CLEAN, OTHER, points=[1])
-    apart = [patch_effect(vlm, [a], [b], points=[1]) for a, b in zip(CLEAN, OTHER, strict=True)]
-    by_ones = patch_effect(vlm, CLEAN, OTHER, points=[1], batch_size=1)
+    together = patch(vlm, CLEAN, OTHER, layers=[1])
+    apart = [patch(vlm, [a], [b], layers=[1]) for a, b in zip(CLEAN, OTHER, strict=True)]
+    by_ones = patch(vlm, CLEAN, OTHER, layers=[1], batch_size=1)
     torch.testing.assert_close(together.values, torch.cat([one.values for one in apart], 2), atol=1e-4, rtol=1e-4)
     assert torch.equal(by_ones.values, torch.cat([one.values for one in apart], 2))
     table = by_ones.table
-    assert table.columns.tolist() == ["place", "point", "row", "clean", "other", "moved", "effect", "reason"]
+    assert table.columns.tolist() == ["place", "layer", "row", "clean", "other", "moved", "effect", "reason"]
     row = table[(table["place"] == "image") & (table["row"] == 1)].iloc[0]
     assert row["effect"] == pytest.approx(float(by_ones.at("image", 1)[1]))
 
@@ -136,8 +136,8 @@ def test_unaligned_pairs_are_refused_with_both_names(vlm: VLM) -> None:
     longer = [OTHER[0], Prompt("Is this picture safe?", picture(3), system="Refuse anything unsafe.", key="long")]
     for place, reason in (("user", "3 columns against 4|4 columns against 5"), ("template", "at other positions")):
         with pytest.raises(UserError, match=rf"pair 1 \('b' and 'long'\) does not align at '{place}'.*({reason})"):
-            patch_effect(vlm, CLEAN, longer, places=(place,), batch_size=1)
-    found = patch_effect(vlm, CLEAN, longer, places=("image", "verdict", "last_user", "sink"))
+            patch(vlm, CLEAN, longer, places=(place,), batch_size=1)
+    found = patch(vlm, CLEAN, longer, places=("image", "verdict", "last_user", "sink"))
     assert torch.equal(found.at("verdict", 2), torch.ones(2))
     assert misaligned(vlm, CLEAN, longer, places=("image", "user")) == ["", "4 columns against 5"]
     blind = [Prompt(prompt.text, system=prompt.system) for prompt in CLEAN]
@@ -155,11 +155,11 @@ def test_pictures_of_other_grids_do_not_align() -> None:
 
 
 def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> None:
-    found = patch_effect(vlm, CLEAN, OTHER, places=("system", "verdict"), points=[2])
+    found = patch(vlm, CLEAN, OTHER, places=("system", "verdict"), layers=[2])
     assert found.at("system", 2).isnan().tolist() == [True, False]
     assert found.reasons[0] == ("neither prompt has such a place", "")
     assert not found.at("verdict", 2).isnan().any()
-    near = patch_effect(vlm, CLEAN, OTHER, places=("verdict",), points=[2], least_gap=1e6)
+    near = patch(vlm, CLEAN, OTHER, places=("verdict",), layers=[2], least_gap=1e6)
     assert near.values.isnan().all()
     assert "logits apart" in near.reasons[0][0]
     assert not near.moved.isnan().any()
@@ -171,12 +171,12 @@ def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> N
         (OTHER[:1], {}, "2 clean prompts, 1 others"),
         (OTHER, {"batch_size": 0}, "batches of 0"),
         (OTHER, {"places": ("generated",)}, "no place 'generated'"),
-        (OTHER, {"points": [7]}, "no point 7"),
+        (OTHER, {"layers": [7]}, "no layer 7"),
     ],
 )
 def test_what_cannot_be_patched_is_named(vlm: VLM, other: list[Prompt], options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        patch_effect(vlm, CLEAN, other, **options)
+        patch(vlm, CLEAN, other, **options)
     with pytest.raises(UserError, match="2 clean prompts and 1 others"):
         misaligned(vlm, CLEAN, OTHER[:1], places=("user",))
 
@@ -186,6 +186,6 @@ def test_nothing_is_left_behind(vlm: VLM) -> None:
         return [[(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in vlm.model.modules()], sorted(vars(vlm))]
 
     margins, before = vlm.score(CLEAN), traces()
-    patch_effect(vlm, CLEAN, OTHER, points=[0, 2])
+    patch(vlm, CLEAN, OTHER, layers=[0, 2])
     assert traces() == before
     assert torch.equal(vlm.score(CLEAN), margins)

@@ -31,14 +31,14 @@ def test_each_quantity_is_where_it_was_planted(plan: Plan) -> None:
     found = residuals(planted(plan), ALARMED, places=("verdict", "image", "user"))
     first_at_verdict = plan.reads + 1 + plan.through_words
     silent = 0.0 if plan.heeds is None else 1.0
-    for point in found.points:
+    for layer in found.layers:
         for place, name, expected in (
             ("image", "picture", torch.tensor(REDNESS)),
-            ("verdict", "seen", torch.tensor(REDNESS) * (point >= first_at_verdict)),
-            ("verdict", "heard", torch.full((3,), silent * (point > (plan.heeds or 0)))),
+            ("verdict", "seen", torch.tensor(REDNESS) * (layer >= first_at_verdict)),
+            ("verdict", "heard", torch.full((3,), silent * (layer > (plan.heeds or 0)))),
         ):
-            torch.testing.assert_close(found.at(place, point) @ direction(name), expected, atol=3e-3, rtol=0)
-        written = (found.at("verdict", point) @ direction("verdict")).abs().max() > 0.1
-        assert bool(written) == (point > plan.writes)
-        carried = (found.at("user", point) @ direction("seen")).abs().max() > 0.1
-        assert bool(carried) == (plan.through_words and point > plan.reads)
+            torch.testing.assert_close(found.at(place, layer) @ direction(name), expected, atol=3e-3, rtol=0)
+        written = (found.at("verdict", layer) @ direction("verdict")).abs().max() > 0.1
+        assert bool(written) == (layer > plan.writes)
+        carried = (found.at("user", layer) @ direction("seen")).abs().max() > 0.1
+        assert bool(carried) == (plan.through_words and layer > plan.reads)

@@ -14,7 +14,7 @@ ROWS, WIDTH = 240, 12
 
 
 def planted(classes: int, *, width: int = WIDTH, size: float = 3.0) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """Three points of noise, a label written along random directions at point 1 alone; 40 groups of 6 cases."""
+    """Three layers of noise, a label written along random directions at layer 1 alone; 40 groups of 6 cases."""
     rng = np.random.default_rng(0)
     labels = rng.integers(classes, size=ROWS)
     hidden = rng.normal(size=(3, ROWS, width))
@@ -173,4 +173,4 @@ def test_seed_decides_everything() -> None:
     assert (first.score == again.score).all()
     assert (first.control == again.control).all()
     assert (first.score != other.score).any()
-    assert first.table(points=(0, 5, 9))["point"].tolist() == [0, 5, 9]
+    assert first.table(layers=(0, 5, 9))["layer"].tolist() == [0, 5, 9]

@@ -6,7 +6,7 @@ import torch
 from interp import attention
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, _implementations
-from interp.recorder_check import TOLERANCE, self_test
+from interp.recorder_check import TOLERANCE, check_recorder
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import picture
@@ -22,7 +22,7 @@ def long_prompts():
 
 def test_passes_on_every_family(family, long_prompts):
     before = _implementations(family.model)
-    result = self_test(family, long_prompts)
+    result = check_recorder(family, long_prompts)
     assert result.kernel_error < 1e-5
     assert result.rows_error < 1e-5
     assert result.logit_error < 1e-5 < 1e-3 < result.image_effect
@@ -33,7 +33,7 @@ def test_passes_on_every_family(family, long_prompts):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_tolerances_follow_the_type(dtype):
     model, processor = FAMILIES["qwen2_5_vl"]()
-    result = self_test(VLM(model.to(dtype), processor))
+    result = check_recorder(VLM(model.to(dtype), processor))
     assert result.tolerance == TOLERANCE[dtype]
     assert result.rows_error < 1e-5 < result.kernel_error < result.tolerance
 
@@ -43,7 +43,7 @@ def test_tolerances_follow_the_type(dtype):
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_passes_on_a_gpu_in_every_type(dtype):
     model, processor = FAMILIES["llava_next"]()
-    result = self_test(VLM(model.to("cuda", dtype), processor))
+    result = check_recorder(VLM(model.to("cuda", dtype), processor))
     assert result.kernel_error <= TOLERANCE[dtype]
 
 
@@ -51,7 +51,7 @@ def test_a_wrong_mass_is_caught(vlm, long_prompts, monkeypatch):
     honest = attention._kernel_mass
     monkeypatch.setattr(attention, "_kernel_mass", lambda call, indicator: honest(call, indicator) * 0.999)
     with pytest.raises(UserError, match=r"masses by the kernel differ .*\(kernel_error 0\.000\d+, rows_error \d"):
-        self_test(vlm, long_prompts)
+        check_recorder(vlm, long_prompts)
 
 
 def test_rows_without_their_mask_are_caught(vlm, long_prompts, monkeypatch):
@@ -59,7 +59,7 @@ def test_rows_without_their_mask_are_caught(vlm, long_prompts, monkeypatch):
         **vars(call), "query": call.query[:, :, places], "mask": None, "causal": False
     }))  # fmt: skip
     with pytest.raises(UserError, match="masses by rows differ from eager attention"):
-        self_test(vlm, long_prompts)
+        check_recorder(vlm, long_prompts)
 
 
 def test_a_lost_mask_function_is_caught(vlm, long_prompts, monkeypatch):
@@ -69,11 +69,11 @@ def test_a_lost_mask_function_is_caught(vlm, long_prompts, monkeypatch):
 
     monkeypatch.delitem(AttentionMaskInterface._global_mapping, NAME)
     with pytest.raises(UserError, match="the recorder changes the logits"):
-        self_test(vlm, long_prompts)
+        check_recorder(vlm, long_prompts)
 
 
 def test_a_model_that_drops_the_image_is_caught(vlm, long_prompts):
     for parameter in vlm.model.model.multi_modal_projector.parameters():
         parameter.data.zero_()
     with pytest.raises(UserError, match=r"another image changes no logit \(.*image_effect 0\.0"):
-        self_test(vlm, long_prompts)
+        check_recorder(vlm, long_prompts)

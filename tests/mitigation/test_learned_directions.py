@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from interp.errors import UserError
-from interp.hooks.residual import Here, edit_residual, last_point, residuals
+from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.vlm import VLM, Prompt, load
 from mitigation.activation_steering import DirectionSteering, LearnedSteering
 from mitigation.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
@@ -65,12 +65,12 @@ def test_what_it_adds_is_the_probes_logit_to_first_order(overruled: VLM, readout
     prompts, _ = cases()  # those whose mean gradient it goes along
     before, little = overruled.score(prompts), 1e-2
 
-    def add(here: Here) -> torch.Tensor:
+    def add(here: LayerStates) -> torch.Tensor:
         edited = here.hidden.clone()
         edited[:, -1] += little * readout._vectors.tensors["direction"]
         return edited
 
-    with edit_residual(overruled, add, points=[2]):
+    with edit_residual(overruled, add, layers=[2]):
         each = (overruled.score(prompts) - before) / little
     assert float(each.mean()) == pytest.approx(1, abs=0.02)  # one logit in the mean
     moved = replace(readout, strength=little).generate(overruled, prompts, max_new_tokens=1).margins
@@ -167,14 +167,14 @@ def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_pat
     learned = DirectionSteering(point=2, strength=0.5).learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
     found = learned.direction(overruled)
     assert abs(float(found.vector @ direction("seen"))) > 0.99
-    before = residuals(overruled, prompts[:2], places=("verdict", "user"), points=(2,))
+    before = residuals(overruled, prompts[:2], places=("verdict", "user"), layers=(2,))
     # An outer edit comes first, so what is read inside shows what steering left.
     for columns, moved in (("answer", ("verdict",)), ("prompt", ("user",)), ("all", ("verdict", "user"))):
         method = replace(learned, columns=columns)
         with edit_residual(
-            overruled, lambda here, m=method: m._steered(here, 0.5 * found.gap * found.vector), points=[2]
+            overruled, lambda here, m=method: m._steered(here, 0.5 * found.gap * found.vector), layers=[2]
         ):
-            after = residuals(overruled, prompts[:2], places=("verdict", "user"), points=(2,))
+            after = residuals(overruled, prompts[:2], places=("verdict", "user"), layers=(2,))
         for place in ("verdict", "user"):
             change = (after.at(place, 2) - before.at(place, 2)) @ found.vector
             torch.testing.assert_close(change, torch.full((2,), 0.5 * found.gap if place in moved else 0.0))
@@ -199,7 +199,7 @@ def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pa
     plain = vlm.score(pair)
     before = hooks(vlm)
     with projected(vlm, drawn):
-        read = residuals(vlm, pair, places=("verdict", "image", "user"), points=range(1, last_point(vlm)))
+        read = residuals(vlm, pair, places=("verdict", "image", "user"), layers=range(1, last_layer(vlm)))
         ablated = vlm.score(pair)
         assert not torch.equal(ablated, plain)
         with projected(vlm, drawn):

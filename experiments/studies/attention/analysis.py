@@ -206,7 +206,7 @@ def self_test_once(vlm: "VLM", path: Path) -> dict[str, Any]:
     Raises:
         UserError: it fails; the error and ``path`` hold the numbers.
     """
-    from interp.recorder_check import self_test
+    from interp.recorder_check import check_recorder
 
     subject = {
         "model": vlm.name,
@@ -218,7 +218,7 @@ def self_test_once(vlm: "VLM", path: Path) -> dict[str, Any]:
     if vlm.revision is not None and before.get("passed") and subject.items() <= before.items():
         return before
     try:
-        found = subject | {"passed": True} | asdict(self_test(vlm))
+        found = subject | {"passed": True} | asdict(check_recorder(vlm))
     except UserError as error:
         write_json(path, subject | {"passed": False, "error": str(error)})
         raise

@@ -40,7 +40,7 @@ def fit_directions(
             for layer in layers:
                 try:
                     found.append(fit_direction(states.at(POSITION, layer), label, groups, name=name, place=POSITION,
-                                               point=layer, kind=kind, seed=seed))  # fmt: skip
+                                               layer=layer, kind=kind, seed=seed))  # fmt: skip
                 except UserError as error:  # such as layer 0, where the verdict's column holds the same token always
                     missing.setdefault(name, str(error))
     for direction in found:
@@ -62,10 +62,10 @@ def direction_rows(
     """
     rows = []
     for one in directions:
-        row: dict[str, Any] = {"name": one.name, "kind": one.kind, "point": one.point, "auroc": one.auroc,
+        row: dict[str, Any] = {"name": one.name, "kind": one.kind, "point": one.layer, "auroc": one.auroc,
                                "accuracy": one.accuracy, "n": one.n, "groups": one.groups, "gap": None}  # fmt: skip
         if subset is not None and one.gap:
-            along = project(states.at(one.place, one.point), one).double().numpy() / one.gap
+            along = project(states.at(one.place, one.layer), one).double().numpy() / one.gap
             here = cases.in_subset(subset)
             row["gap"] = resampling.gap(along, here & cases.failed, here & ~cases.failed)
         rows.append(row)
@@ -86,14 +86,14 @@ def alarm_effect(cases: AnsweredCases, *, draws: int, seed: int) -> Entry | None
 
 def find_direction(directions: Sequence[Direction], name: str, layer: int, kind: str = KINDS[0]) -> Direction | None:
     """The direction of that name, layer and kind, if it was fitted."""
-    return next((d for d in directions if (d.name, d.point, d.kind) == (name, layer, kind)), None)
+    return next((d for d in directions if (d.name, d.layer, d.kind) == (name, layer, kind)), None)
 
 
 def cosine_rows(directions: Sequence[Direction], layers: Sequence[int]) -> list[dict[str, Any]]:
     """The cosine of every two mean differences, layer by layer."""
     rows = []
     for layer in layers:
-        here = [d for d in directions if d.point == layer and d.kind == KINDS[0]]
+        here = [d for d in directions if d.layer == layer and d.kind == KINDS[0]]
         if len(here) < 2:
             continue
         table = cosines(here).tolist()

@@ -47,8 +47,8 @@ from experiments.studies.mechanism.routes import (
 from experiments.types import Sample
 from interp.attention_knockout import windows
 from interp.directions import Direction
-from interp.hooks.residual import Residuals, last_point, residuals
-from interp.lens import spoken
+from interp.hooks.residual import Residuals, last_layer, residuals
+from interp.lens import lens_margins
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -86,7 +86,7 @@ class Examination:
         self.cases: AnsweredCases = answered_cases(samples, records)
         self.selection: Selection | None = select(self.cases, records, limit=sizes.limit, seed=sizes.seed)
         self.prompts = prompts_of(self.cases.samples)
-        self.layers = spaced(last_point(vlm), sizes.points)
+        self.layers = spaced(last_layer(vlm), sizes.points)
         self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, sizes.width))]
         self.resampling = Resampling.of(self.cases.clusters, draws=sizes.draws, seed=sizes.seed)
 
@@ -110,8 +110,8 @@ class Examination:
         """The contents of mechanism.json but for what is concluded from them."""
         sizes, cases = self.sizes, self.cases
         subset = None if self.selection is None else self.selection.subset
-        states = residuals(self.vlm, self.prompts, places=READ, points=self.layers, batch_size=sizes.batch_size)
-        lens = torch.stack([spoken(self.vlm, states.at(POSITION, at), sizes.batch_size) for at in self.layers])
+        states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers, batch_size=sizes.batch_size)
+        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at), sizes.batch_size) for at in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
         departed = parting(curves, cases, subset, self.resampling, points=self.layers)

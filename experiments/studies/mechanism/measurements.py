@@ -15,8 +15,8 @@ from torch import Tensor
 
 from experiments.evaluation.answer import batches
 from interp.attention_knockout import Edge, knockout, windows
-from interp.hooks.residual import Here, edit_residual
-from interp.patching import PatchEffects, misaligned, patch_effect
+from interp.hooks.residual import LayerStates, edit_residual
+from interp.patching import PatchEffects, misaligned, patch
 from interp.segments import segment
 from mitigation.prior_correction import prior_margins
 
@@ -69,12 +69,12 @@ def patched(
     if not pairs:
         return None, []
     rows = [row for row, _ in pairs]
-    effects = patch_effect(
+    effects = patch(
         vlm,
         [clean[row] for row in rows],
         [other for _, other in pairs],
         places=positions,
-        points=layers,
+        layers=layers,
         batch_size=batch_size,
     )
     return effects, rows
@@ -105,7 +105,7 @@ def ablated_margins(
     range; projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv 2411.09003).
     """
 
-    def edit(here: Here) -> Tensor:
+    def edit(here: LayerStates) -> Tensor:
         where = here.where("verdict")
         edited = here.hidden.clone()
         states = edited[where].float()
@@ -115,7 +115,7 @@ def ablated_margins(
 
     parts = []
     for some in batches(prompts, batch_size):
-        with edit_residual(vlm, edit, points=[layer]):
+        with edit_residual(vlm, edit, layers=[layer]):
             parts.append(vlm.score(some))
     return torch.cat(parts).double().numpy()
 

@@ -40,7 +40,7 @@ def probe_rows(
         for position, values in zip(states.places, states.values, strict=True):
             if label is None or not (label != "").any():
                 reason = NO_CONCEPT if label is None else TOO_FEW
-                rows += [_key(quantity, position, layer) | _unread(reason) for layer in states.points]
+                rows += [_key(quantity, position, layer) | _unread(reason) for layer in states.layers]
                 continue
             known = label != ""
             groups = np.array(cases.clusters)[known]
@@ -51,7 +51,7 @@ def probe_rows(
                 found = probe(values[:, known], label[known], groups, seed=seed)
             rows += [
                 _key(quantity, position, layer) | _read(found, index, label, known, margins, resampling)
-                for index, layer in enumerate(states.points)
+                for index, layer in enumerate(states.layers)
             ]
     return rows
 

@@ -68,7 +68,7 @@ def patching_rows(
     gap = np.where(np.abs(gap) < LEAST_GAP, np.nan, gap)
     found = []
     for i, position in enumerate(effects.places):
-        for j, layer in enumerate(effects.points):
+        for j, layer in enumerate(effects.layers):
             top, bottom = np.full((2, len(resampling.cluster)), np.nan)
             top[rows] = np.sign(gap) * effects.moved[i, j].double().numpy()
             bottom[rows] = np.abs(gap)

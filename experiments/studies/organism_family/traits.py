@@ -45,7 +45,7 @@ def traits(run: Run, *, captions: int) -> dict[str, Any]:
     priors = _by_batch(partial(prior_margins, vlm, prior="neutral"), prompts)
     sentences = [sample.tags["template"] for sample in samples]
     cut = knockout_effect(vlm, prompts, [("image", "verdict")], batch_size=BATCH).numpy()
-    read = residuals(vlm, prompts, points=None, batch_size=BATCH)
+    read = residuals(vlm, prompts, batch_size=BATCH)
     balance = (sentences, [sample.tags["concept"] for sample in samples])
     found = probe(read.values[0], safe, [sample.cluster for sample in samples], balance=balance, shuffles=1)
     share = prior_share(margins, priors, [sample.text for sample in samples])

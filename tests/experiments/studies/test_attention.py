@@ -361,7 +361,7 @@ def test_the_self_test_runs_once_and_its_failure_stops_the_analysis(
     def fail(vlm: VLM) -> None:
         raise UserError("the attention self-test of tiny failed (kernel_error 0.3)")
 
-    monkeypatch.setattr("interp.recorder_check.self_test", fail)
+    monkeypatch.setattr("interp.recorder_check.check_recorder", fail)
     assert self_test_once(tiny, path) == first
     other = VLM(tiny.model, tiny.processor, name="tiny", revision="another")
     with pytest.raises(UserError, match=r"0\.3"):
