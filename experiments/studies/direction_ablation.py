@@ -6,7 +6,7 @@ the twins' agreement are those of metrics.json. Importing this module loads neit
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.metrics.findings import Answer, Finding
 from experiments.report.build import add_section
-from experiments.report.findings import direction_ablation as findings
+from experiments.report.findings import direction_ablation as sentences
 from experiments.report.numbers import change, fixed, percent, percent_interval
 from experiments.report.run_files import read_run
 from experiments.report.sections import Section
@@ -90,7 +91,7 @@ def conclude(
     run = read_run(folder)
     found = evaluate(run.metrics, controls=controls)
     found["twins"] = [_agreement(run.predictions, pair) for pair in twins]
-    found["summary"] += [findings.twins(twin) for twin in found["twins"] if twin["largest"] is not None]
+    found["summary"] += [sentences.twins(twin) for twin in found["twins"] if twin["largest"] is not None]
     write_json(folder / RESULT, found)
     shown = table(found["arms"])
     page = add_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
@@ -104,6 +105,7 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
     """
     sides = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
     arms = {name: _arm(metrics, name, sides) for name in metrics["arms"]}
+    moved = movements(arms)
     return {
         "controls": {name: list(others) for name, others in controls.items()},
         "sides": sides._asdict(),
@@ -111,9 +113,27 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
         "summary": [
             sentence
             for name, others in controls.items()
-            for sentence in (findings.rates(arms, name, sides._asdict()), findings.meaning(arms, name, others))
+            for sentence in (sentences.rates(arms, name, sides._asdict()), sentences.meaning(moved, arms, name, others))
         ],
+        "findings": [asdict(finding) for pair in moved.values() for finding in pair],
     }
+
+
+def movements(arms: Mapping[str, Any]) -> dict[str, tuple[Finding, Finding]]:
+    """Which way over-caution and harmful compliance moved under each arm, by intervals that exclude 0."""
+    found = {}
+    for name, arm in arms.items():
+        caution, harm = (
+            Finding(f"{SIDE_WORDS[side]} under {name}", _moved(arm[side]["change"]), arm[side]) for side in SIDE_WORDS
+        )
+        found[name] = (caution, harm)
+    return found
+
+
+def _moved(change: Mapping[str, Any] | None) -> Answer:
+    if change is None or change["low"] is None:
+        return Answer.NOT_SHOWN
+    return Answer.ROSE if change["low"] > 0 else Answer.FELL if change["high"] < 0 else Answer.NOT_SHOWN
 
 
 def _arm(metrics: Mapping[str, Any], name: str, sides: Sides) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.metrics.findings import Answer
 from experiments.report.numbers import change, percent
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
     """Which arms discriminate better than every rival, which win, and which has the highest overall accuracy."""
     arms, rivals = result["arms"], result["rivals"]
-    raised = [name for name in arms if name not in rivals and all(_above(arms[name], rival) for rival in rivals)]
+    raised = [one["evidence"]["arm"] for one in result["findings"] if one["answer"] == Answer.ROSE]
     winners = [name for name in arms if arms[name]["wins"]]
     both = [name for name in winners if name in raised]
     beside = " and ".join(rivals)
@@ -28,11 +29,6 @@ def summary(result: Mapping[str, Any]) -> list[str]:
             f"{len(arms)} arms on these cases, which its interval does not know."
         )
     return found
-
-
-def _above(arm: Mapping[str, Any], rival: str) -> bool:
-    entry = arm["versus"].get(rival, {}).get("auroc")
-    return bool(entry and entry["low"] is not None and entry["low"] > 0)
 
 
 def _listed(names: Sequence[str]) -> str:

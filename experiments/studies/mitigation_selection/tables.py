@@ -5,6 +5,7 @@ all) are computed here, by the same arithmetic.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
+from experiments.metrics.findings import Answer, Finding
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import Resamples, with_margins
@@ -19,7 +21,7 @@ from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
-from experiments.report.findings import mitigation_selection as findings
+from experiments.report.findings import mitigation_selection as sentences
 from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
 from experiments.report.run_files import read_run
 from experiments.report.sections import Drawn, Section
@@ -56,7 +58,7 @@ def conclude(
         folder,
         "mitigations",
         Section(TITLE, result["summary"], [shown], note=NOTE),
-        {"mitigations": Drawn(draw(result), findings.figure(result), caption)},
+        {"mitigations": Drawn(draw(result), sentences.figure(result), caption)},
     )
     return [terminal(shown), *result["summary"], f"table: {folder / 'mitigations.md'}", f"report: {report}"]
 
@@ -70,7 +72,7 @@ def evaluate(
     seed: int,
     draws: int,
 ) -> dict[str, Any]:
-    """``{"arms": {name: rates, intervals, chosen, versus, wins}, "shift_curve", "rivals", "best", "summary"}``. Pure.
+    """The contents of ``mitigations.json``: every arm, the shift curve, the best arm, findings and sentences. Pure.
 
     ``versus`` holds the paired differences from each rival, by quantity. ``best`` is the arm with the highest overall
     accuracy of those chosen here; its intervals do not know that it was picked out.
@@ -104,8 +106,22 @@ def evaluate(
         "method": {"seed": seed, "draws": draws, "clusters": cases.clusters},
     }
     result = plain(result)
-    result["summary"] = findings.summary(result)
+    result["findings"] = [asdict(finding) for finding in discrimination(result)]
+    result["summary"] = sentences.summary(result)
     return result
+
+
+def discrimination(result: Mapping[str, Any]) -> list[Finding]:
+    """Of every arm that is no rival: did the AUROC rise above every rival's, each interval excluding 0?"""
+    found = []
+    for name, arm in result["arms"].items():
+        if name not in result["rivals"]:
+            deltas = {rival: arm["versus"].get(rival, {}).get("auroc") for rival in result["rivals"]}
+            above = all(delta and delta["low"] is not None and delta["low"] > 0 for delta in deltas.values())
+            evidence = {"arm": name, "auroc": deltas}
+            answer = Answer.ROSE if above else Answer.NOT_SHOWN
+            found.append(Finding(f"AUROC of {name} against every rival", answer, evidence))
+    return found
 
 
 def table(result: Mapping[str, Any]) -> Table:
