@@ -32,13 +32,81 @@ CONVENTIONS = {
     "two_thirds_unsafe": "(2 × Unsafe + Over-safety) / 3",
     "case_weighted": "every case counted once",
 }
+CONTROL = "calibrated_shift"
+TITLES = {
+    1: "Table 1: as it is",
+    2: "Table 2: the safety system prompt, without and with",
+    3: "Table 3: mitigations",
+}
+_SHORT = {
+    "typical": "typ-\nical",
+    "attack": "att-\nack",
+    "over_safety": "over-\nsafety",
+    "unsafe": "un-\nsafe",
+    "macro_mean": "macro\nmean",
+    "two_thirds_unsafe": "(2U+O)\n/ 3",
+    "case_weighted": "case-\nweighted",
+}
+
+
+@sharded
+@dataclass(frozen=True)
+class PaperTable:
+    """The task. ``table`` is 1, 2 or 3. The finished runs are ``run.runs``; without any, the study is run first.
+
+    ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv, scenarios.csv and table.json into the
+    study's directory, or into one of its own.
+    """
+
+    table: int = 1
+    arm: str = "safety_prompt"
+
+    def __post_init__(self) -> None:
+        if self.table not in TITLES:
+            raise UserError(f"task.table={self.table}: must be 1, 2 or 3")
+
+    def __call__(self, run: Run) -> None:
+        """Prints the table with all conventions of Overall by name."""
+        folders = finished_runs.given(run)
+        studied = [] if folders else [finished_runs.studied(run)]
+        if not Launch.current().first:
+            return
+        if folders:
+            found = [finished_runs.read(folder) for folder in folders]
+            shown = lines(self.table, found, self.arm)  # before the directory is made: what cannot be shown leaves none
+            with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True, launch=Launch()) as store:
+                self._write(store.path, found, shown)
+                store.finish()
+                folder = store.path
+        else:
+            folder = studied[0]
+            found = [finished_runs.read(folder)]
+            shown = lines(self.table, found, self.arm)
+            self._write(folder, found, shown)
+        console = Console()
+        console.print(terminal(table(self.table, shown)))
+        for sentence in notes(found):
+            console.print(sentence, highlight=False, markup=False)
+        console.print(f"table: {folder / 'table.csv'}", highlight=False, soft_wrap=True, markup=False)
+
+    def _write(self, folder: Path, found: list[Finished], shown: "list[Line]") -> None:
+        frame(shown).to_csv(folder / "table.csv", index=False)
+        scenarios(found).to_csv(folder / "scenarios.csv", index=False)
+        rows = frame(shown).astype(object)
+        write_json(
+            folder / "table.json",
+            {"table": self.table, "conventions": CONVENTIONS, "notes": list(notes(found)),
+             "rows": rows.where(rows.notna(), None).to_dict("records")},
+        )  # fmt: skip
 
 
 def overall(
     unsafe: float | None, over_safety: float | None, *, typical: float | None = None, attack: float | None = None
 ) -> dict[str, float | None]:
-    """Overall under each convention of CONVENTIONS, with MMSafeAware's published numbers of cases; None where a column
-    is missing. ``unsafe`` is the pooled accuracy; without it, typical and attack make it up case by case."""
+    """Overall under each of ``CONVENTIONS``, with MMSafeAware's published numbers of cases; None without a column.
+
+    ``unsafe`` is the pooled accuracy; where ``typical`` and ``attack`` are given, it is pooled from them case by case.
+    """
     pooled = unsafe
     if typical is not None and attack is not None:
         pooled = (PUBLISHED_CASES["typical"] * typical + PUBLISHED_CASES["attack"] * attack) / UNSAFE_CASES
@@ -68,9 +136,6 @@ def fits(row: PublishedRow, values: Mapping[str, float | None] | None = None) ->
     )
 
 
-CONTROL = "calibrated_shift"
-
-
 @dataclass(frozen=True)
 class Line:
     """One line of a table; rates are fractions of 1, None where there is none.
@@ -96,8 +161,7 @@ class Line:
 
 
 def lines(table: int, runs: Sequence[Finished], arm: str) -> list[Line]:
-    """The paper's lines of a table, then ours: of Table 1 the baselines, of Table 2 baseline and ``arm``, of Table 3
-    every mitigation."""
+    """The paper's lines, then ours: Table 1 has the baselines, Table 2 baseline and ``arm``, Table 3 mitigations."""
     return [paper_line(row) for row in printed_rows(table)] + [line for run in runs for line in ours(table, run, arm)]
 
 
@@ -189,73 +253,6 @@ def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
                              "scenario": scenario, "accuracy": cell["accuracy"], "low": low, "high": high,
                              "n": cell["n"], "n_of": cell["n_of"]})  # fmt: skip
     return pd.DataFrame(rows)
-
-
-TITLES = {
-    1: "Table 1: as it is",
-    2: "Table 2: the safety system prompt, without and with",
-    3: "Table 3: mitigations",
-}
-_SHORT = {
-    "typical": "typ-\nical",
-    "attack": "att-\nack",
-    "over_safety": "over-\nsafety",
-    "unsafe": "un-\nsafe",
-    "macro_mean": "macro\nmean",
-    "two_thirds_unsafe": "(2U+O)\n/ 3",
-    "case_weighted": "case-\nweighted",
-}
-
-
-@sharded
-@dataclass(frozen=True)
-class PaperTable:
-    """The task. ``table`` is 1, 2 or 3. The finished runs are ``run.runs``; without any, the study is run first.
-
-    ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv, scenarios.csv and table.json into the
-    study's directory, or into one of its own.
-    """
-
-    table: int = 1
-    arm: str = "safety_prompt"
-
-    def __post_init__(self) -> None:
-        if self.table not in TITLES:
-            raise UserError(f"task.table={self.table}: must be 1, 2 or 3")
-
-    def __call__(self, run: Run) -> None:
-        """Prints the table with all conventions of Overall by name."""
-        folders = finished_runs.given(run)
-        studied = [] if folders else [finished_runs.studied(run)]
-        if not Launch.current().first:
-            return
-        if folders:
-            found = [finished_runs.read(folder) for folder in folders]
-            shown = lines(self.table, found, self.arm)  # before the directory is made: what cannot be shown leaves none
-            with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True, launch=Launch()) as store:
-                self._write(store.path, found, shown)
-                store.finish()
-                folder = store.path
-        else:
-            folder = studied[0]
-            found = [finished_runs.read(folder)]
-            shown = lines(self.table, found, self.arm)
-            self._write(folder, found, shown)
-        console = Console()
-        console.print(terminal(table(self.table, shown)))
-        for sentence in notes(found):
-            console.print(sentence, highlight=False, markup=False)
-        console.print(f"table: {folder / 'table.csv'}", highlight=False, soft_wrap=True, markup=False)
-
-    def _write(self, folder: Path, found: list[Finished], shown: list[Line]) -> None:
-        frame(shown).to_csv(folder / "table.csv", index=False)
-        scenarios(found).to_csv(folder / "scenarios.csv", index=False)
-        rows = frame(shown).astype(object)
-        write_json(
-            folder / "table.json",
-            {"table": self.table, "conventions": CONVENTIONS, "notes": list(notes(found)),
-             "rows": rows.where(rows.notna(), None).to_dict("records")},
-        )  # fmt: skip
 
 
 def table(number: int, lines: Sequence[Line]) -> Table:

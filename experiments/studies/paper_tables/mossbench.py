@@ -41,7 +41,7 @@ _TYPE_NAMES = {name: f"type {number}" for number, name in TYPES.items()}
 
 
 @dataclass(frozen=True)
-class Leaderboard:
+class MOSSBenchLeaderboard:
     """The task. ``root`` is a clone of MOSSBench's repository, ``judge`` any refusal judge (default: the phrase rules).
 
     Writes predictions.jsonl, metrics.json, leaderboard.csv, and a submission a model with its reject rates by type.
