@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from experiments.metrics.bootstrap import CONFIDENCE, auroc, draw_clusters, resampled_sums
+from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap, auroc
 from experiments.types import SCORED_SUBSETS, UNSAFE_SUBSETS
 from interp.errors import UserError
 
@@ -119,9 +119,8 @@ def _lower(
     cluster: Int[np.ndarray, "case"], gained: Float[np.ndarray, "case shift"], *, draws: int, seed: int
 ) -> Float[np.ndarray, "shift"]:
     """One-sided lower bounds of the mean gain, by cluster bootstrap; with one cluster the mean itself."""
-    codes, cluster = np.unique(cluster, return_inverse=True)
-    if len(codes) < 2:
+    bootstrap = ClusterBootstrap.of_names(cluster, draws=draws, seed=seed)
+    if bootstrap.clusters() < 2:
         return gained.mean(axis=0)
-    multiplicity = draw_clusters(len(codes), draws=draws, seed=seed)
-    sums = resampled_sums(multiplicity, cluster, np.concatenate([gained, np.ones((len(gained), 1))], axis=1))
+    sums = bootstrap.sums(np.concatenate([gained, np.ones((len(gained), 1))], axis=1))
     return np.quantile(sums[:, :-1] / sums[:, -1:], 1 - CONFIDENCE, axis=0)

@@ -16,7 +16,7 @@ from experiments.evaluation.answer import batches
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.batching import halved
 from experiments.evaluation.study import limited
-from experiments.metrics.bootstrap import Interval, draw_clusters, percentile_interval, resampled_sums
+from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.metrics.tests import wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.model_organism.evaluate import perception_accuracy
@@ -89,23 +89,16 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, column: str, *, seed: in
         return {"before": None, "after": None, "difference": None, "interval": None, "n": 0, "by_layer": {}}
     first, second = (table.loc[shared] for table in wide)
     difference = (second.mean(axis=1) - first.mean(axis=1)).to_numpy(float)
-    cluster = before.drop_duplicates("case").set_index("case").loc[shared, "cluster"]
+    codes, _ = pd.factorize(before.drop_duplicates("case").set_index("case").loc[shared, "cluster"])
+    bootstrap = ClusterBootstrap.of(codes, draws=draws, seed=seed)
     return {
         "before": float(first.to_numpy().mean()),
         "after": float(second.to_numpy().mean()),
         "difference": float(difference.mean()),
-        "interval": _interval(difference, cluster, seed=seed, draws=draws),
+        "interval": percentile_interval(bootstrap.mean(difference)),
         "n": len(shared),
         "by_layer": {str(int(layer)): [float(first[layer].mean()), float(second[layer].mean())] for layer in first},
     }
-
-
-def _interval(difference: np.ndarray, cluster: pd.Series, *, seed: int, draws: int) -> Interval | None:
-    codes, names = pd.factorize(cluster)
-    sums = resampled_sums(
-        draw_clusters(len(names), draws=draws, seed=seed), codes, np.stack([difference, np.ones(len(codes))], axis=1)
-    )
-    return percentile_interval(sums[:, 0] / sums[:, 1])
 
 
 def measured(
