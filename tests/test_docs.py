@@ -1,4 +1,4 @@
-"""What the documents name exists: modules and functions, files, and the targets of links."""
+"""What the documents name exists: modules and functions, files, commands, and the targets of links."""
 
 import importlib
 import re
@@ -9,12 +9,15 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-LOG = "docs/log.md"  # keeps the names of its day
+LOG = "docs/log.md"  # keeps the names of its day, and the change log lists old names
 DOCUMENTS = sorted(
     str(path.relative_to(REPOSITORY)) for path in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
 )
+CURRENT = [name for name in DOCUMENTS if name not in (LOG, "CHANGELOG.md")]
 DOTTED = re.compile(r"`((?:interp|mitigation|experiments)(?:\.\w+)+)`")
 PATH = re.compile(r"`((?:interp|mitigation|experiments|conf|tests|docs)/[\w./]*)`")
+IMPORT = re.compile(r"^(?:>>> )?from ((?:interp|mitigation|experiments)[\w.]*) import (.+)$", re.MULTILINE)
+COMMAND = re.compile(r"(?<![\w@.])(?:\+(exp)|(task))=(\w+)")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -30,13 +33,21 @@ def resolved(name: str) -> object:
     raise ImportError(name)
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name not in (LOG, "CHANGELOG.md")])
+@pytest.mark.parametrize("document", CURRENT)
 def test_every_name_in_a_document_exists(document: str) -> None:
     text = (REPOSITORY / document).read_text(encoding="utf-8")
-    for name in sorted(set(DOTTED.findall(text))):
+    imported = [f"{module}.{name}" for module, names in IMPORT.findall(text) for name in names.split(", ")]
+    for name in sorted({*DOTTED.findall(text), *imported}):
         resolved(name)
     absent = [path for path in sorted(set(PATH.findall(text))) if not (REPOSITORY / path).exists()]
     assert absent == []
+
+
+@pytest.mark.parametrize("document", CURRENT)
+def test_every_command_in_a_document_has_a_file(document: str) -> None:
+    text = (REPOSITORY / document).read_text(encoding="utf-8")
+    files = {f"conf/{exp or task}/{name}.yaml" for exp, task, name in COMMAND.findall(text)}
+    assert sorted(file for file in files if not (REPOSITORY / file).is_file()) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -1,4 +1,4 @@
-"""The laws of contrastive decoding (specs: vcd) on every family that takes pictures."""
+"""The laws of contrastive decoding (arXiv 2311.16922) on every family that takes pictures."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Predictions → metrics.json of a refusal benchmark (specs: metrics, "Refusal benchmarks"). Pure: touches no file.
+"""Predictions → metrics.json of a refusal benchmark (``docs/metrics.md``). Pure: touches no file.
 
 The outer shape is that of ``experiments.metrics.yes_no.results``: arms, comparisons, method, study, summary, caveats.
 Rates are fractions of 1; single rates carry Wilson's 95% interval, everything else the cluster bootstrap's. What does

@@ -1,4 +1,4 @@
-"""Arms against the baseline, and against a mere shift of its threshold (specs: metrics). Pure.
+"""Arms against the baseline, and against a mere shift of its threshold (``docs/metrics.md``). Pure.
 
 Two arms are compared on the cases to which both gave an answer, with one set of bootstrap draws, so that every
 difference is paired.

@@ -1,4 +1,4 @@
-"""Predictions → the contents of metrics.json (specs: metrics, "Yes/No benchmarks"). Pure: reads and writes no file.
+"""Predictions → the contents of metrics.json (``docs/metrics.md``). Pure: reads and writes no file.
 
 Rates are fractions of 1, intervals are 95%: Wilson's for single rates, the cluster bootstrap's for everything else
 (``overall``, ``balanced``, d′, criterion, AUROC, and every difference). What does not exist is null, never NaN or zero.
