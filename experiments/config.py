@@ -25,6 +25,7 @@ from experiments.judges.automatic import Automatic
 from experiments.types import Benchmark, Judge
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
+from mitigation.wrappers import Shifted, ShiftedTrainable
 
 if TYPE_CHECKING:
     from experiments.api.config import ApiConfig
@@ -204,14 +205,19 @@ def _built(node: Any, key: str) -> Any:
 
 
 def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
-    """The node with its arguments checked against, and converted to, the target's dataclass or signature."""
+    """The node with its arguments checked against, and converted to, the target's dataclass or signature.
+
+    A method's ``shift`` that its target has no such argument for is a wrapper around it (``mitigation.wrappers``).
+    """
+    target = _found(node["_target_"], key)
+    if "shift" in node and "shift" not in inspect.signature(target).parameters and _answers(target):
+        return _shifted(node, target, key)
     special = {name: value for name, value in node.items() if name.startswith("_")}
     given = {
         name: _checked(value, f"{key}.{name}") if isinstance(value, dict) and "_target_" in value else value
         for name, value in node.items()
         if name not in special
     }
-    target = _found(special["_target_"], key)
     known = list(inspect.signature(target).parameters)
     for name in given:
         if name not in known:
@@ -219,6 +225,21 @@ def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
     if dataclasses.is_dataclass(target):
         given = _typed(target, given, key)
     return special | given
+
+
+def _answers(target: Any) -> bool:
+    """Whether ``target`` is a method: one that answers, or that learns to."""
+    return hasattr(target, "generate") or hasattr(target, "learn")
+
+
+def _shifted(node: dict[str, Any], target: Any, key: str) -> dict[str, Any]:
+    """The checked node of a method within ``Shifted``, or on its own where its ``shift`` is 0."""
+    wrapper = ShiftedTrainable if hasattr(target, "learn") else Shifted
+    shift = _typed(wrapper, {"shift": node["shift"]}, key)
+    method = _checked({name: value for name, value in node.items() if name != "shift"}, key)
+    if not shift["shift"]:
+        return method
+    return {"_target_": f"{wrapper.__module__}.{wrapper.__name__}", "method": method} | shift
 
 
 def _found(path: str, key: str) -> Any:

@@ -26,7 +26,7 @@ class Generation:
     ``texts`` are without special tokens and outer whitespace; ``token_ids`` are the generated ids up to and with the
     end token; ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, as the arm sees
     them (NaN where there are no logits); ``finished`` says whether the end token came within ``max_new_tokens``.
-    ``skips`` counts what a method saved (``mitigation.contrastive.processors.Skips``). ``statuses`` and ``reasons``
+    ``skips`` counts what a method saved (``mitigation.contrastive.second_branch.Skips``). ``statuses`` and ``reasons``
     say what became of each request where answers come over a network and may not come at all. ``prompts`` are those
     read, as rendered.
     """

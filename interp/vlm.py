@@ -106,6 +106,10 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
+def _ids(value: int | Sequence[int] | None) -> set[int]:
+    return {value} if isinstance(value, int) else set(value or ())
+
+
 class VLM:
     """Model, processor and layout. ``revision`` is the weights' hub commit or hash, None for a model built in memory.
 
@@ -155,6 +159,11 @@ class VLM:
     def speaker(self) -> Any:
         """The module that owns the output head and runs the forwards of generate(); InstructBLIP's is an inner one."""
         return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
+
+    @property
+    def end_ids(self) -> set[int]:
+        """The tokens that end an answer."""
+        return _ids(self._special_tokens()["eos_token_id"])
 
     def render(self, prompt: Prompt) -> str:
         """The prompt as the model reads it, up to where its answer begins; the image is still one placeholder."""
@@ -234,8 +243,7 @@ class VLM:
         processors = LogitsProcessorList(logits_processor or [])
         with first_logits(self.speaker) as first, own_length(self.speaker), seeded(seed, self.device):
             output = self.model.generate(**batch, **options, max_new_tokens=max_new_tokens, logits_processor=processors)
-        end = options["eos_token_id"]
-        ends = {end} if isinstance(end, int) else set(end or ())
+        ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
         return Generation(

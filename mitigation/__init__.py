@@ -1,0 +1,91 @@
+"""Methods that change a vision-language model's answers, and the controls they have to beat.
+
+A method is a value; the model is passed in: ``VCD(alpha=1.0).generate(vlm, prompts, max_new_tokens=16)``. Importing
+this package loads no torch; each name is imported when it is first used.
+
+Methods
+    Method, Baseline             what a method is; the model as it is
+    ContextPrompt, SafetyPrompt  a sentence before the question; a system prompt
+    VCD                          visual contrastive decoding: against a noised, blurred, black or other picture
+    PriorCorrection              what the picture adds to the answer that the sentence alone would get
+    InstructionContrast, M3ID, PAI       published baselines at their published settings
+    AttentionSteering            attention on the picture raised in chosen layers
+
+Methods trained on labelled cases
+    TrainableMethod              what such a method is
+    TruthReadout                 a probe of the truth, added to the verdict
+    DirectionSteering            a direction added to the residual stream
+    AblateDirection, AblateRandom        a direction removed from it, or from the weights; a random one
+    VRTuning                     a LoRA adapter trained to reason first (``mitigation.vrtuning`` trains it)
+
+Controls
+    TextOnly                     contrast with the question alone
+    SelfContrast, CutoffOnly     contrast with the same picture; the plausibility cutoff alone
+    ConstantShift, CalibratedShift, YesBias      a constant on the margin: given, best, or matching a share of Yes
+
+Around any method
+    Shifted, ShiftedTrainable    a constant added to its margin
+    Sampled                      its tokens sampled instead of greedy
+
+For plain ``model.generate``
+    diffuse_images               the processor's inputs with noised pictures
+    VisualContrastiveLogitsProcessor     VCD as a logits processor
+    generate_paired              VCD in one batch of clean and noised rows
+
+Before a method is tried
+    prior_margins, prior_share   how much of the verdicts the sentence alone explains, and whether removing it can help
+"""
+
+# ruff: noqa: F401  the imports tell type checkers what __getattr__ returns
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mitigation.activation_steering import DirectionSteering
+    from mitigation.attention_steering import AttentionSteering
+    from mitigation.contrastive.corruption import diffuse_images
+    from mitigation.contrastive.paired import generate_paired
+    from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+    from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
+    from mitigation.direction_ablation import AblateDirection, AblateRandom
+    from mitigation.method import Baseline, Method, TrainableMethod
+    from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
+    from mitigation.probe_readout import TruthReadout
+    from mitigation.prompting import ContextPrompt, SafetyPrompt
+    from mitigation.published_baselines import M3ID, PAI, InstructionContrast
+    from mitigation.threshold import CalibratedShift, ConstantShift
+    from mitigation.vcd import VCD
+    from mitigation.vrtuning.method import VRTuning
+    from mitigation.wrappers import Sampled, Shifted, ShiftedTrainable
+
+_NAMES = {
+    "activation_steering": ("DirectionSteering",),
+    "attention_steering": ("AttentionSteering",),
+    "contrastive.corruption": ("diffuse_images",),
+    "contrastive.paired": ("generate_paired",),
+    "contrastive.processors": ("VisualContrastiveLogitsProcessor",),
+    "controls": ("CutoffOnly", "SelfContrast", "TextOnly", "YesBias"),
+    "direction_ablation": ("AblateDirection", "AblateRandom"),
+    "method": ("Baseline", "Method", "TrainableMethod"),
+    "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
+    "probe_readout": ("TruthReadout",),
+    "prompting": ("ContextPrompt", "SafetyPrompt"),
+    "published_baselines": ("M3ID", "PAI", "InstructionContrast"),
+    "threshold": ("CalibratedShift", "ConstantShift"),
+    "vcd": ("VCD",),
+    "vrtuning.method": ("VRTuning",),
+    "wrappers": ("Sampled", "Shifted", "ShiftedTrainable"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'mitigation' has no attribute {name!r}")
+    return getattr(import_module(f"mitigation.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from interp.errors import UserError
 from interp.tensor_file import digest_of
-from mitigation.validation import check_point, check_seed, check_shift, check_strength
-from mitigation.wrappers import with_shift
+from mitigation.validation import check_point, check_seed, check_strength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +46,6 @@ class DirectionSteering:
     kind: str = "mean_difference"
     columns: str = "answer"
     point: int | None = None
-    shift: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -57,15 +55,14 @@ class DirectionSteering:
                 raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
         check_point(self.point)
         check_seed(self.seed)
-        LearnedSteering(Path(), "", self.strength, self.columns, self.shift)
-
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be steered."""
-        return bool(self.shift)
+        LearnedSteering(Path(), "", self.strength, self.columns)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
-        """The direction of all cases at the chosen point; UserError where a kind of case is missing."""
+        """The direction of all cases at the chosen point.
+
+        Raises:
+            UserError: a kind of case is missing.
+        """
         from interp.directions import fit_direction, save_directions
         from interp.hooks.residual import last_layer, residuals
 
@@ -84,8 +81,12 @@ class DirectionSteering:
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedSteering":
-        """What was learned into ``out``; UserError where there is nothing."""
-        return LearnedSteering(out, digest_of(out), self.strength, self.columns, self.shift)
+        """What was learned into ``out``.
+
+        Raises:
+            UserError: there is nothing.
+        """
+        return LearnedSteering(out, digest_of(out), self.strength, self.columns)
 
 
 @dataclass(frozen=True)
@@ -96,37 +97,35 @@ class LearnedSteering:
     digest: str
     strength: float = 1.0
     columns: str = "answer"
-    shift: float = 0.0
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
         check_strength(self.strength)
-        check_shift(self.shift)
         if self.columns not in COLUMNS:
             raise UserError(f"columns={self.columns!r}: must be one of {', '.join(COLUMNS)}")
 
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be steered."""
-        return bool(self.shift)
-
     def direction(self, vlm: "VLM") -> "Direction":
-        """What was learned; UserError for another model than it was learned on."""
+        """What was learned.
+
+        Raises:
+            UserError: it was learned on another model.
+        """
         from interp.directions import load_directions
 
         return load_directions(self.path, vlm=vlm)[0]
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers of the steered model, with its margins; UserError for another model."""
-        from interp.hooks.residual import edit_residual
+        """Greedy answers of the steered model, with its margins.
 
-        def answer(asked: "VLM") -> "Generation":
-            return asked.generate(prompts, max_new_tokens=max_new_tokens, encoded=asked.encode(prompts))
+        Raises:
+            UserError: it was learned on another model.
+        """
+        from interp.hooks.residual import edit_residual
 
         direction = self.direction(vlm)
         added = self.strength * direction.gap * direction.vector
         with edit_residual(vlm, partial(self._steered, added=added), layers=[direction.layer]):
-            return with_shift(vlm, self.shift, answer) if self.shift else answer(vlm)
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
     def _steered(self, here: "LayerStates", added: "Tensor") -> "Tensor":
         where = here.where("all")

@@ -8,16 +8,17 @@ import random
 import shutil
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from interp.tensor_file import Vectors, check_model, digest_of, read_vectors, write_vectors
+from interp.tensor_file import check_model, digest_of, read_vectors, write_vectors
 from mitigation.activation_steering import says_yes
-from mitigation.validation import check_point, check_seed, check_shift
-from mitigation.wrappers import with_shift
+from mitigation.method import TrainedFile
+from mitigation.validation import check_point, check_seed
+from mitigation.wrappers import with_model
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from interp.vlm import VLM, Generation, Prompt
 
-KIND = "AblateDirection"
 BY = ("verdict", "truth")
 TO = ("zero", "safe")
 DEEPEST = 0.8  # of the layers: Arditi et al. take no direction from the last fifth, which holds the answer's own tokens
@@ -54,7 +54,6 @@ class AblateDirection:
     point: int | None = None
     weights: bool = False
     shuffle: int | None = None
-    shift: float = 0.0
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
@@ -64,17 +63,15 @@ class AblateDirection:
         if self.weights and self.to != "zero":
             raise UserError(f"weights=true with to={self.to!r}; weights can only be made orthogonal; set to=zero")
         check_point(self.point)
-        check_shift(self.shift)
         if self.shuffle is not None:
             check_seed(self.shuffle)
 
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be given without the direction."""
-        return bool(self.shift)
-
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedAblation":
-        """The direction of all cases at the best point; UserError where a kind of case is missing."""
+        """The direction of all cases at the best point.
+
+        Raises:
+            UserError: a kind of case is missing.
+        """
         from interp.directions import fit_direction
         from interp.hooks.residual import last_layer, residuals
 
@@ -94,47 +91,38 @@ class AblateDirection:
         chosen = max(fitted, key=lambda direction: _bypass(vlm, suspects, direction.vector))
         calm = [row for row, label in enumerate(unsafe) if not label]
         levels = (read.values[0][:, calm] @ chosen.vector).mean(1)
-        about = {name: getattr(chosen, name) for name in ("point", "auroc", "gap", "n", "positives")}
+        about = {name: getattr(chosen, name) for name in ("auroc", "gap", "n", "positives")} | {"point": chosen.layer}
         tensors = {"vector": chosen.vector, "levels": levels}
-        write_vectors(out, KIND, tensors, {**about, "model": vlm.name, "revision": vlm.revision})
+        write_vectors(out, LearnedAblation.KIND, tensors, {**about, "model": vlm.name, "revision": vlm.revision})
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedAblation":
-        """What was learned into ``out``; UserError for another file."""
-        read_vectors(out, KIND)
-        return LearnedAblation(out, digest_of(out), self.to, self.weights, self.shift)
+        """What was learned into ``out``.
+
+        Raises:
+            UserError: the file is another method's.
+        """
+        read_vectors(out, LearnedAblation.KIND)
+        return LearnedAblation(out, digest_of(out), self.to, self.weights)
 
 
 @dataclass(frozen=True)
-class LearnedAblation:
-    """What ``AblateDirection`` has learned, at work; see there. ``digest`` is that of the file ``path``."""
+class LearnedAblation(TrainedFile):
+    """What ``AblateDirection`` has learned, in use; see there.
 
-    path: Path = field(repr=False, compare=False)
-    digest: str
+    ``about`` holds ``point``, ``n``, ``positives``, the held-out ``auroc`` and the ``gap`` between the means.
+    """
+
+    KIND: ClassVar[str] = "AblateDirection"
     to: str = "zero"
     weights: bool = False
-    shift: float = 0.0
-
-    def __post_init__(self) -> None:
-        """UserError unless the shift is a finite number."""
-        check_shift(self.shift)
-
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be given without the direction."""
-        return bool(self.shift)
-
-    @cached_property
-    def _vectors(self) -> Vectors:
-        return read_vectors(self.path, KIND)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """How it was learned: ``point``, ``n``, ``positives``, held-out ``auroc``, ``gap`` between the means."""
-        return self._vectors.about
 
     def direction(self, vlm: "VLM") -> "Float[Tensor, 'width']":
-        """The unit vector; UserError for another model than it was learned on."""
+        """The unit vector.
+
+        Raises:
+            UserError: it was learned on another model.
+        """
         vector = self._vectors.tensors["vector"]
         check_model(vlm, self._vectors, len(vector))
         return vector
@@ -143,7 +131,9 @@ class LearnedAblation:
         """The folder with the orthogonalised weights of ``vlm``, beside the direction's file; made where it is not.
 
         Made under another name and put there in one step: several processes may ask at once, and be killed at it.
-        UserError as ``orthogonalised``, and for a folder that holds something else.
+
+        Raises:
+            UserError: as ``orthogonalised``, and for a folder that holds something else.
         """
         direction, folder = self.direction(vlm), self.path.with_suffix("")
         card = folder / "README.md"
@@ -178,16 +168,20 @@ class LearnedAblation:
             shutil.rmtree(draft, ignore_errors=True)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers without the direction, with margins to match; UserError for another model."""
+        """Greedy answers without the direction, with margins to match.
+
+        Raises:
+            UserError: it was learned on another model.
+        """
         if self.weights:
             other = _loaded(self.checkpoint(vlm), self.digest, str(vlm.dtype).removeprefix("torch."), str(vlm.device))
-            return _answered(other, prompts, max_new_tokens, self.shift)
+            return with_model(vlm, other).generate(prompts, max_new_tokens=max_new_tokens)
         from mitigation.orthogonalization import levelled, projected
 
         direction = self.direction(vlm)
         levels = self._vectors.tensors["levels"]
         with projected(vlm, direction) if self.to == "zero" else levelled(vlm, direction, levels):
-            return _answered(vlm, prompts, max_new_tokens, self.shift)
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
 
 @dataclass(frozen=True)
@@ -195,17 +189,10 @@ class AblateRandom:
     """The control: a direction drawn evenly from the sphere with ``seed`` is projected out in the same way."""
 
     seed: int = 0
-    shift: float = 0.0
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
         check_seed(self.seed)
-        check_shift(self.shift)
-
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be given without the direction."""
-        return bool(self.shift)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers without the drawn direction, with margins to match."""
@@ -216,14 +203,7 @@ class AblateRandom:
         width = vlm.model.config.get_text_config().hidden_size
         drawn = torch.randn(width, generator=torch.Generator().manual_seed(self.seed))
         with projected(vlm, drawn):
-            return _answered(vlm, prompts, max_new_tokens, self.shift)
-
-
-def _answered(vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int, shift: float) -> "Generation":
-    def answer(asked: "VLM") -> "Generation":
-        return asked.generate(prompts, max_new_tokens=max_new_tokens, encoded=asked.encode(prompts))
-
-    return with_shift(vlm, shift, answer) if shift else answer(vlm)
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
 
 def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor", *, batch_size: int = 32) -> float:

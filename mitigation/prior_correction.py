@@ -1,41 +1,40 @@
-"""Whether prior correction can help a model, said beforehand and without labels: how much of its verdicts is prior.
+"""Prior correction: what the picture adds to the answer that the sentence alone would get; and a test whether it helps.
 
-A margin is taken as prior + picture: what the sentence alone gives, and what this case's picture adds. Pictures that
-are safe and unsafe alike for the sentence make the prior a threshold that differs by sentence; in one AUROC over all
-sentences it is noise. Taking it out leaves the difference of the two kinds as it is and the spread smaller. Pure; knows
-nothing of models.
+A verdict's margin minus the margin that the sentence has without its picture; free text token by token. Visual
+contrastive decoding, (1 + α)·l − α·l′, keeps one whole prior whatever α is, beside 1 + α times what the picture adds;
+here a weight of 1 removes it. (Over the same second picture, a weight w < 1 therefore ranks cases as VCD with
+α = w / (1 − w) and no cutoff does: the published α = 1 is a weight of one half.) A weight of 1 scores by pointwise
+mutual information, as Holtzman et al. 2021 (arXiv 2104.08315) do for multiple-choice answers, with the picture as the
+condition.
 
-Prior correction: what the picture adds to what the sentence alone would have been answered.
+``prior_share`` says beforehand, without labels, whether the correction can help. It takes a margin as prior + picture:
+what the sentence alone gives, and what this case's picture adds. If the pictures of a sentence are safe and unsafe
+alike, the prior is a threshold that differs by sentence, and in one AUROC over all sentences it is noise; removing it
+leaves the difference between the two kinds as it is and makes the spread smaller.
 
-A verdict's margin less the margin that the sentence has without its picture; free text token by token. Visual
-contrastive decoding, (1 + α)·l − α·l′, keeps one whole prior in whatever α is, beside 1 + α times what the picture
-adds; here a weight of 1 removes it. (Over the same second picture, a weight w < 1 therefore ranks cases as VCD with
-α = w / (1 − w) does, without a cutoff: the published α = 1 is a weight of a half.) A weight of 1 scores by pointwise
-mutual information, as Holtzman et al. 2021 (arXiv 2104.08315) do for answers to choose from, with the picture as the
-condition. ``mitigation.prior_correction`` says beforehand whether it can help. Importing this module loads neither
-torch nor transformers; generating does.
+Importing this module loads neither torch nor transformers; generating does.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from interp.errors import UserError
-from mitigation.validation import check_beta, check_prior, check_seed, check_shift, check_weight
-from mitigation.wrappers import with_shift
+from mitigation.validation import check_beta, check_pictured, check_prior, check_seed, check_weight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.vlm import VLM, Generation, Prompt
-
+    from mitigation.contrastive.processors import Rule
 
 GREY = (127, 127, 127)
 NOISE_STEP = 999
+WORTH = 1.25
+"""``PriorShare.helps`` from this factor of d′ on: from an AUROC of .65 to .68, or from .60 to .62."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class PriorCorrection:
     """Greedy answers by log p(token | picture) − ``weight`` × log p(token | ``prior``), over the plausible tokens.
 
     Where the model's likeliest first token is Yes or No, the answer is one of them by the corrected margin: the margin
-    with the picture less ``weight`` × the mean margin of the prior's pictures, plus ``shift``. ``beta`` is the cutoff
+    with the picture less ``weight`` × the mean margin of the prior's pictures. ``beta`` is the cutoff
     relative to the likeliest token (None: none), as in ``mitigation.vcd.VCD``; it does not hold between the two
     answers. A weight of 0 is the model as it is.
 
@@ -59,7 +58,6 @@ class PriorCorrection:
     pictures: int = 4
     beta: float | None = 0.1
     seed: int = 0
-    shift: float = 0.0
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
@@ -67,33 +65,23 @@ class PriorCorrection:
         check_prior(self.prior, self.pictures)
         check_beta(self.beta)
         check_seed(self.seed)
-        check_shift(self.shift)
-
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be corrected."""
-        return bool(self.shift)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Answers with corrected margins.
 
-        UserError where a prompt has no image, where the family cannot be asked without one (``none``) or contrasted at
-        all.
+        Raises:
+            UserError: a prompt has no image, or the family cannot be asked without one (``none``) or contrasted at all.
         """
-        return with_shift(vlm, self.shift, lambda v: self._corrected(v, prompts, max_new_tokens))
-
-    def _corrected(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
         check_pictured(prompts, "prior correction takes the sentence's part out of what the picture gives")
         if not self.weight:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-        from mitigation.contrastive.processors import RuleLogitsProcessor, less_prior
+        from mitigation.contrastive.formulas import less_prior
 
         def rule(clean: "Tensor", priors: "Tensor", step: int) -> "Tensor":
             return less_prior(clean, priors, weight=self.weight, answers=None if step else vlm.answer_ids)
 
         priors = prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed)
-        processor = partial(RuleLogitsProcessor, vlm.model, others=priors, rule=rule, beta=self.beta)
-        return ruled(vlm, prompts, processor, max_new_tokens)
+        return answers_by_rule(vlm, prompts, priors, rule, beta=self.beta, max_new_tokens=max_new_tokens)
 
 
 def prior_inputs(
@@ -101,7 +89,10 @@ def prior_inputs(
 ) -> list[Mapping[str, Any]]:
     """The prompts' inputs with each picture of ``prior`` (``PriorCorrection``) in place of their own, in this order.
 
-    One entry for ``none`` and ``blank``, else ``pictures``. UserError as ``PriorCorrection.generate``.
+    One entry for ``none`` and ``blank``, else ``pictures``.
+
+    Raises:
+        UserError: as ``PriorCorrection.generate``.
     """
     from PIL import Image
 
@@ -131,8 +122,10 @@ def prior_margins(
 ) -> "Tensor":
     """The margin that each sentence has without its picture, the mean over those of ``prior``; float32 on the CPU.
 
-    One batch, a forward a picture; what ``mitigation.prior_correction`` wants beside ``vlm.score(prompts)``.
-    UserError as ``PriorCorrection.generate``.
+    One batch, one forward per picture. ``prior_share`` takes them beside ``vlm.score(prompts)``.
+
+    Raises:
+        UserError: as ``PriorCorrection.generate``.
     """
     import torch
 
@@ -140,23 +133,25 @@ def prior_margins(
     return torch.stack([vlm.score(prompts, encoded=encoded) for encoded in inputs]).mean(0)
 
 
-def check_pictured(prompts: "Sequence[Prompt]", why: str) -> None:
-    """UserError if a prompt has no image, with the rule ``why`` it needs one."""
-    blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]
-    if blind:
-        raise UserError(f"no image in prompt '{blind[0]}'; {why}; ask it with another method")
+def answers_by_rule(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    others: "Sequence[Mapping[str, Any]]",
+    rule: "Rule",
+    *,
+    beta: float | None,
+    max_new_tokens: int,
+) -> "Generation":
+    """Greedy answers by ``rule`` over ``prompts`` and the inputs ``others``, with margins before the cutoff.
 
+    See ``mitigation.contrastive.processors.RuleLogitsProcessor``.
+    """
+    from mitigation.contrastive.processors import RuleLogitsProcessor
 
-def ruled(vlm: "VLM", prompts: "Sequence[Prompt]", processor: Any, max_new_tokens: int) -> "Generation":
-    """Greedy answers by a ``RuleLogitsProcessor`` but for its ``prompt_ids``, with margins before the cutoff."""
-    encoded = vlm.encode(prompts)
-    ruling = processor(prompt_ids=encoded["input_ids"])
+    encoded, answers = vlm.encode(prompts), [token for ids in vlm.answer_ids for token in ids]
+    ruling = RuleLogitsProcessor(vlm.model, encoded["input_ids"], others, rule, beta=beta, answers=answers)
     generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
     return replace(generation, margins=vlm.margin(ruling.first_scores).cpu())
-
-
-WORTH = 1.25
-"""``PriorShare.helps`` from this factor of d′ on: from an AUROC of .65 to .68, or from .60 to .62."""
 
 
 class PriorShare(NamedTuple):
@@ -197,7 +192,8 @@ def prior_share(
 ) -> PriorShare:
     """``margins`` with the picture and ``priors`` without (means over several) of cases that ask ``sentences``.
 
-    UserError for lengths that differ, fewer than three cases, a number that is not finite, or margins all alike.
+    Raises:
+        UserError: lengths that differ, fewer than three cases, a number that is not finite, or margins all alike.
     """
     margins, priors = (np.asarray(values, dtype=np.float64) for values in (margins, priors))
     _check(margins, priors, sentences)

@@ -1,4 +1,4 @@
-"""Logits processors that need no second branch: a shift of the first token's margin, exact sampling, the cutoff alone.
+"""Logits processors without a second branch: shifts of the first token's margin, exact sampling, the cutoff alone.
 
 ``generate`` samples all rows from one global generator, so that an answer changes with its neighbours and its place.
 ``CaseSampler`` takes the greedy argmax over score / temperature + Gumbel noise instead, which is an exact draw from the
@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from interp.errors import UserError
 from interp.vlm import AnswerIds
 from mitigation.contrastive.corruption import case_generator
-from mitigation.contrastive.formulas import plausible
+from mitigation.contrastive.formulas import plausible, uncut_answers
 from mitigation.validation import check_beta, check_seed, check_shift, check_temperature
 
 
@@ -49,9 +50,7 @@ class VerdictShiftLogitsProcessor(LogitsProcessor):
         ids, halves = self._ids.to(scores.device), self._halves.to(scores.device, scores.dtype)
         uncut = self._uncut(scores)
         self._first_scores = uncut.index_add(1, ids, halves.expand(len(scores), -1))
-        verdict = torch.isin(scores.argmax(dim=1, keepdim=True), ids)
-        answers = torch.where(verdict, uncut[:, ids], scores[:, ids])
-        return scores.index_copy(1, ids, answers + halves)
+        return uncut_answers(scores, uncut, self._ids.tolist()).index_add(1, ids, halves.expand(len(scores), -1))
 
     def _uncut(self, scores: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
         kept = [processor for processor in self._after if hasattr(type(processor), "first_scores")]
@@ -60,6 +59,39 @@ class VerdictShiftLogitsProcessor(LogitsProcessor):
         uncut: Tensor = kept[-1].first_scores.to(scores.dtype)  # type: ignore[attr-defined]
         # A paired branch keeps one row a pair and answers with two.
         return uncut.repeat(len(scores) // len(uncut), 1)
+
+
+class ConstantShiftLogitsProcessor(LogitsProcessor):
+    """Adds ``shift`` logits to the Yes/No margin of the first answer token, half to each side, and nothing later.
+
+    ``yes_ids`` and ``no_ids`` are the token ids of either answer. The first step is one that does not append a single
+    token to the step before, so each ``generate`` call starts clean, whatever its prompts; it never waits for the
+    device.
+
+    Raises:
+        UserError: the shift is not finite or no such token is given.
+    """
+
+    def __init__(self, yes_ids: Sequence[int], no_ids: Sequence[int], *, shift: float) -> None:
+        check_shift(shift)
+        yes, no = list(dict.fromkeys(yes_ids)), list(dict.fromkeys(no_ids))
+        if not yes or not no:
+            raise UserError(f"yes_ids={yes}, no_ids={no}; a shift needs a token for either answer")
+        self._ids = torch.tensor([*yes, *no])
+        self._halves = torch.tensor([shift / 2] * len(yes) + [-shift / 2] * len(no))
+        self._seen: Tensor | None = None
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The scores, shifted at the first step."""
+        seen, self._seen = self._seen, input_ids
+        self._ids, self._halves = (t.to(scores.device, non_blocking=True) for t in (self._ids, self._halves))
+        shift = self._halves.to(scores.dtype)
+        if seen is not None and len(input_ids) == len(seen) and input_ids.shape[1] == seen.shape[1] + 1:
+            # Another call's prompts may by chance be one token longer; which it is stays on the device.
+            shift = shift * (input_ids[:, :-1] != seen).any()
+        return scores.index_add(1, self._ids, shift.expand(len(scores), -1))
 
 
 class CaseSampler(LogitsProcessor):

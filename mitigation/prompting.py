@@ -7,7 +7,7 @@ prompt without printing it. The texts below are ours.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -21,6 +21,7 @@ class ContextPrompt:
     """Puts ``text`` on a line of its own before the question."""
 
     text: str = CONTEXT_PROMPT
+    by_words: ClassVar[bool] = True
 
     def apply(self, prompt: "Prompt") -> "Prompt":
         """The prompt as this arm asks it."""
@@ -36,6 +37,7 @@ class SafetyPrompt:
     """Sets ``text`` as the system prompt."""
 
     text: str = SAFETY_SYSTEM_PROMPT
+    by_words: ClassVar[bool] = True
 
     def apply(self, prompt: "Prompt") -> "Prompt":
         """The prompt as this arm asks it."""

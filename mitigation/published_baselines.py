@@ -1,4 +1,4 @@
-"""The peers' decoding rules at their published settings, for comparison: instruction contrast, M3ID, PAI.
+"""Published decoding rules at their published settings, for comparison: instruction contrast (ICD), M3ID, PAI.
 
 Each says where its sources disagree. All three were published for describing pictures and for yes/no questions about
 objects, most with sampled tokens; here they decode greedily. Importing this module loads neither torch nor
@@ -7,13 +7,11 @@ transformers; generating does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from interp.errors import UserError
-from mitigation.prior_correction import check_pictured, prior_inputs, ruled
-from mitigation.validation import check_alpha, check_beta, check_gamma, check_shift
-from mitigation.wrappers import with_shift
+from mitigation.prior_correction import answers_by_rule, prior_inputs
+from mitigation.validation import check_alpha, check_beta, check_gamma, check_pictured
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,28 +36,21 @@ class InstructionContrast:
     alpha: float = 1.0
     beta: float | None = 0.1
     disturbance: str = DISTURBANCE
-    shift: float = 0.0
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
         check_alpha(self.alpha)
         check_beta(self.beta)
-        check_shift(self.shift)
         if not self.disturbance.strip():
             raise UserError("disturbance=''; ICD contrasts with another instruction; give it some words")
 
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be asked for."""
-        return bool(self.shift)
-
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins before the cutoff; UserError where the family has no system prompt."""
-        return with_shift(vlm, self.shift, lambda v: self._contrasted(v, prompts, max_new_tokens))
+        """Greedy answers with margins before the cutoff.
 
-    def _contrasted(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
+        Raises:
+            UserError: the family has no system prompt.
+        """
         from mitigation.contrastive.formulas import contrast
-        from mitigation.contrastive.processors import RuleLogitsProcessor
 
         check_pictured(prompts, "ICD is about what an instruction makes of a picture")
         disturbed = vlm.encode([replace(prompt, system=self.disturbance) for prompt in prompts])
@@ -67,8 +58,7 @@ class InstructionContrast:
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
             return contrast(clean, others[0], alpha=self.alpha)
 
-        processor = partial(RuleLogitsProcessor, vlm.model, others=[disturbed], rule=rule, beta=self.beta)
-        return ruled(vlm, prompts, processor, max_new_tokens)
+        return answers_by_rule(vlm, prompts, [disturbed], rule, beta=self.beta, max_new_tokens=max_new_tokens)
 
 
 @dataclass(frozen=True)
@@ -87,27 +77,21 @@ class M3ID:
     threshold: float = 0.3
     from_picture: bool = False
     beta: float | None = None
-    shift: float = 0.0
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
         check_beta(self.beta)
-        check_shift(self.shift)
         for name, value, most in (("forgetting", self.forgetting, 10.0), ("threshold", self.threshold, 1.0)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
                 raise UserError(f"{name}={value!r}; {name} lies between 0 and {most:g}; 0 changes nothing")
 
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be asked for."""
-        return bool(self.shift)
-
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with corrected margins; UserError where the family cannot be asked without a picture."""
-        return with_shift(vlm, self.shift, lambda v: self._corrected(v, prompts, max_new_tokens))
+        """Greedy answers with corrected margins.
 
-    def _corrected(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
-        from mitigation.contrastive.processors import RuleLogitsProcessor, m3id
+        Raises:
+            UserError: the family cannot be asked without a picture.
+        """
+        from mitigation.contrastive.formulas import m3id
 
         check_pictured(prompts, "M3ID compares the answers with and without it")
         if not (self.forgetting and self.threshold):
@@ -119,8 +103,7 @@ class M3ID:
             return m3id(clean, others[0], forgetting=self.forgetting, threshold=self.threshold, place=place)
 
         blind = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
-        processor = partial(RuleLogitsProcessor, vlm.model, others=blind, rule=rule, beta=self.beta)
-        return ruled(vlm, prompts, processor, max_new_tokens)
+        return answers_by_rule(vlm, prompts, blind, rule, beta=self.beta, max_new_tokens=max_new_tokens)
 
     def _start(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Tensor":
         """t of the first token, a row each: 1, plus the tokens of the prompt after its picture."""
@@ -150,42 +133,32 @@ class PAI:
     gamma: float = 1.1
     first_layer: int = 2
     beta: float | None = 0.1
-    shift: float = 0.0
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
         check_alpha(self.alpha)
         check_beta(self.beta)
-        check_shift(self.shift)
         check_gamma(self.gamma)
         if isinstance(self.first_layer, bool) or not isinstance(self.first_layer, int) or self.first_layer < 0:
             raise UserError(f"first_layer={self.first_layer!r}; layers count from 0; 0 steers all of them")
 
-    @property
-    def yes_no_only(self) -> bool:
-        """A shift is of a verdict; without one any answer can be asked for."""
-        return bool(self.shift)
-
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins as this rule has them, before the cutoff.
+        """Greedy answers with margins by this rule, before the cutoff.
 
-        UserError where the family has no image tokens in its sequence, cannot be asked without a picture, or has fewer
-        layers.
+        Raises:
+            UserError: the family has no image tokens in its sequence, cannot be asked without a picture, or has too few
+                layers.
         """
-        from mitigation.attention_steering import steer_attention
+        from mitigation.attention_edit import steer_attention
 
         layers = [layer for layer in vlm.layout.attentions(vlm.model) if layer >= self.first_layer]
         if not layers:
             raise UserError(f"first_layer={self.first_layer}; {vlm.name} has fewer layers; choose an earlier one")
-
-        def answer(shifting: "VLM") -> "Generation":
-            with steer_attention(shifting, self.alpha, layers=layers, relative=True):
-                return self._guided(shifting, prompts, max_new_tokens)
-
-        return with_shift(vlm, self.shift, answer)
+        with steer_attention(vlm, self.alpha, layers=layers, relative=True):
+            return self._guided(vlm, prompts, max_new_tokens)
 
     def _guided(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
-        from mitigation.contrastive.processors import RuleLogitsProcessor, guided
+        from mitigation.contrastive.formulas import guided
 
         check_pictured(prompts, "PAI raises the attention that it gets")
         if self.gamma == 1:
@@ -195,5 +168,4 @@ class PAI:
             return guided(clean, others[0], gamma=self.gamma)
 
         blind = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
-        processor = partial(RuleLogitsProcessor, vlm.model, others=blind, rule=rule, beta=self.beta)
-        return ruled(vlm, prompts, processor, max_new_tokens)
+        return answers_by_rule(vlm, prompts, blind, rule, beta=self.beta, max_new_tokens=max_new_tokens)

@@ -1,17 +1,29 @@
-"""The fit of a probe: ridge regression of the truth on hidden states, with what the question explains taken away.
+"""The probe of the truth: ridge regression of the labels on hidden states, without what the question explains.
 
 The probe is affine in the verdict's hidden state v and the question's mean embedding q, and, if asked for, bilinear in
 the mean image state i and q:  logit = bias + v·w + q·a + (i − ī) W (q − q̄).  It is solved in the space of the cases,
-and its scores are turned into logits by Platt's method on left-out folds. Pure; knows nothing of models or prompts.
+its point and penalty are chosen by cross-validation, and its scores become logits by Platt's method on left-out folds.
+``VerdictEdit`` adds that logit to a running model's verdict.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.errors import UserError
+from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+BATCH = 32
+PENALTIES = (0.01, 0.1, 1.0, 10.0)
+"""Of the ridge; features are scaled so that a case's mean square length is 1."""
+GRADIENT_CASES = 128
 SHARE_PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 """Of the regression of hidden states on the question; features are scaled so that a case's mean square length is 1."""
 
@@ -166,3 +178,136 @@ def shuffled_area(
         dealt = labels[torch.randperm(len(labels), generator=generator)]
         found.append(area(held_out(read, dealt, fold, penalty, share), dealt))
     return sum(found) / len(found)
+
+
+def learn_readout(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    safe: Sequence[bool],
+    *,
+    point: int | None,
+    conjunction: bool,
+    folds: int,
+    seed: int,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A ``Readout``'s tensors, and how it was chosen: the best of ``point`` (None: every one) and penalty.
+
+    All is cross-validated with whole questions left out: the two members of a counterfactual pair share their question,
+    so what is left stays balanced, and no question's prior is known beforehand.
+
+    Raises:
+        UserError: too few cases.
+    """
+    labels = torch.as_tensor(list(safe), dtype=torch.bool)
+    fold = _folds(prompts, labels, folds=folds, seed=seed)
+    points = tuple(range(1, last_layer(vlm) + 1)) if point is None else (point,)
+    read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *points), batch_size=BATCH)
+    best: tuple[float, int, float, float] | None = None
+    for here in points:
+        at = _at(read, here, conjunction)
+        share = share_penalty_of(at, fold)
+        for penalty in PENALTIES:
+            auroc = area(held_out(at, labels, fold, penalty, share), labels)
+            if best is None or auroc > best[0]:
+                best = (auroc, here, penalty, share)
+    assert best is not None
+    auroc, chosen, penalty, share = best
+    at = _at(read, chosen, conjunction)
+    scores = held_out(at, labels, fold, penalty, share)
+    readout = fit_readout(at, labels, penalty, share).scaled(*platt(scores, labels))
+    about = {
+        "point": chosen,
+        "penalty": penalty,
+        "share_penalty": share,
+        "conjunction": conjunction,
+        "n": len(labels),
+        "n_safe": int(labels.sum()),
+        "folds": folds,
+        "auroc": auroc,
+        "auroc_shuffled": shuffled_area(at, labels, fold, penalty, share, seed),
+    }
+    return readout.tensors(), about
+
+
+def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> Float[Tensor, "width"]:
+    """The mean gradient of the Yes/No margin with respect to the verdict's state at ``point``.
+
+    Over an even choice of at most 128 of ``prompts``; logits per unit of the residual stream, float32 on the CPU.
+    """
+    # A mean over many cases hardly moves with the last of them, and each costs a backward pass.
+    prompts = prompts[:: -(-len(prompts) // GRADIENT_CASES)]
+    total = torch.zeros(1)
+    for first in range(0, len(prompts), BATCH):
+        encoded = dict(vlm.encode(prompts[first : first + BATCH]))
+        if vlm.layout.position_kind == "1d":  # as generate() counts them
+            encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
+        leaves: list[Tensor] = []
+
+        def begin(here: LayerStates, leaves: list[Tensor] = leaves) -> Tensor:
+            leaves.append(here.hidden.detach().requires_grad_())
+            return leaves[0]
+
+        with torch.enable_grad(), edit_residual(vlm, begin, layers=[point]):
+            margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1).logits[:, -1])
+            (gradient,) = torch.autograd.grad(margins.sum(), leaves)
+        total = total + gradient[:, -1].float().sum(0).cpu()  # left padding: the verdict is the last column
+    return total / len(prompts)
+
+
+def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", point: int, *, image: bool) -> Pooled:
+    """What a probe at ``point`` reads of each prompt, float32 on the CPU."""
+    return _at(residuals(vlm, prompts, places=_places(image), layers=(0, point), batch_size=BATCH), point, image)
+
+
+@dataclass
+class VerdictEdit:
+    """The edit that reads ``readout`` at ``point`` and adds its logit times ``direction`` at the verdict."""
+
+    readout: Readout
+    direction: Float[Tensor, "width"]
+    point: int
+    question: Tensor = field(init=False)
+
+    def edit(self, here: LayerStates) -> Tensor | None:
+        """At point 0 the question is read, at ``point`` the verdict changed; decoding steps pass."""
+        verdict = here.where("verdict")
+        if not bool(verdict.any()):
+            return None
+        if here.layer == 0:
+            self.question = _mean(here.hidden, here.where("user"))
+            return None
+        image = None if self.readout.conjunction is None else _mean(here.hidden, here.where("image"))
+        logits = self.readout.logits(Pooled(here.hidden[verdict].float(), self.question, image))
+        edited = here.hidden.clone()
+        edited[verdict] += (logits[:, None] * self.direction.to(logits)).to(edited)
+        return edited
+
+
+def _places(image: bool) -> tuple[str, ...]:
+    return ("verdict", "user", "image") if image else ("verdict", "user")
+
+
+def _at(read: Residuals, point: int, image: bool) -> Pooled:
+    return Pooled(read.at("verdict", point), read.at("user", 0), read.at("image", point) if image else None)
+
+
+def _folds(prompts: "Sequence[Prompt]", labels: Bool[Tensor, "row"], *, folds: int, seed: int) -> Int[Tensor, "row"]:
+    """The fold of each case, whole questions together."""
+    if not labels.any() or labels.all():
+        raise UserError(
+            f"{int(labels.sum())} safe and {int((~labels).sum())} unsafe cases; a probe is fitted on both; take more "
+            "cases"
+        )
+    questions = list(dict.fromkeys(prompt.text for prompt in prompts))
+    if len(questions) < folds:
+        raise UserError(
+            f"{len(questions)} different questions; a probe is chosen by leaving out one of {folds} parts of them; "
+            "take more cases"
+        )
+    order = torch.randperm(len(questions), generator=torch.Generator().manual_seed(seed)).tolist()
+    place = {questions[index]: number % folds for number, index in enumerate(order)}
+    return torch.tensor([place[prompt.text] for prompt in prompts])
+
+
+def _mean(hidden: Float[Tensor, "row column width"], where: Bool[Tensor, "row column"]) -> Float[Tensor, "row width"]:
+    return torch.stack([row[there].float().mean(0) for row, there in zip(hidden, where, strict=True)])

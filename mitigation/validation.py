@@ -1,17 +1,20 @@
-"""The ranges of visual contrastive decoding's settings, checked before any weights load.
+"""Checks of methods' settings and prompts, made before any weights load.
 
-Knows nothing of torch, so that a configuration error answers at once.
+Imports no torch, so that a mistake in a configuration is reported at once.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from interp.vlm import Prompt
 
 NOISE_STEPS = 1000
 NOISE_KINDS = ("diffusion", "blur", "black", "swapped")
 """How the picture of the second branch is made worse; see ``mitigation.contrastive.corruption``."""
-
 
 PRIORS = ("none", "blank", "noise", "neutral", "swapped")
 """What the sentence is asked with in place of its picture; see ``mitigation.prior_correction``."""
@@ -86,6 +89,13 @@ def check_prior(prior: Any, pictures: Any) -> None:
         raise UserError(
             f"pictures={pictures!r}; the prior is a mean over 1 to {PRIOR_PICTURES} pictures, each one more forward"
         )
+
+
+def check_pictured(prompts: "Sequence[Prompt]", why: str) -> None:
+    """UserError if a prompt has no image; ``why`` says what needs one."""
+    blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]
+    if blind:
+        raise UserError(f"no image in prompt '{blind[0]}'; {why}; ask it with another method")
 
 
 def check_layers(layers: Any) -> None:

@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from interp.errors import UserError
-from mitigation.validation import check_alpha, check_beta, check_branch, check_noise_kind, check_noise_step, check_seed
+from mitigation.validation import (
+    check_alpha,
+    check_beta,
+    check_branch,
+    check_noise_kind,
+    check_noise_step,
+    check_pictured,
+    check_seed,
+)
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -46,41 +53,43 @@ class VCD:
         check_noise_kind(self.noise)
         check_branch(self.branch, self.beta)
 
+    @property
+    def unscored(self) -> str:
+        """See ``mitigation.method.Abilities``."""
+        return "a lazy branch has no margins; method.branch=sequential has" if self.branch == "lazy" else ""
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers; margins are of the contrasted scores before the cutoff, which would make ties; lazy: NaN.
 
-        ``skips`` says what a lazy branch saved. UserError where a prompt has no image, where the processor cannot work
-        on this model (see ``VisualContrastiveLogitsProcessor``), and for a paired branch while attention is recorded.
+        ``skips`` says what a lazy branch saved.
+
+        Raises:
+            UserError: a prompt has no image, the processor cannot work on this model (see
+                ``VisualContrastiveLogitsProcessor``), or attention is recorded while the branch is paired.
         """
-        blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]
-        if blind:
-            raise UserError(f"no image in prompt '{blind[0]}'; VCD contrasts two pictures; ask it with another method")
+        check_pictured(prompts, "VCD contrasts two pictures")
         encoded = vlm.encode(prompts)
         noised = self._noised(vlm, prompts, encoded)
         if self.branch == "paired":
             return self._paired(vlm, prompts, encoded, noised, max_new_tokens)
-        from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
-
-        lazy = self.branch == "lazy"
-        processor = VisualContrastiveLogitsProcessor(
-            vlm.model, noised, alpha=self.alpha, beta=self.beta, lazy=lazy, prompt_ids=encoded["input_ids"]
+        return contrasted(
+            vlm,
+            prompts,
+            encoded,
+            noised,
+            alpha=self.alpha,
+            beta=self.beta,
+            lazy=self.branch == "lazy",
+            max_new_tokens=max_new_tokens,
         )
-        generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor], encoded=encoded)
-        margins = vlm.margin(processor.first_scores).cpu()
-        if lazy:
-            # Clean and contrasted margins side by side, or those of the unsure cases alone, would make a wrong AUROC.
-            return replace(generation, margins=margins.fill_(math.nan), skips=asdict(processor.skips))
-        return replace(generation, margins=margins)
 
     def _noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self.noise != "diffusion":
-            from mitigation.contrastive.corruption import corrupt_inputs
+        from mitigation.contrastive.corruption import corrupt_inputs, diffuse_images
 
-            return corrupt_inputs(vlm, prompts, kind=self.noise, step=self.noise_step, seed=self.seed)
-        from mitigation.contrastive.corruption import diffuse_images
-
-        keys = [prompt.key for prompt in prompts]
-        return diffuse_images(encoded, keys, step=self.noise_step, seed=self.seed, model=vlm.model)
+        if self.noise == "diffusion":
+            keys = [prompt.key for prompt in prompts]
+            return diffuse_images(encoded, keys, step=self.noise_step, seed=self.seed, model=vlm.model)
+        return corrupt_inputs(vlm, prompts, kind=self.noise, step=self.noise_step, seed=self.seed)
 
     def _paired(
         self,
@@ -90,10 +99,16 @@ class VCD:
         noised: Mapping[str, Any],
         max_new_tokens: int,
     ) -> "Generation":
-        from interp.generation import Generation
-        from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs, refuse_recording
+        from interp.generation import GREEDY, Generation
+        from mitigation.contrastive.paired import (
+            PairedContrastLogitsProcessor,
+            pair_inputs,
+            refuse_recording,
+            refuse_uneven,
+        )
 
         refuse_recording(vlm.model)
+        refuse_uneven(vlm.speaker.generation_config, GREEDY)
         pairing = PairedContrastLogitsProcessor(alpha=self.alpha, beta=self.beta)
         both = vlm.generate(
             prompts,
@@ -109,3 +124,37 @@ class VCD:
             finished=both.finished[:rows],
             prompts=both.prompts,
         )
+
+
+def contrasted(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    encoded: Mapping[str, Any],
+    second: Mapping[str, Any],
+    *,
+    alpha: float,
+    beta: float | None,
+    lazy: bool = False,
+    max_new_tokens: int,
+) -> "Generation":
+    """Greedy answers to ``prompts`` (``encoded``), contrasted with the inputs ``second``, which may be other prompts.
+
+    Margins are of the contrasted scores before the cutoff; NaN with ``lazy``, whose ``skips`` are filled in.
+    """
+    from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+
+    processor = VisualContrastiveLogitsProcessor(
+        vlm.model,
+        second,
+        alpha=alpha,
+        beta=beta,
+        lazy=lazy,
+        prompt_ids=encoded["input_ids"],
+        ends=vlm.end_ids,
+    )
+    generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor], encoded=encoded)
+    margins = vlm.margin(processor.first_scores).cpu()
+    if lazy:
+        # Clean and contrasted margins side by side, or those of the unsure cases alone, would make a wrong AUROC.
+        return replace(generation, margins=margins.fill_(math.nan), skips=asdict(processor.skips))
+    return replace(generation, margins=margins)

@@ -1,44 +1,90 @@
 """Methods around other methods: ``Shifted`` moves a method's threshold, ``Sampled`` draws its tokens.
 
-Both give the method a VLM whose ``generate`` adds processors after the method's own. Methods with a field ``shift``
-answer through ``with_shift``. Importing this module loads neither torch nor transformers; generating does.
+Both hand the method a VLM whose ``generate`` adds a logits processor after the method's own. Importing this module
+loads neither torch nor transformers; generating does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
+from mitigation.method import abilities
 from mitigation.validation import check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
+    from transformers import LogitsProcessor
+
     from interp.vlm import VLM, Generation, Prompt
 
 
-class AskedVLM:
-    """Everything but ``generate`` is the model's own; ``asked`` says whether the method came this way at all."""
+class WrappedVLM:
+    """A VLM around another: what is not defined here is the other's own.
+
+    ``generate`` and ``score`` encode here, so that what a subclass encodes is what the model is given.
+    """
 
     def __init__(self, vlm: "VLM") -> None:
         self._vlm = vlm
-        self.asked = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._vlm, name)
 
-    def added(self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Sequence[Any]) -> list[Any]:
-        """The processors that come after the method's ``own``."""
+    def generate(
+        self, prompts: "Sequence[Prompt]", *, encoded: Mapping[str, Any] | None = None, **options: Any
+    ) -> "Generation":
+        """See ``VLM.generate``."""
+        return self._vlm.generate(prompts, encoded=self.encode(prompts) if encoded is None else encoded, **options)
+
+    def score(self, prompts: "Sequence[Prompt]", *, encoded: Mapping[str, Any] | None = None) -> Any:
+        """See ``VLM.score``."""
+        return self._vlm.score(prompts, encoded=self.encode(prompts) if encoded is None else encoded)
+
+
+class ProcessingVLM(WrappedVLM):
+    """A VLM whose ``generate`` runs one more logits processor, after those it is given.
+
+    ``used`` says whether anything was generated through it.
+    """
+
+    def __init__(self, vlm: "VLM") -> None:
+        super().__init__(vlm)
+        self.used = False
+
+    def around(self, other: "VLM") -> "ProcessingVLM":
+        """The same around another model, for a method that answers with one of its own."""
+        self.used = True
+        return self._like(other)
+
+    def _like(self, other: "VLM") -> "ProcessingVLM":
+        raise NotImplementedError
+
+    def _added(
+        self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
+    ) -> "LogitsProcessor":
+        """The processor that runs after the method's ``own``."""
         raise NotImplementedError
 
     def generate(
-        self, prompts: "Sequence[Prompt]", *, logits_processor: Sequence[Any] | None = None, **options: Any
+        self,
+        prompts: "Sequence[Prompt]",
+        *,
+        encoded: Mapping[str, Any] | None = None,
+        logits_processor: "Sequence[LogitsProcessor] | None" = None,
+        **options: Any,
     ) -> "Generation":
-        """``VLM.generate`` with the added processors last."""
-        self.asked = True
-        if options.get("encoded") is None:  # by this VLM, for whoever listens to what it encodes
-            options["encoded"] = self.encode(prompts)
+        """``VLM.generate`` with the added processor last."""
+        self.used = True
+        encoded = self.encode(prompts) if encoded is None else encoded
         own = list(logits_processor or ())
-        processors = [*own, *self.added(prompts, options["encoded"], own)]
-        return self._vlm.generate(prompts, logits_processor=processors, **options)
+        processors = [*own, self._added(prompts, encoded, own)]
+        return super().generate(prompts, encoded=encoded, logits_processor=processors, **options)
+
+
+def with_model(vlm: "VLM", other: "VLM") -> "VLM":
+    """``other`` with whatever the methods around this one do to ``vlm``'s answers."""
+    return cast("VLM", vlm.around(other)) if isinstance(vlm, ProcessingVLM) else other
 
 
 @dataclass(frozen=True)
@@ -47,7 +93,8 @@ class Shifted:
 
     The verdict then follows the returned margin: where the method's likeliest first token is an answer, a plausibility
     cutoff does not hold between the two answers, also at a shift of 0. ``Shifted(Baseline(), s)`` is
-    ``ConstantShift(s)``. To draw tokens, sample the shifted method: ``Sampled(Shifted(method, shift))``.
+    ``ConstantShift(s)``. To draw tokens, sample the shifted method: ``Sampled(Shifted(method, shift))``. A method that
+    is trained first is shifted by ``ShiftedTrainable``.
     """
 
     method: Any  # a Method; the type of a Hydra node that is built by itself
@@ -63,57 +110,84 @@ class Shifted:
                 "one, and sample the shifted one"
             )
 
+    @property
+    def unscored(self) -> str:
+        """The method's own reason; see ``mitigation.method.Abilities``."""
+        return abilities(self.method).unscored
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """The method's answers with the shift; margins are the method's plus ``shift``. UserError as ``with_shift``."""
-        return with_shift(
-            vlm, self.shift, lambda shifting: self.method.generate(shifting, prompts, max_new_tokens=max_new_tokens)
-        )
+        """The method's answers with the shift; margins are the method's plus ``shift``.
+
+        Raises:
+            UserError: the method does not answer through ``vlm.generate``, or has no margins (a lazy branch).
+        """
+        shifting = _ShiftingVLM(vlm, self.shift)
+        generation = self.method.generate(cast("VLM", shifting), prompts, max_new_tokens=max_new_tokens)
+        if not shifting.used:
+            raise UserError(
+                "the method decodes in a loop of its own, whose scores cannot be shifted; shift a method that answers "
+                "through vlm.generate"
+            )
+        if bool(generation.margins.isnan().any()):
+            raise UserError(
+                "the method knows no margins to shift (branch=lazy leaves the second branch out); take "
+                "branch=sequential"
+            )
+        return replace(generation, margins=generation.margins + self.shift)
 
 
-def with_shift(vlm: "VLM", shift: float, answer: "Callable[[VLM], Generation]") -> "Generation":
-    """What ``answer`` gives for a VLM whose ``generate`` shifts the first token's scores, as ``Shifted`` says.
+@dataclass(frozen=True)
+class ShiftedTrainable:
+    """A trainable ``method`` whose trained form answers with ``shift`` logits on its margin; see ``Shifted``."""
 
-    Raises:
-        UserError: ``answer`` does not go through ``vlm.generate``, or knows no margins (a lazy branch).
-    """
-    shifting = _ShiftingVLM(vlm, shift)
-    generation = answer(cast("VLM", shifting))
-    if not shifting.asked:
-        raise UserError(
-            "the method decodes in a loop of its own, whose scores cannot be shifted; shift a method that answers "
-            "through vlm.generate"
-        )
-    if bool(generation.margins.isnan().any()):
-        raise UserError(
-            "the method knows no margins to shift (branch=lazy leaves the second branch out); take branch=sequential"
-        )
-    return replace(generation, margins=generation.margins + shift)
+    method: Any  # a TrainableMethod; the type of a Hydra node that is built by itself
+    shift: float = 0.0
+    yes_no_only: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """UserError unless the shift is a finite number."""
+        check_shift(self.shift)
+
+    def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> Shifted:
+        """See ``TrainableMethod.learn``."""
+        return Shifted(self.method.learn(vlm, prompts, safe, out=out), self.shift)
+
+    def read(self, out: Path) -> Shifted:
+        """See ``TrainableMethod.read``."""
+        return Shifted(self.method.read(out), self.shift)
 
 
-class _ShiftingVLM(AskedVLM):
+class _ShiftingVLM(ProcessingVLM):
     """Shifts the first token's scores."""
 
     def __init__(self, vlm: "VLM", shift: float) -> None:
         super().__init__(vlm)
         self._shift = shift
 
-    def added(self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Sequence[Any]) -> list[Any]:
+    def _like(self, other: "VLM") -> "_ShiftingVLM":
+        return _ShiftingVLM(with_model(self._vlm, other), self._shift)
 
-        return [VerdictShiftLogitsProcessor(self._vlm.answer_ids, shift=self._shift, after=own)]
+    def _added(
+        self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
+    ) -> "LogitsProcessor":
+        from mitigation.processors import VerdictShiftLogitsProcessor
+
+        return VerdictShiftLogitsProcessor(self._vlm.answer_ids, shift=self._shift, after=own)
 
 
 @dataclass(frozen=True)
 class Sampled:
     """``method`` with sampled instead of greedy tokens, at ``temperature``; an answer does not depend on its batch.
 
-    A case's draw follows from its ``Prompt.key`` and ``seed`` alone (``mitigation.processors``), the same for every
-    method, so that arms are paired in their chance as well. Margins are those of ``method``: before temperature and
-    draw. Not for methods that bring a decoding loop of their own, which are refused.
+    A case's draw follows from its ``Prompt.key`` and ``seed`` alone (``mitigation.processors``), so that arms share
+    random draws. Margins are those of ``method``: before temperature and draw. Methods with a decoding loop of their
+    own are refused.
     """
 
     method: Any  # a Method; the type of a Hydra node that is built by itself
     temperature: float = 1.0
     seed: int = 0
+    unscored: ClassVar[str] = "its answers are sampled, and a score is drawn from nothing"
 
     def __post_init__(self) -> None:
         """UserError naming the value and its range."""
@@ -123,10 +197,14 @@ class Sampled:
             raise UserError(f"method={self.method!r}; what is sampled is a method such as VCD(), once; name one")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Sampled answers; UserError as ``method``'s, and if it decodes without ``vlm.generate``."""
+        """Sampled answers.
+
+        Raises:
+            UserError: as ``method``'s, or ``method`` does not answer through ``vlm.generate``.
+        """
         sampling = _SamplingVLM(vlm, self.temperature, self.seed)
         generation = self.method.generate(cast("VLM", sampling), prompts, max_new_tokens=max_new_tokens)
-        if not sampling.asked:
+        if not sampling.used:
             raise UserError(
                 f"method={self.method!r} decodes in a loop of its own, which would stay greedy; sample a method that "
                 "answers through vlm.generate"
@@ -134,17 +212,22 @@ class Sampled:
         return generation
 
 
-class _SamplingVLM(AskedVLM):
+class _SamplingVLM(ProcessingVLM):
     """Draws the tokens."""
 
     def __init__(self, vlm: "VLM", temperature: float, seed: int) -> None:
         super().__init__(vlm)
         self._temperature, self._seed = temperature, seed
 
-    def added(self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Sequence[Any]) -> list[Any]:
+    def _like(self, other: "VLM") -> "_SamplingVLM":
+        return _SamplingVLM(with_model(self._vlm, other), self._temperature, self._seed)
+
+    def _added(
+        self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
+    ) -> "LogitsProcessor":
         from mitigation.processors import CaseSampler
 
         # A paired branch stacks its noised rows under the clean ones; both take the token of one draw.
         copies = len(encoded["input_ids"]) // len(prompts)
         keys = [prompt.key for prompt in prompts] * copies
-        return [CaseSampler(keys, temperature=self._temperature, seed=self._seed)]
+        return CaseSampler(keys, temperature=self._temperature, seed=self._seed)

@@ -1,13 +1,8 @@
-"""The second branch's picture made worse in other ways than diffusion noise: blurred, black, another one, or none.
+"""The worse picture that contrastive decoding contrasts with: noised, blurred, black, another one, or none.
 
-All but diffusion change the picture before the processor sees it and keep its size, so that every family tiles it and
-counts its tokens as before. A case's picture depends on its own picture, its key and the seed alone, never on its
-batch. Knows nothing of logits.
-
-The worse picture that visual contrastive decoding contrasts with: diffusion noise on the normalised pixels.
-
-The schedule is the published one (Leng et al. 2023, arXiv 2311.16922, equation 2, and its code). A case's noise depends
-on its key and the seed alone, never on its place in a batch. Knows nothing of logits or models.
+Diffusion noise is added to the normalised pixels, by the published schedule (Leng et al. 2023, arXiv 2311.16922,
+equation 2, and its code). The others change the picture before the processor sees it and keep its size, so that every
+family tiles it as before. A case's picture depends on its own picture, its key and the seed alone, never on its batch.
 """
 
 import colorsys
@@ -25,12 +20,25 @@ from torch import Tensor
 
 from interp.errors import UserError
 from mitigation.contrastive.pixels import pictures_of
-from mitigation.validation import NOISE_KINDS, NOISE_STEPS, check_noise_kind, check_noise_step, check_seed
+from mitigation.validation import (
+    NOISE_KINDS,
+    NOISE_STEPS,
+    check_noise_kind,
+    check_noise_step,
+    check_pictured,
+    check_seed,
+)
 
 if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from interp.vlm import VLM, Prompt
+
+NONE = "none"
+BLUR_SIGMA = 0.1
+"""Standard deviation of the blur as a share of the picture's shorter side: colours and layout stay, objects do not."""
+DONORS = 32
+"""How many pictures the bank has from which ``swapped`` takes one where the caller hands in none."""
 
 
 class Mixture(NamedTuple):
@@ -40,18 +48,22 @@ class Mixture(NamedTuple):
     noise: float
 
 
+def mixture(step: int) -> Mixture:
+    """The amplitudes at ``step``: signal 0.863 at 500, 0.285 at 999.
+
+    Raises:
+        UserError: a step outside 0 to 999.
+    """
+    check_noise_step(step)
+    return _schedule()[step]
+
+
 @cache
 def _schedule() -> tuple[Mixture, ...]:
     """√ᾱ_t and √(1 − ᾱ_t) for every step, with β_t = sigmoid(linspace(−6, 6))·(0.005 − 1e-5) + 1e-5."""
     betas = torch.sigmoid(torch.linspace(-6, 6, NOISE_STEPS)) * (0.5e-2 - 1e-5) + 1e-5
     kept = torch.cumprod(1 - betas, dim=0)  # float32 as in the published code, whose outputs the golden file holds
     return tuple(Mixture(*pair) for pair in zip(kept.sqrt().tolist(), (1 - kept).sqrt().tolist(), strict=True))
-
-
-def mixture(step: int) -> Mixture:
-    """The shares at ``step``: signal 0.863 at 500, 0.285 at 999. UserError outside 0 to 999."""
-    check_noise_step(step)
-    return _schedule()[step]
 
 
 def diffuse(
@@ -64,8 +76,10 @@ def diffuse(
     """√ᾱ_t·pixels + √(1 − ᾱ_t)·ε in float32, unclipped; ``pixels`` are normalised, ``step`` is t.
 
     ε is ``eps`` if given, else standard normal from ``generator`` (torch's global one if None), drawn on the
-    generator's device, so that a CPU generator gives the same noise for every accelerator. UserError for a step
-    outside 0 to 999.
+    generator's device, so that a CPU generator gives the same noise on every accelerator.
+
+    Raises:
+        UserError: a step outside 0 to 999.
     """
     share = mixture(step)
     if eps is None:
@@ -74,25 +88,20 @@ def diffuse(
     return share.signal * pixels.float() + share.noise * eps.to(pixels.device, torch.float32)
 
 
-def case_generator(key: str, seed: int) -> torch.Generator:
-    """A CPU generator that depends on the case's ``key`` and ``seed`` alone. UserError if ``seed`` is no integer."""
-    check_seed(seed)
-    digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-
-
 def diffuse_images(
     inputs: Mapping[str, Any], keys: Sequence[str], *, step: int, seed: int, model: Any = None
 ) -> dict[str, Any]:
     """A processor's ``inputs`` with every image diffused to ``step``; everything else is handed on as it is.
 
     ``keys`` has one entry per image, in the order of the prompts; images with equal keys and sizes get equal noise,
-    whatever else the batch holds. Noise lives in the space of normalised pixels: where a family cuts the picture into
-    patches and writes each pixel twice (Qwen), it is drawn on the whole picture and both copies get the same; tiles,
-    and the small copy of the whole picture beside them, each get their own, as the published code does with whatever
-    the processor returns. Padding stays as it is. The sum is taken in float32 and returned in the type of
-    ``pixel_values``. ``model`` is needed where a row of ``pixel_values`` is no image (Qwen, InternVL). UserError as
-    ``mitigation.contrastive.pixels.pictures_of``, and for a step or seed out of range.
+    whatever else the batch holds. Noise is added to normalised pixels: where a family cuts the picture into patches and
+    writes each pixel twice (Qwen), it is drawn on the whole picture and both copies get the same; tiles, and the
+    thumbnail beside them, each get their own, as in the published code. Padding stays as it is. The sum is computed in
+    float32 and returned in the dtype of ``pixel_values``. ``model`` is needed where a row of ``pixel_values`` is not an
+    image (Qwen, InternVL).
+
+    Raises:
+        UserError: as ``mitigation.contrastive.pixels.pictures_of``, and for a step or seed out of range.
     """
     check_noise_step(step)
     pictures = pictures_of(inputs, len(keys), model=model)
@@ -120,12 +129,15 @@ def _diffuse_views(
     return noised
 
 
-NONE = "none"
-BLUR_SIGMA = 0.1
-"""Standard deviation of the blur as a share of the picture's shorter side: colours and layout stay, objects do not."""
+def case_generator(key: str, seed: int) -> torch.Generator:
+    """A CPU generator that depends on the case's ``key`` and ``seed`` alone.
 
-DONORS = 32
-"""How many pictures the bank has from which ``swapped`` takes one where the caller hands in none."""
+    Raises:
+        UserError: ``seed`` is no integer.
+    """
+    check_seed(seed)
+    digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
 def corrupt_inputs(
@@ -140,10 +152,9 @@ def corrupt_inputs(
     """Inputs of the second branch: what ``vlm.encode`` gives for ``prompts``, with a worse picture.
 
     Args:
-        kind: ``diffusion`` (noise at ``step`` on the normalised pixels, ``mitigation.contrastive.corruption``),
-        ``blur`` (a Gaussian,
-            sigma = ``BLUR_SIGMA`` × the shorter side), ``black``, ``swapped`` (another picture, resized to this one's
-            size), or ``none`` (no picture: the text alone, so that the ids are others and fewer).
+        kind: ``diffusion`` (noise at ``step`` on the normalised pixels), ``blur`` (a Gaussian, sigma = ``BLUR_SIGMA`` ×
+            the shorter side), ``black``, ``swapped`` (another picture, resized to this one's size), or ``none`` (the
+            text alone, so that the token ids differ and are fewer).
         step: of the diffusion alone.
         seed: of the diffusion, and of which picture of the bank is taken.
         donors: prompt key → the picture that ``swapped`` shows in place of the prompt's own, for a caller who knows the
@@ -158,7 +169,7 @@ def corrupt_inputs(
         check_noise_kind(kind)
     check_noise_step(step)
     check_seed(seed)
-    pictured = [(prompt, _picture(prompt)) for prompt in prompts]
+    check_pictured(prompts, "VCD contrasts two pictures")
     if kind == "diffusion":
         return diffuse_images(vlm.encode(prompts), [p.key for p in prompts], step=step, seed=seed, model=vlm.model)
     if kind == NONE:
@@ -169,7 +180,8 @@ def corrupt_inputs(
         "swapped": lambda prompt, image: _donor(prompt.key, seed, donors).resize(image.size),
     }
     assert set(worse) | {"diffusion"} == set(NOISE_KINDS)
-    return vlm.encode([replace(prompt, image=worse[kind](prompt, image)) for prompt, image in pictured])
+    changed = worse[kind]
+    return vlm.encode([replace(prompt, image=changed(prompt, prompt.image)) for prompt in prompts if prompt.image])
 
 
 def blurred(image: Image.Image) -> Image.Image:
@@ -177,14 +189,6 @@ def blurred(image: Image.Image) -> Image.Image:
     from interp.prompt import to_rgb
 
     return to_rgb(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
-
-
-def _picture(prompt: "Prompt") -> Image.Image:
-    if prompt.image is None:
-        raise UserError(
-            f"no image in prompt '{prompt.key or prompt.text}'; VCD contrasts two pictures; ask it with another method"
-        )
-    return prompt.image
 
 
 def _donor(key: str, seed: int, donors: Mapping[str, Image.Image] | None) -> Image.Image:

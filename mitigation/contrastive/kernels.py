@@ -32,7 +32,10 @@ def contrast_and_cut(
 
     With standard Gumbel noise (−log(−log u)) the argmax of a row is a draw from the softmax of its scores; at
     temperature T hand over T times the noise. A row with a NaN among its clean logits has no largest one, so with a
-    cutoff all of it is −inf. UserError if α or β is out of range.
+    cutoff all of it is −inf.
+
+    Raises:
+        UserError: α or β is out of range.
     """
     scores = contrast(clean, noised, alpha=alpha)
     if beta is not None:
@@ -51,8 +54,10 @@ def contrast_and_cut_triton(
     """``contrast_and_cut`` in two launches, one without a cutoff; any strides, read once or (``clean``) twice.
 
     Every operation rounds as the twin's does.
-    UserError if α or β is out of range, shapes or devices differ, triton is not installed, or the tensors are on a CPU
-    (where only Triton's interpreter runs it: ``TRITON_INTERPRET=1``, set before triton is imported).
+
+    Raises:
+        UserError: α or β is out of range, shapes or devices differ, triton is not installed, or the tensors are on a
+            CPU (where only Triton's interpreter runs it: ``TRITON_INTERPRET=1``, set before triton is imported).
     """
     check_alpha(alpha)
     check_beta(beta)
@@ -89,7 +94,8 @@ _BY_NAME: dict[str, Fused] = {"torch": contrast_and_cut, "triton": contrast_and_
 def fused(kernel: str = "torch") -> Fused:
     """The implementation of that name, ``torch`` (the twin) or ``triton``; see the module for why the twin comes first.
 
-    UserError for another name, or for triton where it is not installed: before a model is built, not at its first step.
+    Raises:
+        UserError: another name, or triton where it is not installed: before a model is built, not at its first step.
     """
     if kernel not in _BY_NAME:
         raise UserError(f"unknown kernel {kernel!r}; known: {', '.join(_BY_NAME)}; take one of them")

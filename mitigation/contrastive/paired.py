@@ -13,12 +13,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
+    EncoderRepetitionPenaltyLogitsProcessor,
+    ExponentialDecayLengthPenalty,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -27,7 +33,6 @@ from interp.families import LAYOUTS, layout_for
 from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
 from mitigation.contrastive.formulas import contrast
 from mitigation.contrastive.kernels import fused
-from mitigation.contrastive.processors import refuse_uneven_neighbours
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta, check_temperature
 
@@ -36,6 +41,17 @@ from mitigation.validation import check_alpha, check_beta, check_temperature
 _FILL = {"input_ids": None, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
 _FILL |= {name: 0 for layout in LAYOUTS.values() for name in layout.along}
 _PLAIN: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": None, "top_p": 1.0}
+
+
+# What moves finite scores before the contrast: setting, neutral value and processor. The published method contrasts raw
+# logits. Processors that only forbid tokens (−inf) are harmless: forbidden stays forbidden.
+_UNEVEN: tuple[tuple[str, float | None, type[LogitsProcessor]], ...] = (
+    ("repetition_penalty", 1.0, RepetitionPenaltyLogitsProcessor),
+    ("encoder_repetition_penalty", 1.0, EncoderRepetitionPenaltyLogitsProcessor),
+    ("sequence_bias", None, SequenceBiasLogitsProcessor),
+    ("guidance_scale", 1.0, UnbatchedClassifierFreeGuidanceLogitsProcessor),
+    ("exponential_decay_length_penalty", None, ExponentialDecayLengthPenalty),
+)
 
 
 class PairedOutput(NamedTuple):
@@ -72,13 +88,16 @@ def generate_paired(
     ``logits_processor`` run before the contrast, on both halves; ``kernel`` is one of
     ``mitigation.contrastive.kernels``.
 
-    UserError for: settings out of range, beams or several sequences a prompt, a penalty or bias (also of
-    ``model.generation_config``: say ``repetition_penalty=1.0``), right padding, prompts without image, inputs that do
-    not fit together, and attention that is being recorded or edited, which would see both halves.
+    Raises:
+        UserError: settings out of range, beams or several sequences a prompt, a penalty or bias (also of
+            ``model.generation_config``: say ``repetition_penalty=1.0``), right padding, prompts without image, inputs
+            that do not fit together, or attention that is being recorded or edited, which would see both halves.
     """
     sampling = Sampling(temperature, top_k, top_p, generator) if do_sample else None
     pairing = PairedContrastLogitsProcessor(alpha=alpha, beta=beta, sampling=sampling, kernel=kernel)
     refuse_recording(model)
+    own: Any = model.get_submodule(layout_for(model).lm_head.rpartition(".")[0]).generation_config
+    refuse_uneven(generate_kwargs.get("generation_config") or own, generate_kwargs, logits_processor or ())
     options: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1} | generate_kwargs
     for name in ("num_beams", "num_return_sequences"):
         if options[name] != 1:
@@ -131,8 +150,11 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
 
     With ``sampling`` the result is already the draw: 0 at its token, −inf elsewhere, for a greedy ``generate`` to pick.
     Made for one ``generate`` call: another with prompts a token longer than the last step looks like the next step.
-    ``kernel`` is one of ``mitigation.contrastive.kernels``. UserError for settings out of range, an odd number of
-    rows, a penalty or bias that runs before it, and noise from another device than the scores'.
+    ``kernel`` is one of ``mitigation.contrastive.kernels``. What runs before it changes both halves alike; the caller
+    of ``generate`` refuses penalties (``refuse_uneven``).
+
+    Raises:
+        UserError: settings out of range, an odd number of rows, or noise from another device than the scores'.
     """
 
     def __init__(
@@ -148,7 +170,11 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
 
     @property
     def first_scores(self) -> Float[Tensor, "pair vocab"]:
-        """The last call's first contrasted scores, float32, before cutoff and sampling; UserError without a call."""
+        """The last call's first contrasted scores, float32, before cutoff and sampling.
+
+        Raises:
+            UserError: there was no call.
+        """
         if self._first_scores is None:
             raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
         return self._first_scores
@@ -164,7 +190,6 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
         noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
         before, self._length = self._length, input_ids.shape[1]
         if before is None or self._length != before + 1:
-            refuse_uneven_neighbours(self)
             self._first_scores = contrast(clean, noised, alpha=self.alpha)
         result = self._fused(clean, noised, alpha=self.alpha, beta=self.beta)
         if self._sampling is not None:
@@ -192,8 +217,10 @@ def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mappi
     """One batch of twice the rows: all of ``inputs``, then all of ``noised``.
 
     Where the noised prompts are longer or shorter (another picture, none) the shorter half is padded further on the
-    left, and pictures in tiles to the larger number. UserError for right padding, clean prompts without image, and
-    halves that do not fit together.
+    left, and pictures in tiles to the larger number.
+
+    Raises:
+        UserError: right padding, clean prompts without image, or halves that do not fit together.
     """
     check_inputs(model, inputs)
     check_inputs(model, noised, blind=True)
@@ -250,6 +277,28 @@ def _widen(tokens: Int[Tensor, "row _ *rest"], width: int, fill: int | None) -> 
         return tokens
     left = tokens[:, :1].expand(-1, missing, *tokens.shape[2:])
     return torch.cat([left if fill is None else torch.full_like(left, fill), tokens], dim=1)
+
+
+def refuse_uneven(
+    config: GenerationConfig, given: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
+) -> None:
+    """Refuses what would change finite scores before the contrast.
+
+    Args:
+        config: generation's settings, of which those in ``given`` replace some.
+        given: settings of this call.
+        processors: logits processors that run before the contrast.
+
+    Raises:
+        UserError: a penalty, a bias or guidance.
+    """
+    kinds = {type(processor) for processor in processors}
+    for name, neutral, kind in _UNEVEN:
+        if kind in kinds or given.get(name, getattr(config, name, None)) not in (None, neutral):
+            raise UserError(
+                f"{kind.__name__} runs before contrastive decoding, which contrasts unchanged scores; set "
+                f"{name}={neutral} and leave that processor out"
+            )
 
 
 def refuse_recording(model: PreTrainedModel) -> None:

@@ -1,14 +1,9 @@
-"""A processor's ``pixel_values`` as pictures, and back: families lay them out in five ways.
+"""How families lay out ``pixel_values``: as pictures and back, and which rows belong to which prompt.
 
-A row a picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP); a row a picture with a second axis of tiles (LLaVA-NeXT,
-Idefics3, SmolVLM; IDEFICS, of one tile), before which Llama 3.2 has an axis of pictures; a row a tile (InternVL); a row
-a patch, each pixel written ``temporal_patch_size`` times (Qwen2-VL, Qwen2.5-VL, Qwen3-VL). Knows nothing of noise, text
-or what a picture shows.
-
-Which of a processor's tensors belong to which prompt of the batch, so that a few prompts can be taken out of it.
-
-Text and most pictures have a row a prompt. Qwen has a row of ``pixel_values`` for every patch, InternVL for every tile:
-there the image tokens of the prompts say whose they are. Knows nothing of noise or decoding.
+Five layouts: one row per picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP); one row per picture with a second axis of
+tiles (LLaVA-NeXT, Idefics3, SmolVLM; IDEFICS, with one tile), before which Llama 3.2 has an axis of pictures; one row
+per tile (InternVL); one row per patch, each pixel repeated ``temporal_patch_size`` times (Qwen2-VL, Qwen2.5-VL,
+Qwen3-VL). For the last two, the prompts' image tokens say which rows are whose.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +25,8 @@ GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, an image 
 def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
     """The rows of ``pixel_values`` that belong to each prompt, in order; ``config`` is the whole model's.
 
-    UserError where the prompts' image tokens cannot be shared out among those rows.
+    Raises:
+        UserError: the prompts' image tokens do not divide among those rows.
     """
     images, grids = image_rows(inputs, config), inputs.get(GRIDS)
     if grids is None:
@@ -40,7 +36,7 @@ def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
 
 
 def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
-    """The images of each prompt; where no grids tell, a row of ``pixel_values`` counts as one, and all are equal."""
+    """The images of each prompt; without grids, each row of ``pixel_values`` counts as one image of equal size."""
     count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])
     if count == len(inputs["input_ids"]):
         return [range(row, row + 1) for row in range(count)]
@@ -95,9 +91,12 @@ class Pictures:
 def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> Pictures:
     """The ``count`` pictures of a processor's ``inputs``; ``join`` of the unchanged views gives ``pixel_values`` back.
 
-    ``model`` (or its config) is needed where a row is no picture, to read the size of a patch or of a tile's tokens.
-    UserError without pixel values, for a layout that needs ``model`` where it is None, for videos, or if there are not
-    ``count`` pictures.
+    ``model`` (or its config) is needed where a row is not a picture, for the size of a patch or of a tile's tokens.
+
+    Raises:
+        UserError: no pixel values, a layout that needs ``model`` where it is None, videos, or another number of
+        pictures
+            than ``count``.
     """
     pixels = inputs.get("pixel_values")
     if pixels is None:

@@ -1,82 +1,32 @@
-"""Next-token scores by a rule over the prompt's own scores and those of the same answer after other prompts.
+"""Logits processors of contrastive decoding for plain ``model.generate(..., logits_processor=[...])``.
 
-The formulas of prior correction, instruction contrast, M3ID and PAI, and one logits processor that forwards the other
-prompts beside a running ``generate`` (``mitigation.contrastive.second_branch``). All in float32. Knows nothing of how
-prompts were made.
-
-What the ``generate`` that calls a logits processor is about, read off its frames.
-
-A processor is handed tokens and scores, not generate()'s settings, and what was done to the scores does not show in
-them. The functions that call it know; where it is called by anything else, there is nothing to know.
-
-Logits processors for plain ``model.generate(..., logits_processor=[...])``.
-
-The contrast's processor brings its own second branch: another forward of the same model over the noised picture
-(``mitigation.contrastive.second_branch``), eager or lazy (``mitigation.contrastive.second_branch``). The running
-``generate`` gives it the tokens so far and the clean scores. Knows nothing of benchmarks, caches, or how a picture
-was made worse.
+Each forwards its own second branch (``mitigation.contrastive.second_branch``) over other inputs, beside the running
+``generate``, which hands it the tokens so far and the clean scores.
 """
 
-import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import (
-    EncoderRepetitionPenaltyLogitsProcessor,
-    ExponentialDecayLengthPenalty,
-    GenerationMixin,
-    LogitsProcessor,
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers import LogitsProcessor
 
 from interp.errors import UserError
-from interp.vlm import AnswerIds
-from mitigation.contrastive.formulas import contrast, plausible
+from interp.hooks.forward import is_paused
+from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.kernels import fused
 from mitigation.contrastive.second_branch import LazyBranch, SecondBranch, Skips
-from mitigation.validation import check_alpha, check_beta, check_shift
+from mitigation.validation import check_alpha, check_beta
 
-# What generate() may put before custom processors and moves finite scores: the contrast would amplify it by 1 + α, as
-# only the clean branch has it. Processors that only forbid tokens (−inf) are harmless: forbidden stays forbidden.
-_UNEVEN = {
-    RepetitionPenaltyLogitsProcessor: "repetition_penalty=1.0",
-    EncoderRepetitionPenaltyLogitsProcessor: "encoder_repetition_penalty=1.0",
-    SequenceBiasLogitsProcessor: "sequence_bias=None",
-    UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale=1.0",
-    ExponentialDecayLengthPenalty: "exponential_decay_length_penalty=None",
-}
-
-
-def refuse_uneven_neighbours(processor: LogitsProcessor) -> None:
-    """UserError if something in the same ``LogitsProcessorList`` moves finite scores before ``processor`` sees them."""
-    for other in _local(LogitsProcessorList.__call__, "self") or ():
-        if other is processor:
-            return
-        if type(other) in _UNEVEN:
-            raise UserError(
-                f"{type(other).__name__} runs before contrastive decoding, which would contrast changed scores with "
-                f"unchanged ones; set {_UNEVEN[type(other)]}, or list that processor after this one"
-            )
-
-
-def unfinished() -> Int[Tensor, "row"] | None:
-    """1 for rows that the calling ``generate`` still decodes, 0 for those that are only padded; None outside of one."""
-    return _local(GenerationMixin._sample, "unfinished_sequences")
-
-
-def _local(function: Callable[..., Any], name: str) -> Any:
-    """The variable ``name`` of the innermost running call of ``function``, None if there is none."""
-    code, frame = function.__code__, sys._getframe(1)
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back  # type: ignore[assignment]
-    return None if frame is None else frame.f_locals.get(name)
+Rule = Callable[[Tensor, Tensor, int], Tensor]
+"""(clean [row vocab], others [branch row vocab], step from 0) → scores [row vocab]; raw logits in, no cutoff."""
+UNEVEN = (
+    "scores were changed before contrastive decoding, which would contrast changed scores with unchanged ones; set "
+    "repetition_penalty=1.0, encoder_repetition_penalty=1.0, sequence_bias=None, guidance_scale=1.0 and "
+    "exponential_decay_length_penalty=None; if it was a logits processor of yours, list that processor after this one"
+)
 
 
 class VisualContrastiveLogitsProcessor(LogitsProcessor):
@@ -87,17 +37,29 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         model.generate(**inputs, logits_processor=[vcd])
 
     ``noised`` is ``inputs`` with a worse picture. Greedy, sampled and streamed decoding all apply it. One processor
-    serves one batch of prompts, any number of ``generate`` calls: each call starts clean. Costs a second forward per
-    token; of its own it never waits for the device.
+    serves one batch of prompts and any number of ``generate`` calls: each call starts clean. Costs a second forward per
+    token, and never synchronises with the device.
 
-    ``lazy`` leaves that forward out wherever a single token passes the cutoff, since the contrast then cannot change
-    the choice: every chosen token is the eager one's, the scores of such a row and step are the clean ones, and each
-    step waits for the device once. ``prompt_ids`` are the prompts that generation starts from where ``noised`` has
-    others: it may then also be text alone. ``kernel`` (``mitigation.contrastive.kernels``) is the eager steps'.
+    Args:
+        model: transformers' model, or peft's around one.
+        noised: the second branch's inputs, from the model's processor.
+        alpha: weight of the contrast, at least 0.
+        beta: plausibility cutoff relative to the likeliest token, in (0, 1]; None: no cutoff.
+        lazy: leaves the second forward out wherever a single token passes the cutoff, since the contrast then cannot
+            change the choice. The chosen tokens are the eager ones; the scores of a skipped row and step are the clean
+            ones, and each step synchronises with the device once.
+        prompt_ids: the prompts that generation starts from, where those of ``noised`` differ (it may then be text
+            alone).
+        ends: tokens that end an answer. A lazy branch forwards and counts no row that has said one; with none given,
+            every row counts to the last step.
+        kernel: of the eager steps (``mitigation.contrastive.kernels``).
 
-    UserError for: settings out of range; lazy without a cutoff; right padding; prompts without image; other prompts or
-    rows than ``noised`` has (so beam search and several sequences a prompt); steps out of order (assisted decoding); a
-    penalty or bias that runs before it. On an accelerator other prompts of the same shape are found out a step late.
+    Raises:
+        UserError: settings out of range; lazy without a cutoff; right padding; prompts without image. While generating:
+            other prompts or rows than those of ``noised`` (so beam search and several sequences a prompt); steps out of
+            order (assisted decoding); scores that a penalty, a bias or another processor changed before this one, which
+            are told by comparing them with the model's own logits. On an accelerator the contents of tokens and scores
+            are compared without waiting, so that these errors can come a step late.
     """
 
     def __init__(
@@ -109,6 +71,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         beta: float | None = 0.1,
         lazy: bool = False,
         prompt_ids: Int[Tensor, "row position"] | None = None,
+        ends: Collection[int] = (),
         kernel: str = "torch",
     ) -> None:
         check_alpha(alpha)
@@ -119,7 +82,8 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         self.alpha, self.beta = alpha, beta
         self.branch = SecondBranch(model, noised, blind=prompt_ids is not None)
         self._lazy = LazyBranch(self.branch) if lazy else None
-        self._steps = Steps(self.branch.prompt_ids if prompt_ids is None else prompt_ids)
+        self._steps = Steps(self.branch.prompt_ids if prompt_ids is None else prompt_ids, self.branch.speaker)
+        self._ends = torch.tensor([*ends], dtype=torch.long, device=self._steps.prompt_ids.device)
         if len(self.branch.prompt_ids) != self._steps.rows:
             raise UserError(
                 f"{len(self.branch.prompt_ids)} noised prompts for {self._steps.rows} clean ones; each row is "
@@ -130,9 +94,12 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
 
     @property
     def first_scores(self) -> Float[Tensor, "row vocab"]:
-        """The last call's contrasted scores of the first step, float32, before the cutoff; UserError without a call.
+        """The last call's contrasted scores of the first step, float32, before the cutoff.
 
         Lazy: the clean scores of the rows whose first step was skipped.
+
+        Raises:
+            UserError: there was no call.
         """
         if self._first_scores is None:
             raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
@@ -148,10 +115,9 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The contrasted scores in float32, −inf where the clean ``scores`` find a token implausible."""
-        generated = self._steps.follow(input_ids)
+        generated = self._steps.follow(input_ids, scores)
         first = not generated.shape[1]
         if first:
-            refuse_uneven_neighbours(self)
             self._skips = Skips()
         if self._lazy is None:
             noised = self._consult(generated, len(scores))
@@ -178,9 +144,8 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         """The clean scores, contrasted in the rows of which several tokens are plausible (and their groups)."""
         if not generated.shape[1]:
             lazy.reset()
-        going = unfinished()
-        several = kept.sum(dim=1) > 1
-        unsure, alive = _true_rows(several, torch.ones_like(several) if going is None else going.bool())
+        ended = torch.isin(generated, self._ends).any(dim=1)
+        unsure, alive = _true_rows(kept.sum(dim=1) > 1, ~ended)
         contrasted, asked = scores.float(), 0
         for rows, where, logits in lazy.consult(generated, unsure=set(unsure) & set(alive), alive=alive):
             asked += len(rows & set(alive))
@@ -199,103 +164,15 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         return contrasted
 
 
-class ConstantShiftLogitsProcessor(LogitsProcessor):
-    """Adds ``shift`` logits to the Yes/No margin of the first answer token, half to each side, and nothing later.
-
-    ``yes_ids`` and ``no_ids`` are the token ids of either answer. The first step is one that does not append a single
-    token to the step before, so each ``generate`` call starts clean, whatever its prompts; it never waits for the
-    device. UserError if the shift is not finite or no such token is given.
-    """
-
-    def __init__(self, yes_ids: Sequence[int], no_ids: Sequence[int], *, shift: float) -> None:
-        check_shift(shift)
-        yes, no = list(dict.fromkeys(yes_ids)), list(dict.fromkeys(no_ids))
-        if not yes or not no:
-            raise UserError(f"yes_ids={yes}, no_ids={no}; a shift needs a token for either answer")
-        self._ids = torch.tensor([*yes, *no])
-        self._halves = torch.tensor([shift / 2] * len(yes) + [-shift / 2] * len(no))
-        self._seen: Tensor | None = None
-
-    def __call__(
-        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
-    ) -> Float[Tensor, "row vocab"]:
-        """The scores, shifted at the first step."""
-        seen, self._seen = self._seen, input_ids
-        self._ids, self._halves = (t.to(scores.device, non_blocking=True) for t in (self._ids, self._halves))
-        shift = self._halves.to(scores.dtype)
-        if seen is not None and len(input_ids) == len(seen) and input_ids.shape[1] == seen.shape[1] + 1:
-            # Another call's prompts may by chance be one token longer; which it is stays on the device.
-            shift = shift * (input_ids[:, :-1] != seen).any()
-        return scores.index_add(1, self._ids, shift.expand(len(scores), -1))
-
-
-class Steps:
-    """Follows the tokens of one ``generate`` call after another: the prompts, then one more for every row a step.
-
-    Shapes are checked at once. Contents are compared on their own device, which writes the answer down when it gets
-    there; it is read without waiting, so that on an accelerator an error may come a step late.
-    """
-
-    def __init__(self, prompt_ids: Int[Tensor, "row position"]) -> None:
-        self._prompts = prompt_ids
-        self._seen: Tensor | None = None
-        self._strange = torch.zeros((), dtype=torch.bool, device=prompt_ids.device)
-        self._written = torch.zeros((), dtype=torch.bool, pin_memory=prompt_ids.is_cuda)
-
-    @property
-    def rows(self) -> int:
-        return len(self._prompts)
-
-    def follow(self, input_ids: Int[Tensor, "row position"]) -> Int[Tensor, "row new"]:
-        """The tokens generated so far, none at the first step. UserError for a step that is not the next."""
-        (rows, length), width = input_ids.shape, self._prompts.shape[1]
-        if rows != self.rows:
-            raise UserError(
-                f"{rows} rows for {self.rows} prompts; contrastive decoding follows one sequence a prompt, no beam "
-                f"search and no num_return_sequences; set num_beams=1 and num_return_sequences=1"
-            )
-        if length == width:
-            self._strange, self._seen = torch.zeros_like(self._strange), None
-        elif self._seen is None or length != self._seen.shape[1] + 1:
-            raise self._error()
-        expected = self._prompts if self._seen is None else self._seen
-        if input_ids is not expected:
-            # Kept from step to step, for the next copy may come before this one is read.
-            self._strange = self._strange | (input_ids[:, : expected.shape[1]] != expected).any()
-            self._written.copy_(self._strange, non_blocking=True)
-        self.check()
-        self._seen = input_ids
-        return input_ids[:, width:]
-
-    def check(self) -> None:
-        """UserError if other tokens than expected are known to have come."""
-        if self._written:
-            self._written.zero_()
-            self._strange = torch.zeros_like(self._strange)
-            raise self._error()
-
-    def _error(self) -> UserError:
-        return UserError(
-            "generation starts from other prompts than the noised inputs', or a step neither starts from them nor "
-            "continues the last one; build one processor for each batch, without assisted decoding and inputs_embeds"
-        )
-
-
-def _true_rows(*masks: Bool[Tensor, "row"]) -> list[list[int]]:
-    """The rows where each mask is true, for one wait for the device."""
-    return [[row for row, true in enumerate(mask) if true] for mask in torch.stack(masks).tolist()]
-
-
-Rule = Callable[[Tensor, Tensor, int], Tensor]
-"""(clean [row vocab], others [branch row vocab], step from 0) → scores [row vocab]; raw logits in, no cutoff."""
-
-
 class RuleLogitsProcessor(LogitsProcessor):
     """``rule`` over the scores of ``generate`` and those after the prompts ``others``, then the plausibility cutoff.
 
     ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (with other
-    pictures, other words, or none; a row for every row). Costs a forward a branch and token. UserError as
-    ``mitigation.contrastive.processors.VisualContrastiveLogitsProcessor``.
+    pictures, other words, or none; one row for each row). ``answers`` are the tokens of Yes and No: where the likeliest
+    first token is one of them, the cutoff does not hold between them. Costs a forward a branch and token.
+
+    Raises:
+        UserError: as ``VisualContrastiveLogitsProcessor``.
     """
 
     def __init__(
@@ -306,9 +183,11 @@ class RuleLogitsProcessor(LogitsProcessor):
         rule: Rule,
         *,
         beta: float | None,
+        answers: Sequence[int] = (),
     ) -> None:
         self._branches = [SecondBranch(model, inputs, blind=True) for inputs in others]
-        self._steps, self._rule, self._beta = Steps(prompt_ids), rule, beta
+        self._steps = Steps(prompt_ids, self._branches[0].speaker)
+        self._rule, self._beta, self._answers = rule, beta, answers
         self._first_scores: Tensor | None = None
 
     @property
@@ -322,61 +201,112 @@ class RuleLogitsProcessor(LogitsProcessor):
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The rule's scores, −inf where the clean ``scores`` find a token implausible."""
-        generated = self._steps.follow(input_ids)
+        generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
         others = [branch.extend(generated[:, -1:]) if step else branch.start() for branch in self._branches]
         ruled = self._rule(scores.float(), torch.stack(others), step)
-        if not step:
-            refuse_uneven_neighbours(self)
-            self._first_scores = ruled
-        return ruled.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
+        cut = ruled.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
+        if step:
+            return cut
+        self._first_scores = ruled
+        return uncut_answers(cut, ruled, self._answers) if self._answers else cut
 
 
-def less_prior(
-    clean: Float[Tensor, "row vocab"],
-    priors: Float[Tensor, "branch row vocab"],
-    *,
-    weight: float,
-    answers: AnswerIds | None = None,
-) -> Float[Tensor, "row vocab"]:
-    """log p(clean) − weight × the mean over ``priors`` of log p.
+class Steps:
+    """Follows the tokens of one ``generate`` call after another: the prompts, then one more for every row a step.
 
-    With ``answers`` (at the first token) every spelling of an answer has the prior of that answer in any spelling:
-    the margin is then exactly the clean one less weight × the mean of the priors' margins, and a spelling that the
-    prior hardly knows does not win by its rarity. Where the likeliest clean token is an answer, all others are −inf:
-    for the same reason a word that the sentence alone would never begin with must not win against a verdict.
+    Shapes are checked at once. Contents are compared on their own device, and the outcome is copied to the host and
+    read there without waiting, so that on an accelerator an error can come a step late.
     """
-    prior = priors.log_softmax(-1)
-    if answers is None:
-        return clean.log_softmax(-1) - weight * prior.mean(0)
-    for ids in answers:
-        prior[..., ids] = prior[..., ids].logsumexp(-1, keepdim=True)
-    either = torch.tensor([*answers.yes, *answers.no], device=clean.device)
-    other = ~torch.isin(torch.arange(clean.shape[1], device=clean.device), either)
-    verdict = torch.isin(clean.argmax(-1, keepdim=True), either)
-    return (clean.log_softmax(-1) - weight * prior.mean(0)).masked_fill(verdict & other, -torch.inf)
+
+    def __init__(self, prompt_ids: Int[Tensor, "row position"], speaker: torch.nn.Module) -> None:
+        self.prompt_ids = prompt_ids
+        self._clean = CleanLogits(speaker)
+        self._seen: Tensor | None = None
+        # Whether other tokens came than expected, and whether scores were changed on the way.
+        self._wrong = torch.zeros(2, dtype=torch.bool, device=prompt_ids.device)
+        self._read = torch.zeros(2, dtype=torch.bool, pin_memory=prompt_ids.is_cuda)
+
+    @property
+    def rows(self) -> int:
+        return len(self.prompt_ids)
+
+    def follow(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Int[Tensor, "row new"]:
+        """The tokens generated so far, none at the first step.
+
+        Raises:
+            UserError: this is not the next step, or ``scores`` are not the model's own.
+        """
+        (rows, length), width = input_ids.shape, self.prompt_ids.shape[1]
+        if rows != self.rows:
+            raise UserError(
+                f"{rows} rows for {self.rows} prompts; contrastive decoding follows one sequence a prompt, no beam "
+                f"search and no num_return_sequences; set num_beams=1 and num_return_sequences=1"
+            )
+        if length == width:
+            self._wrong, self._seen = torch.zeros_like(self._wrong), None
+        elif self._seen is None or length != self._seen.shape[1] + 1:
+            raise self._error()
+        expected = self.prompt_ids if self._seen is None else self._seen
+        if input_ids is expected:
+            other = self._wrong.new_zeros(())
+        else:
+            other = (input_ids[:, : expected.shape[1]] != expected).any()
+        # Kept from step to step, for the next copy may come before this one is read.
+        self._wrong = self._wrong | torch.stack([other, self._clean.changed(scores).to(other.device)])
+        self._read.copy_(self._wrong, non_blocking=True)
+        self.check()
+        self._seen = input_ids
+        return input_ids[:, width:]
+
+    def check(self) -> None:
+        """UserError if other tokens than expected, or changed scores, are known to have come."""
+        other, changed = self._read.tolist()
+        if other or changed:
+            self._read.zero_()
+            self._wrong = torch.zeros_like(self._wrong)
+            raise self._error() if other else UserError(UNEVEN)
+
+    def _error(self) -> UserError:
+        return UserError(
+            "generation starts from other prompts than the noised inputs', or a step neither starts from them nor "
+            "continues the last one; build one processor for each batch, without assisted decoding and inputs_embeds"
+        )
 
 
-def m3id(
-    clean: Float[Tensor, "row vocab"],
-    blind: Float[Tensor, "row vocab"],
-    *,
-    forgetting: float,
-    threshold: float,
-    place: Int[Tensor, "#row 1"],
-) -> Float[Tensor, "row vocab"]:
-    """M3ID (arXiv 2403.14003, algorithm 1): l_c + 1[max p_c < threshold]·(1 − γ)/γ·(l_c − l_u), γ = exp(−λt).
+class CleanLogits:
+    """The logits of forwards of ``speaker``, the module that owns the output head; not those of a second branch.
 
-    l are log-probabilities, ``clean`` with the picture and ``blind`` without; ``forgetting`` is λ and ``place`` t.
+    A forward hook hears them for as long as this object lives, and keeps only weak references: ``generate`` holds its
+    logits until its processors have run.
     """
-    seen, unseen = clean.log_softmax(-1), blind.log_softmax(-1)
-    unsure = seen.max(dim=-1, keepdim=True).values < math.log(threshold)
-    weight = torch.expm1(forgetting * place.to(seen))  # (1 − γ) / γ
-    return torch.where(unsure, seen + weight * (seen - unseen), seen)
+
+    def __init__(self, speaker: torch.nn.Module) -> None:
+        self._heard: list[weakref.ref[Tensor]] = []
+        own = weakref.ref(self)
+
+        def hear(module: Any, arguments: Any, output: Any) -> None:
+            listener, logits = own(), getattr(output, "logits", None)
+            if listener is not None and logits is not None and not is_paused():
+                listener._heard = [*(ref for ref in listener._heard if ref() is not None), weakref.ref(logits)]
+
+        weakref.finalize(self, speaker.register_forward_hook(hear).remove)
+
+    def changed(self, scores: Float[Tensor, "row vocab"]) -> Bool[Tensor, ""]:
+        """Whether finite scores differ from the model's own; False where no forward was heard.
+
+        A token that was forbidden (−inf) is no difference: it stays forbidden in the contrast. Logits that are still
+        alive for another reason than the running ``generate`` do no harm: one equal set is enough.
+        """
+        heard = [logits for ref in self._heard if (logits := ref()) is not None and logits.shape[::2] == scores.shape]
+        if not heard:
+            return torch.zeros((), dtype=torch.bool, device=scores.device)
+        own = torch.stack([logits.detach()[:, -1].to(scores.device, torch.float32) for logits in heard])
+        return ((own != scores) & scores.isfinite()).any(dim=2).any(dim=1).all()
 
 
-def guided(
-    clean: Float[Tensor, "row vocab"], blind: Float[Tensor, "row vocab"], *, gamma: float
-) -> Float[Tensor, "row vocab"]:
-    """γ·log p(clean) − (γ − 1)·log p(blind): PAI's refinement (arXiv 2407.21771), on logs as its code has it."""
-    return gamma * clean.log_softmax(-1) - (gamma - 1) * blind.log_softmax(-1)
+def _true_rows(*masks: Bool[Tensor, "row"]) -> list[list[int]]:
+    """The rows where each mask is true, for one wait for the device."""
+    return [[row for row, true in enumerate(mask) if true] for mask in torch.stack(masks).tolist()]

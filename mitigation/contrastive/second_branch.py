@@ -1,13 +1,11 @@
-"""A second branch that is forwarded only where it can matter, in groups of rows (exact; specs: vcd, "An exact saving").
+"""The second branch of contrastive decoding: the same continuation after another prompt, with a cache of its own.
 
-Where one token alone passes the plausibility cutoff, the contrast cannot change the choice. Such a row's step is left
-out; if a later one needs the branch, what was left out is caught up in one chunk. Knows nothing of scores.
+It shares nothing with the running ``generate``: positions are computed once for the prompt and then counted on, so that
+no state of the model module (Qwen's ``rope_deltas``) is read or written, and the first forward makes the cache.
 
-The second branch of contrastive decoding: the same continuation after another prompt, with a cache of its own.
-
-It shares nothing with the running ``generate``: positions are worked out once for the prompt and then counted on, so
-that no state of the model module (Qwen's ``rope_deltas``) is read or written, and the first forward makes the cache.
-Knows nothing of scores, or of how a picture was made worse.
+``LazyBranch`` forwards it only where it can matter. Where one token alone passes the plausibility cutoff, the contrast
+cannot change the choice, so that row's step is skipped; if a later step needs the branch, the skipped tokens are fed in
+one chunk. This is exact.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -24,32 +22,19 @@ from interp.families import Layout, layout_for
 from interp.hooks.forward import paused
 from mitigation.contrastive.pixels import select_rows
 
-
-@dataclass(frozen=True)
-class _Prompts:
-    """A batch of prompts: the processor's ``inputs`` without their mask, and a position for every token."""
-
-    inputs: dict[str, Any]
-    mask: Int[Tensor, "row position"]
-    positions: Int[Tensor, "*axis row position"]  # Qwen: the text's count, then frame, row and column
-    padded: bool
-
-    def part(self, rows: Sequence[int], config: Any) -> "_Prompts":
-        index = torch.tensor(rows, device=self.mask.device)
-        return replace(
-            self,
-            inputs=select_rows(self.inputs, rows, config),
-            mask=self.mask.index_select(0, index),
-            positions=self.positions.index_select(-2, index),
-        )
+# More groups fit the rows more tightly but read the weights more often per step; the last one takes all rows left over.
+MAX_GROUPS = 4
 
 
 class SecondBranch:
     """The same text over another picture, forwarded step by step by ``model`` (transformers', or peft's around one).
 
-    ``inputs`` is what the model's processor gave for the whole batch, the picture already exchanged: ``input_ids``
-    and ``attention_mask`` (left padded), ``pixel_values``, and whatever else the first forward of the family needs.
-    ``blind`` allows prompts without a picture. UserError for right padding and missing images.
+    ``inputs`` is what the model's processor gave for the whole batch, the picture already replaced: ``input_ids`` and
+    ``attention_mask`` (left padded), ``pixel_values``, and whatever else the first forward of the family needs.
+    ``blind`` allows prompts without a picture. ``speaker`` is the module that owns the output head.
+
+    Raises:
+        UserError: right padding or missing images.
     """
 
     def __init__(self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
@@ -58,8 +43,8 @@ class SecondBranch:
         layout = layout_for(model)
         check_inputs(model, inputs, blind=blind)
         self._model, self._along = model, layout.along
-        # InstructBLIP's own forward makes embeddings of picture and prompt; an inner model decodes after them.
-        self._speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
+        # InstructBLIP's outer forward embeds picture and prompt; an inner model decodes after them.
+        self.speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
         self._prompts = _prompts(model, layout, inputs)
         self.reset()
 
@@ -71,7 +56,7 @@ class SecondBranch:
     def part(self, rows: Sequence[int]) -> "SecondBranch":
         """A branch over the prompts ``rows`` alone, in that order, not started."""
         branch: SecondBranch = object.__new__(SecondBranch)
-        branch._model, branch._speaker, branch._along = self._model, self._speaker, self._along
+        branch._model, branch.speaker, branch._along = self._model, self.speaker, self._along
         branch._prompts = self._prompts.part(rows, self._model.config)
         branch.reset()
         return branch
@@ -95,10 +80,10 @@ class SecondBranch:
         self._next = positions[..., -1:] + 1
         if self._prompts.padded:
             self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
-        return self._forward(self._speaker, positions, input_ids=tokens, **self._of_the_picture(count))
+        return self._forward(self.speaker, positions, input_ids=tokens, **self._of_the_picture(count))
 
     def _of_the_picture(self, count: int) -> dict[str, Any]:
-        """What ``count`` new tokens see of a picture read by cross-attention: what the prompt's last one saw."""
+        """What ``count`` new tokens see of a picture read by cross-attention: what the prompt's last token saw."""
         given = self._prompts.inputs
         masks = {name: given[name][:, -1:] for name in self._along if given.get(name) is not None}
         rows = {name: mask.expand(-1, count, *mask.shape[2:]) for name, mask in masks.items()}
@@ -108,7 +93,7 @@ class SecondBranch:
     def _forward(
         self, module: Any, positions: Int[Tensor, "*axis row new"], **inputs: Any
     ) -> Float[Tensor, "row vocab"]:
-        with paused():  # who records attention around generate() wants the branch that answers
+        with paused():  # attention is recorded and edited in the branch that answers, not in this one
             outputs = module(
                 # generate() drops a mask of ones, which lets attention run without one; both branches take one path.
                 attention_mask=self._mask if self._prompts.padded else None,
@@ -126,6 +111,25 @@ class SecondBranch:
             name = "perceiver_embeddings" if resampled else "image_encoder_embeddings"
             self._seen = {name: outputs.image_hidden_states}
         return outputs.logits[:, -1].float()
+
+
+@dataclass(frozen=True)
+class _Prompts:
+    """A batch of prompts: the processor's ``inputs`` without their mask, and a position for every token."""
+
+    inputs: dict[str, Any]
+    mask: Int[Tensor, "row position"]
+    positions: Int[Tensor, "*axis row position"]  # Qwen: the text's count, then frame, row and column
+    padded: bool
+
+    def part(self, rows: Sequence[int], config: Any) -> "_Prompts":
+        index = torch.tensor(rows, device=self.mask.device)
+        return replace(
+            self,
+            inputs=select_rows(self.inputs, rows, config),
+            mask=self.mask.index_select(0, index),
+            positions=self.positions.index_select(-2, index),
+        )
 
 
 def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) -> _Prompts:
@@ -169,10 +173,6 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
         raise UserError(
             f"no image in the prompts of rows {rows}; contrasting pictures needs one a prompt; leave these out"
         )
-
-
-# More groups fit the rows more tightly and read the weights more often a step: the last one takes all rows left over.
-MAX_GROUPS = 4
 
 
 @dataclass(frozen=True)

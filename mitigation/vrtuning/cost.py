@@ -95,7 +95,11 @@ def flops_per_token(shape: Shape, tokens: int, *, recomputed: bool) -> float:
 
 
 def shape_of(config: ModelConfig, settings: Settings) -> Shape:
-    """The checkpoint's sizes, from its configuration alone; UserError as ``interp.load`` where it cannot be found."""
+    """The checkpoint's sizes, from its configuration alone.
+
+    Raises:
+        UserError: as ``interp.load`` where it cannot be found.
+    """
     import torch
     from transformers import AutoModelForImageTextToText
 

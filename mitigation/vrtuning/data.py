@@ -1,13 +1,9 @@
 """Reasoning data: rows, or JSONL with local pictures, → a dataset in TRL's vision prompt-completion format.
 
 Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists, contents plain strings), and
-``kind``; for preferences ``chosen`` and ``rejected`` in place of ``completion``. What cannot be used is listed with its
-line and reason, and left out. Benchmarks that may not be trained on are refused as a whole (``licences``). Knows
-nothing of models.
-
-Whether a dataset can be trained on, and a hash of what is in it. Knows nothing of models.
-
-Training pictures on disk, opened as if their files were hostile: confined to a root, bounded in pixels, decoded.
+``kind``; for preferences ``chosen`` and ``rejected`` in place of ``completion``. Rows that cannot be used are left out
+and listed with their line and the reason. Picture files are treated as untrusted: confined to a folder, bounded in
+pixels, decoded in full. Benchmarks that may not be trained on are refused as a whole (``data_policy``).
 """
 
 import hashlib
@@ -31,90 +27,15 @@ from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 _NEEDED = {"sft": ("prompt", "completion"), "dpo": ("prompt", "chosen", "rejected")}
 _CHUNK = 1000  # rows read at once
-
-
-def check_dataset(dataset: "Dataset", trainer: str) -> None:
-    """UserError for an empty dataset, one without the trainer's columns, or with a row that has not one picture."""
-    import pyarrow.compute as pc
-
-    if len(dataset) == 0:
-        raise UserError("the dataset is empty; training needs at least one example; look at which rows were skipped")
-    if "images" not in dataset.column_names:
-        raise UserError("the dataset has no pictures; a column 'images' holds one a row; build it with vrtuning.data")
-    if missing := [name for name in _NEEDED[trainer] if name not in dataset.column_names]:
-        raise UserError(
-            f"the dataset has no column {', '.join(missing)}; trainer={trainer} needs {', '.join(_NEEDED[trainer])}; "
-            f"build it with preferences={trainer == 'dpo'}"
-        )
-    raw = dataset.select_columns(["images"]).with_format("arrow")
-    row = 0
-    for batch in raw.iter(_CHUNK):
-        for count in pc.list_value_length(batch["images"]).to_pylist():
-            row += 1
-            if count != 1:
-                raise UserError(f"row {row} of the dataset has {count or 0} pictures; each has one; leave it out")
-
-
-def data_digest(dataset: "Dataset") -> str:
-    """``sha256:`` and 12 hex digits over the texts and pictures (their bytes, or paths), in order."""
-    digest = hashlib.sha256()
-    for batch in dataset.with_format("arrow").iter(_CHUNK):
-        for row in batch.to_pylist():
-            for picture in row.pop("images"):
-                digest.update(picture["bytes"] or str(picture["path"]).encode())
-            digest.update(json.dumps(row, sort_keys=True).encode())
-    return f"sha256:{digest.hexdigest()[:12]}"
-
-
 MAX_PIXELS = 50_000_000
 # Decoders that work on the bytes alone; others that Pillow knows start outside programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-
-
-class Unusable(Exception):
-    """Why a picture cannot be used, as part of a sentence."""
-
-
-def usable(name: str, root: Path) -> Path:
-    """The absolute path of the picture ``name`` under ``root``, once it has been decoded in full. Raises Unusable."""
-    try:
-        path = (root / name).resolve()
-        if not path.is_relative_to(root.resolve()):
-            raise Unusable(f"image {name} leads outside {root}")
-        if not path.exists():
-            raise Unusable(f"image {name} is missing")
-        if not path.is_file():  # reading a pipe or a device would wait for ever
-            raise Unusable(f"image {name} is not a regular file")
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a NUL character in the name
-        raise Unusable(f"image {name!r} cannot be opened ({error})") from error
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            if math.prod(image.size) > MAX_PIXELS:
-                raise Unusable(f"image {name} has {math.prod(image.size):,} pixels, more than the {MAX_PIXELS:,} read")
-            image.load()
-    except Unusable:
-        raise
-    except Exception as error:  # the decoders raise whatever bad bytes provoke
-        raise Unusable(f"image {name} is not a complete {', '.join(FORMATS)} ({type(error).__name__})") from error
-    return path
-
-
-def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
-    """The picture, scaled down to at most ``max_pixels`` pixels with its proportions kept; itself where it fits."""
-    if max_pixels is None or math.prod(image.size) <= max_pixels:
-        return image
-    scale = math.sqrt(max_pixels / math.prod(image.size))
-    return image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))), Image.Resampling.LANCZOS)
-
-
 ORDERS = ("first", "last")
 VERDICT = "verdict"
-MAX_CHARACTERS = (
-    8000  # of question and answer together, about 2,000 tokens; nothing is cut, so what is longer is left out
-)
+# Of question and answer together, about 2,000 tokens. Nothing is cut: longer rows are left out.
+MAX_CHARACTERS = 8000
 STAGES = ("SUMMARY", "CAPTION", "REASONING", "CONCLUSION")
 _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
 
@@ -156,19 +77,6 @@ class Data(NamedTuple):
         return f"{text}; {len(self.skipped)} skipped" if self.skipped else text
 
 
-def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
-    """Reasoning and verdict as one answer, the verdict as a sentence of its own, first or last."""
-    verdict = row.verdict if verdict is None else verdict
-    if row.kind == VERDICT and (match := _VERDICT.fullmatch(verdict)):
-        verdict = f"{match[1].capitalize()}."
-    verdict, reasoning = verdict.strip(), row.reasoning.strip()
-    if not reasoning:
-        return verdict
-    if reasoning[-1] not in ".!?":
-        reasoning += "."  # the verdict parser reads a last sentence that is only Yes or No
-    return f"{verdict} {reasoning}" if order == "first" else f"{reasoning} {verdict}"
-
-
 def from_rows(
     rows: Iterable[Row], *, order: str = "last", preferences: bool = False, max_characters: int = MAX_CHARACTERS
 ) -> Data:
@@ -206,11 +114,93 @@ def llava_cot(path: Path, image_root: Path, *, order: str = "last", max_characte
     return _build(_read(Path(path), image_root, _exchanges), order, False, max_characters)
 
 
-class _Invalid(Exception):
-    """Why a row is left out."""
+def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
+    """Reasoning and verdict as one answer, the verdict as a sentence of its own, first or last."""
+    verdict = row.verdict if verdict is None else verdict
+    if row.kind == VERDICT and (match := _VERDICT.fullmatch(verdict)):
+        verdict = f"{match[1].capitalize()}."
+    verdict, reasoning = verdict.strip(), row.reasoning.strip()
+    if not reasoning:
+        return verdict
+    if reasoning[-1] not in ".!?":
+        reasoning += "."  # the verdict parser reads a last sentence that is only Yes or No
+    return f"{verdict} {reasoning}" if order == "first" else f"{reasoning} {verdict}"
+
+
+def check_dataset(dataset: "Dataset", trainer: str) -> None:
+    """UserError for an empty dataset, one without the trainer's columns, or with a row that has not one picture."""
+    import pyarrow.compute as pc
+
+    if len(dataset) == 0:
+        raise UserError("the dataset is empty; training needs at least one example; look at which rows were skipped")
+    if "images" not in dataset.column_names:
+        raise UserError("the dataset has no pictures; a column 'images' holds one a row; build it with vrtuning.data")
+    if missing := [name for name in _NEEDED[trainer] if name not in dataset.column_names]:
+        raise UserError(
+            f"the dataset has no column {', '.join(missing)}; trainer={trainer} needs {', '.join(_NEEDED[trainer])}; "
+            f"build it with preferences={trainer == 'dpo'}"
+        )
+    raw = dataset.select_columns(["images"]).with_format("arrow")
+    row = 0
+    for batch in raw.iter(_CHUNK):
+        for count in pc.list_value_length(batch["images"]).to_pylist():
+            row += 1
+            if count != 1:
+                raise UserError(f"row {row} of the dataset has {count or 0} pictures; each has one; leave it out")
+
+
+def data_digest(dataset: "Dataset") -> str:
+    """``sha256:`` and 12 hex digits over the texts and pictures (their bytes, or paths), in order."""
+    digest = hashlib.sha256()
+    for batch in dataset.with_format("arrow").iter(_CHUNK):
+        for row in batch.to_pylist():
+            for picture in row.pop("images"):
+                digest.update(picture["bytes"] or str(picture["path"]).encode())
+            digest.update(json.dumps(row, sort_keys=True).encode())
+    return f"sha256:{digest.hexdigest()[:12]}"
+
+
+def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
+    """The picture, scaled down to at most ``max_pixels`` pixels with its proportions kept; itself where it fits."""
+    if max_pixels is None or math.prod(image.size) <= max_pixels:
+        return image
+    scale = math.sqrt(max_pixels / math.prod(image.size))
+    return image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))), Image.Resampling.LANCZOS)
+
+
+class Unusable(Exception):
+    """Why a picture cannot be used, as part of a sentence."""
+
+
+def usable(name: str, root: Path) -> Path:
+    """The absolute path of the picture ``name`` under ``root``, once it has been decoded in full. Raises Unusable."""
+    try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root.resolve()):
+            raise Unusable(f"image {name} leads outside {root}")
+        if not path.exists():
+            raise Unusable(f"image {name} is missing")
+        if not path.is_file():  # reading a pipe or a device would wait for ever
+            raise Unusable(f"image {name} is not a regular file")
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a NUL character in the name
+        raise Unusable(f"image {name!r} cannot be opened ({error})") from error
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            if math.prod(image.size) > MAX_PIXELS:
+                raise Unusable(f"image {name} has {math.prod(image.size):,} pixels, more than the {MAX_PIXELS:,} read")
+            image.load()
+    except Unusable:
+        raise
+    except Exception as error:  # the decoders raise whatever bad bytes provoke
+        raise Unusable(f"image {name} is not a complete {', '.join(FORMATS)} ({type(error).__name__})") from error
+    return path
 
 
 _Parse = Callable[[dict[str, Any], Path], Iterator[Row]]
+
+
+class _Invalid(Exception):
+    """Why a row is left out."""
 
 
 def _read(path: Path, image_root: Path | None, parse: _Parse) -> Iterator[tuple[int, Row | str]]:

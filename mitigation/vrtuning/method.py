@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from mitigation.method import Baseline
+from mitigation.method import Baseline, abilities
 from mitigation.vrtuning.checkpoint import adapter_hash, folder_of
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 ORDERS = ("first", "last")
+VERDICT_LAST = "its verdict comes after its own reasoning, which a single token does not have"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class VRTuning:
                 f"inner={self.inner!r} is no method; it is one that answers prompts; choose one of conf/method"
             )
         object.__setattr__(self, "revision", adapter_hash(folder_of(Path(self.adapter))))
+
+    @property
+    def unscored(self) -> str:
+        """See ``mitigation.method.Abilities``."""
+        return VERDICT_LAST if self.answer == "last" else abilities(self.inner).unscored
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """See ``Method.generate``.

@@ -1,10 +1,9 @@
-"""The verdict's place in an answer that reasons first, and a model asked again at that place.
+"""The model side of an adapter: where LoRA sits, the base in 4 bits, a saved adapter in effect, and the verdict's
+place.
 
-Where the adapter sits: the linear layers of the language model, and nowhere else. Paths come from the layout.
-
-The base model in 4 bits (NF4), to train an adapter where the whole does not fit. Needs bitsandbytes and a GPU.
-
-A saved adapter, put into a model for a while. Loaded once for a model; going in and out only swaps modules.
+LoRA sits on the linear layers of the language model and nowhere else; paths come from the layout. A saved adapter is
+loaded once per model, and putting it into effect only swaps modules. In answers that reason first, the verdict's margin
+is read where the verdict stands: the model is asked again with the answer so far.
 """
 
 import copy
@@ -33,6 +32,13 @@ from mitigation.vrtuning.settings import Settings
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+KEPT = 2  # adapters kept loaded for one model
+_Layers = dict[str, nn.Module]  # full name of the replaced layer → that layer with the adapter around it
+# By model: whatever goes out of use takes its adapters along. They hold its layers, but never the model itself.
+_LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _Layers]] = WeakKeyDictionary()
+_CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
+_OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
+
 
 def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
     """A regular expression that the full names of the adapted layers match (peft uses ``re.fullmatch``).
@@ -44,7 +50,11 @@ def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
 
 
 def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
-    """peft's settings for ``model``; UserError where no layer of it has one of the names."""
+    """peft's settings for ``model``.
+
+    Raises:
+        UserError: no layer of it has one of the names.
+    """
     from peft import LoraConfig
 
     pattern = target_pattern(layout, settings.targets)
@@ -99,13 +109,6 @@ def load_four_bit(config: ModelConfig) -> VLM:
         use_safetensors=True,
     )
     return VLM(model, processor, name=config.name, revision=place.commit or weights_hash(Path(place.path)))
-
-
-KEPT = 2  # adapters kept loaded for one model
-_Layers = dict[str, nn.Module]  # full name of the replaced layer → that layer with the adapter around it
-
-# By model: whatever goes out of use takes its adapters along. They hold its layers, but never the model itself.
-_LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _Layers]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -174,10 +177,6 @@ def _unfit(vlm: VLM, folder: Path, why: str) -> UserError:
         f"adapter {folder} does not fit {vlm.name} ({why}); an adapter fits the base it was trained on; choose that "
         "model, or train an adapter for this one"
     )
-
-
-_CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
-_OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
 
 
 def verdict_position(vlm: VLM, ids: Sequence[int]) -> int | None:

@@ -3,11 +3,8 @@
 ``out/`` holds ``trainer/`` while training (resume points: the one place with pickles, read from this run's own folder
 only and deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, if asked for,
 ``merged/``. ``adapter/`` appears in one rename as the last act: where it is, the run is finished. The same call under
-``accelerate launch`` trains on several processes; the first one writes. Knows nothing of benchmarks or metrics.
-
-The preference variant: TRL's DPO for vision, the grounded verdict chosen over the one that the text suggests.
-
-The loss curve of a run as a figure. Saves nothing.
+``accelerate launch`` trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning;
+``trainer=dpo`` is TRL's DPO for vision, the grounded verdict preferred over the one that the text suggests.
 """
 
 import dataclasses
@@ -41,43 +38,6 @@ from mitigation.vrtuning.settings import Settings, total_steps
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-def dpo_trainer(given: dict[str, Any], arguments: dict[str, Any], *, beta: float, layout: Layout) -> Any:
-    """TRL's trainer; the reference is the same model with its adapter switched off, so no second copy is held.
-
-    Raises:
-        UserError: the family's output head is where TRL's fused log-probabilities do not look for it (InstructBLIP).
-    """
-    if "." in layout.lm_head:
-        raise UserError(
-            f"trainer=dpo with {layout.model_type}; TRL reads log-probabilities from a head directly under the model, "
-            f"this family's is {layout.lm_head}; choose trainer=sft"
-        )
-    from trl import DPOConfig, DPOTrainer
-
-    return DPOTrainer(args=DPOConfig(**arguments, beta=beta), **given)
-
-
-def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = "") -> Figure:
-    """Training loss over optimiser steps: each logged value, and their running mean over a twentieth of the run."""
-    figure = Figure(figsize=(WIDTH, 3.6), dpi=100, layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=TEXT, parse_math=False)
-    axes = figure.add_subplot()
-    window = max(1, len(losses) // 20)
-    smooth = [sum(losses[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(losses))]
-    axes.plot(steps, losses, color=OKABE_ITO[5], linewidth=0.8, marker="." if len(steps) < 3 else None, label="logged")
-    axes.plot(steps, smooth, color=OKABE_ITO[0], linewidth=1.6, label=f"running mean of {window}")
-    axes.set_xlabel("optimiser step", fontsize=TEXT)
-    axes.set_ylabel("training loss (nats a token)", fontsize=TEXT)
-    axes.set_ylim(bottom=min(0.0, *losses))
-    axes.tick_params(labelsize=LABEL)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.legend(fontsize=LABEL, frameon=False)
-    return figure
-
 
 Report = Callable[[int, int, float], None]  # step, steps, loss
 LOGGED = 500  # points of a loss curve at most
@@ -133,6 +93,42 @@ def train(
     with untouched(vlm), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # TRL's word
         return _run(model, vlm, dataset, settings, out, origin, report)
+
+
+def dpo_trainer(given: dict[str, Any], arguments: dict[str, Any], *, beta: float, layout: Layout) -> Any:
+    """TRL's trainer; the reference is the same model with its adapter switched off, so no second copy is held.
+
+    Raises:
+        UserError: the family's output head is where TRL's fused log-probabilities do not look for it (InstructBLIP).
+    """
+    if "." in layout.lm_head:
+        raise UserError(
+            f"trainer=dpo with {layout.model_type}; TRL reads log-probabilities from a head directly under the model, "
+            f"this family's is {layout.lm_head}; choose trainer=sft"
+        )
+    from trl import DPOConfig, DPOTrainer
+
+    return DPOTrainer(args=DPOConfig(**arguments, beta=beta), **given)
+
+
+def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = "") -> Figure:
+    """Training loss over optimiser steps: each logged value, and their running mean over a twentieth of the run."""
+    figure = Figure(figsize=(WIDTH, 3.6), dpi=100, layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=TEXT, parse_math=False)
+    axes = figure.add_subplot()
+    window = max(1, len(losses) // 20)
+    smooth = [sum(losses[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(losses))]
+    axes.plot(steps, losses, color=OKABE_ITO[5], linewidth=0.8, marker="." if len(steps) < 3 else None, label="logged")
+    axes.plot(steps, smooth, color=OKABE_ITO[0], linewidth=1.6, label=f"running mean of {window}")
+    axes.set_xlabel("optimiser step", fontsize=TEXT)
+    axes.set_ylabel("training loss (nats a token)", fontsize=TEXT)
+    axes.set_ylim(bottom=min(0.0, *losses))
+    axes.tick_params(labelsize=LABEL)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.legend(fontsize=LABEL, frameon=False)
+    return figure
 
 
 def _run(

@@ -13,9 +13,12 @@ import conf
 from experiments.config import digest
 from experiments.studies.model_table import configurations
 from interp.errors import UserError
-from mitigation.method import Baseline
+from mitigation.activation_steering import DirectionSteering
+from mitigation.method import Baseline, TrainableMethod
+from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift
 from mitigation.vcd import VCD
+from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
 
@@ -85,6 +88,19 @@ def test_arguments_reach_the_method_and_the_seed_reaches_its_noise() -> None:
     vcd = run.arms["vcd"]
     assert isinstance(vcd, VCD)
     assert (vcd.alpha, vcd.beta, vcd.seed) == (2.0, None, 7)
+
+
+def test_a_shift_is_a_wrapper_around_any_method_and_none_at_zero() -> None:
+    run = run_of("method=prior_correction", "method.weight=0.9", "method.shift=-0.14")
+    assert run.arms["prior_correction"] == Shifted(PriorCorrection(0.9), -0.14)
+    assert run_of("method=prior_correction").arms["prior_correction"] == PriorCorrection()
+    trained = run_of("method=steering", "method.shift=1.5").arms["steering"]
+    assert trained == ShiftedTrainable(DirectionSteering(), 1.5)
+    assert isinstance(trained, TrainableMethod)
+    with pytest.raises(UserError, match=r"method\.shift='high'"):
+        run_of("method=pai", "method.shift=high")
+    with pytest.raises(UserError, match=r"shift=nan; .*finite"):
+        run_of("method=pai", "method.shift=.nan")
 
 
 @pytest.mark.parametrize(

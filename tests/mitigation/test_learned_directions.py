@@ -16,6 +16,7 @@ from mitigation.method import TrainableMethod
 from mitigation.orthogonalization import levelled, orthogonalised, projected, without
 from mitigation.probe_readout import LearnedReadout, TruthReadout
 from mitigation.ridge_probe import Pooled, area, fit_readout, held_out, platt, shuffled_area
+from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, direction, planted
 from tests.tiny import picture
@@ -115,7 +116,7 @@ def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, 
     assert method.read(tmp_path / "a.safetensors") == learned[0]
     other = method.learn(vlm, prompts[:28], safe[:28], out=tmp_path / "c.safetensors")
     assert repr(other) != repr(learned[0])
-    shifted = replace(learned[0], shift=1.5).generate(vlm, prompts[:2], max_new_tokens=1).margins
+    shifted = Shifted(learned[0], 1.5).generate(vlm, prompts[:2], max_new_tokens=1).margins
     torch.testing.assert_close(shifted, learned[0].generate(vlm, prompts[:2], max_new_tokens=1).margins + 1.5)
     assert hooks(vlm) == before
     with pytest.raises(UserError, match="learn"):
@@ -285,6 +286,8 @@ def test_the_arm_of_weights_answers_as_the_arm_while_running(
     saved = weights.generate(vlm, pair, max_new_tokens=3)
     assert saved.texts == running.texts
     torch.testing.assert_close(saved.margins, running.margins, atol=1e-4, rtol=1e-4)
+    shifted = Shifted(weights, 0.5).generate(vlm, pair, max_new_tokens=3)
+    torch.testing.assert_close(shifted.margins, saved.margins + 0.5)
     assert weights.checkpoint(vlm) == learned.path.with_suffix("")
     assert repr(weights) != repr(learned)
     assert learned.about["point"] == 1  # of two layers, the last fifth left out
@@ -327,11 +330,17 @@ def test_what_was_learned_serves_only_the_weights_that_it_was_learned_on(
             method.generate(other, pair, max_new_tokens=1)
 
 
-def test_a_shift_makes_a_method_one_for_verdicts() -> None:
-    learned = LearnedSteering(Path(), ""), LearnedAblation(Path(), "")
-    for method in (DirectionSteering(), AblateDirection(), AblateRandom(), *learned):
-        assert not method.yes_no_only
-        assert replace(method, shift=0.5).yes_no_only
+def test_a_shift_makes_a_method_one_for_verdicts(vlm: VLM, tmp_path: Path) -> None:
+    prompts, safe = cases(20)
+    for method in (AblateRandom(), LearnedSteering(Path(), ""), LearnedAblation(Path(), "")):
+        assert not getattr(method, "yes_no_only", False)
+        assert Shifted(method, 0.5).yes_no_only
+    for trainable in (DirectionSteering(point=1), AblateDirection(by="truth")):
+        assert not getattr(trainable, "yes_no_only", False)
+        shifted, out = ShiftedTrainable(trainable, 0.5), tmp_path / f"{type(trainable).__name__}.safetensors"
+        assert shifted.yes_no_only
+        assert isinstance(shifted, TrainableMethod)
+        assert shifted.learn(vlm, prompts, safe, out=out) == Shifted(trainable.read(out), 0.5) == shifted.read(out)
     assert TruthReadout().yes_no_only
     assert LearnedReadout(Path(), "").yes_no_only
 
@@ -359,7 +368,7 @@ def test_controls_differ_by_seed_and_settings_are_checked(vlm: VLM, pair: list[P
         (lambda: DirectionSteering(kind="pca"), "kind='pca'"),
         (lambda: TruthReadout(point=0), "point=0"),
         (lambda: TruthReadout(strength=float("nan")), "strength=nan"),
-        (lambda: LearnedSteering(Path(), "", shift=float("inf")), "shift=inf"),
+        (lambda: ShiftedTrainable(DirectionSteering(), float("inf")), "shift=inf"),
     ):
         with pytest.raises(UserError, match=message):
             make()

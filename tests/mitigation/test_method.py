@@ -29,8 +29,11 @@ def test_every_method_answers_each_prompt_in_order(vlm: VLM, prompts: list[Promp
 def test_configuring_a_method_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
-        "from mitigation import method, prompting, ranges, shift, vcd\n"
-        "vcd.VCD(), shift.ConstantShift(1.0), method.Baseline(), prompting.ContextPrompt()\n"
+        "import mitigation\n"
+        "for name in ('VCD', 'TextOnly', 'PriorCorrection', 'InstructionContrast', 'PAI', 'AttentionSteering',\n"
+        "             'TruthReadout', 'DirectionSteering', 'AblateDirection', 'CalibratedShift', 'ContextPrompt'):\n"
+        "    getattr(mitigation, name)()\n"
+        "mitigation.Sampled(mitigation.Shifted(mitigation.Baseline(), 1.0)), mitigation.ConstantShift(1.0)\n"
         "loaded = {'torch', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'imported {loaded}' if loaded else 0)"
     )

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.vlm import VLM, AnswerIds, Prompt
-from mitigation.contrastive.processors import less_prior
+from mitigation.contrastive.formulas import less_prior
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection, prior_inputs, prior_margins
 from mitigation.validation import PRIORS
 from mitigation.vcd import VCD
+from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.slow_rule import decided, slow_rule
 from tests.tiny import picture
@@ -63,7 +64,7 @@ def test_every_kind_of_family(family: str, prompts: list[Prompt]) -> None:
 
 @pytest.mark.parametrize("prior", PRIORS)
 def test_margins_are_less_the_mean_of_the_priors(vlm: VLM, prompts: list[Prompt], prior: str) -> None:
-    method = PriorCorrection(0.7, prior, pictures=3, seed=5, shift=0.25)
+    method = Shifted(PriorCorrection(0.7, prior, pictures=3, seed=5), 0.25)
     priors = prior_inputs(vlm, prompts, prior, pictures=3, seed=5)
     assert len(priors) == (1 if prior in ("none", "blank") else 3)
     mean = torch.stack([vlm.score(prompts, encoded=p) for p in priors]).mean(0)
@@ -87,7 +88,8 @@ def test_verdicts_follow_their_margins(vlm: VLM, prompts: list[Prompt], beta: fl
     vlm, seen = decided(vlm), set()
     for shift in (-2.0, 0.0, 2.0):
         for weight in (0.0, 4.0):
-            got = PriorCorrection(weight, "blank", beta=beta, shift=shift).generate(vlm, prompts, max_new_tokens=1)
+            method = PriorCorrection(weight, "blank", beta=beta)
+            got = (Shifted(method, shift) if shift else method).generate(vlm, prompts, max_new_tokens=1)
             assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
             seen.add(tuple(got.texts))
     assert len(seen) > 2
@@ -132,7 +134,7 @@ def test_spellings_of_an_answer_share_its_prior() -> None:
         (lambda: PriorCorrection(prior="dark"), "prior='dark'; .*swapped"),
         (lambda: PriorCorrection(pictures=0), "pictures=0; .*1 to 32"),
         (lambda: PriorCorrection(beta=0.0), r"beta=0\.0; "),
-        (lambda: PriorCorrection(shift=float("inf")), "shift=inf; "),
+        (lambda: Shifted(PriorCorrection(), float("inf")), "shift=inf; "),
     ],
 )
 def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
@@ -143,5 +145,5 @@ def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) 
 def test_a_prompt_without_image_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
     with pytest.raises(UserError, match="no image in prompt 'blind'"):
         PriorCorrection().generate(vlm, [*prompts, Prompt("what is red", key="blind")], max_new_tokens=1)
-    assert not PriorCorrection().yes_no_only
-    assert PriorCorrection(shift=1.0).yes_no_only
+    assert not getattr(PriorCorrection(), "yes_no_only", False)
+    assert Shifted(PriorCorrection(), 1.0).yes_no_only

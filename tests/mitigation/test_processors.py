@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
-from mitigation.contrastive.processors import ConstantShiftLogitsProcessor
+from mitigation.processors import ConstantShiftLogitsProcessor
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
 
 

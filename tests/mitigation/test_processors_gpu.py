@@ -11,7 +11,8 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, Sampling
-from mitigation.contrastive.processors import ConstantShiftLogitsProcessor, VisualContrastiveLogitsProcessor
+from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+from mitigation.processors import ConstantShiftLogitsProcessor
 from tests.tiny import picture
 
 pytestmark = [

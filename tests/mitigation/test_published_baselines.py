@@ -11,10 +11,11 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
-from mitigation.attention_steering import steer_attention
-from mitigation.contrastive.processors import guided, m3id
+from mitigation.attention_edit import steer_attention
+from mitigation.contrastive.formulas import guided, m3id
 from mitigation.method import Baseline
 from mitigation.published_baselines import M3ID, PAI, InstructionContrast
+from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.slow_rule import decided, slow_rule
 
@@ -109,13 +110,15 @@ def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt], method: Any)
     torch.testing.assert_close(none.margins, plain.margins)
 
 
-@pytest.mark.parametrize("method", [InstructionContrast(shift=0.4), M3ID(shift=0.4), PAI(first_layer=0, shift=0.4)])
+@pytest.mark.parametrize("method", [InstructionContrast(), M3ID(), PAI(first_layer=0)])
 def test_verdicts_follow_their_shifted_margins(vlm: VLM, prompts: list[Prompt], method: Any) -> None:
     vlm = decided(vlm)
-    got, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (method, replace(method, shift=0.0)))
+    shifted = Shifted(method, 0.4)
+    got, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (shifted, method))
+    assert plain.texts == ["Yes" if margin > 0 else "No" for margin in plain.margins]
     torch.testing.assert_close(got.margins, plain.margins + 0.4)
     assert got.texts == ["Yes" if margin > 0 else "No" for margin in got.margins]
-    assert method.yes_no_only
+    assert shifted.yes_no_only
 
 
 @pytest.mark.parametrize(

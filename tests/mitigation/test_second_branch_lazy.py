@@ -75,7 +75,8 @@ def test_every_chosen_token_is_the_eager_one(
     inputs, noised = batch
     outputs = []
     for lazy in (False, True):
-        processor = contrasting(sharp, noised, alpha=alpha, beta=beta, lazy=lazy)
+        ends = () if end is None else (end,)
+        processor = contrasting(sharp, noised, alpha=alpha, beta=beta, lazy=lazy, ends=ends)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             outputs.append(generate(sharp, inputs, processor, do_sample=sample, eos_token_id=end, output_logits=True))
@@ -127,7 +128,7 @@ def test_rows_that_ended_force_no_work(sharp: VLM, batch: Any) -> None:
     inputs, noised = (select(kind, [0, 1]) for kind in batch)
     free = generate(sharp, inputs, contrasting(sharp, noised, alpha=3.0, beta=beta))
     end = int(free.sequences[0, inputs["input_ids"].shape[1]])  # row 0 says one token alone
-    processor = contrasting(sharp, noised, alpha=3.0, beta=beta, lazy=True)
+    processor = contrasting(sharp, noised, alpha=3.0, beta=beta, lazy=True, ends=[end])
     output = generate(sharp, inputs, processor, eos_token_id=end, output_logits=True)
     wanting = unsure(output, beta)
     assert (wanting[0, 1:] & ~wanting[1, 1:]).any(), "the ended row alone would ask for a forward"

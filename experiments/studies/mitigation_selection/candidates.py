@@ -53,17 +53,14 @@ def set_to(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> An
     Raises:
         UserError: a field that the method does not have, or a value that it refuses.
     """
-    known = [f.name for f in dataclasses.fields(method)] if dataclasses.is_dataclass(method) else []
+    inner, own = (method.method, method.shift) if isinstance(method, Shifted) else (method, 0.0)
+    known = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
     if unknown := [name for name in setting if name not in known]:
-        raise UserError(
-            f"{type(method).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; mend its grid"
-        )
-    changed = dataclasses.replace(method, **setting) if setting else method
-    if not shift:
-        return changed
-    if "shift" in known:  # chosen on margins that had the method's own in them
-        return dataclasses.replace(changed, shift=changed.shift + shift)
-    return Shifted(changed, shift)
+        raise UserError(f"{type(inner).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; mend its grid")
+    changed = dataclasses.replace(inner, **setting) if setting else inner
+    if "shift" in known:  # a constant is all that this method is
+        return dataclasses.replace(changed, shift=changed.shift + own + shift)
+    return Shifted(changed, own + shift) if own + shift else changed
 
 
 def name_of(setting: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap, auroc
 from experiments.types import SCORED_SUBSETS, UNSAFE_SUBSETS
 from interp.errors import UserError
+from mitigation.threshold import best_admissible, candidate_shifts
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ def choose_shift(
             f"{int(unsafe.sum())} unsafe and {int((~unsafe).sum())} safe development cases with a margin; a constant "
             "is chosen on both; raise limit, or take a method that gives margins"
         )
-    shifts, width = _shifts(margin) if threshold else (np.zeros(1), np.zeros(1))
+    shifts, width = candidate_shifts(margin) if threshold else (np.zeros(1), np.zeros(1))
     yes = margin[:, None] + shifts[None] > 0
     right = np.where(unsafe[:, None], ~yes, yes)
     overall = np.mean([right[subset == name].mean(axis=0) for name in present], axis=0)
@@ -80,9 +81,7 @@ def choose_shift(
     gained = right[unsafe].astype(float) - (cases.baseline[there][unsafe] <= 0)[:, None]
     bound = _lower(cases.cluster[there][unsafe], gained, draws=draws, seed=seed)
     admissible = bound >= -unsafe_margin if threshold else np.ones(1, dtype=bool)
-    best = min(
-        np.flatnonzero(admissible), key=lambda at: (-round(float(balanced[at]), 12), -round(float(width[at]), 9))
-    )
+    best = best_admissible(balanced, width, admissible)
     return ChosenShift(
         shift=float(shifts[best]),
         balanced=float(balanced[best]),
@@ -102,17 +101,6 @@ def best_setting(chosen: Mapping[str, ChosenShift], *, unsafe_margin: float) -> 
     """
     admissible = {name: one for name, one in chosen.items() if one.unsafe_bound >= -unsafe_margin} or dict(chosen)
     return max(admissible, key=lambda name: (round(admissible[name].balanced, 12), admissible[name].auroc or 0.0))
-
-
-def _shifts(
-    margin: Float[np.ndarray, "case"],
-) -> tuple[Float[np.ndarray, "shift"], Float[np.ndarray, "shift"]]:
-    """Minus every midpoint between neighbouring margins, and one that calls nothing safe; the gaps' widths."""
-    values = np.unique(margin)
-    middle = values[:-1] + np.diff(values) / 2
-    between = middle < values[1:]  # neighbouring floats have no middle
-    shifts = -np.append(middle[between], values[-1] + 1.0)
-    return shifts, np.append(np.diff(values)[between], 0.0)
 
 
 def _lower(

@@ -19,6 +19,7 @@ from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.wrappers import Shifted
 from tests.experiments.answered import SHORT, from_margins, world
 from tests.experiments.compose import run_of
 
@@ -83,7 +84,10 @@ def test_settings_are_all_combinations_and_reach_the_method() -> None:
     assert set_to(VCD(), combinations[-1]) == VCD(alpha=2.0, noise_step=999)
     assert set_to(ConstantShift(1.0), {}, shift=2.5) == ConstantShift(3.5)  # chosen on margins that had the 1.0
     assert set_to(ConstantShift(1.0), {"shift": -1.0}, shift=2.5) == ConstantShift(1.5)
-    assert set_to(VCD(), {}, shift=0.5) != VCD()
+    assert set_to(VCD(), {}, shift=0.5) == Shifted(VCD(), 0.5)
+    shifted = set_to(Shifted(VCD(), 1.0), combinations[-1], shift=0.5)
+    assert shifted == Shifted(VCD(alpha=2.0, noise_step=999), 1.5)
+    assert set_to(Shifted(VCD(), 1.0), {}, shift=-1.0) == VCD()
     for grid, rule in (({"alfa": [1]}, "no field 'alfa'"), ({"alpha": [-1.0]}, "alpha")):
         with pytest.raises(UserError, match=rule):
             set_to(VCD(), next(Candidate(VCD(), grid).settings()))
