@@ -35,6 +35,13 @@ class Answer(StrEnum):
     NEITHER = "neither"
 
 
+def side(entry: Mapping[str, Any], of: float = 0.0) -> int:
+    """1 where the whole interval of ``entry`` (``low``, ``high``) lies above ``of``, −1 where below, else 0."""
+    if entry["low"] is None or entry["high"] is None:
+        return 0
+    return int(entry["low"] > of) - int(entry["high"] < of)
+
+
 @dataclass(frozen=True)
 class Finding:
     """A question by its name, the answer, and the plain numbers that it rests on."""

@@ -19,8 +19,8 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from experiments.evaluation.matching import MatchedSubset
-from experiments.metrics.bootstrap import draw_clusters, percentile_interval, resampled_sums
-from experiments.metrics.findings import Answer, Finding
+from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval, ratio
+from experiments.metrics.findings import Answer, Finding, side
 from experiments.report.findings.attention import sentences
 from experiments.studies.attention.tables import AttentionTables
 
@@ -55,14 +55,14 @@ def contrasts(
 ) -> list[Contrast]:
     """One contrast a column; a group without cases has no value. ``cluster`` names each case's cluster."""
     assert len(values) == len(failed) == len(cluster) > 0
-    codes, names = pd.factorize(pd.Series(cluster))
-    multiplicity = draw_clusters(len(names), draws=draws, seed=seed)
-    groups = [(mask, _means(values, mask, codes, multiplicity)) for mask in (failed, ~failed)]
+    bootstrap = ClusterBootstrap.of(pd.factorize(pd.Series(cluster))[0], draws=draws, seed=seed)
+    columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
+    groups = [(mask, bootstrap.sums(columns, mask)) for mask in (failed, ~failed)]
     found = []
     for column in range(values.shape[1]):
-        (wrong, right) = (
-            (float(values[mask, column].mean()) if mask.any() else None, resampled[:, column])
-            for mask, resampled in groups
+        wrong, right = (
+            (float(values[mask, column].mean()) if mask.any() else None, ratio(sums[:, column], sums[:, -1]))
+            for mask, sums in groups
         )
         both = None if wrong[0] is None or right[0] is None else wrong[0] - right[0]
         found.append(
@@ -73,19 +73,6 @@ def contrasts(
             )
         )
     return found
-
-
-def _means(
-    values: Float[np.ndarray, "case column"],
-    mask: Bool[np.ndarray, "case"],
-    codes: np.ndarray,
-    multiplicity: np.ndarray,
-) -> Float[np.ndarray, "draw column"]:
-    """The group's mean in each bootstrap sample; NaN where a sample has none of the group."""
-    own = mask[:, None].astype(float)
-    sums = resampled_sums(multiplicity, codes, np.concatenate([values * own, own], axis=1))
-    count = sums[:, -1:]
-    return np.divide(sums[:, :-1], count, out=np.full_like(sums[:, :-1], np.nan), where=count > 0)
 
 
 def _estimate(value: float | None, draws: Float[np.ndarray, "draw"], n: int) -> Estimate:
@@ -245,9 +232,3 @@ def _image_effect(result: Mapping[str, Any]) -> Finding:
 
 def _more_or_less(difference: Mapping[str, Any]) -> Answer:
     return {-1: Answer.LESS, 0: Answer.NOT_SHOWN, 1: Answer.MORE}[side(difference)]
-
-
-def side(entry: Mapping[str, Any]) -> int:
-    if entry["low"] is None or entry["low"] <= 0 <= entry["high"]:
-        return 0
-    return 1 if entry["low"] > 0 else -1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from experiments.metrics.bootstrap import percentile_interval
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Resampling, onward
+from experiments.studies.mechanism.estimates import Estimator, onward
 from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
 from interp.probes import auroc
@@ -23,7 +23,7 @@ def parting(
     lens: Float[np.ndarray, "point row"],
     cases: AnsweredCases,
     subset: str | None,
-    resampling: Resampling,
+    estimator: Estimator,
     *,
     points: Sequence[int],
 ) -> dict[str, Any]:
@@ -38,21 +38,21 @@ def parting(
         for failed in (True, False):
             where = cases.in_subset(name) & (cases.failed == failed)
             if where.any():
-                means = [resampling.mean(row, where) for row in lens]
+                means = [estimator.mean(row, where) for row in lens]
                 curves.append({"subset": name, "failed": failed, "margin": means})
-    found: dict[str, Any] = {"curves": curves, "auroc": [resampling.auroc(row, cases.safe) for row in lens]}
+    found: dict[str, Any] = {"curves": curves, "auroc": [estimator.auroc(row, cases.safe) for row in lens]}
     if subset is None:
         return found | {"wrong": None, "settled": None, "pooled": None, "within": None}
     here = cases.in_subset(subset)
     fails = here & cases.failed
     towards = np.where(cases.safe, 1.0, -1.0)
-    wrong = [resampling.mean((towards * row <= 0).astype(float), fails) for row in lens]
+    wrong = [estimator.mean((towards * row <= 0).astype(float), fails) for row in lens]
     settled = onward([int(entry["value"] >= SETTLED) for entry in wrong], 1)
     return found | {
         "wrong": wrong,
         "settled": None if settled is None else points[settled],
-        "pooled": _departure(lens, cases, here, resampling, points, None),
-        "within": _departure(lens, cases, here, resampling, points, cases.questions),
+        "pooled": _departure(lens, cases, here, estimator, points, None),
+        "within": _departure(lens, cases, here, estimator, points, cases.questions),
     }
 
 
@@ -60,11 +60,11 @@ def _departure(
     lens: np.ndarray,
     cases: AnsweredCases,
     here: np.ndarray,
-    resampling: Resampling,
+    estimator: Estimator,
     points: Sequence[int],
     strata: np.ndarray | None,
 ) -> dict[str, Any]:
-    draws = resampling.multiplicity[:, resampling.cluster[here]]
+    draws = estimator.bootstrap.multiplicity[:, estimator.bootstrap.cluster[here]]
     try:
         found = departure(
             torch.from_numpy(lens[:, here]),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Entry, Resampling
+from experiments.studies.mechanism.estimates import Entry, Estimator
 from interp.directions import Direction, cosines, fit_direction, project
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
@@ -53,7 +53,7 @@ def direction_rows(
     states: Residuals,
     cases: AnsweredCases,
     subset: str | None,
-    resampling: Resampling,
+    estimator: Estimator,
 ) -> list[dict[str, Any]]:
     """A row for each direction: what it reads on held-out cases, and ``gap``: how far failures lie along it.
 
@@ -67,7 +67,7 @@ def direction_rows(
         if subset is not None and one.gap:
             along = project(states.at(one.place, one.layer), one).double().numpy() / one.gap
             here = cases.in_subset(subset)
-            row["gap"] = resampling.gap(along, here & cases.failed, here & ~cases.failed)
+            row["gap"] = estimator.gap(along, here & cases.failed, here & ~cases.failed)
         rows.append(row)
     return rows
 
@@ -81,7 +81,7 @@ def alarm_effect(cases: AnsweredCases, *, draws: int, seed: int) -> Entry | None
     if words is None:
         return None
     alarming, refuses = words == "alarming", (~cases.says_yes).astype(float)
-    return Resampling.of(cases.templates, draws=draws, seed=seed).gap(refuses, alarming, ~alarming)
+    return Estimator.of(cases.templates, draws=draws, seed=seed).gap(refuses, alarming, ~alarming)
 
 
 def find_direction(directions: Sequence[Direction], name: str, layer: int, kind: str = KINDS[0]) -> Direction | None:

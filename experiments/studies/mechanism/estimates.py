@@ -1,8 +1,8 @@
-"""Numbers with intervals, of cases that come in clusters. Pure: arrays in, plain entries out; knows no models or files.
+"""Estimates with intervals, of cases that come in clusters: arrays in, plain entries out.
 
-An *entry* is ``{"value", "low", "high", "n", "clusters"}``: n cases in so many clusters, and the central 95% of the
-bootstrap over clusters, None where it cannot be given. Every entry of one ``Resampling`` uses the same draws, so that
-two of them can be compared case by case.
+An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters, with the central 95% of
+the cluster bootstrap, None where it cannot be given. All entries of one ``Estimator`` use the same draws, which makes
+their differences paired.
 """
 
 from collections.abc import Sequence
@@ -10,71 +10,54 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import auroc, draw_clusters, percentile_interval, resampled_auroc, resampled_sums
+from experiments.metrics.bootstrap import ClusterBootstrap, auroc, percentile_interval
 
 Entry = dict[str, Any]
+Values = Float[np.ndarray, "case"]
+Mask = Bool[np.ndarray, "case"]
 
 
 @dataclass(frozen=True)
-class Resampling:
-    """Draws of clusters, for cases ``cluster`` (codes from 0)."""
+class Estimator:
+    """Entries from one cluster bootstrap; a case whose value is NaN is left out of an entry."""
 
-    cluster: Int[np.ndarray, "case"]
-    multiplicity: np.ndarray  # draw × cluster
+    bootstrap: ClusterBootstrap
 
     @classmethod
-    def of(cls, clusters: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "Resampling":
-        """Of the cases' clusters by name."""
-        names, codes = np.unique(np.asarray(clusters), return_inverse=True)
-        return cls(codes, draw_clusters(len(names), draws=draws, seed=seed))
+    def of(cls, clusters: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "Estimator":
+        """From the cases' clusters by name."""
+        return cls(ClusterBootstrap.of_names(clusters, draws=draws, seed=seed))
 
-    def mean(self, values: Float[np.ndarray, "case"], where: Bool[np.ndarray, "case"] | None = None) -> Entry:
-        """The mean; cases whose value is NaN are left out."""
+    @property
+    def cases(self) -> int:
+        """The number of cases, which every array must have."""
+        return len(self.bootstrap.cluster)
+
+    def mean(self, values: Values, where: Mask | None = None) -> Entry:
+        """The mean."""
         return self.ratio(values, np.ones(len(values)), where)
 
-    def ratio(
-        self,
-        top: Float[np.ndarray, "case"],
-        bottom: Float[np.ndarray, "case"],
-        where: Bool[np.ndarray, "case"] | None = None,
-    ) -> Entry:
+    def ratio(self, top: Values, bottom: Values, where: Mask | None = None) -> Entry:
         """The sum of ``top`` over the sum of ``bottom``."""
         used = self._used([top, bottom], where)
         if not used.any() or not bottom[used].sum():
             return self._entry(None, None, used)
-        columns = np.stack([top, bottom], axis=1)[used]
-        sums = resampled_sums(self.multiplicity, self.cluster[used], columns)
-        draws = np.divide(sums[:, 0], sums[:, 1], out=np.full(len(sums), np.nan), where=sums[:, 1] != 0)
-        return self._entry(float(top[used].sum() / bottom[used].sum()), draws, used)
+        value = float(top[used].sum() / bottom[used].sum())
+        return self._entry(value, self.bootstrap.ratio(top, bottom, used), used)
 
-    def gap(
-        self, values: Float[np.ndarray, "case"], ones: Bool[np.ndarray, "case"], others: Bool[np.ndarray, "case"]
-    ) -> Entry:
-        """The mean of ``ones`` less that of ``others``."""
+    def gap(self, values: Values, ones: Mask, others: Mask) -> Entry:
+        """The mean of ``ones`` minus that of ``others``."""
         used = self._used([values], ones | others)
         a, b = ones & used, others & used
         if not a.any() or not b.any():
             return self._entry(None, None, used)
-        kept = np.where(used, values, 0.0)
-        columns = np.stack([kept * a, a, kept * b, b], axis=1).astype(float)
-        sums = resampled_sums(self.multiplicity, self.cluster, columns)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            draws = sums[:, 0] / sums[:, 1] - sums[:, 2] / sums[:, 3]
-        draws[~np.isfinite(draws)] = np.nan
-        return self._entry(float(values[a].mean() - values[b].mean()), draws, used)
+        return self._entry(float(values[a].mean() - values[b].mean()), self.bootstrap.gap(values, a, b), used)
 
-    def auroc(
-        self,
-        score: Float[np.ndarray, "case"],
-        positive: Bool[np.ndarray, "case"],
-        where: Bool[np.ndarray, "case"] | None = None,
-        *,
-        less: Float[np.ndarray, "case"] | None = None,
-    ) -> Entry:
+    def auroc(self, score: Values, positive: Mask, *, less: Values | None = None) -> Entry:
         """Chance that a positive case scores above another, ties counting half; with ``less``, minus that score's."""
-        used = self._used([score] if less is None else [score, less], where)
+        used = self._used([score] if less is None else [score, less], None)
         if len(set(positive[used].tolist())) < 2:
             return self._entry(None, None, used)
         value, draws = self._area(score, positive, used)
@@ -86,26 +69,19 @@ class Resampling:
     def _area(self, score: np.ndarray, positive: np.ndarray, used: np.ndarray) -> tuple[float, np.ndarray]:
         value = auroc(score[used], positive[used])
         assert value is not None
-        return value, resampled_auroc(self.multiplicity, self.cluster[used], score[used], positive[used])
+        return value, self.bootstrap.auroc(score, positive, used)
 
     def _used(self, columns: Sequence[np.ndarray], where: np.ndarray | None) -> np.ndarray:
-        used = np.ones(len(self.cluster), dtype=bool) if where is None else where.copy()
+        used = np.ones(self.cases, dtype=bool) if where is None else where.copy()
         for column in columns:
             used &= np.isfinite(column)
         return used
 
     def _entry(self, value: float | None, draws: np.ndarray | None, used: np.ndarray) -> Entry:
-        clusters = len(np.unique(self.cluster[used]))
+        clusters = self.bootstrap.clusters(used)
         ends = None if draws is None or clusters < 2 else percentile_interval(draws)
         low, high = ends if ends is not None else (None, None)
         return {"value": value, "low": low, "high": high, "n": int(used.sum()), "clusters": clusters}
-
-
-def side(entry: Entry, of: float = 0.0) -> int:
-    """1 where the whole interval lies above ``of``, −1 where below, 0 where it holds it or there is none."""
-    if entry["low"] is None or entry["high"] is None:
-        return 0
-    return int(entry["low"] > of) - int(entry["high"] < of)
 
 
 def onward(sides: Sequence[int], wanted: int) -> int | None:

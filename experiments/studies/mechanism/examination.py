@@ -33,7 +33,7 @@ from experiments.studies.mechanism.directions import (
     find_direction,
     fit_directions,
 )
-from experiments.studies.mechanism.estimates import Resampling
+from experiments.studies.mechanism.estimates import Estimator
 from experiments.studies.mechanism.probes import probe_rows
 from experiments.studies.mechanism.reversal import PRIOR, prior_shares, reversal_rows
 from experiments.studies.mechanism.routes import (
@@ -88,7 +88,7 @@ class Examination:
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced(last_layer(vlm), sizes.points)
         self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, sizes.width))]
-        self.resampling = Resampling.of(self.cases.clusters, draws=sizes.draws, seed=sizes.seed)
+        self.estimator = Estimator.of(self.cases.clusters, draws=sizes.draws, seed=sizes.seed)
 
     def estimate(self) -> dict[str, float]:
         """Forwards of one prompt, seconds by one timed batch, and bytes of hidden states that are kept."""
@@ -114,17 +114,17 @@ class Examination:
         lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at), sizes.batch_size) for at in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
-        departed = parting(curves, cases, subset, self.resampling, points=self.layers)
+        departed = parting(curves, cases, subset, self.estimator, points=self.layers)
         routes = self._routes(margins)
         directions, missing = fit_directions(states, cases, self.layers, seed=sizes.seed)
         return plain({
             "cases": self._counts(),
             "points": self.layers,
             "layers": self.windows,
-            "probes": probe_rows(states, cases, margins, self.resampling, seed=sizes.seed),
+            "probes": probe_rows(states, cases, margins, self.estimator, seed=sizes.seed),
             **routes,
             "lens": departed,
-            "directions": direction_rows(directions, states, cases, subset, self.resampling),
+            "directions": direction_rows(directions, states, cases, subset, self.estimator),
             "cosines": cosine_rows(directions, self.layers),
             "missing": missing,
             "alarm": alarm_effect(cases, draws=sizes.draws, seed=sizes.seed),
@@ -148,14 +148,14 @@ class Examination:
 
     def _routes(self, margins: np.ndarray) -> dict[str, Any]:
         """Knockouts and patching on the selected cases."""
-        twins = twin_gaps(margins, self.cases, twin_indices(self.cases), self.resampling)
+        twins = twin_gaps(margins, self.cases, twin_indices(self.cases), self.estimator)
         found: dict[str, Any] = {"twins": twins, "knockout": [], "patching": [], "gaps": {}, "refused": {}}
         if self.selection is None:
             return found
         some = [self.prompts[index] for index in self.selection.everyone]
         cut = measurements.cut_margins(self.vlm, some, width=self.sizes.width, batch_size=self.sizes.batch_size)
         found["knockout"] = knockout_rows(
-            cut, margins, self.cases, self.selection, self.resampling, edges=measurements.EDGES, windows=self.windows
+            cut, margins, self.cases, self.selection, self.estimator, edges=measurements.EDGES, windows=self.windows
         )
         clean = [self.prompts[index] for index in self.selection.failures]
         for what, partners in self._partners(self.selection).items():
@@ -164,8 +164,8 @@ class Examination:
             found["refused"][what] = len(clean) - len(rows)
             if effects is not None:
                 indices = self.selection.failures[rows]
-                found["patching"] += patching_rows(effects, indices, self.resampling, other=what)
-                found["gaps"][what] = mean_gap(effects, indices, self.resampling)
+                found["patching"] += patching_rows(effects, indices, self.estimator, other=what)
+                found["gaps"][what] = mean_gap(effects, indices, self.estimator)
         return found
 
     def _partners(self, selection: Selection) -> "dict[str, list[list[Prompt]]]":
@@ -200,14 +200,14 @@ class Examination:
     ) -> dict[str, Any]:
         sizes = self.sizes
         priors = measurements.priors(self.vlm, self.prompts, sizes.prior, batch_size=sizes.batch_size, seed=sizes.seed)
-        share = prior_shares(margins, priors, self.cases.questions, self.resampling)
+        share = prior_shares(margins, priors, self.cases.questions, self.estimator)
         arms = {PRIOR: margins - share["weight"] * priors}
         for name, vector in self._ablated(states, directions, layer).items():
             level = float((states.at(POSITION, layer) @ vector).mean())
             arms[name] = measurements.ablated_margins(
                 self.vlm, self.prompts, vector, level, layer=layer, batch_size=sizes.batch_size
             )
-        rows = reversal_rows(margins, arms, self.cases.safe, self.resampling)
+        rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
         return {"prior": share | {"prior": sizes.prior}, "undo": rows, "ablated_at": layer}
 
     def _ablated(self, states: Residuals, directions: Sequence[Direction], layer: int) -> dict[str, torch.Tensor]:

@@ -6,8 +6,7 @@ An answer is given where a 95% interval lies wholly on one side; where it does n
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding
-from experiments.studies.mechanism.estimates import side
+from experiments.metrics.findings import Answer, Finding, side
 from experiments.studies.mechanism.probes import above_chance, probe_row, readable_from
 from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR
 from experiments.studies.mechanism.routes import ALL_LAYERS, arrives_at, effect_at

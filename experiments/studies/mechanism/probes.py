@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from experiments.metrics.findings import side
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Resampling, onward, side
+from experiments.studies.mechanism.estimates import Estimator, onward
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
 from interp.lda import FEWEST_CASES, FEWEST_GROUPS
@@ -23,7 +24,7 @@ Row = dict[str, Any]
 
 
 def probe_rows(
-    states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, "case"], resampling: Resampling, *, seed: int
+    states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, "case"], estimator: Estimator, *, seed: int
 ) -> list[Row]:
     """A row for each quantity, position and layer: ``measure``, its estimate, the control, or a reason for neither.
 
@@ -50,7 +51,7 @@ def probe_rows(
             except UserError:  # no combination of the nuisances has both classes: fit without balancing
                 found = probe(values[:, known], label[known], groups, seed=seed)
             rows += [
-                _key(quantity, position, layer) | _read(found, index, label, known, margins, resampling)
+                _key(quantity, position, layer) | _read(found, index, label, known, margins, estimator)
                 for index, layer in enumerate(states.layers)
             ]
     return rows
@@ -79,7 +80,7 @@ def _concepts(cases: AnsweredCases) -> np.ndarray | None:
 
 
 def _read(
-    found: Probe, index: int, label: np.ndarray, known: np.ndarray, margins: np.ndarray, resampling: Resampling
+    found: Probe, index: int, label: np.ndarray, known: np.ndarray, margins: np.ndarray, estimator: Estimator
 ) -> Row:
     """The estimate at one layer over all cases; a case that was not read is NaN."""
     about: Row = {"control": float(found.control[index]), "classes": len(found.classes), "beyond": None,
@@ -87,13 +88,13 @@ def _read(
     if label.dtype == bool:
         score = np.full(len(label), np.nan)
         score[known] = found.score[index]
-        about["beyond"] = resampling.auroc(score, label, less=margins)
-        return {"measure": "AUROC", **resampling.auroc(score, label), **about}
+        about["beyond"] = estimator.auroc(score, label, less=margins)
+        return {"measure": "AUROC", **estimator.auroc(score, label), **about}
     right, weight = np.full((2, len(label)), np.nan)
     names, codes, counts = np.unique(label[known], return_inverse=True, return_counts=True)
     right[known] = np.where(found.predicted[index] >= 0, found.predicted[index] == codes, np.nan)
     weight[known] = 1 / (len(names) * counts[codes])
-    return {"measure": "balanced accuracy", **resampling.ratio(right * weight, weight), **about}
+    return {"measure": "balanced accuracy", **estimator.ratio(right * weight, weight), **about}
 
 
 def probe_row(rows: Sequence[Row], quantity: str, position: str, layer: int) -> Row:

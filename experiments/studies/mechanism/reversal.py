@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.metrics.tests import mcnemar, wilson
-from experiments.studies.mechanism.estimates import Resampling
+from experiments.studies.mechanism.estimates import Estimator
 from mitigation.prior_correction import prior_share
 
 AS_IT_IS = "as it is"
@@ -21,7 +21,7 @@ def reversal_rows(
     margins: Float[np.ndarray, "case"],
     arms: Mapping[str, Float[np.ndarray, "case"]],
     safe: Bool[np.ndarray, "case"],
-    resampling: Resampling,
+    estimator: Estimator,
 ) -> list[dict[str, Any]]:
     """A row for each arm (name → margins), the model as it is first; a case is called safe where its margin is above 0.
 
@@ -34,8 +34,8 @@ def reversal_rows(
         yes = int((now > 0).sum())
         rows.append({
             "arm": name,
-            "auroc": resampling.auroc(now, safe),
-            "change": None if name == AS_IT_IS else resampling.auroc(now, safe, less=margins),
+            "auroc": estimator.auroc(now, safe),
+            "change": None if name == AS_IT_IS else estimator.auroc(now, safe, less=margins),
             "yes": yes / len(now),
             **_flips(margins, now, safe),
             "shift": _flips(margins, shifted(margins, yes), safe),
@@ -69,11 +69,11 @@ def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray) -> dict[str,
 
 
 def prior_shares(
-    margins: np.ndarray, priors: np.ndarray, questions: np.ndarray, resampling: Resampling
+    margins: np.ndarray, priors: np.ndarray, questions: np.ndarray, estimator: Estimator
 ) -> dict[str, Any]:
     """``mitigation.prior_correction.prior_share`` of the cases, with a bootstrap interval of R²."""
     found = prior_share(margins, priors, questions.tolist())
-    draws = resampling.multiplicity[:, resampling.cluster].astype(float)
+    draws = estimator.bootstrap.multiplicity[:, estimator.bootstrap.cluster].astype(float)
     total = draws.sum(1)
     centred = [values - values.mean() for values in (margins, priors)]
     means = [draws @ values / total for values in centred]
@@ -82,6 +82,6 @@ def prior_shares(
         explained = moments[0, 1] ** 2 / (moments[0, 0] * moments[1, 1])
     defined = explained[np.isfinite(explained)]
     low, high = np.quantile(defined, [0.025, 0.975]) if len(defined) * 2 >= len(draws) else (None, None)
-    clusters = resampling.multiplicity.shape[1]
+    clusters = estimator.bootstrap.multiplicity.shape[1]
     return {**found._asdict(), "r2": {"value": found.explained, "low": low, "high": high, "n": len(margins),
                                       "clusters": clusters}}  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
-from experiments.studies.mechanism.estimates import Entry, Resampling, onward
+from experiments.studies.mechanism.estimates import Entry, Estimator, onward
 from interp.attention_knockout import Edge
 from interp.patching import LEAST_GAP, PatchEffects
 
@@ -23,7 +23,7 @@ def knockout_rows(
     margins: Float[np.ndarray, "case"],
     cases: AnsweredCases,
     selection: Selection,
-    resampling: Resampling,
+    estimator: Estimator,
     *,
     edges: Sequence[Edge],
     windows: Sequence[str],
@@ -45,18 +45,18 @@ def knockout_rows(
             rows.append({
                 "edge": f"{edge[0]} → {edge[1]}",
                 "layers": name,
-                "failures": resampling.mean(moved, fails),
-                "successes": resampling.mean(moved, successes),
-                "difference": resampling.gap(moved, fails, successes),
-                "right": resampling.mean((towards * now > 0).astype(float), fails),
-                "auroc": resampling.auroc(now, cases.safe),
-                "change": resampling.auroc(now, cases.safe, less=np.where(np.isnan(now), np.nan, margins)),
+                "failures": estimator.mean(moved, fails),
+                "successes": estimator.mean(moved, successes),
+                "difference": estimator.gap(moved, fails, successes),
+                "right": estimator.mean((towards * now > 0).astype(float), fails),
+                "auroc": estimator.auroc(now, cases.safe),
+                "change": estimator.auroc(now, cases.safe, less=np.where(np.isnan(now), np.nan, margins)),
             })  # fmt: skip
     return rows
 
 
 def patching_rows(
-    effects: PatchEffects, rows: Int[np.ndarray, "pair"], resampling: Resampling, *, other: str
+    effects: PatchEffects, rows: Int[np.ndarray, "pair"], estimator: Estimator, *, other: str
 ) -> list[dict[str, Any]]:
     """A row for each position and layer: how much of the way to the other prompt's margin its states there bring.
 
@@ -69,23 +69,23 @@ def patching_rows(
     found = []
     for i, position in enumerate(effects.places):
         for j, layer in enumerate(effects.layers):
-            top, bottom = np.full((2, len(resampling.cluster)), np.nan)
+            top, bottom = np.full((2, estimator.cases), np.nan)
             top[rows] = np.sign(gap) * effects.moved[i, j].double().numpy()
             bottom[rows] = np.abs(gap)
-            effect = resampling.ratio(top, bottom)
+            effect = estimator.ratio(top, bottom)
             found.append({"other": other, "place": position, "point": layer, "effect": effect})
     return found
 
 
-def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, "pair"], resampling: Resampling) -> Entry:
+def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, "pair"], estimator: Estimator) -> Entry:
     """The mean distance between the margins of a pair's two members, in logits."""
-    values = np.full(len(resampling.cluster), np.nan)
+    values = np.full(estimator.cases, np.nan)
     values[rows] = (effects.other - effects.clean).abs().double().numpy()
-    return resampling.mean(values)
+    return estimator.mean(values)
 
 
 def twin_gaps(
-    margins: Float[np.ndarray, "case"], cases: AnsweredCases, twin: Int[np.ndarray, "case"], resampling: Resampling
+    margins: Float[np.ndarray, "case"], cases: AnsweredCases, twin: Int[np.ndarray, "case"], estimator: Estimator
 ) -> dict[str, Entry]:
     """What the picture adds under one sentence, beside what sentences add.
 
@@ -101,10 +101,10 @@ def twin_gaps(
     weight = np.bincount(codes) * (codes[:, None] != np.arange(len(names)))
     spread = (away * np.bincount(codes)).sum(1) / np.maximum(weight.sum(1), 1)
     return {
-        "gap": resampling.mean(gap),
-        "apart": resampling.mean(np.abs(gap)),
-        "ranked": resampling.mean(np.where(np.isnan(gap), np.nan, gap > 0)),
-        "spread": resampling.mean(np.where(len(names) > 1, spread, np.nan)),
+        "gap": estimator.mean(gap),
+        "apart": estimator.mean(np.abs(gap)),
+        "ranked": estimator.mean(np.where(np.isnan(gap), np.nan, gap > 0)),
+        "spread": estimator.mean(np.where(len(names) > 1, spread, np.nan)),
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.metrics.bootstrap import draw_clusters, percentile_interval, resampled_sums
+from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.metrics.tests import holm, mcnemar, wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.report.numbers import change, share
@@ -106,9 +106,8 @@ def _change(
     entry["value"] = float(now.mean() - was.mean())
     if len(codes) > 1:
         cluster = np.array([codes[clusters[case]] for case in both])
-        columns = np.stack([now.astype(float) - was, np.ones(len(both))], axis=1)
-        sums = resampled_sums(draw_clusters(len(codes), draws=draws, seed=seed), cluster, columns)
-        entry["low"], entry["high"] = percentile_interval(sums[:, 0] / sums[:, 1]) or (None, None)
+        resampled = ClusterBootstrap.of(cluster, draws=draws, seed=seed).mean(now.astype(float) - was)
+        entry["low"], entry["high"] = percentile_interval(resampled) or (None, None)
     return entry
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.metrics.findings import side
 from experiments.report.findings.mechanism import notes, sentences
 from experiments.report.table import terminal
 from experiments.studies.mechanism import figure, tables
@@ -21,7 +22,7 @@ from experiments.studies.mechanism.cases import (
 )
 from experiments.studies.mechanism.departure import parting
 from experiments.studies.mechanism.directions import alarm_effect
-from experiments.studies.mechanism.estimates import Resampling, onward, side
+from experiments.studies.mechanism.estimates import Estimator, onward
 from experiments.studies.mechanism.examination import spaced
 from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.probes import probe_rows, readable_from
@@ -66,8 +67,8 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(8), 3)
     values, score, positive = rng.normal(size=24), rng.normal(size=24), np.arange(24) % 2 == 0
-    some = Resampling.of(clusters, draws=400, seed=1)
-    times = some.multiplicity[:, clusters].astype(float)
+    some = Estimator.of(clusters, draws=400, seed=1)
+    times = some.bootstrap.multiplicity[:, clusters].astype(float)
     slow = times @ values / times.sum(1)
     found = some.mean(values)
     assert found["value"] == pytest.approx(values.mean())
@@ -82,7 +83,7 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
 
 
 def test_what_is_missing_is_left_out_and_one_cluster_gives_no_interval() -> None:
-    some = Resampling.of(["a", "a", "b", "b"], draws=50, seed=0)
+    some = Estimator.of(["a", "a", "b", "b"], draws=50, seed=0)
     found = some.mean(np.array([1.0, np.nan, 3.0, np.nan]))
     assert (found["value"], found["n"], found["clusters"]) == (2, 2, 2)
     assert some.mean(np.array([1.0, 3.0, np.nan, np.nan]))["low"] is None
@@ -137,7 +138,7 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     for thing in range(3):  # concept at the picture, both points
         states[0, :, :, thing] += 8 * (np.arange(96) // 2 % 3 == thing)
     read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), (0, 1))
-    rows = probe_rows(read, cases, np.zeros(96), Resampling.of(cases.clusters, draws=100, seed=0), seed=0)
+    rows = probe_rows(read, cases, np.zeros(96), Estimator.of(cases.clusters, draws=100, seed=0), seed=0)
     assert readable_from(rows, "concept", "image", [0, 1]) == 0
     assert readable_from(rows, "concept", "verdict", [0, 1]) is None
     assert readable_from(rows, "truth", "verdict", [0, 1]) == 1
@@ -145,7 +146,7 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     found = next(r for r in rows if (r["quantity"], r["place"], r["point"]) == ("truth", "verdict", 1))
     assert found["beyond"]["value"] == pytest.approx(found["value"] - 0.5)
     untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
-    rows = probe_rows(read, untold, np.zeros(96), Resampling.of(cases.clusters, draws=10, seed=0), seed=0)
+    rows = probe_rows(read, untold, np.zeros(96), Estimator.of(cases.clusters, draws=10, seed=0), seed=0)
     assert {row["reason"] for row in rows if row["quantity"] == "concept"} == {
         "the benchmark says of no picture what it shows"
     }
@@ -162,7 +163,7 @@ def test_words_alone_do_not_read_the_truth_worse_than_chance() -> None:
         len(cells), 6, generator=torch.Generator().manual_seed(0)
     )
     read = Residuals(words[None, None], ("verdict",), (0,))
-    rows = probe_rows(read, cases, np.zeros(len(cells)), Resampling.of(cases.clusters, draws=20, seed=0), seed=0)
+    rows = probe_rows(read, cases, np.zeros(len(cells)), Estimator.of(cases.clusters, draws=20, seed=0), seed=0)
     (truth,) = [row["value"] for row in rows if row["quantity"] == "truth"]
     assert truth > 0.35  # a template whose one cell is held out leans the other way: .1 and less if fitted as it stands
 
@@ -172,7 +173,7 @@ def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
     effects = PatchEffects(
         moved, torch.zeros(3), torch.tensor([2.0, -4.0, 0.05]), ("verdict",), (0, 1, 2), (("",) * 3,)
     )
-    rows = patching_rows(effects, np.array([0, 2, 3]), Resampling.of(["a", "a", "b", "c"], draws=50, seed=0), other="x")
+    rows = patching_rows(effects, np.array([0, 2, 3]), Estimator.of(["a", "a", "b", "c"], draws=50, seed=0), other="x")
     assert [effect_at(rows, "verdict", point)["value"] for point in (0, 1, 2)] == pytest.approx([0, 2 / 6, 1])
     assert effect_at(rows, "verdict", 0)["n"] == 2  # a pair whose margins are all but equal says nothing
     assert arrives_at(rows, "verdict", [0, 1, 2]) == 2
@@ -186,7 +187,7 @@ def test_knockouts_count_towards_the_truth() -> None:
     margins = np.array([-1.0, -2, -1, -2, 1, -2])
     looked = Selection("over_safety", np.array([0, 2]), np.array([4]), np.array([1, 3, 5]), 2, 1)
     cut = np.array([[[0.5, -2, 0, -2, 0.5, -2.0]]])
-    (row,) = knockout_rows(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
+    (row,) = knockout_rows(cut, margins, cases, looked, Estimator.of(cases.clusters, draws=50, seed=0),
                        edges=[("image", "verdict")], windows=["all"])  # fmt: skip
     assert row["failures"]["value"] == pytest.approx(1.25)
     assert row["successes"]["value"] == pytest.approx(-0.5)
@@ -195,7 +196,7 @@ def test_knockouts_count_towards_the_truth() -> None:
     assert row["change"]["value"] == pytest.approx(0.0)
     looked = Selection("typical", np.array([1]), np.array([3]), np.array([0, 2]), 1, 1)
     cut = np.array([[[-1.0, -2.5, -1, -2]]])
-    (row,) = knockout_rows(cut, margins, cases, looked, Resampling.of(cases.clusters, draws=50, seed=0),
+    (row,) = knockout_rows(cut, margins, cases, looked, Estimator.of(cases.clusters, draws=50, seed=0),
                        edges=[("image", "verdict")], windows=["all"])  # fmt: skip
     assert row["failures"]["value"] == pytest.approx(0.5)  # towards No, which is the truth there
 
@@ -204,7 +205,7 @@ def test_twins_and_sentences_are_told_apart() -> None:
     samples = paired(4, lambda pair: f"s{pair % 2}")
     cases = AnsweredCases(samples, ("no",) * 8)
     margins = np.array([4.2, 4.0, -3.8, -4.0, 4.2, 4.0, -3.8, -4.0])
-    found = twin_gaps(margins, cases, twin_indices(cases), Resampling.of(cases.clusters, draws=50, seed=0))
+    found = twin_gaps(margins, cases, twin_indices(cases), Estimator.of(cases.clusters, draws=50, seed=0))
     assert found["gap"]["value"] == pytest.approx(0.2)
     assert found["ranked"]["value"] == 1
     assert found["spread"]["value"] == pytest.approx(8, abs=0.01)
@@ -218,13 +219,13 @@ def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
     lens = np.zeros((3, 80))
     lens[1:] -= 2.0 * (np.arange(80) // 8 < 6)  # from point 1 on the sentence
     lens[2] -= 0.3 * fails  # from point 2 on the case
-    found = parting(lens, cases, "over_safety", Resampling.of(cases.clusters, draws=200, seed=0), points=[0, 1, 2])
+    found = parting(lens, cases, "over_safety", Estimator.of(cases.clusters, draws=200, seed=0), points=[0, 1, 2])
     assert found["pooled"]["point"] == 1
     assert found["within"]["point"] == 2
     assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3)
     assert found["settled"] == 0  # a margin of 0 is no Yes
     assert (
-        parting(lens, cases, None, Resampling.of(cases.clusters, draws=20, seed=0), points=[0, 1, 2])["within"] is None
+        parting(lens, cases, None, Estimator.of(cases.clusters, draws=20, seed=0), points=[0, 1, 2])["within"] is None
     )
 
 
@@ -232,7 +233,7 @@ def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not()
     rng = np.random.default_rng(0)
     safe, prior = np.arange(80) % 2 == 0, rng.normal(size=80) * 5
     margins = prior + 0.5 * np.where(safe, 1, -1) + 0.1 * rng.normal(size=80)
-    some = Resampling.of(np.arange(80) // 2, draws=200, seed=0)
+    some = Estimator.of(np.arange(80) // 2, draws=200, seed=0)
     share = prior_shares(margins, prior, np.arange(80).astype(str), some)
     assert 0.9 < share["r2"]["low"] <= share["r2"]["value"] <= share["r2"]["high"] <= 1
     rows = reversal_rows(margins, {PRIOR: margins - share["weight"] * prior, "shifted": margins + 3}, safe, some)
