@@ -1,4 +1,7 @@
-"""Where failures part from successes, by the margin that the model would give at each point. Pure."""
+"""Where failures depart from successes, by the Yes/No margin that the model would give at each layer (logit lens).
+
+Margins in, rows out; no model is involved.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,22 +19,22 @@ from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
 from interp.probes import auroc
 
-SETTLED = 0.9  # of the failures lean to the wrong side
+SETTLED = 0.9  # share of the failures whose margin lies on the wrong side
 
 
-def parting(
-    lens: Float[np.ndarray, "point row"],
+def lens_rows(
+    lens: Float[np.ndarray, "layer row"],
     cases: AnsweredCases,
     subset: str | None,
     estimator: Estimator,
     *,
-    points: Sequence[int],
+    layers: Sequence[int],
 ) -> dict[str, Any]:
-    """Margins by point and subset, failures and successes apart; where those of ``subset`` part, and are settled.
+    """Margins by layer and subset, failures and successes apart, and where those of ``subset`` depart and settle.
 
-    ``settled`` is the first point from which on at least ``SETTLED`` of the failures' margins lie on the wrong side;
-    ``pooled`` and ``within`` say from which point on failures and successes differ, all together and within the same
-    sentence, with the gap (failures − successes, logits) at each point.
+    ``settled`` is the first layer from which on at least ``SETTLED`` of the failures' margins lie on the wrong side.
+    ``pooled`` and ``within`` say from which layer on failures and successes differ, all together and within one
+    sentence, with the gap (failures − successes, logits) at each layer.
     """
     curves = []
     for name in SCORED_SUBSETS:
@@ -50,57 +53,52 @@ def parting(
     settled = onward([int(entry["value"] >= SETTLED) for entry in wrong], 1)
     return found | {
         "wrong": wrong,
-        "settled": None if settled is None else points[settled],
-        "pooled": _departure(lens, cases, here, estimator, points, None),
-        "within": _departure(lens, cases, here, estimator, points, cases.questions),
+        "settled": None if settled is None else layers[settled],
+        "pooled": _departure_row(lens, cases, here, estimator, layers, None),
+        "within": _departure_row(lens, cases, here, estimator, layers, cases.questions[here]),
     }
 
 
-def _departure(
+def _departure_row(
     lens: np.ndarray,
     cases: AnsweredCases,
     here: np.ndarray,
     estimator: Estimator,
-    points: Sequence[int],
+    layers: Sequence[int],
     strata: np.ndarray | None,
 ) -> dict[str, Any]:
     draws = estimator.bootstrap.multiplicity[:, estimator.bootstrap.cluster[here]]
     try:
-        found = departure(
-            torch.from_numpy(lens[:, here]),
-            cases.failed[here],
-            draws,
-            strata=None if strata is None else strata[here],
-        )
+        found = departure(torch.from_numpy(lens[:, here]), cases.failed[here], draws, strata=strata)
     except UserError as error:
         return {"point": None, "gaps": None, "reason": str(error)}
-    ends = [percentile_interval(found.draws[:, index]) for index in range(len(points))]
+    ends = [percentile_interval(found.draws[:, index]) for index in range(len(layers))]
     low, high = (np.array([np.nan if end is None else end[i] for end in ends]) for i in (0, 1))
     first = departs_at(low, high)
-    counted = {"failures": found.failures, "successes": found.successes}
-    rows = [{"point": point, "value": found.gap[i], "low": low[i], "high": high[i], **counted}
-            for i, point in enumerate(points)]  # fmt: skip
-    return {"point": None if first is None else points[first], "gaps": rows, "reason": None}
+    counts = {"failures": found.failures, "successes": found.successes}
+    rows = [{"point": layer, "value": found.gap[i], "low": low[i], "high": high[i], **counts}
+            for i, layer in enumerate(layers)]  # fmt: skip
+    return {"point": None if first is None else layers[first], "gaps": rows, "reason": None}
 
 
 @dataclass(frozen=True)
 class Departure:
-    """How the margins of failures differ from those of successes, point by point.
+    """How the margins of failures differ from those of successes, layer by layer.
 
-    ``gap`` is the mean margin of failures less that of successes, ``auroc`` the chance that a failure's margin is above
-    a success's; both within strata if there are any. ``draws`` are the gap in each resample, NaN where one side is
-    missing from it; successes and failures without a counterpart in their stratum are not counted.
+    ``gap`` is the mean margin of failures minus that of successes, ``auroc`` the chance that a failure has the higher
+    margin; both within strata if there are any. ``draws`` is the gap in each resample, NaN where a resample lacks
+    one side. Failures and successes without a counterpart in their stratum are not counted.
     """
 
-    gap: Float[np.ndarray, "point"]
-    auroc: Float[np.ndarray, "point"]
-    draws: Float[np.ndarray, "draw point"]
+    gap: Float[np.ndarray, "layer"]
+    auroc: Float[np.ndarray, "layer"]
+    draws: Float[np.ndarray, "draw layer"]
     failures: int
     successes: int
 
 
 def departure(
-    margins: Float[Tensor, "point row"],
+    margins: Float[Tensor, "layer row"],
     failed: Sequence[bool] | Bool[np.ndarray, "row"],
     multiplicity: np.ndarray,
     *,
@@ -142,7 +140,7 @@ def departure(
     )
 
 
-def departs_at(low: Float[np.ndarray, "point"], high: Float[np.ndarray, "point"]) -> int | None:
+def departs_at(low: Float[np.ndarray, "layer"], high: Float[np.ndarray, "layer"]) -> int | None:
     """The first index from which on, to the last, every interval lies on one and the same side of 0; None if none."""
     side = np.where(low > 0, 1, np.where(high < 0, -1, 0))
     if not side[-1]:
@@ -158,11 +156,11 @@ def _weight(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _gaps(
-    values: Float[np.ndarray, "point row"],
+    values: Float[np.ndarray, "layer row"],
     fails: Bool[np.ndarray, "row"],
     multiplicity: np.ndarray,
     strata: Sequence[Bool[np.ndarray, "row"]],
-) -> Float[np.ndarray, "draw point"]:
+) -> Float[np.ndarray, "draw layer"]:
     """Weighted mean over strata of the difference of means in each resample; NaN where no stratum has both sides."""
     top = np.zeros((len(multiplicity), len(values)))
     bottom = np.zeros(len(multiplicity))

@@ -22,7 +22,7 @@ from experiments.studies.mechanism.cases import (
     select,
     twin_indices,
 )
-from experiments.studies.mechanism.departure import parting
+from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import (
     POSITION,
     WILL_REFUSE,
@@ -114,7 +114,7 @@ class Examination:
         lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at), sizes.batch_size) for at in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
-        departed = parting(curves, cases, subset, self.estimator, points=self.layers)
+        departed = lens_rows(curves, cases, subset, self.estimator, layers=self.layers)
         routes = self._routes(margins)
         directions, missing = fit_directions(states, cases, self.layers, seed=sizes.seed)
         return plain({

@@ -20,7 +20,7 @@ from experiments.studies.mechanism.cases import (
     select,
     twin_indices,
 )
-from experiments.studies.mechanism.departure import parting
+from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import alarm_effect
 from experiments.studies.mechanism.estimates import Estimator, onward
 from experiments.studies.mechanism.examination import spaced
@@ -219,13 +219,13 @@ def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
     lens = np.zeros((3, 80))
     lens[1:] -= 2.0 * (np.arange(80) // 8 < 6)  # from point 1 on the sentence
     lens[2] -= 0.3 * fails  # from point 2 on the case
-    found = parting(lens, cases, "over_safety", Estimator.of(cases.clusters, draws=200, seed=0), points=[0, 1, 2])
+    found = lens_rows(lens, cases, "over_safety", Estimator.of(cases.clusters, draws=200, seed=0), layers=[0, 1, 2])
     assert found["pooled"]["point"] == 1
     assert found["within"]["point"] == 2
     assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3)
     assert found["settled"] == 0  # a margin of 0 is no Yes
     assert (
-        parting(lens, cases, None, Estimator.of(cases.clusters, draws=20, seed=0), points=[0, 1, 2])["within"] is None
+        lens_rows(lens, cases, None, Estimator.of(cases.clusters, draws=20, seed=0), layers=[0, 1, 2])["within"] is None
     )
 
 
