@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
 
 from experiments.metrics.bootstrap import percentile_interval
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Estimator, onward
 from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
-from interp.probes import auroc
 
 SETTLED = 0.9  # share of the failures whose margin lies on the wrong side
 
@@ -69,7 +66,7 @@ def _departure_row(
 ) -> dict[str, Any]:
     draws = estimator.bootstrap.multiplicity[:, estimator.bootstrap.cluster[here]]
     try:
-        found = departure(torch.from_numpy(lens[:, here]), cases.failed[here], draws, strata=strata)
+        found = departure(lens[:, here], cases.failed[here], draws, strata=strata)
     except UserError as error:
         return {"point": None, "gaps": None, "reason": str(error)}
     ends = [percentile_interval(found.draws[:, index]) for index in range(len(layers))]
@@ -85,41 +82,40 @@ def _departure_row(
 class Departure:
     """How the margins of failures differ from those of successes, layer by layer.
 
-    ``gap`` is the mean margin of failures minus that of successes, ``auroc`` the chance that a failure has the higher
-    margin; both within strata if there are any. ``draws`` is the gap in each resample, NaN where a resample lacks
-    one side. Failures and successes without a counterpart in their stratum are not counted.
+    ``gap`` is the mean margin of failures minus that of successes, within strata if there are any. ``draws`` is the gap
+    in each resample, NaN where a resample lacks one side. Failures and successes without a counterpart in their stratum
+    are not counted.
     """
 
     gap: Float[np.ndarray, "layer"]
-    auroc: Float[np.ndarray, "layer"]
     draws: Float[np.ndarray, "draw layer"]
     failures: int
     successes: int
 
 
 def departure(
-    margins: Float[Tensor, "layer row"],
+    margins: Float[np.ndarray, "layer row"],
     failed: Sequence[bool] | Bool[np.ndarray, "row"],
     multiplicity: np.ndarray,
     *,
     strata: Sequence[str] | np.ndarray | None = None,
 ) -> Departure:
-    """Compares the failures and successes of *one* subset, where the same answer is right for all.
+    """Compares the failures and successes of *one* subset, in which all cases have the same right answer.
 
     Args:
-        multiplicity: draw × row, how often each case stands in each resample (of clusters: every case as often as its
-            cluster; ``experiments.metrics.bootstrap.draw_clusters``). No draws are fine.
-        strata: what a failure is compared within (its template, a matched pair), so that sentences on which all fail
-            are not set against others on which none does. A stratum counts with n₁n₂/(n₁ + n₂) of its two sides.
+        multiplicity: draw × row, how often each case occurs in each resample, which is as often as its cluster does
+            (``experiments.metrics.bootstrap.draw_clusters``). There may be no draws.
+        strata: what failures and successes are compared within (a template, a matched pair), so that sentences on
+            which all fail are not set against others on which none does. The weight of a stratum is n₁n₂/(n₁ + n₂)
+            of its two sides.
 
     Raises:
-        UserError: columns of unlike lengths, or no stratum with both a failure and a success.
+        UserError: lengths differ, or no stratum has both a failure and a success.
     """
     fails = np.asarray(failed, dtype=bool)
     stratum = np.zeros(len(fails), dtype=int) if strata is None else np.unique(strata, return_inverse=True)[1]
     if not len(fails) == len(stratum) == multiplicity.shape[1] == margins.shape[1]:
         raise UserError(f"margins of {margins.shape[1]} rows with columns of other lengths; there must be one for each")
-    values = margins.double().numpy()
     both = [s for s in range(int(stratum.max()) + 1) if 0 < fails[stratum == s].sum() < (stratum == s).sum()]
     if not both:
         raise UserError(
@@ -128,20 +124,16 @@ def departure(
         )
     counted = np.isin(stratum, both)
     once = np.ones((1, len(fails)))
-    sizes = np.array([[fails[stratum == s].sum(), (~fails[stratum == s]).sum()] for s in both])
-    weight = _weight(sizes[:, 0], sizes[:, 1])
-    areas = [[auroc(row[stratum == s], fails[stratum == s]) for s in both] for row in values]
     return Departure(
-        gap=_gaps(values, fails, once, [stratum == s for s in both])[0],
-        auroc=np.asarray(areas) @ weight / weight.sum(),
-        draws=_gaps(values, fails, multiplicity, [stratum == s for s in both]),
+        gap=_gaps(margins, fails, once, [stratum == s for s in both])[0],
+        draws=_gaps(margins, fails, multiplicity, [stratum == s for s in both]),
         failures=int(fails[counted].sum()),
         successes=int((~fails[counted]).sum()),
     )
 
 
 def departs_at(low: Float[np.ndarray, "layer"], high: Float[np.ndarray, "layer"]) -> int | None:
-    """The first index from which on, to the last, every interval lies on one and the same side of 0; None if none."""
+    """The first index from which on, to the last, every interval lies on one side of 0; None if the last does not."""
     side = np.where(low > 0, 1, np.where(high < 0, -1, 0))
     if not side[-1]:
         return None
@@ -150,26 +142,26 @@ def departs_at(low: Float[np.ndarray, "layer"], high: Float[np.ndarray, "layer"]
 
 
 def _weight(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of a stratum: the inverse of the variance of a difference of means of so many cases."""
+    """Of a stratum: the inverse variance of a difference of means of that many cases."""
     total = one + other
     return np.divide(one * other, total, out=np.zeros_like(total, dtype=float), where=total > 0)
 
 
 def _gaps(
-    values: Float[np.ndarray, "layer row"],
+    margins: Float[np.ndarray, "layer row"],
     fails: Bool[np.ndarray, "row"],
     multiplicity: np.ndarray,
     strata: Sequence[Bool[np.ndarray, "row"]],
 ) -> Float[np.ndarray, "draw layer"]:
     """Weighted mean over strata of the difference of means in each resample; NaN where no stratum has both sides."""
-    top = np.zeros((len(multiplicity), len(values)))
+    top = np.zeros((len(multiplicity), len(margins)))
     bottom = np.zeros(len(multiplicity))
     for here in strata:
         means, counts = [], []
         for side in (here & fails, here & ~fails):
             times = multiplicity[:, side].astype(float)
             counts.append(times.sum(1))
-            means.append(times @ values[:, side].T / np.maximum(counts[-1], 1)[:, None])
+            means.append(times @ margins[:, side].T / np.maximum(counts[-1], 1)[:, None])
         weight = _weight(*counts)
         top += weight[:, None] * (means[0] - means[1])
         bottom += weight
