@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.evaluation.answer import batches
-from experiments.studies.failure_modes.rules import MEANINGS, Labelled, Mode
+from experiments.studies.failure_modes.rules import MEANINGS, Mode, ModeLabel
 from experiments.types import Sample
 from mitigation.method import Baseline
 
@@ -32,7 +32,7 @@ def question(record: Mapping[str, Any]) -> str:
     )
 
 
-def parsed(reply: str) -> Labelled | None:
+def parsed(reply: str) -> ModeLabel | None:
     """The label of a reply; None where it holds no JSON object with a known label, or several that differ."""
     found = set()
     for text in _OBJECT.findall(reply):
@@ -41,13 +41,13 @@ def parsed(reply: str) -> Labelled | None:
         except ValueError:
             continue
         if isinstance(value, dict) and value.get("label") in list(Mode):
-            found.add(Labelled(Mode(value["label"]), "judge", str(value.get("reason", ""))[:300]))
+            found.add(ModeLabel(Mode(value["label"]), "judge", str(value.get("reason", ""))[:300]))
     return next(iter(found)) if len({labelled.mode for labelled in found}) == 1 else None
 
 
 def ask(
     vlm: "VLM", records: Sequence[Mapping[str, Any]], samples: Mapping[str, Sample], *, batch_size: int
-) -> dict[tuple[str, str], Labelled]:
+) -> dict[tuple[str, str], ModeLabel]:
     """(case, arm) → the judge's label; a reply that cannot be read is left out, so that the rule's label stands."""
     found = {}
     for batch in batches(list(records), batch_size):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.labels import plain_cell, safe_cell
-from experiments.studies.failure_modes.rules import Labelled, Mode
+from experiments.studies.failure_modes.rules import Mode, ModeLabel
 from interp.errors import UserError
 
 COLUMNS = ("case", "arm", "subset", "scenario", "gold", "verdict", "label", "source", "reason", "hand", "note", "text",
@@ -15,7 +15,7 @@ Key = tuple[str, str]  # case, arm
 _MOST_CELL = 10_000_000
 
 
-def write(path: Path, rows: Iterable[tuple[Mapping[str, Any], Labelled, Mapping[str, str]]]) -> None:
+def write(path: Path, rows: Iterable[tuple[Mapping[str, Any], ModeLabel, Mapping[str, str]]]) -> None:
     """A line a (record, label, what a person wrote: ``hand`` and ``note``). The column ``hand`` is the one to fill in.
 
     Cells that a spreadsheet would take for a formula carry an apostrophe (``labels.safe_cell``).

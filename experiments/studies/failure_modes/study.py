@@ -6,23 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs, study
 from experiments.metrics.tests import wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.report.numbers import percent, percent_interval
+from experiments.report.table import Cell, Column, Table, terminal
 from experiments.runs.directory import write_json
 from experiments.studies.failure_modes import llm_labels, sheet
-from experiments.studies.failure_modes.rules import Labelled, Mode, is_failure, label
+from experiments.studies.failure_modes.rules import Mode, ModeLabel, is_failure, label
 from interp.errors import UserError
 
 SHEET, COUNTS = "failure_modes.csv", "failure_modes.json"
-Row = tuple[Mapping[str, Any], Labelled, Mapping[str, str]]
+Row = tuple[Mapping[str, Any], ModeLabel, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -51,24 +49,24 @@ class FailureModes:
         write_json(folder / COUNTS, plain(result))
         console = Console()
         for arm, subsets in result["arms"].items():
-            console.print(table(arm, subsets))
+            console.print(terminal(table(arm, subsets), stacked=False))
         console.print(_sources(rows, folder), highlight=False, soft_wrap=True, markup=False)
 
-    def _judged(self, run: Run, failed: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Labelled]:
+    def _judged(self, run: Run, failed: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], ModeLabel]:
         samples = {sample.id: sample for sample in run.benchmark.load().samples}
         return llm_labels.ask(study.connected(run), failed, samples, batch_size=run.batch_size)
 
 
 def _labelled(
     record: Mapping[str, Any],
-    judged: Mapping[tuple[str, str], Labelled],
+    judged: Mapping[tuple[str, str], ModeLabel],
     by_hand: Mapping[tuple[str, str], Mapping[str, str]],
-) -> tuple[Labelled, Mapping[str, str]]:
+) -> tuple[ModeLabel, Mapping[str, str]]:
     """A person's label wins over the judge's, and that over the rules'."""
     key = record["case"], record["arm"]
     wrote = by_hand.get(key, {})
     if wrote.get("hand"):
-        return Labelled(Mode(wrote["hand"]), "hand", wrote.get("note", "")), wrote
+        return ModeLabel(Mode(wrote["hand"]), "hand", wrote.get("note", "")), wrote
     return judged.get(key) or label(record), wrote
 
 
@@ -91,21 +89,17 @@ def counts(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def table(arm: str, subsets: Mapping[str, Any]) -> Table:
-    """One arm: its failures by mode, a column a subset."""
-    drawn = Table(title=Text(f"Failures of {arm} by mode (%)", style="bold"), title_justify="left", box=SIMPLE_HEAD,
-                  padding=0, pad_edge=False)  # fmt: skip
-    drawn.add_column("mode")
-    for name, block in subsets.items():
-        drawn.add_column(Text(f"{name.replace('_', '-')}\nn = {block['n']}"), justify="right")
+    """One arm: its failures by mode in % with 95% intervals, a column a subset."""
+    headings = {name: f"{name.replace('_', '-')}\nn = {block['n']}" for name, block in subsets.items()}
+    records = []
     for mode in Mode:
-        cells = [block["modes"].get(mode.value) for block in subsets.values()]
-        if any(cells):
-            drawn.add_row(mode.value, *map(_share, cells))
-    return drawn
-
-
-def _share(cell: Mapping[str, Any] | None) -> Text:
-    return Text("" if cell is None else f"{percent(cell['share'])} {percent_interval(cell['interval'])}")
+        found = {name: block["modes"][mode.value] for name, block in subsets.items() if mode.value in block["modes"]}
+        if found:
+            cells = {headings[name]: Cell(percent(one["share"]), percent_interval(one["interval"]))
+                     for name, one in found.items()}  # fmt: skip
+            records.append({"mode": mode.value, **cells})
+    columns = [Column("mode", "left"), *(Column(heading) for heading in headings.values())]
+    return Table.of(f"Failures of {arm} by mode (%)", records, columns=columns)
 
 
 def _sources(rows: Sequence[Row], folder: Path) -> str:

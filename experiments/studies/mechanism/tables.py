@@ -11,7 +11,7 @@ from experiments.report.table import Cell, Column, Narrow, Table, estimate, perc
 
 Result = Mapping[str, Any]
 Record = dict[str, "str | Cell"]
-LABEL, LAYER, OTHER = 16, 6, 9  # characters of a column in the terminal: the first, one of a layer, any other
+LABEL, LAYER, OTHER = 16, 6, 10  # characters of a column in the terminal: the first, one of a layer, any other
 
 
 def tables(result: Result) -> list[Table]:

@@ -1,4 +1,4 @@
-"""Records of the conditions → the contents of stages.json and two sentences. Pure: knows no files and no models."""
+"""Records of the conditions → the contents of stages.json."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,16 @@ import numpy as np
 from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.metrics.tests import holm, mcnemar, wilson
 from experiments.metrics.yes_no.results import plain
-from experiments.report.numbers import change, share
-from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, Chosen, cautious
+from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, cautious
 from experiments.studies.reasoning_stages.oracles import Perception
 from experiments.types import Kind
 
 STAGES = ("perception", "intent", "decision")
-Known = Mapping[str, bool]  # case → whether it met caution
+Caution = Mapping[str, bool]  # case → whether it met caution
 
 
 def summarise(
-    chosen: Chosen,
+    chosen: CautiousCases,
     records: Sequence[Mapping[str, Any]],
     perceived: Mapping[str, Perception],
     kind: Kind,
@@ -67,18 +66,18 @@ def _perception(perceived: Mapping[str, Perception], cases: Sequence[str]) -> di
                        for name in ("right", "misperceived", "refused")}}  # type: ignore[index]  # fmt: skip
 
 
-def _rates(found: Mapping[str, Known], cases: Sequence[str]) -> dict[str, Any]:
+def _rates(found: Mapping[str, Caution], cases: Sequence[str]) -> dict[str, Any]:
     return {name: _rate(found.get(name, {}), cases) for name in CONDITIONS} if cases else {}
 
 
-def _rate(known: Known, cases: Sequence[str]) -> dict[str, Any]:
+def _rate(known: Caution, cases: Sequence[str]) -> dict[str, Any]:
     met = [known[case] for case in cases if case in known]
     return {"rate": sum(met) / len(met) if met else None, "interval": wilson(sum(met), len(met)), "n": len(met),
             "n_of": len(cases)}  # fmt: skip
 
 
 def _table(
-    found: Mapping[str, Known], cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
+    found: Mapping[str, Caution], cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
 ) -> dict[str, Any]:
     """Rate of caution a condition, and its paired change from the cases as asked; Holm's correction over conditions."""
     table = {name: _rate(found.get(name, {}), cases) for name in CONDITIONS}
@@ -93,7 +92,7 @@ def _table(
 
 
 def _change(
-    before: Known, after: Known, cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
+    before: Caution, after: Caution, cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
 ) -> dict[str, Any]:
     both = [case for case in cases if case in before and case in after]
     was, now = (np.array([known[case] for case in both], dtype=bool) for known in (before, after))
@@ -112,7 +111,7 @@ def _change(
 
 
 def stages(
-    found: Mapping[str, Known], cases: Sequence[str], perceived: Mapping[str, Perception]
+    found: Mapping[str, Caution], cases: Sequence[str], perceived: Mapping[str, Perception]
 ) -> dict[str, dict[str, Any]]:
     """At which stage each failure goes wrong, by what lifts the caution.
 
@@ -132,46 +131,3 @@ def stages(
             counted["decision"] += 1
     return {name: {"count": counted[name], "n": len(known), "interval": wilson(counted[name], len(known))}
             for name in STAGES}  # fmt: skip
-
-
-def sentences(result: Mapping[str, Any], *, where: str = "") -> list[str]:
-    """Two sentences with numbers, intervals and counts; one where there is no failure to look at."""
-    lead, cases = f"{where}: " if where else "", result["cases"]
-    if not cases["failures"]:
-        return [f"{lead}none of {cases['safe_in_run']} safe cases with a picture met caution, so there is nothing to "
-                "trace to a stage."]  # fmt: skip
-    return [lead + _described(result), _decided(result)]
-
-
-def _described(result: Mapping[str, Any]) -> str:
-    cases, table, seen = result["cases"], result["caution"]["failures"], result["perception"]["failures"]
-    chosen = f"{cases['failures']} of {cases['failures_in_run']} failures"
-    told, meant = table["description"], table["description_intent"]
-    return (
-        f"{cases['failures_in_run']} of {cases['safe_in_run']} safe cases met caution; of {chosen} looked at, the "
-        f"caption is right in {share(seen['right']['rate'])}, and caution stays in {_within(told)} with the true "
-        f"description added and in {_within(meant)} with description and intent added."
-    )
-
-
-def _decided(result: Mapping[str, Any]) -> str:
-    table, matched = result["caution"]["failures"], result["caution"].get("matched")
-    told, other = table["description"], table["other_description"]
-    text = f"Added, the description changes caution by {change(told['change'])}"
-    if other["change"]:
-        text += f", the description of another picture by {change(other['change'])}"
-    if matched and matched["description_intent"]["change"]:
-        text += (
-            f"; on {matched['description_intent']['n']} matched harmful cases, where caution is right, description and "
-            f"intent change it by {change(matched['description_intent']['change'])}"
-        )
-    counted = result["stages"]
-    listed = ", ".join(f"{name} {counted[name]['count']}" for name in STAGES)
-    return f"{text}; by the stage at which caution lifts: {listed} of {counted['decision']['n']}."
-
-
-def _within(row: Mapping[str, Any]) -> str:
-    if row["rate"] is None:
-        return "none that could be asked"
-    low, high = row["interval"]
-    return f"{share(row['rate'])} of {row['n']} (95% interval {share(low)} to {share(high)})"

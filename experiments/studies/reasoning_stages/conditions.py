@@ -1,8 +1,8 @@
-"""Which cases the stages are looked at on: the baseline's over-cautious failures, and their matched twins. Pure.
+"""Which cases are traced to a stage, and the other ways in which they are asked.
 
-The same cases asked in other ways: with an oracle's words added, and with the picture taken away or replaced. Pure.
-
-Each condition makes new cases of the same ids, whose answers a study records like any others.
+Over-cautious failures of the baseline and their unsafe twins are asked again with an oracle's words added, or with the
+picture taken away or replaced. Each condition makes new samples of the same ids, whose answers are recorded like any
+others. No model is involved.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,15 +50,15 @@ def captions(samples: Sequence[Sample], oracle: Oracle) -> list[Sample]:
 def conditions(
     samples: Sequence[Sample], everything: Sequence[Sample], oracle: Oracle, *, seed: int
 ) -> dict[str, list[Sample]]:
-    """Condition → the cases that can be asked so; ``everything`` are the cases whose picture or words may be borrowed.
+    """Condition → the cases that can be asked that way; pictures and words may be borrowed from ``everything``.
 
-    A case without a description leaves the conditions that need one, and one without a picture those about pictures.
+    A case without a description leaves out the conditions that need one.
     """
     made: dict[str, Callable[[Sample], Sample | None]] = {
         ASKED: lambda sample: sample,
         "description": lambda sample: _told(sample, oracle.description(sample)),
         "description_intent": lambda sample: _told(sample, oracle.description(sample), oracle.intent(sample)),
-        "other_description": lambda sample: _told(sample, _strange(sample, everything, oracle, seed)),
+        "other_description": lambda sample: _told(sample, _foreign_description(sample, everything, oracle, seed)),
         "caption_instead": lambda sample: _without(_told(sample, oracle.description(sample))),
         "no_image": _without,
         "blank_image": lambda sample: replace(sample, image=Blank(sample.image)) if sample.image else None,
@@ -69,7 +69,7 @@ def conditions(
 
 
 def _told(sample: Sample, *words: str | None) -> Sample | None:
-    """The words on a line of their own before the question; None where any of them is missing."""
+    """The words on a line of their own before the question; None where one of them is missing."""
     told = [text for text in words if text]
     return replace(sample, prompt=f"{' '.join(told)}\n{sample.prompt}") if len(told) == len(words) else None
 
@@ -83,8 +83,8 @@ def _swapped(sample: Sample, everything: Sequence[Sample], seed: int) -> Sample 
     return None if other is None else replace(sample, image=other.image)
 
 
-def _strange(sample: Sample, everything: Sequence[Sample], oracle: Oracle, seed: int) -> str | None:
-    """The description of a case by hash whose description is another; None where there is none."""
+def _foreign_description(sample: Sample, everything: Sequence[Sample], oracle: Oracle, seed: int) -> str | None:
+    """The description of another case, chosen by hash, that differs from the case's own; None where there is none."""
     own = oracle.description(sample)
     for other in sorted(everything, key=lambda one: hash_key(seed, sample.id, one.id)):
         told = oracle.description(other) if other.image is not None else None
@@ -96,8 +96,8 @@ def _strange(sample: Sample, everything: Sequence[Sample], oracle: Oracle, seed:
 CAUTIOUS = {"yes_no": (Verdict.NO,), "refusal": (Verdict.REFUSED, Verdict.PARTIAL)}
 
 
-class Chosen(NamedTuple):
-    """Failures (safe cases met with caution), their matched cases (caution is right, and given), and the totals."""
+class CautiousCases(NamedTuple):
+    """Failures (safe cases met with caution), their unsafe twins that met caution too, and the run's totals."""
 
     failures: list[Sample]
     matched: list[Sample]
@@ -106,18 +106,18 @@ class Chosen(NamedTuple):
 
 
 def cautious(record: Mapping[str, Any], kind: Kind) -> bool | None:
-    """Whether an answer says "unsafe" or refuses; None where it cannot be known, as without an answer."""
+    """Whether an answer says "unsafe" or refuses; None where that is unknown, for example without an answer."""
     if record["verdict"] in (None, Verdict.JUDGE_FAILED) or Status(record["status"]).excluded:
         return None
     return record["verdict"] in CAUTIOUS[kind]
 
 
-def choose(
+def cautious_cases(
     samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], kind: Kind, *, limit: int | None, seed: int
-) -> Chosen:
-    """At most ``limit`` failures with a picture, by hash of their ids, and for each its twin if that met caution too.
+) -> CautiousCases:
+    """At most ``limit`` failures with a picture, by hash of their ids, and the twin of each if it met caution too.
 
-    The twin has the opposite truth: IconWorld's counterfactual pair, MOSSBench's contrast case of the same pid. What
+    A twin has the opposite truth: IconWorld's counterfactual pair, MOSSBench's contrast case of the same pid. What
     lowers caution on failures and on twins alike has moved a threshold; what lowers it on failures alone has helped.
     """
     found = {record["case"]: cautious(record, kind) for record in records}
@@ -130,4 +130,4 @@ def choose(
         twin = next((other for other in samples if is_unsafe_twin(failure, other)), None)
         if twin is not None and found.get(twin.id) and twin.image is not None:
             matched.append(twin)
-    return Chosen(failures, matched, len(failed), len(safe))
+    return CautiousCases(failures, matched, len(failed), len(safe))

@@ -5,22 +5,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation import study as scoring
 from experiments.evaluation.answer import PREDICTIONS, Answering
-from experiments.report.numbers import fixed_interval, p_value, percent, percent_interval
+from experiments.report.findings.reasoning_stages import notes, sentences
+from experiments.report.numbers import p_value, percent, percent_interval
+from experiments.report.table import Cell, Column, Table, terminal
 from experiments.runs.directory import RunStore, open_run
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.provenance import describe
 from experiments.runs.records import now
-from experiments.studies.reasoning_stages.analysis import sentences, summarise
-from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, Chosen, captions, choose, conditions
+from experiments.studies.reasoning_stages.analysis import summarise
+from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, captions, cautious_cases, conditions
 from experiments.studies.reasoning_stages.oracles import Oracle, Perception, oracle_of
 from experiments.types import Sample
 from interp.errors import UserError
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 CONDITIONS_FILE, CAPTIONS_FILE = "stages.jsonl", "captions.jsonl"
 CAPTION_TOKENS = 128
-OURS = "The wordings are ours: the paper's prompts are not published."
 
 
 @sharded
@@ -65,7 +63,7 @@ class ReasoningStages:
             if launch.first:
                 work.conclude(environment)
         if result["caution"]:
-            console.print(table(result))
+            console.print(terminal(table(result)))
         for line in (*result["sentences"], *result["notes"], f"stages: {store.path / 'stages.json'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
@@ -76,7 +74,7 @@ class ReasoningStages:
         oracle = oracle_of(run.benchmark.name)
         kind = run.benchmark.kind
         baseline = [record for record in store.records(PREDICTIONS) if record["arm"] == "baseline"]
-        chosen = choose(samples, baseline, kind, limit=self.failures, seed=run.seed)
+        chosen = cautious_cases(samples, baseline, kind, limit=self.failures, seed=run.seed)
         cases = [*chosen.failures, *chosen.matched]
         perceived = self._perceive(run, vlm, store, cases, manifest, oracle, console)
         answering = Answering(run, vlm, store, console)
@@ -89,7 +87,7 @@ class ReasoningStages:
         records = _latest([*own, *store.records(CONDITIONS_FILE)], cases)
         result = summarise(chosen, records, perceived, kind, seed=run.seed, draws=run.draws)
         result["sentences"] = sentences(result, where=f"{run.model.name} on {run.benchmark.name}")
-        result["notes"] = list(notes(chosen, oracle))
+        result["notes"] = notes(result, oracle.caption_rule)
         result["finished"] = now()
         store.write_json("stages.json", result)
         if store.launch.first:
@@ -119,19 +117,6 @@ def _latest(records: Sequence[Mapping[str, Any]], cases: Sequence[Sample]) -> li
     return list({(r["case"], r["arm"]): r for r in records if r["case"] in wanted}.values())
 
 
-def notes(chosen: Chosen, oracle: Oracle) -> list[str]:
-    """What limits the numbers, a sentence each."""
-    found = [OURS, oracle.caption_rule]
-    if chosen.failures:
-        found.append(
-            "Failures were chosen because they met caution, so that as asked all do; how far a condition lowers it is "
-            "to be read beside the description of another picture, whose words say nothing of the case."
-        )
-    if not chosen.matched and chosen.failures:
-        found.append("No failure has a harmful twin in this run that met caution, so there is nothing to match with.")
-    return found
-
-
 def frame(result: Mapping[str, Any]) -> pd.DataFrame:
     """A line a group and condition."""
     rows = []
@@ -148,25 +133,20 @@ def frame(result: Mapping[str, Any]) -> pd.DataFrame:
 
 def table(result: Mapping[str, Any]) -> Table:
     """Caution in % by condition, on failures and on matched harmful cases, with paired changes in points."""
-    drawn = Table(title=Text("Answers that meet the case with caution (%)", style="bold"), title_justify="left",
-                  box=SIMPLE_HEAD, padding=0, pad_edge=False)  # fmt: skip
-    drawn.add_column("condition", max_width=18)
-    names = {"failures": "failures", "matched": "matched"}
-    groups = [name for name in names if name in result["caution"]]
+    groups = [name for name in ("failures", "matched") if name in result["caution"]]
+    columns = [Column("condition", "left", fold=18)]
     for name in groups:
-        for heading in (f"{names[name]}\n(n)", "change", "p"):
-            drawn.add_column(Text(heading), justify="right", no_wrap=True)
+        columns += [Column(name, short=f"{name}\n(n)"), Column(f"{name}: change", short="change"),
+                    Column(f"{name}: p", short="p")]  # fmt: skip
+    records = []
     for condition in CONDITIONS:
-        cells = []
+        record: dict[str, str | Cell] = {"condition": condition if condition != ASKED else "as asked"}
         for group in groups:
             row = result["caution"][group][condition]
-            changed = row["change"]
-            cells += [Text(f"{percent(row['rate'])} ({row['n']})\n").append(percent_interval(row["interval"]), "dim")]
-            if changed is None:
-                cells += [Text(""), Text("")]
-                continue
-            ends = None if changed["low"] is None else (100 * changed["low"], 100 * changed["high"])
-            cells += [Text(percent(changed["value"], sign=True) + "\n").append(fixed_interval(ends, 0), "dim"),
-                      Text(p_value(changed["p_holm"]))]  # fmt: skip
-        drawn.add_row(Text(condition if condition != ASKED else "as asked"), *cells)
-    return drawn
+            record[group] = Cell(f"{percent(row['rate'])} ({row['n']})", percent_interval(row["interval"]))
+            if changed := row["change"]:
+                ends = percent_interval((changed["low"], changed["high"]))
+                record[f"{group}: change"] = Cell(percent(changed["value"], sign=True), ends)
+                record[f"{group}: p"] = p_value(changed["p_holm"])
+        records.append(record)
+    return Table.of("Answers that meet the case with caution (%)", records, columns=columns)

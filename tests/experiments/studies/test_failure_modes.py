@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.studies.failure_modes import llm_labels, sheet
-from experiments.studies.failure_modes.rules import Labelled, Mode, is_failure, label
+from experiments.studies.failure_modes.rules import Mode, ModeLabel, is_failure, label
 from experiments.studies.failure_modes.study import FailureModes, counts
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -72,7 +72,7 @@ def test_failures_are_wrong_answers_of_the_model(record: dict[str, Any], failed:
 
 def test_a_reply_is_read_only_as_json_with_one_known_label() -> None:
     reply = '```json\n{"label": "factual error", "reason": "dogs cannot fly"}\n```'
-    assert llm_labels.parsed(reply) == Labelled(Mode.FACTUAL_ERROR, "judge", "dogs cannot fly")
+    assert llm_labels.parsed(reply) == ModeLabel(Mode.FACTUAL_ERROR, "judge", "dogs cannot fly")
     for bad in ("factual error", '{"label": "bad"}', "{label: correct}", '{"label": ["correct"]}',
                 '{"label": "correct"} {"label": "factual error"}'):  # fmt: skip
         assert llm_labels.parsed(bad) is None
@@ -159,8 +159,8 @@ def test_a_judge_labels_what_it_can_be_read_for() -> None:
 
 
 def test_counts_are_shares_of_a_subsets_failures() -> None:
-    rows = [(failure("yes", "no", "No."), Labelled(Mode.OVER_ALIGNMENT, "rule 5", ""), {})] * 3
-    rows += [(failure("yes", "no", "No."), Labelled(Mode.MISUNDERSTANDING, "hand", ""), {})]
+    rows = [(failure("yes", "no", "No."), ModeLabel(Mode.OVER_ALIGNMENT, "rule 5", ""), {})] * 3
+    rows += [(failure("yes", "no", "No."), ModeLabel(Mode.MISUNDERSTANDING, "hand", ""), {})]
     block = counts(rows)["arms"]["baseline"]["over_safety"]
     assert block["n"] == 4
     assert block["modes"]["over-alignment"]["share"] == 3 / 4

@@ -371,7 +371,7 @@ def test_tables_and_figure_show_every_part() -> None:
     found = tables.tables(told())
     assert len(found) == 8
     for table in found:
-        assert len({tuple(row) for row in table.rows}) == 1
+        assert len({tuple(row) for row in table.records()}) == 1
         terminal(table)
     assert len(tables.frames(told())["probes"]) == 12
     drawn = figure.draw(told())

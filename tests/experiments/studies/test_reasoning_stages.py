@@ -10,8 +10,9 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import is_unsafe_twin
-from experiments.studies.reasoning_stages.analysis import sentences, stages, summarise
-from experiments.studies.reasoning_stages.conditions import CONDITIONS, Chosen, choose, conditions
+from experiments.report.findings.reasoning_stages import sentences
+from experiments.studies.reasoning_stages.analysis import stages, summarise
+from experiments.studies.reasoning_stages.conditions import CONDITIONS, CautiousCases, cautious_cases, conditions
 from experiments.studies.reasoning_stages.oracles import DescriptionOracle, IconWorldOracle, Perception
 from experiments.studies.reasoning_stages.study import ReasoningStages
 from experiments.types import Sample
@@ -100,13 +101,13 @@ def test_failures_are_chosen_with_the_twins_that_met_caution_rightly() -> None:
     unsafe = [next(s for s in SAMPLES if is_unsafe_twin(one, s)) for one in safe]
     records = [record(s.id, "no") for s in safe[:4]] + [record(s.id, "yes") for s in safe[4:]]
     records += [record(unsafe[0].id, "no"), record(unsafe[1].id, "yes"), record(unsafe[2].id, None, status="empty")]
-    found = choose([*safe, *unsafe], records, "yes_no", limit=None, seed=0)
+    found = cautious_cases([*safe, *unsafe], records, "yes_no", limit=None, seed=0)
     assert {s.id for s in found.failures} == {s.id for s in safe[:4]}
     assert [s.id for s in found.matched] == [unsafe[0].id]
     assert (found.failures_in_run, found.safe_in_run) == (4, 6)
-    assert len(choose([*safe, *unsafe], records, "yes_no", limit=2, seed=0).failures) == 2
+    assert len(cautious_cases([*safe, *unsafe], records, "yes_no", limit=2, seed=0).failures) == 2
     control = next(s for s in SAMPLES if s.subset == "control")
-    assert choose([control], [record(control.id, "no")], "yes_no", limit=None, seed=0).failures == []
+    assert cautious_cases([control], [record(control.id, "no")], "yes_no", limit=None, seed=0).failures == []
 
 
 def test_the_twin_of_a_photograph_has_its_pid() -> None:
@@ -131,7 +132,7 @@ def test_each_failure_belongs_to_the_stage_that_lifts_its_caution() -> None:
 def test_changes_are_paired_and_the_sentences_carry_them() -> None:
     failures = [s for s in SAMPLES if s.subset == "over_safety"][:8]
     twin = [next(s for s in SAMPLES if is_unsafe_twin(one, s)) for one in failures]
-    chosen = Chosen(failures, twin, 8, 20)
+    chosen = CautiousCases(failures, twin, 8, 20)
     rows = [record(s.id, "no", "asked") for s in (*failures, *twin)]
     rows += [record(s.id, "yes" if at < 6 else "no", "description") for at, s in enumerate(failures)]
     rows += [record(s.id, "no", "description") for s in twin]
@@ -148,7 +149,7 @@ def test_changes_are_paired_and_the_sentences_carry_them() -> None:
     first, second = sentences(result, where="model")
     assert first.startswith("model: 8 of 20 safe cases met caution; of 8 of 8 failures")
     assert "−75.0 points" in second
-    nothing = summarise(Chosen([], [], 0, 20), [], {}, "yes_no", seed=0, draws=20)
+    nothing = summarise(CautiousCases([], [], 0, 20), [], {}, "yes_no", seed=0, draws=20)
     assert len(sentences(nothing)) == 1
 
 
