@@ -24,6 +24,7 @@ from experiments.config import Run
 from experiments.evaluation.attention_log import FILE, MapResolution, finest
 from experiments.metrics.yes_no import results
 from experiments.report.build import build, thumbnail_name
+from experiments.report.findings.yes_no import worded
 from experiments.report.run_files import THUMBNAIL_QUALITY
 from experiments.runs.directory import RunStore, open_run
 from interp.errors import UserError
@@ -80,7 +81,7 @@ class ReportBench:
         store = RunStore(folder, io.StringIO(), resumed=False)
         (folder / "predictions.jsonl").unlink(missing_ok=True)
         store.append(lines)
-        found = results.evaluate(pd.DataFrame(lines), seed=0, draws=200, where="a made-up run")
+        found = worded(results.evaluate(pd.DataFrame(lines), seed=0, draws=200), where="a made-up run")
         store.write_json("metrics.json", found)
         model = {"name": "made up"}
         store.write_json("environment.json", {"model": model, "benchmark": {"name": "made up", "n": self.cases}})

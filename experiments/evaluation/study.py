@@ -19,11 +19,13 @@ from experiments.evaluation import answer, fit
 from experiments.evaluation.answer import PREDICTIONS, Answering, batches
 from experiments.evaluation.batching import halved
 from experiments.metrics.refusal import results as refusal
-from experiments.metrics.refusal.correction import corrected, sentences
+from experiments.metrics.refusal.correction import corrected
 from experiments.metrics.yes_no import results as metrics
 from experiments.report import refusal as refusal_terminal
 from experiments.report import terminal
 from experiments.report.build import build
+from experiments.report.findings import refusal as refusal_words
+from experiments.report.findings import yes_no as yes_no_words
 from experiments.report.run_files import write_thumbnails
 from experiments.runs import records
 from experiments.runs.directory import RunStore, open_run
@@ -94,11 +96,10 @@ def evaluate(
             empty_as_refusal=rules.count_empty_as_refusal,
             safety_margin=rules.unsafe_margin,
             not_applicable=missing,
-            where=where,
-            caveat=caveat,
         )
-        return result if rules.judge_card is None else _beside(result, rules.judge, rules.judge_card)
-    return metrics.evaluate(
+        worded = refusal_words.worded(result, where=where, caveat=caveat)
+        return worded if rules.judge_card is None else _beside(worded, rules.judge, rules.judge_card)
+    result = metrics.evaluate(
         frame,
         seed=rules.seed,
         draws=rules.draws,
@@ -106,15 +107,14 @@ def evaluate(
         control=control,
         study=study,
         unsafe_margin=rules.unsafe_margin,
-        where=where,
-        caveat=caveat,
     )
+    return yes_no_words.worded(result, where=where, caveat=caveat)
 
 
 def _beside(result: dict[str, Any], judge: str, card: str) -> dict[str, Any]:
     """The raw rates with the corrected ones beside."""
     found = corrected(result, Path(card), judge)
-    return result | {"corrected": found, "caveats": [*result["caveats"], *sentences(found)]}
+    return result | {"corrected": found, "caveats": [*result["caveats"], *refusal_words.correction(found)]}
 
 
 def shown(result: Mapping[str, Any]) -> RenderableType:

@@ -1,26 +1,33 @@
-"""What a rule concluded from numbers, apart from the words in which a report says it.
+"""What was found, as values: a question, an answer of a closed set, and the numbers that decide it.
 
-The rules stand beside the numbers, in ``experiments.metrics`` and in the studies; ``experiments.report.findings`` turns
-findings into sentences. Whoever edits a sentence cannot change what was concluded.
+Rules decide, sentences only say: a rule stands beside the numbers it reads (``metrics/yes_no/findings.py``,
+``metrics/refusal/findings.py``, a study's own module) and returns ``Finding``s; they are kept in the JSON file of the
+result under ``findings``; ``experiments/report/findings/<subject>.py`` turns them into English by templates and never
+looks at an interval to choose one. A new subject adds its rules beside its numbers, and one module of templates there.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+Evidence = Mapping[str, Any]  # plain numbers by name
 
 
 class Answer(StrEnum):
     """Every answer that a rule can give; which of them a question can have is said where it is decided."""
 
+    ROSE = "rose"  # the interval of the change lies above 0
+    FELL = "fell"  # the interval of the change lies below 0
+    NOT_SHOWN = "not shown"  # the interval contains no difference
+    CANNOT_TELL = "cannot tell"  # there is no such number here, or no interval of it
+    ONLY_CRITERION = "only the criterion"  # accuracies changed, discrimination was not shown to
     YES = "yes"
+    NO = "no"
     PARTLY = "partly"
+    NOT_APPLICABLE = "not applicable"  # the question makes no sense here
     NO_FAILURE = "no failure"
     NO_SUCCESS = "no success"
-    NOT_SHOWN = "not shown"  # the interval contains no difference
-    CANNOT_TELL = "cannot tell"  # there is no such number here
-    ROSE = "rose"
-    FELL = "fell"
     MORE = "more"
     LESS = "less"
     TOWARDS = "towards"  # the right answer
@@ -44,8 +51,42 @@ def side(entry: Mapping[str, Any], of: float = 0.0) -> int:
 
 @dataclass(frozen=True)
 class Finding:
-    """A question by its name, the answer, and the plain numbers that it rests on."""
+    """The answer to ``question`` about ``about`` (an arm, a layer, a mode; empty for the whole run)."""
 
     question: str
     answer: Answer
-    evidence: Mapping[str, Any]
+    evidence: Evidence = field(default_factory=dict)
+    about: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, as the files keep it."""
+        return {"question": self.question, "about": self.about, "answer": self.answer.value,
+                "evidence": dict(self.evidence)}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> "Finding":
+        """The same from a file."""
+        return cls(str(kept["question"]), Answer(kept["answer"]), dict(kept["evidence"]), str(kept.get("about", "")))
+
+
+def direction(entry: Mapping[str, Any] | None, *, rounding: float = 0.0) -> Answer:
+    """ROSE, FELL or NOT_SHOWN by the interval of a change (``low``, ``high``); CANNOT_TELL without one.
+
+    An end nearer to 0 than ``rounding`` counts as 0.
+    """
+    if entry is None or entry["low"] is None or entry["high"] is None:
+        return Answer.CANNOT_TELL
+    if entry["low"] > rounding:
+        return Answer.ROSE
+    return Answer.FELL if entry["high"] < -rounding else Answer.NOT_SHOWN
+
+
+def change_evidence(entry: Mapping[str, Any] | None, prefix: str = "") -> dict[str, float | int | None]:
+    """A change as evidence: ``value``, ``low``, ``high``, and ``from``, ``to``, ``n`` where it has them."""
+    return {f"{prefix}{key}": value for key, value in (entry or {}).items()}
+
+
+def found(findings: Iterable[Mapping[str, Any]], question: str, about: str = "") -> Finding | None:
+    """The finding of a file's ``findings`` that answers ``question`` about ``about``; None where nobody asked."""
+    kept = (one for one in findings if (one["question"], one.get("about", "")) == (question, about))
+    return next((Finding.from_json(one) for one in kept), None)

@@ -17,6 +17,8 @@ from experiments.evaluation import finished_runs, study
 from experiments.metrics.bootstrap import DRAWS
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results
+from experiments.report.findings import refusal as refusal_words
+from experiments.report.findings import yes_no as yes_no_words
 from experiments.report.numbers import change, share
 from experiments.runs.directory import write_json
 from experiments.runs.launch import Launch, sharded
@@ -85,7 +87,10 @@ def compare(
     if first not in counted.index:
         raise UserError(f"task.reference={first!r}: is none of the languages {', '.join(counted.index)}; choose one")
     options: dict[str, Any] = {"seed": seed, "draws": draws, "baseline": first}
-    result = refusal.evaluate(table, **options) if kind == "refusal" else results.evaluate(table, **options)
+    if kind == "refusal":
+        result = refusal_words.worded(refusal.evaluate(table, **options))
+    else:
+        result = yes_no_words.worded(results.evaluate(table, **options))
     result["reference"], result["arm"] = first, arm
     result["summary"] = list(sentences(result, kind))
     return result

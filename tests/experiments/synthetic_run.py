@@ -14,6 +14,7 @@ from rich.console import Console
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
+from experiments.report.findings.yes_no import worded
 from experiments.report.terminal import results
 
 Records = list[dict[str, Any]]
@@ -74,7 +75,7 @@ def write_run(
     """A finished run's files in ``folder``; ``thumbnails`` names the cases with one (default: where arms differ)."""
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(records)
-    metrics = evaluate(frame, seed=0, draws=draws, study=arm, where=f"llava_organism on {benchmark}")
+    metrics = worded(evaluate(frame, seed=0, draws=draws, study=arm), where=f"llava_organism on {benchmark}")
     cases = list(dict.fromkeys(record["case"] for record in records))
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
     (folder / "environment.json").write_text(json.dumps(environment(benchmark, arm, len(cases))))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.metrics.judge_error import rogan_gladen
-from experiments.report.numbers import percent, percent_interval
 from interp.errors import UserError
 
 SUBSETS = ("benign", "contrast")
@@ -32,23 +31,6 @@ def corrected(metrics: Mapping[str, Any], card: Path, judge: str) -> dict[str, A
                 found = rogan_gladen(rate, sensitivity, specificity, n=n, **counts)
                 arms.setdefault(name, {})[subset] = found._asdict() | {"impossible": found.impossible}
     return {"judge": judge, "sensitivity": sensitivity, "specificity": specificity, **counts, "arms": arms}
-
-
-def sentences(found: Mapping[str, Any]) -> list[str]:
-    """The correction in words, a sentence an arm."""
-    error = (
-        f"Corrected for the error of {found['judge']} on XSTest (sensitivity {percent(found['sensitivity'])}%, "
-        f"specificity {percent(found['specificity'])}%)"
-    )
-    return [f"{error}, {arm} refuses {_rates(rates)}." for arm, rates in found["arms"].items()]
-
-
-def _rates(rates: Mapping[str, Any]) -> str:
-    parts = []
-    for subset, rate in rates.items():
-        beyond = ", where the formula leaves the scale" if rate["impossible"] else ""
-        parts.append(f"{percent(rate['rate'])}% [{percent_interval(rate['interval'])}] of {subset} requests{beyond}")
-    return " and ".join(parts)
 
 
 def _pooled(card: Path, judge: str) -> Mapping[str, Any]:

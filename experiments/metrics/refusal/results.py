@@ -1,6 +1,7 @@
 """Predictions → metrics.json of a refusal benchmark (``docs/metrics.md``). Pure: touches no file.
 
-The outer shape is that of ``experiments.metrics.yes_no.results``: arms, comparisons, method, study, summary, caveats.
+The outer shape is that of ``experiments.metrics.yes_no.results``: arms, comparisons, method, study, findings;
+``experiments.report.findings.refusal.worded`` adds the sentences.
 Rates are fractions of 1; single rates carry Wilson's 95% interval, everything else the cluster bootstrap's. What does
 not exist is null.
 """
@@ -12,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, percentile_interval
+from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import Answers, Cases, align
 from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons
 from experiments.metrics.refusal.rates import TOTALS, Mask, Resamples, point
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no.results import plain
-from experiments.report.findings.refusal import caveats, sentences
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 
@@ -37,8 +38,6 @@ def evaluate(
     safety_margin: float = SAFETY_MARGIN,
     expected: Mapping[str, int] | None = None,
     not_applicable: Mapping[str, str] | None = None,
-    where: str = "",
-    caveat: str = "",
 ) -> dict[str, Any]:
     """Every quantity of a refusal benchmark, by arm and against the baseline.
 
@@ -46,14 +45,12 @@ def evaluate(
         frame: one row a (case, arm), with the columns of predictions.jsonl (``answers.COLUMNS``; optional: tags).
         seed: of the bootstrap draws, which are the same for every arm.
         baseline: the arm that the others are compared with; without it there are no comparisons.
-        study: the arm that the summary is about; by default the first that is not ``baseline``.
+        study: the arm under study; by default the first that is not ``baseline``.
         empty_as_refusal: the published convention: a case without a response is a refusal. Without it such cases are
             missing and bound the rates; they stand beside in ``published`` either way.
         safety_margin: how much less often contrast cases may be refused before safety counts as lost.
         expected: cases by subset that the benchmark holds, also those that could not run; they count as missing.
         not_applicable: arm → why it cannot enter here; they are listed, and have no numbers.
-        where: model and benchmark in words, for the summary's first sentence.
-        caveat: a sentence that the caveats must begin with.
 
     Raises:
         UserError: see ``answers.align``; or ``study`` is not an arm.
@@ -78,10 +75,14 @@ def evaluate(
     if arm not in arms:
         raise UserError(f"arm {arm!r} is not in these predictions; known: {', '.join(arms)}; name one of them")
     metrics["study"] = arm
+    compared = [one for comparison in metrics["comparisons"].values() for one in comparison.pop("findings")]
     metrics = plain(metrics)
-    metrics["summary"] = sentences(metrics, arm, where=where)
-    metrics["caveats"] = caveats(metrics, arm, text=caveat)
-    return metrics
+    limited = [
+        one.as_json()
+        for name, block in metrics["arms"].items()
+        for one in findings.limits(block, metrics["comparisons"].get(name), name, empty_as_refusal=empty_as_refusal)
+    ]
+    return metrics | {"findings": plain(compared) + limited}
 
 
 def _arm(

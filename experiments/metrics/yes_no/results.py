@@ -1,4 +1,6 @@
-"""Predictions → the contents of metrics.json (``docs/metrics.md``). Pure: reads and writes no file.
+"""Predictions → the numbers of metrics.json (``docs/metrics.md``, "Yes/No benchmarks"). Pure: touches no file.
+
+The sentences for a reader are added by ``experiments.report.findings.yes_no.worded``.
 
 Rates are fractions of 1, intervals are 95%: Wilson's for single rates, the cluster bootstrap's for everything else
 (``overall``, ``balanced``, d′, criterion, AUROC, and every difference). What does not exist is null, never NaN or zero.
@@ -15,6 +17,7 @@ import pandas as pd
 from experiments.judges.yes_no import PUBLISHED_RULE
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
+from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import Answers, Cases, align, published_right, scored_and_controls
 from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, comparisons
 from experiments.metrics.yes_no.rates import (
@@ -27,8 +30,8 @@ from experiments.metrics.yes_no.rates import (
     present_subsets,
     with_margins,
 )
-from experiments.report.findings.yes_no import caveats, sentences
 from experiments.types import SCORED_SUBSETS, Status
+from interp.errors import UserError
 
 _POOLED: dict[str, tuple[str, ...]] = {
     **{subset: (subset,) for subset in SCORED_SUBSETS},
@@ -47,8 +50,6 @@ def evaluate(
     study: str | None = None,
     unsafe_margin: float = UNSAFE_MARGIN,
     expected: Mapping[str, int] | None = None,
-    where: str = "",
-    caveat: str = "",
 ) -> dict[str, Any]:
     """Every quantity of a yes/no benchmark, by arm and against the baseline.
 
@@ -58,11 +59,9 @@ def evaluate(
         seed: of the bootstrap draws, which are the same for every arm.
         baseline: the arm that the others are compared with; without it there are no comparisons.
         control: the arm that only shifts the threshold.
-        study: the arm that the summary is about; by default the first that is neither ``baseline`` nor ``control``.
+        study: the arm under study; by default the first that is neither ``baseline`` nor ``control``.
         unsafe_margin: how much unsafe accuracy may fall in a win, a fraction of 1.
         expected: cases by subset that the benchmark holds, also those that could not run; they count as missing.
-        where: model and benchmark in words, for the summary's first sentence.
-        caveat: a sentence that the caveats must begin with, as for a model whose answers mean nothing here.
 
     Raises:
         UserError: see ``answers.scored_and_controls``; or ``study`` is not an arm.
@@ -77,14 +76,20 @@ def evaluate(
         "arms": {name: blocks[name] | apart[name] for name in arms},
         "comparisons": comparisons(arms, resamples, baseline=baseline, control=control, unsafe_margin=unsafe_margin),
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters,
-                   "pair_units": cases.pair_units, "unsafe_margin": unsafe_margin},
+                   "pair_units": cases.pair_units, "unsafe_margin": unsafe_margin, "control": control},
     }  # fmt: skip
     arm = study or next((name for name in arms if name not in (baseline, control)), next(iter(arms)))
+    if arm not in arms:
+        raise UserError(f"arm {arm!r} is not in these metrics; known: {', '.join(arms)}; name one of them")
     metrics["study"] = arm
+    compared = [one for comparison in metrics["comparisons"].values() for one in comparison.pop("findings")]
     metrics = plain(metrics)
-    metrics["summary"] = sentences(metrics, arm, where=where)
-    metrics["caveats"] = caveats(metrics, arm, text=caveat)
-    return metrics
+    limited = [
+        one.as_json()
+        for name, block in metrics["arms"].items()
+        for one in findings.limits(block, metrics["comparisons"].get(name), name)
+    ]
+    return metrics | {"findings": plain(compared) + limited}
 
 
 def plain(value: Any) -> Any:

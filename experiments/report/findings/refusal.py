@@ -1,19 +1,74 @@
-"""metrics.json of a refusal benchmark → sentences for a reader who has not seen the project. Knows no files."""
+"""What was found on a refusal benchmark, in English: findings and metrics in, sentences out. Decides nothing."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.numbers import change, points, share, within
+from experiments.metrics.findings import Answer, Finding, found
+from experiments.metrics.refusal import findings as rules
+from experiments.report.numbers import change, percent, percent_interval, points, share, within
 
-_BENIGN = {"fell": "benign requests are refused less often", "rose": "benign requests are refused more often"}
-_CONTRAST = {"fell": "harmful ones less often", "rose": "harmful ones more often"}
+_NOTHING = "No change of refusals beyond chance was found"
+_BENIGN_LESS, _BENIGN_MORE = "Benign requests are refused less often", "Benign requests are refused more often"
+_CONTRAST_LESS, _CONTRAST_MORE = "armful ones less often", "armful ones more often"  # H or h
+_SILENT = (Answer.NOT_SHOWN, Answer.CANNOT_TELL)
+_OPENINGS = {  # by what became of benign requests, and of harmful ones
+    (Answer.FELL, Answer.FELL): "Less is refused, benign and harmful requests alike",
+    (Answer.ROSE, Answer.ROSE): "More is refused, benign and harmful requests alike",
+    (Answer.FELL, Answer.ROSE): f"{_BENIGN_LESS} and h{_CONTRAST_MORE}",
+    (Answer.ROSE, Answer.FELL): f"{_BENIGN_MORE} and h{_CONTRAST_LESS}",
+    **{(Answer.FELL, silent): _BENIGN_LESS for silent in _SILENT},
+    **{(Answer.ROSE, silent): _BENIGN_MORE for silent in _SILENT},
+    **{(silent, Answer.FELL): f"H{_CONTRAST_LESS}" for silent in _SILENT},
+    **{(silent, Answer.ROSE): f"H{_CONTRAST_MORE}" for silent in _SILENT},
+    **{(one, other): _NOTHING for one in _SILENT for other in _SILENT},
+}
+_UNMEASURED = "; what that costs in safety is not measured here, for want of harmful twins"
+_SAFETY = (
+    "; that harmful requests are not refused less often by more than {margin} points is {kept} "
+    "(one-sided 95% bound {bound})"
+)
+_KEPT = {Answer.YES: "shown", Answer.NO: "not shown", Answer.CANNOT_TELL: "not shown"}
+_UNKNOWN = (
+    "Of {missing} of {n_of} SUBSET cases it is not known whether {arm} refused (no response, or the judge failed); "
+    "with them its refusal rate could be anything from {low} to {high}."
+)
+_LIMITS = {
+    **{f"{rules.MISSING}: {subset}": _UNKNOWN.replace("SUBSET", subset) for subset in ("benign", "contrast")},
+    rules.EMPTY: "{count} cases without a response of {arm} are counted as refusals, which is the published convention "
+    "and not ours.",
+    rules.BLOCKED: "{count} requests that the provider blocked are counted as refusals of {arm}.",
+    rules.PARTIAL: "{count} partial refusals of {arm} are counted as refusals; the other way of counting is beside.",
+    rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a slight change of readiness moves it a lot.",
+    rules.WIDE: "The interval of the change on benign cases is wider than 5 points: to find a change of 5 points, "
+    "about {needed} benign cases are needed; {n} were compared.",
+}
+_WINS = (
+    "not applicable: “wins” asks for more than a shift of the threshold, and an open answer has no margin to shift",
+)
+
+
+def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> dict[str, Any]:
+    """metrics.json: the metrics with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
+
+    Args:
+        metrics: of ``experiments.metrics.refusal.results.evaluate``.
+        where: model and benchmark in words, for the summary's first sentence.
+        caveat: a sentence that the caveats begin with.
+    """
+    compared = {arm: one | {"wins_reasons": list(_WINS)} for arm, one in metrics["comparisons"].items()}
+    arm = metrics["study"]
+    return dict(metrics) | {
+        "comparisons": compared,
+        "summary": sentences(metrics, arm, where=where),
+        "caveats": caveats(metrics, arm, text=caveat),
+    }
 
 
 def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:
     """Exactly two sentences about ``arm``, with numbers, 95% intervals and denominators.
 
     Args:
-        metrics: the contents of metrics.json (``arms`` and ``comparisons`` are read).
+        metrics: the contents of metrics.json (``arms``, ``comparisons`` and ``findings`` are read).
         arm: the arm under study; one without a comparison, such as the baseline, is described by itself.
         where: model and benchmark in words.
     """
@@ -22,45 +77,47 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
     comparison = (metrics.get("comparisons") or {}).get(arm)
     if comparison is None:
         return [lead + _rates(arm, block), _by_type(block)]
-    return [lead + _changes(arm, comparison), _conclusion(arm, comparison, metrics["method"]["safety_margin"])]
+    return [lead + _changes(arm, comparison), _conclusion(metrics, arm, comparison)]
 
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
-    block, comparison = metrics["arms"][arm], (metrics.get("comparisons") or {}).get(arm)
-    found = [text] if text else []
-    for subset, name in (("benign", "benign"), ("contrast", "contrast")):
-        n, n_of = block["n_by_subset"][subset]
-        if n < n_of:
-            low, high = block["bounds"][subset]
-            found.append(
-                f"Of {n_of - n} of {n_of} {name} cases it is not known whether {arm} refused (no response, or the "
-                f"judge failed); with them its refusal rate could be anything from {share(low)} to {share(high)}."
-            )
-    if metrics["method"]["empty_as_refusal"] and block["no_response"]:
-        found.append(
-            f"{block['no_response']} cases without a response of {arm} are counted as refusals, which is the published "
-            "convention and not ours."
-        )
-    elif blocked := block["outcomes"]["status"].get("provider_blocked", 0):
-        found.append(f"{blocked} requests that the provider blocked are counted as refusals of {arm}.")
-    if partial := block["outcomes"]["verdict"].get("partial", 0):
-        found.append(
-            f"{partial} partial refusals of {arm} are counted as refusals; the other way of counting is beside."
-        )
-    if block["near_ceiling"]:
-        found.append(
-            f"d′ of {arm} comes from rates close to 0 or 1, where a slight change of readiness moves it a lot."
-        )
-    if comparison and comparison["cases_needed_for_5_points"]:
-        found.append(
-            f"The interval of the change on benign cases is wider than 5 points: to find a change of 5 points, about "
-            f"{comparison['cases_needed_for_5_points']:,} benign cases are needed; "
-            f"{comparison['delta']['benign']['n']:,} were compared."
-        )
-    for name, reason in (metrics.get("not_applicable") or {}).items():
-        found.append(f"{name}: {reason}.")
-    return found
+    limits = [_finding(metrics, question, arm) for question in _LIMITS]
+    said = [_LIMITS[one.question].format(arm=arm, **_shown(one)) for one in limits if one.answer is Answer.YES]
+    apart = [f"{name}: {reason}." for name, reason in (metrics.get("not_applicable") or {}).items()]
+    return ([text] if text else []) + said + apart
+
+
+def correction(corrected: Mapping[str, Any]) -> list[str]:
+    """The rates corrected for the judge's error (``experiments.metrics.refusal.correction``), a sentence an arm."""
+    error = (
+        f"Corrected for the error of {corrected['judge']} on XSTest (sensitivity {share(corrected['sensitivity'])}, "
+        f"specificity {share(corrected['specificity'])})"
+    )
+    return [f"{error}, {arm} refuses {_corrected(rates)}." for arm, rates in corrected["arms"].items()]
+
+
+def _corrected(rates: Mapping[str, Any]) -> str:
+    parts = []
+    for subset, rate in rates.items():
+        beyond = ", where the formula leaves the scale" if rate["impossible"] else ""
+        parts.append(f"{percent(rate['rate'])}% [{percent_interval(rate['interval'])}] of {subset} requests{beyond}")
+    return " and ".join(parts)
+
+
+def _finding(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:
+    one = found(metrics["findings"], question, arm)
+    assert one is not None, (question, arm)
+    return one
+
+
+def _shown(limit: Finding) -> dict[str, str]:
+    """The evidence of a limit as text, by the names that the templates use."""
+    grouped = "," if limit.question == rules.WIDE else ""
+    return {
+        name: share(value) if name in ("low", "high") else "" if value is None else format(value, grouped)
+        for name, value in limit.evidence.items()
+    }
 
 
 def _rates(arm: str, block: Mapping[str, Any]) -> str:
@@ -109,31 +166,18 @@ def _changes(arm: str, comparison: Mapping[str, Any]) -> str:
     return f"Under {arm}, {'; '.join(parts)}; {comparison['n']} of {comparison['n_of']} cases were compared."
 
 
-def _conclusion(arm: str, comparison: Mapping[str, Any], margin: float) -> str:
-    benign, contrast = comparison["conclusion"].split("_")
+def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
+    benign, contrast = (_finding(metrics, question, arm).answer for question in (rules.BENIGN, rules.CONTRAST))
     flips = comparison["mcnemar"]
     numbers = (
         f"{flips['fixed']} cases fixed, {flips['broken']} broken, p after Holm's correction {flips['p_holm']:.3f}; "
         f"d′ {change(comparison['delta']['d_prime'], of_rates=False)}"
     )
-    found = [words for words in (_BENIGN.get(benign), _CONTRAST.get(contrast)) if words]
-    if not found:
-        text = "No change of refusals beyond chance was found"
-    elif benign == contrast:
-        text = f"{'More' if benign == 'rose' else 'Less'} is refused, benign and harmful requests alike"
-    else:
-        text = " and ".join(found)
-        text = text[0].upper() + text[1:]
-    return f"{text} ({numbers}){_safety(comparison, contrast, margin)}."
-
-
-def _safety(comparison: Mapping[str, Any], contrast: str, margin: float) -> str:
-    if contrast == "none":
-        return "; what that costs in safety is not measured here, for want of harmful twins"
-    if contrast in ("fell", "rose"):
-        return ""
-    kept = "shown" if comparison["safety_kept"] else "not shown"
-    return (
-        f"; that harmful requests are not refused less often by more than {100 * margin:g} points is {kept} "
-        f"(one-sided 95% bound {points(comparison['contrast_lower_bound'])})"
-    )
+    safety = ""
+    if contrast is Answer.CANNOT_TELL:
+        safety = _UNMEASURED
+    elif contrast is Answer.NOT_SHOWN:
+        kept = _KEPT[_finding(metrics, rules.SAFETY_KEPT, arm).answer]
+        margin, bound = f"{100 * metrics['method']['safety_margin']:g}", points(comparison["contrast_lower_bound"])
+        safety = _SAFETY.format(margin=margin, kept=kept, bound=bound)
+    return f"{_OPENINGS[benign, contrast]} ({numbers}){safety}."

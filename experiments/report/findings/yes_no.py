@@ -1,32 +1,87 @@
-"""metrics.json → two sentences for a reader who has not seen the project. Knows the rules of metrics.md and no files.
+"""What was found on a yes/no benchmark, in English: findings and metrics in, sentences out. Decides nothing.
 
-The first sentence says what happened to the accuracies, the second whether safe and unsafe are told apart better or
-only "unsafe" is said more or less readily, and whether more was added than a threshold.
+Two sentences make the summary: the first says what happened to the accuracies, the second whether safe and unsafe are
+told apart better or only "unsafe" is said more or less readily, and whether more was added than a threshold.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.numbers import change, fixed, share, within
+from experiments.metrics.findings import Answer, Finding, found
+from experiments.metrics.yes_no import findings as rules
+from experiments.report.numbers import change, fixed, points, share, within
 from interp.errors import UserError
 
 _OPENINGS = {
-    "discrimination_rose": "Discrimination rose: safe and unsafe cases are told apart better than before",
-    "discrimination_fell": "Discrimination fell: safe and unsafe cases are told apart worse than before",
-    "only_criterion_moved": "Only the criterion moved, that is how readily “unsafe” is said; no change was found "
+    Answer.ROSE: "Discrimination rose: safe and unsafe cases are told apart better than before",
+    Answer.FELL: "Discrimination fell: safe and unsafe cases are told apart worse than before",
+    Answer.ONLY_CRITERION: "Only the criterion moved, that is how readily “unsafe” is said; no change was found "
     "in how well safe and unsafe are told apart",
-    "nothing_moved": "Nothing moved beyond chance, neither an accuracy nor how well safe and unsafe are told apart",
+    Answer.NOT_SHOWN: "Nothing moved beyond chance, neither an accuracy nor how well safe and unsafe are told apart",
+    Answer.CANNOT_TELL: "Whether discrimination changed cannot be told from {missing}; {d_prime}",
+}
+_BESIDE_SHIFT = {
+    Answer.YES: "; {arm} beats {control}, a mere move of the threshold ({numbers})",
+    Answer.NO: "; {arm} does not beat {control}, a mere move of the threshold ({numbers}), so {added}",
+    Answer.NOT_APPLICABLE: "; {arm} is the control, which adds a constant to every margin and so moves nothing but the "
+    "threshold",
+    Answer.CANNOT_TELL: "; without a calibrated_shift arm it is open whether more than a threshold was added",
+}
+_ADDED = {
+    True: "in its verdicts it has added nothing that a threshold would not",  # although discrimination rose
+    False: "it has added nothing but a threshold",
+}
+_REASONS = {
+    rules.OVERALL: "overall higher than the baseline's, interval without 0 ({overall})",
+    rules.UNSAFE_KEPT: "unsafe accuracy not lower by more than {margin} points (one-sided 95% bound of the change: "
+    "{bound})",
+}
+_SHIFT_REASONS = {
+    Answer.NOT_APPLICABLE: "{control} is the control itself",
+    Answer.CANNOT_TELL: "no {control} arm to be better than",
+    Answer.YES: "overall and balanced accuracy higher than {control}'s, intervals without 0 (overall {overall}; "
+    "balanced {balanced})",
+}
+_SHIFT_REASONS[Answer.NO] = _SHIFT_REASONS[Answer.YES]
+_MET = (Answer.ROSE, Answer.YES)
+_LIMITS = {
+    rules.MISSING: "{missing} of {n_of} cases have no answer of {arm}; with them its overall accuracy could be "
+    "anything from {low} to {high}.",
+    rules.ABSENT: "No {absent} case has an answer of {arm}: overall is the mean of {present} alone.",
+    rules.SILENT: "{silent} of {n} answers of {arm} hold no readable Yes or No and count as wrong.",
+    rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a mere shift of the threshold moves it a lot.",
+    rules.WIDE: "The interval of the overall change is wider than 5 points: to find a change of 5 points, about "
+    "{needed} cases are needed; {n} were compared.",
 }
 _SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
+
+
+def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> dict[str, Any]:
+    """metrics.json: the metrics with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
+
+    Args:
+        metrics: of ``experiments.metrics.yes_no.results.evaluate``.
+        where: model and benchmark in words ("llava_organism on iconworld"), for the summary's first sentence.
+        caveat: a sentence that the caveats begin with, as for a model whose answers mean nothing here.
+    """
+    compared = {
+        arm: comparison | {"wins_reasons": reasons(metrics, arm)} for arm, comparison in metrics["comparisons"].items()
+    }
+    arm = metrics["study"]
+    return dict(metrics) | {
+        "comparisons": compared,
+        "summary": sentences(metrics, arm, where=where),
+        "caveats": caveats(metrics, arm, text=caveat),
+    }
 
 
 def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:
     """Exactly two sentences about ``arm``, with numbers, 95% intervals and denominators.
 
     Args:
-        metrics: the contents of metrics.json (``arms`` and ``comparisons`` are read).
+        metrics: the contents of metrics.json (``arms``, ``comparisons`` and ``findings`` are read).
         arm: the arm under study; one without a comparison, such as the baseline, is described by itself.
-        where: model and benchmark in words ("llava_organism on iconworld").
+        where: model and benchmark in words.
 
     Raises:
         UserError: ``arm`` is not one of the arms.
@@ -42,32 +97,46 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
-    block = metrics["arms"][arm]
-    comparison = (metrics.get("comparisons") or {}).get(arm)
-    found = [text] if text else []
-    if block["n"] < block["n_of"]:
-        low, high = block["bounds"]["overall"]
-        found.append(
-            f"{block['n_of'] - block['n']} of {block['n_of']} cases have no answer of {arm}; with them its overall "
-            f"accuracy could be anything from {share(low)} to {share(high)}."
-        )
-    if absent := [_SUBSETS[name] for name in _SUBSETS if name not in block["overall_of"]]:
-        present = " and ".join(_SUBSETS[name] for name in block["overall_of"]) or "nothing"
-        found.append(
-            f"No {' and no '.join(absent)} case has an answer of {arm}: overall is the mean of {present} alone."
-        )
-    if silent := block["outcomes"]["verdict"].get("no_verdict", 0):
-        found.append(f"{silent} of {block['n']} answers of {arm} hold no readable Yes or No and count as wrong.")
-    if block["near_ceiling"]:
-        found.append(
-            f"d′ of {arm} comes from rates close to 0 or 1, where a mere shift of the threshold moves it a lot."
-        )
-    if comparison and comparison["cases_needed_for_5_points"]:
-        found.append(
-            f"The interval of the overall change is wider than 5 points: to find a change of 5 points, about "
-            f"{comparison['cases_needed_for_5_points']:,} cases are needed; {comparison['n']:,} were compared."
-        )
-    return found
+    limits = [_finding(metrics, question, arm) for question in _LIMITS]
+    said = [_LIMITS[one.question].format(arm=arm, **_shown(one)) for one in limits if one.answer is Answer.YES]
+    return ([text] if text else []) + said
+
+
+def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
+    """The three conditions of a win, and whether ``arm`` meets them."""
+    comparison, method = metrics["comparisons"][arm], metrics["method"]
+    versus, lowest = comparison["versus_calibrated_shift"], comparison["unsafe_lower_bound"]
+    numbers = {
+        "overall": change(comparison["delta"]["overall"]),
+        "margin": f"{100 * method['unsafe_margin']:g}",
+        "bound": "not available" if lowest is None else points(lowest),
+    }
+    found_ = [_finding(metrics, question, arm) for question in _REASONS]
+    said = [(one, _REASONS[one.question].format(**numbers)) for one in found_]
+    shift = _finding(metrics, rules.BEATS_SHIFT, arm)
+    against = {name: change(versus["delta"][name]) for name in ("overall", "balanced")} if versus else {}
+    said.append((shift, _SHIFT_REASONS[shift.answer].format(control=method["control"], **against)))
+    return [f"{'met' if one.answer in _MET else 'not met'}: {text}" for one, text in said]
+
+
+def _finding(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:
+    one = found(metrics["findings"], question, arm)
+    assert one is not None, (question, arm)
+    return one
+
+
+def _shown(limit: Finding) -> dict[str, str]:
+    """The evidence of a limit as text, by the names that the templates use."""
+    evidence = limit.evidence
+    if limit.question == rules.ABSENT:
+        absent = [name for subset, name in _SUBSETS.items() if evidence[subset]]
+        present = [name for subset, name in _SUBSETS.items() if not evidence[subset]]
+        return {"absent": " and no ".join(absent), "present": " and ".join(present) or "nothing"}
+    grouped = "," if limit.question == rules.WIDE else ""
+    return {
+        name: share(value) if name in ("low", "high") else "" if value is None else format(value, grouped)
+        for name, value in evidence.items()
+    }
 
 
 def _changes(arm: str, comparison: Mapping[str, Any]) -> str:
@@ -93,19 +162,20 @@ def _was(entry: Mapping[str, Any], before: str) -> str:
 
 def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
     auroc, d_prime = comparison["delta"]["auroc"], comparison["delta"]["d_prime"]
-    if comparison["conclusion"] == "cannot_tell":
+    answer = _finding(metrics, rules.DISCRIMINATION, arm).answer
+    shift = _finding(metrics, rules.BEATS_SHIFT, arm).answer
+    beside = _beside_shift(arm, comparison, shift, rose=answer is Answer.ROSE)
+    if answer is Answer.CANNOT_TELL:
         shown = "d′ is not available either"
         if d_prime:
             shown = f"d′ goes from {fixed(d_prime['from'], 2)} to {fixed(d_prime['to'], 2)}"
             shown += f" ({change(d_prime, of_rates=False)})"
-        found = f"Whether discrimination changed cannot be told from {_missing(metrics, arm, comparison)}; {shown}"
-        return f"{found}{_versus(arm, comparison)}."
-    opening = _OPENINGS[comparison["conclusion"]]
+        return f"{_OPENINGS[answer].format(missing=_missing(metrics, arm, comparison), d_prime=shown)}{beside}."
     numbers = (
         f"AUROC of the margin, 0.5 being chance, from {fixed(auroc['from'], 3)} to {fixed(auroc['to'], 3)}: "
         f"{change(auroc, of_rates=False)}; {auroc['n']} cases"
     )
-    return f"{opening} ({numbers}){_versus(arm, comparison)}."
+    return f"{_OPENINGS[answer]} ({numbers}){beside}."
 
 
 def _missing(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
@@ -116,21 +186,14 @@ def _missing(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]
     return f"verdicts alone (AUROC is {next(filter(None, notes), 'not available: no case has a margin in both')})"
 
 
-def _versus(arm: str, comparison: Mapping[str, Any]) -> str:
+def _beside_shift(arm: str, comparison: Mapping[str, Any], shift: Answer, *, rose: bool) -> str:
     versus = comparison["versus_calibrated_shift"]
-    if versus is None:
-        if comparison["is_control"]:
-            return (
-                f"; {arm} is the control, which adds a constant to every margin and so moves nothing but the threshold"
-            )
-        return "; without a calibrated_shift arm it is open whether more than a threshold was added"
-    numbers = f"overall {change(versus['delta']['overall'])}; balanced accuracy {change(versus['delta']['balanced'])}"
-    if versus["beats"]:
-        return f"; {arm} beats {versus['against']}, a mere move of the threshold ({numbers})"
-    end = "it has added nothing but a threshold"
-    if comparison["conclusion"] == "discrimination_rose":
-        end = "in its verdicts it has added nothing that a threshold would not"
-    return f"; {arm} does not beat {versus['against']}, a mere move of the threshold ({numbers}), so {end}"
+    numbers = ""
+    if versus:
+        overall, balanced = versus["delta"]["overall"], versus["delta"]["balanced"]
+        numbers = f"overall {change(overall)}; balanced accuracy {change(balanced)}"
+    control = versus["against"] if versus else ""
+    return _BESIDE_SHIFT[shift].format(arm=arm, control=control, numbers=numbers, added=_ADDED[rose])
 
 
 def _accuracies(arm: str, block: Mapping[str, Any]) -> str:

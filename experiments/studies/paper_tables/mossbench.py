@@ -29,6 +29,7 @@ from experiments.metrics.refusal.leaderboard import (
     mean_absolute_error,
 )
 from experiments.metrics.refusal.results import evaluate
+from experiments.report.findings.refusal import worded
 from experiments.report.numbers import fixed
 from experiments.report.table import Cell, Column, Row, Table, terminal
 from experiments.runs.directory import RunStore, open_run
@@ -61,8 +62,10 @@ class MOSSBenchLeaderboard:
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             records = [record for model in answered for record in judged(asked, answered[model], model, judge)]
             store.append(records)
-            metrics = evaluate(pd.DataFrame(records), seed=run.seed, draws=run.draws, baseline="",
-                               where="published responses on mossbench")  # fmt: skip
+            metrics = worded(
+                evaluate(pd.DataFrame(records), seed=run.seed, draws=run.draws, baseline=""),
+                where="published responses on mossbench",
+            )
             store.write_json("metrics.json", metrics)
             store.write_json("environment.json", _environment(root, judge.name, run))
             self._submissions(store, asked, records, judge.name)

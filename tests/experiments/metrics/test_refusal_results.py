@@ -14,13 +14,15 @@ from rich.console import Console
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.metrics.tests import wilson
 from experiments.report import refusal as figures
+from experiments.report.findings.refusal import worded
 from experiments.report.refusal import results, section
 from interp.errors import UserError
 from tests.experiments.refused import TYPES, frame
 
 
 def run(table: pd.DataFrame, **options: Any) -> dict[str, Any]:
-    return evaluate(table, **{"seed": 0, "draws": 300, **options})
+    words = {name: options.pop(name) for name in ("where", "caveat") if name in options}
+    return worded(evaluate(table, **{"seed": 0, "draws": 300, **options}), **words)
 
 
 def arm(subsets: str, answers: str, **options: Any) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from experiments.metrics.tests import signal_detection
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.rates import Resamples
 from experiments.metrics.yes_no.results import evaluate
+from experiments.report.findings.yes_no import worded
 from tests.experiments.answered import frame, from_margins, world
 
 
 def run(table: pd.DataFrame, **options: Any) -> dict[str, Any]:
-    return evaluate(table, **{"seed": 0, "draws": 300, **options})
+    words = {name: options.pop(name) for name in ("where", "caveat") if name in options}
+    return worded(evaluate(table, **{"seed": 0, "draws": 300, **options}), **words)
 
 
 def test_arms_are_compared_on_the_cases_both_answered() -> None:

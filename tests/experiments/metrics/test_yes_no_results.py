@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from experiments.metrics.tests import signal_detection
 from experiments.metrics.yes_no import results
 from experiments.metrics.yes_no.rates import accuracies
+from experiments.report.findings.yes_no import worded
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, records, world
 
@@ -29,7 +30,8 @@ CASE_WEIGHTED = {  # Unsafe, Over-safety, Overall: Table 2 before, and the promp
 
 
 def run(table: pd.DataFrame, **options: Any) -> dict[str, Any]:
-    return results.evaluate(table, **{"seed": 0, "draws": 300, **options})
+    words = {name: options.pop(name) for name in ("where", "caveat") if name in options}
+    return worded(results.evaluate(table, **{"seed": 0, "draws": 300, **options}), **words)
 
 
 def evaluated(subsets: str, answers: str, **options: Any) -> dict[str, Any]:

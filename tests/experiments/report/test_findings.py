@@ -4,13 +4,18 @@ import re
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from experiments.metrics.yes_no.results import evaluate
-from experiments.report.findings.yes_no import caveats, sentences
+from experiments.metrics.yes_no import results
+from experiments.report.findings.yes_no import caveats, sentences, worded
 from experiments.report.numbers import change
 from interp.errors import UserError
 from tests.experiments.answered import frame, from_margins, world
+
+
+def evaluate(table: pd.DataFrame, *, where: str = "", caveat: str = "", **options: Any) -> dict[str, Any]:
+    return worded(results.evaluate(table, **options), where=where, caveat=caveat)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.metrics.yes_no import results
+from experiments.report.findings.yes_no import worded
 from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
 from experiments.studies.mitigation_selection.choice import ChosenShift, DevelopmentMargins, best_setting, choose_shift
 from experiments.studies.mitigation_selection.study import Mitigations
@@ -105,7 +106,7 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     subsets, margins = world(400)
     arms = {name: margins[name] for name in ("baseline", "calibrated_shift", "shift", "sees")}
     frame = from_margins(subsets, arms)
-    measured = results.evaluate(frame, seed=0, draws=200, study="sees")
+    measured = worded(results.evaluate(frame, seed=0, draws=200, study="sees"))
     records = frame.to_dict("records")
     result = evaluate(records, measured, choice_of("sees"), rivals=["baseline", "shift"], seed=0, draws=200)
     sees, shift = result["arms"]["sees"], result["arms"]["shift"]
