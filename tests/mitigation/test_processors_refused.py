@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, RepetitionPenaltyLogitsProcessor
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
@@ -45,6 +46,36 @@ def test_a_penalty_after_the_contrast_is_welcome(vlm: VLM, inputs: Any, noised: 
     contrasted = generate(vlm, inputs, contrasting(vlm, noised), max_new_tokens=1).scores[0]
     output = generate(vlm, inputs, contrasting(vlm, noised), penalty, max_new_tokens=1)
     assert torch.equal(output.scores[0], penalty(inputs["input_ids"], contrasted.clone()))
+
+
+def test_whatever_changes_scores_before_the_contrast_is_refused(vlm: VLM, inputs: Any, noised: Any) -> None:
+    class Changed(LogitsProcessor):
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            return scores.index_fill(1, torch.tensor([5]), self.value)
+
+    with pytest.raises(UserError, match="scores were changed before contrastive decoding"):
+        generate(vlm, inputs, Changed(0.0), contrasting(vlm, noised))
+    forbidden = generate(vlm, inputs, Changed(-torch.inf), contrasting(vlm, noised))
+    assert 5 not in forbidden.sequences[:, inputs["input_ids"].shape[1] :]
+
+
+def test_logits_that_somebody_else_keeps_do_no_harm(vlm: VLM, inputs: Any, noised: Any) -> None:
+    processor = contrasting(vlm, noised)
+    kept = vlm.model(**noised, logits_to_keep=1)
+    generate(vlm, inputs, processor)
+    assert kept.logits.isfinite().all()
+
+
+def test_the_hook_goes_with_the_processor(vlm: VLM, inputs: Any, noised: Any) -> None:
+    before = len(vlm.speaker._forward_hooks)
+    processor = contrasting(vlm, noised)
+    generate(vlm, inputs, processor)
+    assert len(vlm.speaker._forward_hooks) == before + 1
+    del processor
+    assert len(vlm.speaker._forward_hooks) == before
 
 
 @pytest.mark.parametrize("option", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
