@@ -7,7 +7,6 @@ from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import fixed, percent, percent_interval
 from experiments.report.table import estimate, percentage
 
-SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
 STAND_INS = {"blank": "grey picture", "none": "missing picture"}
 
 READ = {
@@ -178,8 +177,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     if cases["subset"] is not None:
         found.append(
             f"Cut and patched were {cases['failures_looked_at']} of {cases['failures_in_subset']} failures of "
-            f"{SUBSETS[cases['subset']]}, {cases['successes_looked_at']} successes matched to them and their twins "
-            f"(same sentence, opposite truth), {cases['looked_at']} cases in all; pairs that do not align: "
+            f"{cases['subset'].replace('_', '-')}, {cases['successes_looked_at']} successes matched to them and their "
+            f"twins (same sentence, opposite truth), {cases['looked_at']} cases in all; pairs that do not align: "
             f"{_refused(result['refused'], cases['failures_looked_at'])}. The other sentences are ones that the model "
             "answers otherwise, of as many tokens."
         )

@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.report.findings.mechanism import SUBSETS
 from experiments.report.numbers import MISSING, fixed, percent
 from experiments.report.table import Cell, Column, Narrow, Table, estimate, percentage
 
@@ -96,7 +95,7 @@ def lens(result: Result) -> Table:
     """The margin by layer of each subset's failures and successes, and where they depart."""
     records: list[Record] = []
     for curve in result["lens"]["curves"]:
-        name = f"{SUBSETS[curve['subset']]}, {'failures' if curve['failed'] else 'successes'}"
+        name = f"{curve['subset'].replace('_', '-')}, {'failures' if curve['failed'] else 'successes'}"
         cells = {f"point {layer}": estimate(one) for layer, one in zip(result["points"], curve["margin"], strict=True)}
         records.append({"margin, logits": name, "n": str(curve["margin"][0]["n"]), **cells})
     for key, words in (("pooled", "failures − successes"), ("within", "the same under one sentence")):
