@@ -28,8 +28,8 @@ WORDS = 10
 EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")
 
 
-class Estimate(NamedTuple):
-    """A mean with its 95% interval (None where the draws give none) over ``n`` cases."""
+class BootstrapMean(NamedTuple):
+    """A mean, or a difference of means, over ``n`` cases with its 95% interval (None where the draws give none)."""
 
     value: float | None
     low: float | None
@@ -40,9 +40,9 @@ class Estimate(NamedTuple):
 class Contrast(NamedTuple):
     """One quantity in failures, in successes, and failures − successes."""
 
-    failures: Estimate
-    successes: Estimate
-    difference: Estimate
+    failures: BootstrapMean
+    successes: BootstrapMean
+    difference: BootstrapMean
 
 
 def contrasts(
@@ -53,7 +53,7 @@ def contrasts(
     seed: int,
     draws: int,
 ) -> list[Contrast]:
-    """One contrast a column; a group without cases has no value. ``cluster`` names each case's cluster."""
+    """A contrast for each column; a group without cases has no value. ``cluster`` names each case's cluster."""
     assert len(values) == len(failed) == len(cluster) > 0
     bootstrap = ClusterBootstrap.of(pd.factorize(pd.Series(cluster))[0], draws=draws, seed=seed)
     columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
@@ -67,17 +67,21 @@ def contrasts(
         both = None if wrong[0] is None or right[0] is None else wrong[0] - right[0]
         found.append(
             Contrast(
-                _estimate(*wrong, int(failed.sum())),
-                _estimate(*right, int((~failed).sum())),
-                _estimate(both, wrong[1] - right[1], len(failed)),
+                _bootstrap_mean(*wrong, int(failed.sum())),
+                _bootstrap_mean(*right, int((~failed).sum())),
+                _bootstrap_mean(both, wrong[1] - right[1], len(failed)),
             )
         )
     return found
 
 
-def _estimate(value: float | None, draws: Float[np.ndarray, "draw"], n: int) -> Estimate:
+def _bootstrap_mean(value: float | None, draws: Float[np.ndarray, "draw"], n: int) -> BootstrapMean:
     interval = None if value is None else percentile_interval(draws)
-    return Estimate(value, None, None, n) if interval is None else Estimate(value, interval.low, interval.high, n)
+    return (
+        BootstrapMean(value, None, None, n)
+        if interval is None
+        else BootstrapMean(value, interval.low, interval.high, n)
+    )
 
 
 def as_json(contrast: Contrast) -> dict[str, Any]:
