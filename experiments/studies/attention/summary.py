@@ -11,7 +11,6 @@ failures than in successes says little; its sign within the failures says someth
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,7 +102,7 @@ def summarise(
         result["words"] = top_words(tables.words, tables.cases[tables.cases["outcome"] == "failure"])
         result["layers"] = sorted(int(layer) for layer in tables.shares["layer"].unique())
     found = findings(result)
-    return result | {"findings": [asdict(one) for one in found], "sentences": sentences(found)}
+    return result | {"findings": [one.as_json() for one in found], "sentences": sentences(found)}
 
 
 def _of_subset(subset: str, some: MatchedSubset, tables: AttentionTables, *, seed: int, draws: int) -> dict[str, Any]:
