@@ -1,7 +1,7 @@
-"""The door: a Hydra configuration in, typed values out. Nothing below sees a DictConfig; nothing here imports torch.
+"""A Hydra configuration in, one typed run out. Nothing below sees a DictConfig; nothing here imports torch.
 
 Three mistakes are caught before any weights load, each naming its key: an unknown top-level key and a wrong type at the
-top (Hydra itself, through :class:`RunConfig`), and an unknown argument or wrong type inside a node with a ``_target_``
+top (Hydra itself, through :class:`Schema`), and an unknown argument or wrong type inside a node with a ``_target_``
 (:func:`_checked`, against the target's own dataclass).
 """
 
@@ -37,9 +37,9 @@ ATTRIBUTIONS = ("none", "captum")
 PROTOCOLS = ("generate", "score")  # experiments/evaluation/answer.py
 
 
-@dataclass
-class RunConfig:
-    """What ``conf/config.yaml`` may say at the top level, with types; the groups are checked against their targets."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The plain values of a run; ``conf/config.yaml`` says what each is for."""
 
     name: str = MISSING
     note: str = ""
@@ -65,53 +65,50 @@ class RunConfig:
     labels: str | None = None
     count_empty_as_refusal: bool = False
     judge_card: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema(Settings):
+    """What the top level of a configuration may say, for Hydra; the nodes are checked against their targets."""
+
     task: Any = MISSING
     model: Any = MISSING
     benchmark: Any = MISSING
     judge: Any = MISSING
     method: Any = MISSING
+    attention_analysis: Any = MISSING
     arms: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run, fully typed: what to evaluate, on what, and how. ``arm`` names the method under study among ``arms``."""
+@dataclass(frozen=True, kw_only=True)
+class Run(Settings):
+    """One run, fully typed: what to evaluate, on what, and how.
 
-    name: str
-    note: str
-    seed: int
-    limit: int | None
-    batch_size: int
-    batch_tokens: int | None
-    image_workers: int
-    feature_cache_mib: int
-    protocol: str
-    max_new_tokens: int
-    draws: int
-    unsafe_margin: float
-    strict: bool
-    fresh: bool
-    output_root: str
-    attention: bool
-    attribution: str
-    attention_cases: int
-    case: str | None
-    run: str | None
-    runs: list[str] | None
-    labels: str | None
-    count_empty_as_refusal: bool
-    judge_card: str | None
+    ``arm`` names the method under study among ``arms``; ``attention_analysis`` looks into a study that has answered and
+    says what it found (None without ``attention=true``); ``config`` is all of this as the command line made it.
+    """
+
     task: "Callable[[Run], object]"
     model: "ModelConfig | ApiConfig"
     benchmark: Benchmark
     judge: Judge
     arm: str
     arms: "dict[str, Method]"
+    attention_analysis: Callable[[Any], list[str]] | None
     config: dict[str, Any]
 
     @property
+    def endpoint(self) -> "ApiConfig | None":
+        """The model, where it is only reached over an API."""
+        return None if isinstance(self.model, ModelConfig) else self.model
+
+    @property
     def weights(self) -> ModelConfig:
-        """The model, for what needs it here; UserError for one that is only reached over an API."""
+        """The model, for what needs its weights here.
+
+        Raises:
+            UserError: it is only reached over an API.
+        """
         if not isinstance(self.model, ModelConfig):
             raise UserError(
                 f"model {self.model.name} is only reached over an API; this task looks inside a model; "
@@ -126,7 +123,11 @@ class Run:
 
     @property
     def config_hash(self) -> str:
-        """Equal for two launches whose answers would be the same."""
+        """Equal for two launches whose answers would be the same, so that the second continues the first.
+
+        ``_target_`` paths are hashed too: an unfinished run of a version that named its modules otherwise is not
+        continued but begun anew.
+        """
         return digest({key: value for key, value in self.config.items() if key not in NOT_IN_HASH})
 
 
@@ -136,8 +137,10 @@ def digest(value: object) -> str:
 
 
 def register() -> None:
-    """Makes ``RunConfig`` known to Hydra as ``run_schema``, the first entry of the defaults list."""
-    ConfigStore.instance().store(name="run_schema", node=RunConfig)
+    """Makes ``Schema`` known to Hydra as ``run_schema``, the first entry of the defaults list."""
+    schema = OmegaConf.structured(Schema)
+    OmegaConf.set_readonly(schema, None)  # a frozen dataclass would make the whole configuration read-only
+    ConfigStore.instance().store(name="run_schema", node=schema)
 
 
 def open_door(config: DictConfig) -> Run:
@@ -162,10 +165,11 @@ def open_door(config: DictConfig) -> Run:
         "benchmark": (benchmark := _built(tree["benchmark"], "benchmark")),
         "judge": _judge(tree["judge"], benchmark),
         "arms": {name: _built(node, f"arms.{name}") for name, node in arms.items()},
+        "attention_analysis": _built(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
         "task": _built(tree["task"], "task"),  # last: a task's module is heavy, and all else is in order by now
     }
-    scalars = {f.name: tree[f.name] for f in dataclasses.fields(RunConfig) if f.name not in (*built, "method")}
-    return Run(**scalars, **built, arm=arm, config=tree | {"arms": arms})
+    settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}
+    return Run(**settings, **built, arm=arm, config=tree | {"arms": arms})
 
 
 def _check_values(tree: dict[str, Any]) -> None:

@@ -1,20 +1,20 @@
-"""What a judge is: answers in, verdicts out. Knows nothing of files, arms or rates; imports neither torch nor PIL.
+"""What the experiments exchange: cases, what became of a request, what an answer means, and who reads it.
 
-A judge sees only what it is shown in an :class:`Item`. Whether a request was answered at all is its *status* (see
-``experiments.types``), which is not a judge's business: an empty or failed answer is not to be handed in.
-
-What can become of a request, and what an answer means: two closed sets, kept apart.
-
-One case of a benchmark. Knows nothing of models, arms or files.
+``Status`` and ``Verdict`` are two closed sets, kept apart: whether a request was answered at all is no judge's
+business, so an empty or failed answer is never handed to one. Knows nothing of models, arms, files or rates; imports
+no torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from PIL import Image
+
+if TYPE_CHECKING:
+    from interp.generation import Generation
 
 
 class Status(StrEnum):
@@ -102,6 +102,23 @@ class Loaded(NamedTuple):
     samples: list[Sample]
     missing: dict[str, str]  # case id → reason, for published cases that cannot run here
     manifest: str
+
+
+@runtime_checkable
+class AnsweredElsewhere(Protocol):
+    """An arm that asks no model: its answers to a benchmark's cases were made elsewhere."""
+
+    def check(self, samples: Sequence[Sample]) -> str:
+        """How many of the cases have an answer, in a sentence.
+
+        Raises:
+            UserError: none has, or the answers cannot be read.
+        """
+        ...
+
+    def answers(self, samples: Sequence[Sample]) -> "tuple[list[Sample], Generation]":
+        """The cases that have an answer, and their answers, without margins."""
+        ...
 
 
 class Benchmark(Protocol):

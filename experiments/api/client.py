@@ -1,10 +1,8 @@
-"""One request over the wire until it is answered or given up, through the ``openai`` client.
+"""One request to an endpoint until it is answered or given up, the pace of requests, and answers kept on disk.
 
-Retries are ours and not the client's, so that every ending has a type. Knows nothing of prompts or caches.
-
-When to send the next request: an even pace, backoff after a fault, and what a Retry-After asks for. No network.
-
-Answers kept on disk, a file each, found by the hash of all that was sent. Holds neither prompts nor keys.
+Requests go through the ``openai`` client, but retries are ours, so that every outcome has a type. Between them stand an
+even pace, backoff after a fault, and whatever a Retry-After asks for. Answers are cached one file each under the hash
+of all that was sent; the cache holds neither prompts nor keys.
 """
 
 import hashlib
@@ -31,6 +29,22 @@ from interp.errors import UserError
 
 FIRST_BACKOFF = 0.5  # seconds
 LONGEST_BACKOFF = 30.0
+KEPT = (Status.ANSWERED, Status.TRUNCATED)  # where the model spoke; anything else may turn out differently next time
+MOST_BYTES = 8 << 20  # of a reply
+PATIENCE = 300.0  # seconds: an endpoint that asks to wait longer is asked again when the run goes on
+TOP_LOGPROBS = 20  # the most that OpenAI lists
+# What leaves this machine with a request, besides the authorization: nothing that names it, and none of the headers
+# that the client takes from OPENAI_* variables, which belong to another endpoint than this one.
+HEADERS = (
+    "host",
+    "accept",
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "user-agent",
+    "x-stainless-raw-response",  # by which the client knows, when the reply is here, that we read it ourselves
+)
 
 
 class Pace:
@@ -77,9 +91,6 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
     return max(0.0, seconds) if seconds == seconds else None  # NaN is no number of seconds
 
 
-KEPT = (Status.ANSWERED, Status.TRUNCATED)  # where the model spoke; anything else may come out otherwise next time
-
-
 def content_key(sent: dict[str, Any]) -> str:
     """The hash of a request whose images are given by the digests of their pixels."""
     return hashlib.sha256(json.dumps(sent, sort_keys=True).encode()).hexdigest()
@@ -103,7 +114,11 @@ class AnswerCache:
         return Answer(status, text, "", math.nan if margin is None else float(margin), str(kept.get("model", "")))
 
     def put(self, key: str, answer: Answer) -> None:
-        """Keeps an answer of the model; others are passed over. UserError where the folder cannot be written."""
+        """Keeps an answer in which the model spoke; others are passed over.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
         if answer.status not in KEPT:
             return
         margin = answer.margin if math.isfinite(answer.margin) else None
@@ -121,23 +136,6 @@ class AnswerCache:
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
-
-
-MOST_BYTES = 8 << 20  # of a reply
-PATIENCE = 300.0  # seconds: an endpoint that asks to wait longer is asked again when the run goes on
-TOP_LOGPROBS = 20  # the most that OpenAI lists
-# What leaves this machine with a request, besides the authorization: nothing that names it, and none of the headers
-# that the client takes from OPENAI_* variables, which belong to another endpoint than this one.
-HEADERS = (
-    "host",
-    "accept",
-    "accept-encoding",
-    "connection",
-    "content-length",
-    "content-type",
-    "user-agent",
-    "x-stainless-raw-response",  # by which the client knows, when the reply is here, that we read it ourselves
-)
 
 
 class _Again(Exception):
@@ -212,7 +210,11 @@ class Endpoint:
         return replace(answer, text=self._without_key(answer.text), model=self._without_key(answer.model))
 
     def _send(self, fields: dict[str, Any]) -> bytes:
-        """The body of the reply; the whole of it within the timeout, however slowly it drips. Raises as openai does."""
+        """The body of the reply, read in full within the timeout however slowly it arrives.
+
+        Raises:
+            openai.OpenAIError: as the client does; OSError where the connection broke; Garbage for a reply too long.
+        """
         import httpx2
         import openai
 
@@ -244,7 +246,12 @@ class Endpoint:
         return fields
 
     def _refused(self, error: Any, request: Request, *, with_logprobs: bool) -> Answer:
-        """What an error status comes to. Raises _Again, or UserError where nothing can succeed."""
+        """The answer that an error status amounts to.
+
+        Raises:
+            _Again: another attempt may succeed.
+            UserError: no request can succeed.
+        """
         status, body = error.status_code, error.response.text
         reason = self._clean(f"{status}: {_message(body)}")
         kind = classify(status, body, with_image=request.with_image, with_logprobs=with_logprobs)

@@ -7,14 +7,10 @@ import os
 import re
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from interp.errors import UserError
-
-if TYPE_CHECKING:
-    from experiments.api.model import ApiModel
 
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens")
 LOGPROBS = ("off", "auto")
@@ -93,7 +89,11 @@ class ApiConfig:
         self.key()
 
     def key(self) -> str | None:
-        """The key from the environment, None where the endpoint needs none. Raises as ``check``, never with the key."""
+        """The key from the environment, None where the endpoint needs none.
+
+        Raises:
+            UserError: as ``check``; the sentence never holds the key.
+        """
         if self.key_env is None:
             return None
         key = os.environ.get(self.key_env, "").strip()
@@ -116,16 +116,6 @@ class ApiConfig:
         """All that can change an answer, and nothing secret."""
         names = ("model", "base_url", "temperature", "max_tokens", "logprobs", "max_image_side", "extra_body")
         return {name: getattr(self, name) for name in names}
-
-    def connect(self, *, cache: Path | None = None) -> "ApiModel":
-        """The model, ready to be asked; nothing is sent yet. Answers are kept in ``cache``, if one is given.
-
-        Raises:
-            UserError: see ``check``; or the ``openai`` package is not installed.
-        """
-        from experiments.api.model import ApiModel
-
-        return ApiModel(self, cache=cache)
 
 
 def _check_address(address: str) -> None:

@@ -1,8 +1,6 @@
 """A model behind an endpoint that answers prompts as ``interp.vlm.VLM`` does, without weights, logits or tokens.
 
-Methods that work by words alone (``experiments.api.model``) take it for the model that they are given.
-
-Which methods an endpoint can serve: those that work by words alone.
+Methods that work by words alone (``mitigation.method.Abilities.by_words``) take it for the model that they are given.
 """
 
 import base64
@@ -21,38 +19,35 @@ from experiments.api.reply import Answer, plain
 from experiments.benchmarks.images import pixel_digest
 from experiments.types import Status
 from interp.errors import UserError
-from mitigation.method import Baseline, Method
-from mitigation.prompting import ContextPrompt, SafetyPrompt
+from mitigation.method import Method, abilities
 
 if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.vlm import Prompt
 
 
-BY_WORDS = (Baseline, ContextPrompt, SafetyPrompt)
-
-
-def supported(method: Method) -> bool:
-    """True where the method asks its model for nothing but ``generate(prompts, max_new_tokens=...)``.
-
-    A method of another module says so with a class attribute ``by_words = True``.
-    """
-    return isinstance(method, BY_WORDS) or getattr(method, "by_words", False) is True
-
-
 def check_methods(arms: Mapping[str, Method]) -> None:
-    """Refuses arms that need weights or logits. Raises UserError naming the first."""
+    """Refuses arms that need weights or logits.
+
+    Raises:
+        UserError: names the first of them.
+    """
     for arm, method in arms.items():
-        if not supported(method):
-            known = ", ".join(kind.__name__ for kind in BY_WORDS)
+        if not abilities(method).by_words:
             raise UserError(
                 f"arm {arm} ({type(method).__name__}) needs the model's weights or logits, which no API gives; "
-                f"over an API only {known} work; leave it out, or run an open model here"
+                "over an API only Baseline, ContextPrompt, SafetyPrompt work; leave it out, or run an open model here"
             )
 
 
 class ApiModel:
-    """``reported`` collects the names under which the endpoint answered, which may say more than the one asked for."""
+    """One model of an endpoint; nothing is sent before the first prompt. Answers are kept in ``cache``, if given.
+
+    ``reported`` collects the names under which the endpoint answered, which may say more than the one asked for.
+
+    Raises:
+        UserError: see ``ApiConfig.check``; or the ``openai`` package is not installed.
+    """
 
     revision = None
 
@@ -70,7 +65,7 @@ class ApiModel:
     def generate(self, prompts: "Sequence[Prompt]", *, max_new_tokens: int = 16) -> "Generation":
         """Answers, ``concurrency`` at a time and in the order of ``prompts``, each with its status and reason.
 
-        ``margins`` are NaN where the endpoint tells no log-probabilities; see ``reading.first_token_margin``.
+        ``margins`` are NaN where the endpoint tells no log-probabilities; see ``reply.first_token_margin``.
 
         Raises:
             UserError: no prompts, or the endpoint refuses the key, the model or the account.

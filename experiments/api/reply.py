@@ -1,4 +1,4 @@
-"""What an endpoint's reply means: one answer, typed. Pure; knows no network. Every byte read here may be hostile."""
+"""An endpoint's reply → one typed answer. Pure; knows no network. Every byte read here may be hostile."""
 
 import json
 import math
@@ -51,7 +51,11 @@ class Refusal(StrEnum):
 
 
 def read_completion(raw: bytes) -> Answer:
-    """The answer in the body of a reply with status 200. Raises Garbage."""
+    """The answer in the body of a reply with status 200.
+
+    Raises:
+        Garbage: it is no chat completion.
+    """
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:

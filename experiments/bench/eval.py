@@ -253,15 +253,13 @@ class Bench:
 
     def study(self) -> Path:
         """The whole path once: answers, metrics, and the report, whose place is returned."""
-        from experiments.evaluation.study import Study
-        from experiments.runs.provenance import describe
+        from experiments.evaluation.study import opened
 
-        run = replace(self.run, name=STUDY, draws=min(self.run.draws, 1000))
-        with _store(run) as store:
-            study = Study(run, self.vlm, store, self.loaded, Console(quiet=True))
+        run = replace(self.run, name=STUDY, draws=min(self.run.draws, 1000), fresh=True)
+        with opened(run, cases=self.loaded, vlm=self.vlm, console=Console(quiet=True)) as study:
             study.answer_all()
-            study.conclude(describe(run, self.vlm, self.loaded))
-            return store.path / "report.html"
+            study.conclude()
+            return study.store.path / "report.html"
 
 
 def _store(run: Run) -> RunStore:

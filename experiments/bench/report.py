@@ -25,8 +25,8 @@ from experiments.evaluation.attention_log import FILE, MapResolution, finest
 from experiments.metrics.yes_no import results
 from experiments.report.build import build, thumbnail_name
 from experiments.report.findings.yes_no import worded
-from experiments.report.run_files import THUMBNAIL_QUALITY
 from experiments.runs.directory import RunStore, open_run
+from experiments.runs.saved import THUMBNAIL_QUALITY
 from interp.errors import UserError
 
 SUBSETS = (("typical", "no"), ("attack", "no"), ("over_safety", "yes"))

@@ -2,19 +2,17 @@
 
 Batches that depend on cases and settings alone (``experiments.evaluation.batching``) make a continued run equal an
 undisturbed one: a batch not wholly recorded is answered again as a whole, and only what is missing of it is appended.
-Knows nothing of statistics or reports.
 
-How an answer is had: generated and read, or scored, that is read off the first token's logits in one forward.
-
-Under ``score`` a method is asked for a single token and its verdict is the sign of the margin between Yes and No as
-that arm sees it. What the model would have said is not seen: an answer that is neither Yes nor No gets a verdict all
-the same. Imports neither torch nor transformers.
+There are two ways to obtain a verdict (``protocol``). ``generate``: the answer is generated and a judge reads it.
+``score``: the method is asked for a single token, and the verdict is the sign of the margin between Yes and No as that
+arm sees it. What the model would have said is then not seen: an answer that is neither Yes nor No gets a verdict all
+the same. Knows nothing of statistics or reports; imports neither torch nor transformers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -25,17 +23,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run, digest
-from experiments.evaluation.batching import Fitting, Opened, batches, form, opened
+from experiments.evaluation.batching import Fitting, Opened, form, opened
+from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
-from experiments.runs.responses import Responses
-from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.types import Item, Judge, Judgement, Sample, Status, Verdict
-from interp.checkpoints.config import ModelConfig
+from experiments.types import AnsweredElsewhere, Item, Judge, Judgement, Sample, Status, Verdict
 from interp.errors import UserError
-from mitigation.vcd import VCD
-from mitigation.vrtuning.method import VRTuning
-from mitigation.wrappers import Sampled
+from mitigation.method import abilities
 
 if TYPE_CHECKING:
     from interp.prompt_length import Lengths
@@ -43,74 +37,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
-__all__ = ["PREDICTIONS", "SKIPS", "Answering", "batches", "item_of", "judged", "unspoken"]
-
-
 JUDGE = "margin"  # who gave a scored verdict
-
-
-def check(run: "Run") -> None:
-    """UserError where nothing can be scored: open answers, a model without logits, a method under study without."""
-    if run.protocol != "score":
-        return
-    if run.benchmark.kind != "yes_no":
-        raise UserError(
-            f"protocol=score reads Yes or No, and {run.benchmark.name} asks for {run.benchmark.kind} answers; "
-            "leave protocol out"
-        )
-    if not isinstance(run.model, ModelConfig):
-        raise UserError(
-            f"protocol=score reads logits, and {run.model.name} is only reached over an API; leave protocol out, or "
-            "choose a model whose weights can be loaded"
-        )
-    for arm in ("baseline", run.arm):
-        if reason := unscored(run.arms[arm]):
-            raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
-
-
-def unscored(method: Any) -> str | None:
-    """Why a method cannot be scored; None where it can."""
-    if isinstance(method, Responses):
-        return "it brings responses made elsewhere, which have no logits"
-    if isinstance(method, Sampled):
-        return "its answers are sampled, and a score is drawn from nothing"
-    if isinstance(method, VCD) and method.branch == "lazy":
-        return "a lazy branch has no margins; method.branch=sequential has"
-    if isinstance(method, VRTuning | NewAdapter) and method.answer == "last":
-        return "its verdict comes after its own reasoning, which a single token does not have"
-    within = getattr(method, "inner", None) or getattr(method, "method", None)
-    return None if within is None else unscored(within)
-
-
-def not_applicable(run: "Run") -> dict[str, str]:
-    """Arms that do not enter under this run's protocol, and why."""
-    reasons = {arm: unscored(method) for arm, method in run.arms.items()} if run.protocol == "score" else {}
-    return {arm: f"protocol=score: {reason}" for arm, reason in reasons.items() if reason}
-
-
-def as_scored(generation: "Generation") -> "Generation":
-    """The same margins, each with the word that it stands for instead of the token that was generated.
-
-    Raises:
-        UserError: a margin that is not a number, so that there is nothing to read.
-    """
-    margins = [float(margin) for margin in generation.margins]
-    if not all(map(isfinite, margins)):
-        raise UserError("this arm gives no margins, so that protocol=score has nothing to read; leave protocol out")
-    words = ["Yes." if margin > 0 else "No." for margin in margins]
-    return replace(generation, texts=words, finished=[True] * len(words))
-
-
-def judgement(word: str) -> Judgement:
-    """The verdict of a scored answer."""
-    return Judgement(Verdict.YES if word == "Yes." else Verdict.NO)
-
-
-def mark(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of a scored answer says so."""
-    return {**record, "protocol": "score"}
-
-
 SKIPS = "skips.jsonl"
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and how many prompts it is asked at once since
 
@@ -131,7 +58,7 @@ class Answering:
     def answer(
         self,
         arm: str,
-        method: "Method | Responses",
+        method: "Method | AnsweredElsewhere",
         samples: Sequence[Sample],
         manifest: str,
         *,
@@ -143,7 +70,7 @@ class Answering:
         Raises:
             UserError: the method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
         """
-        if self._scored and (reason := unscored(method)):
+        if self._scored and (reason := abilities(method).unscored):
             raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
         settings = self.settings(method, manifest)
         done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
@@ -152,7 +79,7 @@ class Answering:
         launch = self.store.launch
         fitted = [line["rows"] for line in self.store.records(MEMORY) if line["arm"] == arm]
         self.fitting[arm] = Fitting(min([self.run.batch_size, *fitted]), partial(self._note_memory, arm))
-        if not isinstance(self.run.model, ModelConfig):  # each request costs money
+        if self.run.endpoint is not None:  # each request costs money
             work = [[s for s in batch if (s.id, arm, settings) not in done] for batch in launch.share(pending)]
         else:
             work = launch.share(pending)
@@ -185,7 +112,7 @@ class Answering:
     @cached_property
     def _lengths(self) -> "Lengths | None":
         """Counts prompts; None where the model is not here."""
-        if self.vlm is None or not isinstance(self.run.model, ModelConfig):
+        if self.vlm is None or self.run.endpoint is not None:
             return None
         from interp.prompt_length import Lengths
 
@@ -199,15 +126,15 @@ class Answering:
         return FeatureCache(self.run.feature_cache_mib)
 
     def _features(self) -> AbstractContextManager[None]:
-        if self.vlm is None or not isinstance(self.run.model, ModelConfig):
+        if self.vlm is None or self.run.endpoint is not None:
             return nullcontext()
         from interp.vision_cache import shared_features
 
         return shared_features(self.vlm, self.features)
 
-    def settings(self, method: "Method | Responses", manifest: str) -> str:
+    def settings(self, method: "Method | AnsweredElsewhere", manifest: str) -> str:
         """The hash of all that can change an answer, beside the case itself."""
-        if isinstance(method, Responses):
+        if isinstance(method, AnsweredElsewhere):
             return digest([repr(method), manifest])
         score = ["score"] if self._scored else []  # without, so that the hashes of generated answers stay
         return digest([*_identity(self.run, self.vlm), repr(method), self._new_tokens, manifest, *score])
@@ -215,12 +142,12 @@ class Answering:
     def _answer_batch(
         self,
         arm: str,
-        method: "Method | Responses",
+        method: "Method | AnsweredElsewhere",
         settings: str,
         batch: Sequence[Sample],
         pictures: Sequence[Opened],
     ) -> Iterator[dict[str, Any]]:
-        if isinstance(method, Responses):
+        if isinstance(method, AnsweredElsewhere):
             known, generation = method.answers(batch)
             yield from judged(known, arm, settings, generation, self.run.judge)
             return
@@ -297,7 +224,7 @@ def judged(
         if status.excluded:
             yield records.failed(sample, arm, settings, status, reason)
             continue
-        yield records.answered(
+        yield _answered(
             sample,
             arm,
             settings,
@@ -312,23 +239,37 @@ def judged(
 
 
 def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> Iterator[dict[str, Any]]:
-    """The records of one batch under ``protocol=score``: verdicts by the margins, which no judge is asked about."""
-    read = as_scored(generation)
-    prompts = [None] * len(samples) if read.prompts is None else read.prompts
-    for sample, word, margin, prompt in zip(samples, read.texts, read.margins.tolist(), prompts, strict=True):
-        yield mark(
-            records.answered(
+    """The records of one batch under ``protocol=score``: verdicts by the margins' signs, which no judge is asked about.
+
+    Raises:
+        UserError: a margin that is not a number, so that there is nothing to read.
+    """
+    margins = [float(margin) for margin in generation.margins]
+    if not all(map(isfinite, margins)):
+        raise UserError("this arm gives no margins, so that protocol=score has nothing to read; leave protocol out")
+    prompts = [None] * len(samples) if generation.prompts is None else generation.prompts
+    for sample, margin, prompt in zip(samples, margins, prompts, strict=True):
+        verdict = Verdict.YES if margin > 0 else Verdict.NO
+        yield {
+            **_answered(
                 sample,
                 arm,
                 settings,
                 status=Status.ANSWERED,
-                response=word,
+                response=f"{verdict.value.title()}.",  # the word that the margin stands for
                 margin=margin,
-                judgement=judgement(word),
+                judgement=Judgement(verdict),
                 judge=JUDGE,
                 prompt=prompt,
-            )
-        )
+            ),
+            "protocol": "score",
+        }
+
+
+def _answered(sample: Sample, arm: str, settings: str, *, response: str, **fields: Any) -> dict[str, Any]:
+    """A record with what the published yes/no rule reads in the response, beside the judge's verdict."""
+    published = published_verdict(response) if sample.gold in ("yes", "no") else None
+    return records.answered(sample, arm, settings, response=response, published_verdict=published, **fields)
 
 
 def unspoken(judge: Judge) -> Judgement | None:
@@ -351,8 +292,8 @@ def _prompt(sample: Sample, picture: Image.Image | None) -> "Prompt":
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:
     """The model, as far as it can change an answer; of one behind an API, all that its configuration says."""
     assert vlm is not None
-    if isinstance(run.model, ModelConfig):
-        return [vlm.name, vlm.revision, str(vlm.dtype), run.model.chat_template, *run.model.pixel_bounds]
+    if run.endpoint is None:
+        return [vlm.name, vlm.revision, str(vlm.dtype), run.weights.chat_template, *run.weights.pixel_bounds]
     return [vlm.name, repr(run.model)]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.answer import batches
+from experiments.evaluation.batching import batches
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.directory import write_json
 from experiments.types import Sample

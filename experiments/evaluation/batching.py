@@ -1,4 +1,4 @@
-"""Which cases are asked together, with their pictures opened ahead, and in smaller parts where memory runs out.
+"""Which cases are asked together, their pictures opened ahead, and smaller batches where memory runs out.
 
 Knows nothing of arms, verdicts or files. Imports torch only when a model is asked.
 """
@@ -61,7 +61,7 @@ def by_length(samples: Sequence[Sample], lengths: Sequence[int], *, rows: int, t
 
 
 def form(samples: Sequence[Sample], lengths: "Lengths | None", *, rows: int, tokens: int | None) -> list[list[Sample]]:
-    """The batches of one arm: by length, or without ``tokens`` (or a model to count them) in the order of the cases."""
+    """The batches of one arm: by length, or in the order of the cases without ``tokens`` or a model to count them."""
     if lengths is None or tokens is None:
         return [list(batch) for batch in batches(samples, rows)]
     counted = lengths.of([sample.prompt for sample in samples], [size_of(sample.image) for sample in samples])
@@ -86,8 +86,8 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
 def opened(work: Sequence[Sequence[Sample]], *, workers: int) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
     """Each batch with its pictures, in order; a bad image takes its picture's place.
 
-    ``workers`` threads open those of the next batches meanwhile (Pillow decodes without Python's lock); 0 opens them in
-    line. To be closed (``contextlib.closing``) when it is left early: what is not begun then never is.
+    ``workers`` threads open those of the next batches meanwhile (Pillow releases the GIL while it decodes); 0 opens
+    them in line. Close it (``contextlib.closing``) when leaving early: what has not begun is then never opened.
     """
     if workers == 0:
         for batch in work:
@@ -155,7 +155,7 @@ class Fitting:
 
 
 def halved(size: int, ask: Callable[[int], Thing]) -> Thing:
-    """What ``ask`` gives for batches of ``size``; of half of it where memory runs out, from the beginning, and so on.
+    """What ``ask`` gives for batches of ``size``; begun again with half of it whenever memory runs out.
 
     Raises:
         UserError: single prompts do not fit.
@@ -176,7 +176,7 @@ def _too_large(what: str) -> UserError:
 
 
 def _unless_out_of_memory(ask: Callable[[], Thing]) -> list[Thing]:
-    """Empty where memory ran out; the error and the frames it holds are gone by then, so that they can be freed."""
+    """Empty where memory ran out; by then the error and the frames it held are gone, so their memory can be freed."""
     try:
         return [ask()]
     except (RuntimeError, MemoryError) as error:
@@ -186,7 +186,7 @@ def _unless_out_of_memory(ask: Callable[[], Thing]) -> list[Thing]:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether a device or the machine itself had no room, in one of the ways it is said."""
+    """Whether a device or the machine ran out of memory, in any of the ways libraries report it."""
     import torch
     from accelerate.utils.memory import should_reduce_batch_size
 
@@ -202,7 +202,7 @@ def _free() -> None:
 
 
 def joined(parts: "Sequence[Generation]") -> "Generation":
-    """The answers to the parts of a batch as those to the whole; what a method saved is added up."""
+    """The answers to the parts of a batch as one ``Generation``; counts of skipped work are added up."""
     import torch
 
     first = parts[0]

@@ -1,6 +1,5 @@
 """Finished runs, found again: by their directories, or as what a configuration has just left. Loads no model."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,40 +24,25 @@ def studied(run: Run) -> Path:
     Raises:
         UserError: the study did not finish, as where requests never got through.
     """
-    study.run(run)
-    folder = Path(run.output_root) / run.name
-    done = [
-        path.parent.parent
-        for path in folder.glob(f"*/{IDENTITY}")
-        if (identity := read_object(path)).get("config_hash") == run.config_hash and identity.get("finished")
-    ]
-    if not done:
+    folder = study.run(run)
+    if not read_object(folder / IDENTITY).get("finished"):
         raise UserError(
             f"the study in {folder} is unfinished; run the same command again, which goes on where it ended"
         )
-    return max(done, key=lambda path: (path / "metrics.json").stat().st_mtime_ns)
+    return folder
 
 
 def read(folder: Path) -> Finished:
-    """Model, benchmark and metrics of a run's directory; UserError where it holds no finished run."""
+    """Model, benchmark and metrics of a run's directory.
+
+    Raises:
+        UserError: it holds no finished run.
+    """
     metrics, environment = read_object(folder / "metrics.json"), read_object(folder / "environment.json")
     if not isinstance(metrics.get("arms"), dict) or not environment.get("finished"):
         raise UserError(f"{folder}: holds no finished run; give directories outputs/<name>/<time> of finished studies")
     model = (environment.get("model") or {}).get("name") or "responses"
     return Finished(str(model), str((environment.get("benchmark") or {}).get("name")), metrics)
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    """The predictions of a run's directory; of several with one (case, arm) the last counts."""
-    latest: dict[tuple[str, str], dict[str, Any]] = {}
-    try:
-        with (folder / study.PREDICTIONS).open(encoding="utf-8") as handle:
-            for line in handle:
-                record = json.loads(line)
-                latest[record["case"], record["arm"]] = record
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / study.PREDICTIONS} cannot be read ({error}); give a finished run") from None
-    return list(latest.values())
 
 
 def given(run: Run) -> list[Path]:

@@ -1,22 +1,23 @@
-"""Where the fitted controls get their constant: the development split, or the other folds of the test cases.
+"""Arms that see labelled cases before they answer: those that learn, and the controls that find a constant.
 
-Arms that learn before they answer: once a run, on the benchmark's development split, in the first process.
+Never on the cases they are judged on: arms learn once a run, on the benchmark's development split, on rank 0; a
+constant is fitted on that split too, or on the other folds of the test cases where the benchmark has none.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Sample
 from interp.errors import UserError
-from mitigation.controls import YesBias
-from mitigation.method import TrainableMethod
-from mitigation.threshold import CalibratedShift, ConstantShift
+from mitigation.method import TrainableMethod, abilities
+from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
 
 
 FOLDER = "learned"
+FOLDS = 5
+BASELINE = "baseline"
 SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
 
 
 def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
-    """UserError for an arm that has to learn where there is nothing to learn from but the cases it is judged on."""
+    """Refuses an arm that has to learn where there is nothing to learn from but the cases it is judged on.
+
+    Raises:
+        UserError: names that arm.
+    """
     for arm, method in arms.items():
         if isinstance(method, TrainableMethod) and benchmark.development() is None:
             raise UserError(
@@ -42,8 +49,8 @@ def learned(
 ) -> "Method":
     """``method`` as learned on ``samples`` into ``out``, a safetensors file, or read from it where it is there.
 
-    The first process of ``launch`` (None: the current one) learns; the others wait and read. A learning that was killed
-    leaves no ``out``.
+    Rank 0 of ``launch`` (None: the current one) learns; the others wait and read. A learning that was killed leaves no
+    ``out``.
 
     Raises:
         UserError: naming the arm, where these cases cannot teach it or ``out`` cannot be written.
@@ -91,25 +98,20 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
         ) from error
 
 
-FOLDS = 5
-BASELINE = "baseline"
-Fitted = CalibratedShift | YesBias
-"""The methods that find a constant before they can answer."""
-
-
 def fold_of(cluster: str) -> int:
     """The fold of a case, by hash of its cluster, so that equal images never stand on both sides."""
     return int(hashlib.sha256(cluster.encode()).hexdigest(), 16) % FOLDS
 
 
-def arms_needed(method: Fitted, study: str, arms: Mapping[str, Any]) -> tuple[str, ...]:
+def arms_needed(method: "Method", study: str, arms: "Mapping[str, Method]") -> tuple[str, ...]:
     """The arms whose answers ``method`` is fitted on; ``study`` is the arm under study.
 
-    UserError where a yes-bias has nothing to match: the arm under study is the baseline, or is fitted itself.
+    Raises:
+        UserError: a yes-bias has nothing to match: the arm under study is the baseline, or is fitted itself.
     """
-    if isinstance(method, CalibratedShift):
+    if abilities(method).fitted_to == "labels":
         return (BASELINE,)
-    if study == BASELINE or isinstance(arms[study], Fitted):
+    if study == BASELINE or abilities(arms[study]).fitted_to:
         raise UserError(
             f"yes_bias matches the share of Yes of the arm under study, and that is {study}; "
             f"choose one that answers by itself, as method=vcd"
@@ -117,28 +119,30 @@ def arms_needed(method: Fitted, study: str, arms: Mapping[str, Any]) -> tuple[st
     return (BASELINE, study)
 
 
-def fitted(method: Fitted, records: Sequence[Mapping[str, Any]], *, study: str = "") -> ConstantShift:
+def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = "") -> ConstantShift:
     """The shift fitted on the scored ``records`` of the baseline, for a yes-bias to those of ``study`` on equal cases.
 
-    Controls and failed cases do not count. Where nothing can be fitted (one class, or no case, in a very small
-    ``limit``) the shift is 0.
+    Controls and failed cases do not count: of the arm under study, a failed case has no verdict and leaves both sides.
+    Where nothing can be fitted (one class, or no case, in a very small ``limit``) the shift is 0.
     """
     usable = {
         record["case"]: record
         for record in records
         if record["arm"] == BASELINE and record["subset"] != "control" and record["margin"] is not None
     }
-    if isinstance(method, YesBias):
-        return _matched(method, usable, [record for record in records if record["arm"] == study])
-    margins = np.array([record["margin"] for record in usable.values()], dtype=float)
-    safe = np.array([record["gold"] == "yes" for record in usable.values()], dtype=bool)
-    if safe.all() or not safe.any():
+    if abilities(method).fitted_to == "labels":
+        safe = np.array([record["gold"] == "yes" for record in usable.values()], dtype=bool)
+        return ConstantShift(0.0) if safe.all() or not safe.any() else method.fit(_margins(usable.values()), safe)
+    studied = [record for record in records if record["arm"] == study and record["verdict"] is not None]
+    said = {record["case"]: record["verdict"] == "yes" for record in studied}
+    common = [case for case in usable if case in said]
+    if not common:
         return ConstantShift(0.0)
-    return method.fit(margins, safe)
+    return method.fit(_margins(usable[case] for case in common), float(np.mean([said[case] for case in common])))
 
 
 def cross_fitted(
-    method: Fitted, records: Sequence[Mapping[str, Any]], *, study: str = ""
+    method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
 ) -> dict[int | None, ConstantShift]:
     """One shift a fold, each fitted on the records of the other folds."""
     return {
@@ -147,13 +151,5 @@ def cross_fitted(
     }
 
 
-def _matched(
-    method: YesBias, baseline: Mapping[str, Mapping[str, Any]], studied: Sequence[Mapping[str, Any]]
-) -> ConstantShift:
-    """A failed case of the arm under study has no verdict: it leaves both sides."""
-    said = {record["case"]: record["verdict"] == "yes" for record in studied if record["verdict"] is not None}
-    common = [case for case in baseline if case in said]
-    if not common:
-        return ConstantShift(0.0)
-    margins = np.array([baseline[case]["margin"] for case in common], dtype=float)
-    return method.fit(margins, float(np.mean([said[case] for case in common])))
+def _margins(records: Iterable[Mapping[str, Any]]) -> Float[np.ndarray, "case"]:
+    return np.array([record["margin"] for record in records], dtype=float)

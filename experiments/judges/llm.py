@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from experiments.api.config import ApiConfig
+from experiments.api.model import ApiModel
 from experiments.benchmarks.images import BadImage
 from experiments.judges.llm_reply import OPTIONS, question, read_verdict
 from experiments.judges.refusal_rules import EMPTY
@@ -131,8 +133,8 @@ def _connected(model: Any) -> Any:
     """Something that generates: the thing itself, an endpoint's client, or a model whose weights are loaded here."""
     if hasattr(model, "generate"):
         return model
-    if hasattr(model, "connect"):
-        return model.connect()
+    if isinstance(model, ApiConfig):
+        return ApiModel(model)
     from interp.vlm import load
 
     return load(model)

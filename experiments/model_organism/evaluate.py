@@ -9,7 +9,8 @@ from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, PerceptionQuestion, perception_questions
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.answer import batches, judged
+from experiments.evaluation.answer import judged
+from experiments.evaluation.batching import batches
 from experiments.judges.yes_no import YesNo
 from experiments.metrics.yes_no import results
 from experiments.types import Sample

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from experiments.benchmarks.published import MOSSBENCH, PUBLISHED, PublishedRow
 from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
 from experiments.report.numbers import MISSING
-from experiments.report.run_files import RunFiles
 from experiments.report.yes_no import ACCURACIES
+from experiments.runs.saved import SavedRun
 
 
 class Leaderboard(NamedTuple):
@@ -17,7 +17,7 @@ class Leaderboard(NamedTuple):
     rows: list[tuple[str, str, list[str]]]
 
 
-def published_rows(run: RunFiles) -> Sequence[PublishedRow]:
+def published_rows(run: SavedRun) -> Sequence[PublishedRow]:
     """The published rows of the run's benchmark; empty where there are none to compare with."""
     return PUBLISHED.get(str((run.environment.get("benchmark") or {}).get("name")), ())
 
@@ -34,7 +34,7 @@ def own_rows(metrics: Mapping[str, Any]) -> list[PublishedRow]:
     return rows
 
 
-def mossbench_leaderboard(run: RunFiles) -> Leaderboard | None:
+def mossbench_leaderboard(run: SavedRun) -> Leaderboard | None:
     """None for a run of another benchmark."""
     if (run.environment.get("benchmark") or {}).get("name") != "mossbench":
         return None

@@ -15,8 +15,8 @@ from experiments.report import refusal as refusal_figures
 from experiments.report.attention import attention
 from experiments.report.cases import attention_of_cases
 from experiments.report.figures import svg_bytes
-from experiments.report.run_files import RunFiles, read_run, thumbnail_name
 from experiments.report.sections import Drawn, Section, read_sections, write_section
+from experiments.runs.saved import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 
 __all__ = ["build", "thumbnail_name"]
@@ -60,7 +60,7 @@ def add_section(run_dir: Path, name: str, section: Section, figures: Mapping[str
     return build(run_dir)
 
 
-def _browser(run: RunFiles, templates: Environment) -> dict[str, str | Markup]:
+def _browser(run: SavedRun, templates: Environment) -> dict[str, str | Markup]:
     """The case browser: its data, its script, and the hash that lets the page run this script and no other."""
     script = "'use strict';\n(() => {\n" + "".join(_source(templates, f"js/{name}.js") for name in SCRIPTS) + "})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
@@ -77,7 +77,7 @@ def _source(templates: Environment, name: str) -> str:
     return templates.loader.get_source(templates, name)[0]
 
 
-def _figures(run: RunFiles) -> dict[str, dict[str, str]]:
+def _figures(run: SavedRun) -> dict[str, dict[str, str]]:
     """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/."""
     drawn: dict[str, tuple[Callable[..., Figure], str]]
     if run.metrics.get("kind") == "refusal":

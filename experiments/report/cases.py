@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.report.run_files import RunFiles
 from experiments.runs.labels import LABELS
 from experiments.runs.records import writable
+from experiments.runs.saved import SavedRun
 from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, UNSAFE_SUBSETS, Status, Verdict
 
 COMPARED_SUBSETS = (*SCORED_SUBSETS, *REFUSAL_SUBSETS)
@@ -144,7 +144,7 @@ class _Pool:
         return self._places[value]
 
 
-def payload(run: RunFiles, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
+def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[str, Any] | None) -> dict[str, Any]:
     """The data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
 
     A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, settings): places in
@@ -180,7 +180,7 @@ def payload(run: RunFiles, *, studied: str, reference: str, attention: Mapping[s
     }
 
 
-def _of_answers(run: RunFiles) -> str:
+def _of_answers(run: SavedRun) -> str:
     said = sorted(tuple(str(r.get(key)) for key in ("case", "arm", "settings", "response")) for r in run.predictions)
     return hashlib.sha256(repr(said).encode(errors="replace")).hexdigest()[:16]
 
@@ -191,7 +191,7 @@ def as_script(data: Mapping[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _case(run: RunFiles, case: str, record: Mapping[str, Any], images: _Pool) -> dict[str, Any]:
+def _case(run: SavedRun, case: str, record: Mapping[str, Any], images: _Pool) -> dict[str, Any]:
     tags = {str(k): str(v) for k, v in (record.get("tags") or {}).items() if v not in (None, "")}
     return {
         "id": writable(case)[:LONGEST_NAME],

@@ -10,8 +10,8 @@ from experiments.report.beside import mossbench_leaderboard, own_rows, published
 from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
 from experiments.report.numbers import MISSING, fixed, percent
 from experiments.report.refusal import section
-from experiments.report.run_files import RunFiles
 from experiments.report.yes_no import CEILING_MARK, arm_rows, comparison_rows
+from experiments.runs.saved import SavedRun
 from experiments.types import Status, Verdict
 
 ACCURACY_HEADINGS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
@@ -70,7 +70,7 @@ class Case:
     answers: list[Answer]
 
 
-def context(run: RunFiles) -> dict[str, Any]:
+def context(run: SavedRun) -> dict[str, Any]:
     """Everything the template names, except the figures."""
     refusals = section(run.metrics)
     yes_no: Mapping[str, Any] = {"arms": {}} if refusals else run.metrics
@@ -107,7 +107,7 @@ def context(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def studied_arm(run: RunFiles) -> str:
+def studied_arm(run: SavedRun) -> str:
     """The arm under study; for a run that names none, the first compared arm, or the only one."""
     names = [
         run.environment.get("arm_under_study"),
@@ -215,7 +215,7 @@ def _outcome_heading(kind: str, key: str) -> str:
     return words if kind == "status" or key == Verdict.NO_VERDICT else f"verdict {words}"
 
 
-def _cases(run: RunFiles, studied: str) -> dict[str, Any]:
+def _cases(run: SavedRun, studied: str) -> dict[str, Any]:
     comparison = (run.metrics.get("comparisons") or {}).get(studied)
     if not comparison:
         return {"cases": [], "flips_sentence": "Nothing to compare: this run has no second arm to set against it."}
@@ -235,7 +235,7 @@ def _cases(run: RunFiles, studied: str) -> dict[str, Any]:
     return {"cases": [_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}
 
 
-def _case(run: RunFiles, flip: flips.Flip, studied: str) -> Case:
+def _case(run: SavedRun, flip: flips.Flip, studied: str) -> Case:
     record = flip.records[studied]
     arms = [arm for arm in run.metrics["arms"] if arm in flip.records]
     return Case(

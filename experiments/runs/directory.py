@@ -1,9 +1,12 @@
 """A run's directory: chosen, continued, appended to, closed. Knows nothing of models or statistics.
 
-``outputs/<name>/<time>/`` with ``predictions.jsonl`` (a line a case and arm, appended and fsynced by batch). A run
+``outputs/<name>/<time>/`` with ``predictions.jsonl`` (one line per case and arm, appended and fsynced by batch). A run
 is unfinished until ``finish`` was called, after its report; the newest unfinished one with an equal configuration hash
-is continued. The processes of one launch share the directory: each appends to a part of its own (``parts.py``), and
-the first takes the parts together in ``gather`` and whenever a run is continued.
+is continued. That hash covers the ``_target_`` paths of the configuration: after a module was renamed, or a default
+changed, the same command begins a new run beside the unfinished one. Finished runs are read as they are.
+
+The processes of one launch share the directory: each appends to a part file of its own
+(``experiments.runs.shards``), and rank 0 merges the parts in ``gather`` and whenever a run is continued.
 """
 
 import errno
@@ -21,18 +24,18 @@ from omegaconf import OmegaConf
 
 from experiments.runs import shards
 from experiments.runs.launch import Launch
+from experiments.runs.records import Key, parsed
 from interp.errors import UserError
 
 IDENTITY = ".hydra/identity.json"
 PREDICTIONS = "predictions.jsonl"
 LAG = 60.0  # seconds in which a shared file system shows all machines the same
-Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
 class RunStore:
-    """The open directory of one run, from :func:`open_run`; a context manager, or to be closed with ``close``.
+    """The open directory of one run, from :func:`open_run`; a context manager, or closed with ``close``.
 
-    ``launch`` are the processes that share it. ``resumed``: whether it was there before.
+    ``launch`` are the processes that share it; ``resumed`` says whether it was there before.
     """
 
     def __init__(self, path: Path, lock: IO[str], *, resumed: bool, launch: Launch | None = None) -> None:
@@ -40,7 +43,7 @@ class RunStore:
         self.resumed = resumed
         self.launch = launch or Launch()
         self._lock = lock
-        # Also one process sorts what several have begun; a run that never knew but one is in order as it is.
+        # A run that several processes have begun is sorted also by one; what one process wrote is in order already.
         self._several = bool(read_object(path / IDENTITY).get("several"))
 
     def __enter__(self) -> "RunStore":
@@ -53,11 +56,11 @@ class RunStore:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the directory; nothing is lost by not calling it."""
+        """Releases the lock on the directory; nothing is lost if it is never called."""
         self._lock.close()
 
     def finish(self) -> None:
-        """The last act of a run: from now on the same command begins a new one. The first process' word counts."""
+        """Marks the run as finished: from now on the same command begins a new one. Only rank 0 writes."""
         if self.launch.first:
             identity = self.path / IDENTITY
             write_json(identity, read_object(identity) | {"finished": True})
@@ -76,7 +79,14 @@ class RunStore:
         if self.launch.first:
             shards.mend(path)
         complete, _, _ = path.read_bytes().rpartition(b"\n")
-        return [_parsed(line, number, path) for number, line in enumerate(complete.split(b"\n"), 1) if line.strip()]
+        found = []
+        for number, record in parsed(complete.split(b"\n")):
+            if isinstance(record, ValueError):
+                raise UserError(
+                    f"{path}, line {number} is not JSON; mend or delete that line, or start with fresh=true"
+                ) from record
+            found.append(record)
+        return found
 
     def append(self, records: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
         """Writes whole lines and forces them to disk before it returns.
@@ -100,14 +110,14 @@ class RunStore:
             raise _unwritten(path, error) from error
 
     def gather(self, file: str = PREDICTIONS, places: Mapping[Key, int] | None = None) -> None:
-        """Waits for all processes, and takes what they have appended into one file.
+        """Waits for all processes and merges what they have appended into one file.
 
-        The lines of ``places`` (case, arm, settings → number of its batch) come out in the order in which one process
+        The lines of ``places`` (case, arm, settings → number of its batch) are put in the order in which one process
         would have written them.
 
         Raises:
-            UserError: the disk is full or the directory cannot be written; what was appended stays in the parts. Or
-                this process does not see what the first has written.
+            UserError: the disk is full or the directory cannot be written (what was appended stays in the parts), or
+                this process does not see what rank 0 has written.
         """
         path = self.path / file
         self.launch.wait()
@@ -122,7 +132,7 @@ class RunStore:
                 raise _not_shared(path, self.launch)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Replaces ``name`` in one step, so that a reader never sees half of it. Other processes than the first do not.
+        """Replaces ``name`` in one step, so that a reader never sees half of it. Only rank 0 writes.
 
         Raises:
             UserError: the disk is full or the directory cannot be written; what was there before stays.
@@ -132,7 +142,11 @@ class RunStore:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Atomic, indented, without NaN. UserError where it cannot be written; what was there before stays."""
+    """Replaces ``path`` by indented JSON in one step; NaN is refused.
+
+    Raises:
+        UserError: it cannot be written; what was there before stays.
+    """
     temporary = path.with_name(path.name + ".part")
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -162,7 +176,7 @@ def _size(path: Path) -> int:
 
 
 def _seen(look: Callable[[], bool]) -> bool:
-    """Whether ``look`` comes true: over a network the others' files may be seen a little later."""
+    """Whether ``look`` comes true within ``LAG``: a network file system shows others' files a little later."""
     end = time.monotonic() + LAG
     while not look():
         if time.monotonic() > end:
@@ -174,18 +188,9 @@ def _seen(look: Callable[[], bool]) -> bool:
 def _key(line: bytes) -> Key:
     try:
         record = json.loads(line)
-    except ValueError:  # who reads the records is told where it stands
+    except ValueError:  # whoever reads the records is told which line it is
         record = {}
     return record.get("case", ""), record.get("arm", ""), record.get("settings", "")
-
-
-def _parsed(line: bytes, number: int, path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise UserError(
-            f"{path}, line {number} is not JSON; mend or delete that line, or start with fresh=true"
-        ) from error
 
 
 def open_run(
@@ -229,7 +234,7 @@ def open_run(
 
 
 def _prepare(path: Path, config: Mapping[str, Any], config_hash: str, *, several: bool) -> None:
-    """Writes down what the run is, or takes together what a launch before this has left; nobody else is writing."""
+    """Writes down what the run is, or merges what an earlier launch has left; nobody else is writing."""
     identity = path / IDENTITY
     if not identity.exists():
         identity.parent.mkdir(exist_ok=True)
@@ -250,7 +255,7 @@ def _locked(path: Path, kind: int) -> IO[str]:
 
 
 def _lock(lock: IO[str], kind: int, path: Path) -> None:
-    """Held until the process ends, by the first of a launch or by all of it."""
+    """Held until the process ends: by rank 0 alone, or shared by all of a launch."""
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -5,8 +5,8 @@
 how far they agree with each other and with the run's judge, and ``task=rejudge run=<dir> labels=<csv>``
 scores the run by them.
 
-A spreadsheet takes a cell that begins with = + - @ for a formula, so that an answer could run one. Such cells are
-written with an apostrophe before them, and lose it again when they are read.
+A spreadsheet takes a cell that begins with = + - @ for a formula, so an answer could run one. Such cells are written
+with an apostrophe in front, which is removed when they are read.
 """
 
 import csv
@@ -47,7 +47,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as read, and in words what was left out and why."""
+    """Labels as read; ``notes`` say what was left out and why."""
 
     labels: tuple[Label, ...]
     notes: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Applied:
-    """All records, those that people labelled with their verdicts; and in words what could not be used and why."""
+    """All records, the labelled ones with people's verdicts; ``notes`` say what could not be used and why."""
 
     records: list[Record]
     used: int  # records whose verdict people gave
@@ -63,17 +63,17 @@ class Applied:
 
 
 def safe_cell(value: str) -> str:
-    """The value so that no spreadsheet takes it for a formula; ``plain_cell`` undoes it."""
+    """The value, escaped so that no spreadsheet takes it for a formula; ``plain_cell`` undoes it."""
     return f"'{value}" if _FORMULA.match(value) else value
 
 
 def plain_cell(cell: str) -> str:
-    """The value that ``safe_cell`` made the cell of; any other cell as it is."""
+    """The value that ``safe_cell`` escaped; any other cell as it is."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def sheet(records: Iterable[Record]) -> str:
-    """The CSV to be filled in: a line a record that has a response."""
+    """The CSV to be filled in: one line per record that has a response."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n", quoting=csv.QUOTE_ALL)
     writer.writerow(COLUMNS)

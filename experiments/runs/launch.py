@@ -1,7 +1,7 @@
-"""The processes of one ``accelerate launch`` or ``torchrun``: which is this, what is its share, when do all wait?
+"""The processes of one ``accelerate launch`` or ``torchrun``: this one's rank, its share of the work, and barriers.
 
-Knows nothing of runs or files. torch is imported only where there is more than one process. They talk over gloo, on
-whatever the model runs.
+Knows nothing of runs or files. torch is imported only where there is more than one process. They talk over gloo,
+whatever device the model runs on.
 """
 
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEETING = timedelta(minutes=5)  # in which all processes have to have started
-PATIENCE = timedelta(days=30)  # for the slowest share, or for what the first process does alone
+PATIENCE = timedelta(days=30)  # for the slowest share, or for what rank 0 does alone
 SPOKEN = "forestlens/spoken"
 
 
@@ -35,7 +35,11 @@ class Launch:
 
     @classmethod
     def current(cls) -> "Launch":
-        """What the launcher says in RANK and WORLD_SIZE; UserError where it says half of it."""
+        """What the launcher says in RANK and WORLD_SIZE.
+
+        Raises:
+            UserError: it sets one without the other, or a rank outside the size.
+        """
         size = os.environ.get("WORLD_SIZE", "1")
         if size == "1":
             return cls()
@@ -49,19 +53,19 @@ class Launch:
 
     @property
     def first(self) -> bool:
-        """True in the process that decides, writes and speaks for all."""
+        """True on rank 0, which decides, writes and prints for all."""
         return self.rank == 0
 
     def console(self) -> Console:
-        """Where the first process speaks; the others' is quiet."""
+        """A console that prints on rank 0 and is quiet elsewhere."""
         return Console(quiet=not self.first)
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """This process' items: every ``size``-th, so that dear and cheap ones spread evenly."""
+        """This process's items: every ``size``-th, so that expensive and cheap ones spread evenly."""
         return list(items[self.rank :: self.size])
 
     def join(self) -> None:
-        """Waits until all processes have started; of other libraries' progress the first one's is shown."""
+        """Waits until all processes have started; other libraries' progress bars are shown on rank 0 alone."""
         if self.size > 1:
             if not self.first:
                 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -77,7 +81,7 @@ class Launch:
                 dist.barrier(group=_talk().group)
 
     def agree(self, value: str | None) -> str:
-        """The first process' value, in all; the others may give None."""
+        """Rank 0's value, in all processes; the others may give None."""
         if self.size == 1:
             assert value is not None
             return value
@@ -93,16 +97,20 @@ class Launch:
         return bytes(text.tolist()).decode()
 
     def speaks(self) -> bool:
-        """True once a launch, in the process that asks first: an error that all meet is said by one."""
+        """True once in a launch, in the process that asks first: an error that all run into is printed by one."""
         if self.size == 1 or not _talk.cache_info().currsize:
             return True
         try:
             return int(_talk().store.add(SPOKEN, 1)) == 1
-        except RuntimeError:  # the first process keeps count; when it is gone, something has been said
+        except RuntimeError:  # rank 0 keeps count; when it is gone, something has been printed
             return False
 
     def placed(self, model: "ModelConfig") -> "ModelConfig":
-        """The model on a GPU of this process' own, by turns where there are fewer; on a CPU as it is."""
+        """The model on a GPU of this process, shared in turn where there are fewer GPUs; on a CPU as it is.
+
+        Raises:
+            UserError: ``model.device_map`` would spread every process over all cards.
+        """
         if self.size == 1:
             return model
         if model.device_map is not None:
@@ -123,10 +131,10 @@ class Launch:
 
 @contextmanager
 def whole_weights() -> Iterator[None]:
-    """While open, a model that is loaded is whole in every process.
+    """While open, every process loads the model's weights in full.
 
     Under a launch for FSDP or ZeRO-3, transformers would give all but one process of a machine empty weights, or a
-    shard: what training wants, and what nobody can answer with.
+    shard of them: right for training, useless for answering.
     """
     name = "ACCELERATE_USE_FSDP"
     before = os.environ.get(name)
@@ -142,13 +150,17 @@ def whole_weights() -> Iterator[None]:
 
 
 def sharded(task: T) -> T:
-    """Marks a task, a function or a class, that shares its cases out among the processes of a launch."""
+    """Marks a task (a function or a class) that shares its cases out among the processes of a launch."""
     task.sharded = True  # type: ignore[attr-defined]
     return task
 
 
 def check_task(task: Any, launch: Launch) -> None:
-    """UserError for a task that works in one process and would do everything once a process."""
+    """Refuses a task that would do everything once in every process.
+
+    Raises:
+        UserError: the launch has several processes and the task is not ``sharded``.
+    """
     function = getattr(task, "func", task)  # of a partial
     if launch.size > 1 and not getattr(function, "sharded", False):
         name = getattr(function, "__name__", type(function).__name__)

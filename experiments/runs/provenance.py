@@ -1,4 +1,4 @@
-"""What a run ran on: commit, versions, device, seeds, revisions. Never keys or the rest of the process environment."""
+"""What a run ran on: commit, versions, device, command. Never keys or the rest of the process environment."""
 
 import platform
 import shlex
@@ -8,11 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.config import Run
 from experiments.runs.launch import Launch
-from experiments.runs.records import now
-from experiments.types import Loaded
-from interp.checkpoints.config import ModelConfig
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -31,8 +27,8 @@ PACKAGES = (
 )
 
 
-def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
-    """The contents of environment.json, before the run has finished."""
+def machine(vlm: "VLM | None") -> dict[str, Any]:
+    """Commit, versions, device, threads and processes of this launch; ``vlm`` is None where no model is asked."""
     import torch
 
     return {
@@ -42,23 +38,12 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
         "device": _device(vlm),
         "threads": torch.get_num_threads(),
         "processes": Launch.current().size,
-        "seed": run.seed,
-        "model": _model(run, vlm),
-        "benchmark": {
-            "name": run.benchmark.name,
-            "manifest": loaded.manifest,
-            "n": len(loaded.samples),
-            "missing": loaded.missing,
-        },
-        "judge": run.judge.name,
-        "arm_under_study": run.arm,
-        "note": run.note,
-        "command": shlex.join(["python", "-m", "experiments.run", *sys.argv[1:]]),
-        "config": run.config,
-        "config_hash": run.config_hash,
-        "started": now(),
-        "finished": None,
     }
+
+
+def command() -> str:
+    """The command line that started this process, for a shell."""
+    return shlex.join(["python", "-m", "experiments.run", *sys.argv[1:]])
 
 
 def _device(vlm: "VLM | None") -> str:
@@ -69,15 +54,6 @@ def _device(vlm: "VLM | None") -> str:
     if device is None:
         return "none" if vlm is None else "remote"
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
-def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
-    if vlm is None:
-        return {"name": "responses made elsewhere", "path": None, "revision": None, "dtype": None}
-    if isinstance(run.model, ModelConfig):
-        dtype = str(vlm.dtype).removeprefix("torch.")
-        return {"name": vlm.name, "path": run.model.path, "revision": vlm.revision, "dtype": dtype}
-    return {"name": vlm.name, "path": None, "revision": None, "dtype": None, "endpoint": run.model.identity()}
 
 
 def _git(*arguments: str) -> str | None:

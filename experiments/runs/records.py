@@ -1,16 +1,18 @@
 """The lines of predictions.jsonl: what is written of a case under an arm. Pure; knows no files."""
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from experiments.judges.yes_no import published_verdict
-from experiments.runs.directory import Key
 from experiments.types import Judgement, Sample, Status
 
 if TYPE_CHECKING:
     from interp.vlm import Generation
+
+
+Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
 def key(record: dict[str, Any]) -> Key:
@@ -24,6 +26,19 @@ def current(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for record in lines:
         latest[record["case"], record["arm"]] = record
     return list(latest.values())
+
+
+def parsed(lines: Iterable[str | bytes]) -> Iterator[tuple[int, Any]]:
+    """Number, from 1, and value of every line of JSON that is not blank; the ValueError of one that is not JSON.
+
+    Split lines at newlines alone: ``splitlines`` would also split inside strings.
+    """
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                yield number, error
 
 
 def status_of(generation: "Generation", index: int) -> Status:
@@ -45,18 +60,20 @@ def answered(
     margin: float,
     judgement: Judgement | None,
     judge: str,
+    published_verdict: str | None = None,
     prompt: str | None = None,
     reason: str = "",
 ) -> dict[str, Any]:
     """A record of an answer: its status, and apart from it what the judge read in it.
 
-    ``judgement`` is None where a refusal judge had nothing to read; ``prompt`` is what the model read, as rendered.
-    A margin that is not a number becomes null. ``reason`` says why there is no text, or not all of it.
+    ``judgement`` is None where a refusal judge had nothing to read; ``published_verdict`` is that of the published
+    yes/no rule, None for refusal benchmarks; ``prompt`` is what the model read, as rendered. A margin that is not a
+    number becomes null. ``reason`` says why there is no text, or not all of it.
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
         **judged(judgement, judge),
-        "published_verdict": published_verdict(response) if sample.gold in ("yes", "no") else None,
+        "published_verdict": published_verdict,
         "response": writable(response),
         "margin": margin if math.isfinite(margin) else None,
         **({} if prompt is None else {"prompt": writable(prompt)}),

@@ -1,6 +1,6 @@
-"""Responses that were made elsewhere, as an arm: a closed model, a web page, somebody's published answers.
+"""Responses that were made elsewhere, as an arm: of a closed model, a web page, or published by somebody.
 
-Imports neither torch nor transformers. A response is data: it is never run, and only ever read by a judge.
+Imports neither torch nor transformers. A response is data: it is never run, only read by a judge.
 """
 
 import csv
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.types import Sample, Status
 from interp.errors import UserError
@@ -24,21 +24,32 @@ class Responses:
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
     that failed; a case without a line counts as missing. Other columns are ignored.
+
+    Raises:
+        UserError: a file of another kind.
     """
 
     path: str
+    unscored: ClassVar[str] = "it brings responses made elsewhere, which have no logits"
 
     def __post_init__(self) -> None:
-        """UserError for a file of another kind."""
         if Path(self.path).suffix not in (".jsonl", ".csv"):
             raise UserError(f"responses in {self.path}: only .jsonl and .csv are read; give lines of id and response")
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Not asked of a model: a study reads ``answers`` instead."""
+        """Always refused: a study reads ``answers`` instead.
+
+        Raises:
+            UserError: always.
+        """
         raise UserError(f"the responses of {self.path} were made elsewhere; they answer a study's cases, not a prompt")
 
     def check(self, samples: Sequence[Sample]) -> str:
-        """How many of the cases have a response, in a sentence; UserError where none has, or the file is unusable."""
+        """How many of the cases have a response, in a sentence.
+
+        Raises:
+            UserError: none has, or the file cannot be used.
+        """
         known = sum(self._find(sample) is not None for sample in samples)
         if not known:
             example = next(iter(_read(self.path)))
@@ -77,7 +88,11 @@ class Responses:
 
 @cache
 def _read(path: str) -> dict[str, dict[str, Any]]:
-    """The lines by id; UserError names the line that has no id or response, or an id that comes twice."""
+    """The lines by id.
+
+    Raises:
+        UserError: names the line that has no id or response, or an id that occurs twice.
+    """
     found: dict[str, dict[str, Any]] = {}
     for number, line in _lines(Path(path)):
         if not isinstance(line, dict) or "id" not in line or "response" not in line:

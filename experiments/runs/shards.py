@@ -1,4 +1,4 @@
-"""One JSONL file written by several processes: a part file each, merged at a moment when nobody writes.
+"""One JSONL file written by several processes: one part file each, merged at a moment when nobody writes.
 
 ``predictions.jsonl`` has the parts ``predictions.<rank>.jsonl``. A merge may be killed at any moment: until
 ``predictions.jsonl.merged`` is there nothing has changed, and from then on everything is in it. Knows nothing of
@@ -36,10 +36,10 @@ def leftover(folder: Path) -> list[Path]:
 
 
 def merge(path: Path, place: Place | None = None) -> None:
-    """Takes the parts of ``path`` into it. Nobody may be writing any of them.
+    """Merges the parts of ``path`` into it. Nobody may be writing any of them.
 
-    ``place`` gives the place of lines that are to be in order, None for others: the former follow each other from
-    where the first of them stood, equal places as they were written. Half-written last lines are dropped.
+    ``place`` gives the position of lines that are to be put in order, None for others: the former follow each other
+    from where the first of them stood, equal positions as they were written. Half-written last lines are dropped.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; nothing is lost.
@@ -62,7 +62,7 @@ def merge(path: Path, place: Place | None = None) -> None:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """The lines with their ends; what follows the last end was never finished."""
+    """The lines with their newlines; what follows the last newline was never finished."""
     if not path.exists():
         return []
     return [line + b"\n" for line in path.read_bytes().split(b"\n")[:-1]]

@@ -6,7 +6,7 @@ the twins' agreement are those of metrics.json. Importing this module loads neit
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +18,11 @@ from experiments.metrics.findings import Answer, Finding
 from experiments.report.build import add_section
 from experiments.report.findings import direction_ablation as sentences
 from experiments.report.numbers import change, fixed, percent, percent_interval
-from experiments.report.run_files import read_run
 from experiments.report.sections import Section
 from experiments.report.table import Cell, Column, Narrow, Table, terminal
-from experiments.runs.directory import open_run, write_json
+from experiments.runs.directory import write_json
 from experiments.runs.launch import sharded
+from experiments.runs.saved import read_run
 from interp.errors import UserError
 
 RESULT = "ablation.json"
@@ -65,14 +65,10 @@ class Ablation:
     def __call__(self, run: Run) -> Path:
         """Evaluates, prints what came of it, and returns the run's directory."""
         self._check(run)
-        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
-            folder = store.path
-        # A second fresh start would leave the directory for another.
-        study.run(replace(run, fresh=False), after=self._conclude)
-        return folder
+        return study.run(run, after=self._conclude)
 
-    def _conclude(self, folder: Path) -> Iterable[RenderableType]:
-        return conclude(folder, twins=self.twins, controls=self.controls)
+    def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
+        return conclude(work.store.path, twins=self.twins, controls=self.controls)
 
     def _check(self, run: Run) -> None:
         """What no weights are needed to refuse."""

@@ -1,6 +1,5 @@
 """``task=human_labels``: a run's answers as a sheet for people, or how far filled sheets agree. Loads no model."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,13 +11,12 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.metrics.agreement import agreement, krippendorff_alpha
-from experiments.runs import records
 from experiments.runs.directory import write_json
 from experiments.runs.labels import Labels, Record, apply, read_labels, write_sheet
+from experiments.runs.saved import read_records
 from experiments.types import Verdict
 from interp.errors import UserError
 
-PREDICTIONS = "predictions.jsonl"
 RESULT = "labels.json"
 
 
@@ -53,22 +51,6 @@ class Labelling:
             said = [*result["notes"], *sentences(result)]
         for sentence in said:
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
-
-
-def read_records(folder: Path) -> list[Record]:
-    """The current records of the run in ``folder``.
-
-    Raises:
-        UserError: there are none, or a line is not JSON.
-    """
-    path = folder / PREDICTIONS
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give the directory of a run") from error
-    except ValueError as error:
-        raise UserError(f"{path}: a line is not JSON ({error}); repeat the run's command, which mends it") from error
-    return records.current(lines)
 
 
 def summary(lines: Sequence[Record], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:

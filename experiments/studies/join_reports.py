@@ -13,13 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from experiments.config import Run, digest
-from experiments.evaluation import study as scoring
-from experiments.evaluation.answer import PREDICTIONS
+from experiments.evaluation import scoring
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
-from experiments.report.run_files import RunFiles, read_run
 from experiments.runs import records
-from experiments.runs.directory import open_run
+from experiments.runs.directory import PREDICTIONS, open_run
+from experiments.runs.saved import SavedRun, read_run
 from experiments.types import Kind
 from interp.errors import UserError
 
@@ -42,7 +41,7 @@ class Report:
             raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
         console.print(f"report: {page}", highlight=False, soft_wrap=True)
 
-    def _joined(self, run: Run, parts: Sequence[RunFiles], console: Console) -> Path:
+    def _joined(self, run: Run, parts: Sequence[SavedRun], console: Console) -> Path:
         kind = _kind(parts)
         names = _names(parts)
         lines = joined(parts, names)
@@ -77,7 +76,7 @@ class Report:
         return page
 
 
-def joined(parts: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
+def joined(parts: Sequence[SavedRun], names: Sequence[str]) -> list[dict[str, Any]]:
     """The records of all runs, each arm named ``<run>: <arm>``; an arm that a second run merely repeats is left out.
 
     Raises:
@@ -102,7 +101,7 @@ def joined(parts: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, An
     return lines
 
 
-def joined_attention(parts: Sequence[RunFiles], names: Sequence[str], arms: Set[str]) -> dict[str, Any] | None:
+def joined_attention(parts: Sequence[SavedRun], names: Sequence[str], arms: Set[str]) -> dict[str, Any] | None:
     """Attention of single cases under the joined run's ``arms``; None where no run logged any."""
     cases: dict[str, dict[str, Any]] = {}
     notes: dict[str, None] = {}
@@ -116,7 +115,7 @@ def joined_attention(parts: Sequence[RunFiles], names: Sequence[str], arms: Set[
     return {"note": " ".join(notes), "cases": cases} if cases else None
 
 
-def _kind(parts: Sequence[RunFiles]) -> Kind:
+def _kind(parts: Sequence[SavedRun]) -> Kind:
     sets = {str((part.environment.get("benchmark") or {}).get("manifest")) for part in parts}
     if len(sets) > 1:
         raise UserError(
@@ -128,14 +127,14 @@ def _kind(parts: Sequence[RunFiles]) -> Kind:
     return "refusal" if kinds == {"refusal"} else "yes_no"
 
 
-def _names(parts: Sequence[RunFiles]) -> list[str]:
+def _names(parts: Sequence[SavedRun]) -> list[str]:
     """The model's name, followed by the run's place where two runs are of one model."""
     models = [str((part.environment.get("model") or {}).get("name") or "run") for part in parts]
     counts = Counter(models)
     return [model if counts[model] == 1 else f"{model} {at}" for at, model in enumerate(models, start=1)]
 
 
-def _environment(parts: Sequence[RunFiles], names: Sequence[str], studied: str) -> Mapping[str, Any]:
+def _environment(parts: Sequence[SavedRun], names: Sequence[str], studied: str) -> Mapping[str, Any]:
     first = parts[0].environment
     kept = {key: first.get(key) for key in ("commit", "dirty", "versions", "benchmark", "judge", "seed")}
     return {

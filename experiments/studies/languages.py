@@ -13,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation import finished_runs, study
+from experiments.evaluation import finished_runs, scoring
 from experiments.metrics.bootstrap import DRAWS
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results
@@ -22,6 +22,7 @@ from experiments.report.findings import yes_no as yes_no_words
 from experiments.report.numbers import change, share
 from experiments.runs.directory import write_json
 from experiments.runs.launch import Launch, sharded
+from experiments.runs.saved import read_records
 from experiments.types import Kind
 from interp.errors import UserError
 
@@ -54,13 +55,11 @@ class Languages:
         folder = folders[0] if folders else finished_runs.studied(run)
         if not Launch.current().first:
             return
-        result = compare(
-            finished_runs.records(folder), arm=self.arm, reference=self.reference, seed=run.seed, draws=run.draws
-        )
+        result = compare(read_records(folder), arm=self.arm, reference=self.reference, seed=run.seed, draws=run.draws)
         write_json(folder / "languages.json", result)
         frame(result).to_csv(folder / "languages.csv", index=False)
         console = Console()
-        console.print(study.shown({**result, "summary": [], "caveats": []}))
+        console.print(scoring.shown({**result, "summary": [], "caveats": []}))
         for line in (*result["summary"], f"languages: {folder / 'languages.json'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 

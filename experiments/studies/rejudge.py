@@ -14,14 +14,15 @@ from rich.console import Console
 
 from experiments.benchmarks.images import open_image
 from experiments.config import Run, digest
-from experiments.evaluation import study as scoring
-from experiments.evaluation.answer import PREDICTIONS, batches, unspoken
+from experiments.evaluation import scoring
+from experiments.evaluation.answer import unspoken
+from experiments.evaluation.batching import batches
 from experiments.judges.automatic import Automatic
 from experiments.report.build import build
-from experiments.report.run_files import RunFiles, read_run
 from experiments.runs import records
-from experiments.runs.directory import open_run
+from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.labels import apply, read_labels
+from experiments.runs.saved import SavedRun, read_run
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
 
@@ -76,7 +77,7 @@ class Rejudge:
         return None if run.labels is not None else Automatic().for_kind(kind)
 
     def _write(
-        self, run: Run, old: RunFiles, after: Sequence[Record], result: Mapping[str, Any], judged_by: str
+        self, run: Run, old: SavedRun, after: Sequence[Record], result: Mapping[str, Any], judged_by: str
     ) -> Path:
         """A run directory of the judged run's shape; its configuration hash holds what was judged and by whom."""
         sources = [str(Path(run.run or "").resolve()), digest(list(after)), judged_by]
@@ -128,5 +129,5 @@ def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:
     return Item(record["case"], record["text"], record["response"], image, record["gold"], language)
 
 
-def _name(old: RunFiles, part: str) -> str:
+def _name(old: SavedRun, part: str) -> str:
     return str((old.environment.get(part) or {}).get("name") or f"the {part}")

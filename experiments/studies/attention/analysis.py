@@ -18,7 +18,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.answer import batches
+from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
 from experiments.runs.directory import read_object, write_json
 from experiments.studies.attention.figures import AttendedCase, attended_case, attribute, draw_failures

@@ -9,11 +9,10 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import MatchedCase, sample_with_id
-from experiments.evaluation.study import load_cases
+from experiments.evaluation.study import describe, load_cases
 from experiments.judges.yes_no import anchored
 from experiments.report.findings.attention import case_lines
 from experiments.runs.directory import open_run
-from experiments.runs.provenance import describe
 from experiments.runs.records import now
 from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test_once
 from experiments.studies.attention.figures import attended_case, draw_case

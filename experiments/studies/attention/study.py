@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation.study import PREDICTIONS, Study, limited, load_cases
+from experiments.evaluation import study
 from experiments.report.build import build
 from experiments.report.findings.attention import word_line
-from experiments.runs.directory import open_run
-from experiments.runs.provenance import describe
-from experiments.studies.attention.analysis import ARM, analyse_failures
+from experiments.runs.directory import PREDICTIONS
+from experiments.runs.saved import read_records
+from experiments.studies.attention.analysis import analyse_failures
 from experiments.types import Loaded
 from interp.errors import UserError
 
@@ -46,7 +46,7 @@ class FailureAnalysis:
         console = Console()
         folder = None if run.run is None else Path(run.run)
         environment = None if folder is None else _finished(folder)
-        loaded = load_cases(run, console)
+        loaded = study.load_cases(run, console)
         if folder is not None and environment is not None:
             _check_benchmark(folder, environment, run, loaded)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
@@ -54,8 +54,7 @@ class FailureAnalysis:
         vlm = load(run.weights)
         if folder is not None and environment is not None:
             _check_model(folder, environment, vlm)
-            records = [json.loads(line) for line in (folder / PREDICTIONS).read_text(encoding="utf-8").splitlines()]
-            result = self.analyse(vlm, run, loaded, records, folder)
+            result = self.analyse(vlm, run, loaded, read_records(folder), folder)
             build(folder)
         else:
             folder, result = self._with_baseline(run, vlm, loaded, console)
@@ -84,16 +83,12 @@ class FailureAnalysis:
 
     def _with_baseline(self, run: Run, vlm: "VLM", complete: Loaded, console: Console) -> tuple[Path, dict[str, Any]]:
         """A study of the baseline alone, in a run directory of the name ``attention``."""
-        loaded = complete._replace(samples=limited(complete.samples, run.limit))
-        alone = replace(run, arm=ARM, arms={ARM: run.arms[ARM]})
-        with open_run(run.output_root, "attention", run.config, run.config_hash, fresh=run.fresh) as store:
-            environment = describe(alone, vlm, loaded)
-            store.write_json("environment.json", environment)
-            study = Study(alone, vlm, store, loaded, console)
-            study.answer_all()
-            result = self.analyse(vlm, run, loaded, store.records(PREDICTIONS), store.path)
-            study.conclude(environment)
-            return store.path, result
+        alone = replace(study.baseline_only(run), name="attention")
+        with study.opened(alone, cases=complete, vlm=vlm, console=console) as work:
+            work.answer_all()
+            result = self.analyse(vlm, run, work.loaded, work.records(), work.store.path)
+            work.conclude()
+            return work.store.path, result
 
 
 def _finished(folder: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from experiments.evaluation.answer import batches
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
 from experiments.types import Sample

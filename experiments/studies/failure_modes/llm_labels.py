@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.images import BadImage, open_image
-from experiments.evaluation.answer import batches
+from experiments.evaluation.batching import batches
 from experiments.studies.failure_modes.rules import MEANINGS, Mode, ModeLabel
 from experiments.types import Sample
 from mitigation.method import Baseline

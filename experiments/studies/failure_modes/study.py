@@ -15,6 +15,7 @@ from experiments.metrics.yes_no.results import plain
 from experiments.report.numbers import percent, percent_interval
 from experiments.report.table import Cell, Column, Table, terminal
 from experiments.runs.directory import write_json
+from experiments.runs.saved import read_records
 from experiments.studies.failure_modes import llm_labels, sheet
 from experiments.studies.failure_modes.rules import Mode, ModeLabel, is_failure, label
 from interp.errors import UserError
@@ -40,7 +41,7 @@ class FailureModes:
             raise UserError("run=null: needs one finished run; give run=<outputs/name/time>")
         (folder,) = folders
         finished_runs.read(folder)
-        failed = [record for record in finished_runs.records(folder) if is_failure(record)]
+        failed = [record for record in read_records(folder) if is_failure(record)]
         by_hand = sheet.read(folder / SHEET)
         judged = self._judged(run, failed) if self.ask else {}
         rows = [(record, *_labelled(record, judged, by_hand)) for record in failed]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.evaluation.answer import batches
+from experiments.evaluation.batching import batches
 from interp.attention_knockout import Edge, knockout, windows
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.patching import PatchEffects, misaligned, patch

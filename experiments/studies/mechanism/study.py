@@ -5,28 +5,21 @@ In the run's directory, beside the baseline's study: ``mechanism.json`` (all num
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation import study as scoring
-from experiments.evaluation.answer import PREDICTIONS
 from experiments.report.build import add_section
 from experiments.report.findings.mechanism import notes, sentences
 from experiments.report.sections import Drawn, Section
 from experiments.report.table import terminal
-from experiments.runs import records
-from experiments.runs.directory import RunStore, open_run, read_object
-from experiments.runs.provenance import describe
+from experiments.runs.directory import RunStore, read_object
 from experiments.runs.records import now
 from interp.errors import UserError
 from mitigation.validation import check_prior
-
-if TYPE_CHECKING:
-    from interp.vlm import VLM
 
 NAME = "mechanism"
 RESULT = "mechanism.json"
@@ -66,41 +59,34 @@ class Mechanism:
         console = Console()
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
-        alone = replace(run, arm="baseline", arms={"baseline": run.arms["baseline"]})
+        alone = study.baseline_only(run)
         _ = run.weights  # what looks inside needs them here
-        study.check_arms(alone)
-        complete = study.load_cases(alone, console)
-        loaded = complete._replace(samples=study.limited(complete.samples, run.limit))
-        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
-            vlm = study.connected(alone)
-            environment = describe(alone, vlm, loaded)
-            store.write_json("environment.json", environment)
-            work = study.Study(alone, vlm, store, loaded, console, scoring.shortfall(complete))
+        with study.opened(alone, console=console) as work:
             work.answer_all()
-            result = self._examine(alone, vlm, store, loaded.samples, console)
-            work.conclude(environment)
-            for line in shown(result, store, alone):
+            result = self._examine(work)
+            work.conclude()
+            for line in shown(result, work.store, alone):
                 console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)
 
-    def _examine(self, run: Run, vlm: "VLM", store: RunStore, samples: Any, console: Console) -> dict[str, Any]:
+    def _examine(self, work: study.Study) -> dict[str, Any]:
         """The contents of mechanism.json, written; what is there for the same cases and settings stays."""
         from experiments.studies.mechanism.examination import Examination, Sizes
         from experiments.studies.mechanism.findings import findings
         from interp.vision_cache import FeatureCache, shared_features
 
+        run, store, console = work.run, work.store, work.console
         draws = min(self.draws, run.draws)
-        settings = {"task": repr(self), "cases": len(samples), "draws": draws}
+        settings = {"task": repr(self), "cases": len(work.samples), "draws": draws}
         kept = read_object(store.path / RESULT)
         if kept.get("settings") == settings:
             return kept
         sizes = Sizes(self.failures, self.width, self.points, self.prior, run.batch_size, run.seed, draws)
-        answers = records.current(store.records(PREDICTIONS))
-        with shared_features(vlm, FeatureCache(run.feature_cache_mib)):
-            work = Examination(vlm, samples, answers, sizes)
-            estimate = work.estimate()
+        with shared_features(work.vlm, FeatureCache(run.feature_cache_mib)):
+            examination = Examination(work.vlm, work.samples, work.records(), sizes)
+            estimate = examination.estimate()
             console.print(said(estimate), highlight=False, soft_wrap=True)
             with console.status("causal tools on failures and matched successes"):
-                result = {"settings": settings, **work.examine(), "estimate": estimate}
+                result = {"settings": settings, **examination.examine(), "estimate": estimate}
         found = findings(result)
         result |= {
             "findings": [asdict(one) for one in found],

@@ -19,8 +19,9 @@ from rich.console import Console, RenderableType
 from experiments.config import Run
 from experiments.evaluation import fit, study
 from experiments.evaluation.answer import Answering
+from experiments.evaluation.arms import check_arms
 from experiments.runs import records
-from experiments.runs.directory import RunStore, open_run
+from experiments.runs.directory import RunStore
 from experiments.runs.launch import Launch, sharded
 from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
 from experiments.studies.mitigation_selection.choice import ChosenShift, DevelopmentMargins, best_setting, choose_shift
@@ -74,16 +75,14 @@ class Mitigations:
         self._check(run)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"mitigations": repr(self)})
-        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
-            arms = self._chosen_arms(run, store, console)
-            folder = store.path
-        study.run(replace(run, fresh=False, arms=arms), after=partial(self._conclude, run, arms))
-        return folder
+        return study.run(run, prepare=partial(self._chosen_arms, run, console), after=self._conclude)
 
-    def _conclude(self, run: Run, arms: "Mapping[str, Method]", folder: Path) -> Iterable[RenderableType]:
+    def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         from experiments.studies.mitigation_selection.tables import conclude
 
-        return conclude(folder, rivals=[BASELINE, *self.rivals], arms=arms, seed=run.seed, draws=run.draws)
+        run = work.run
+        rivals = [BASELINE, *self.rivals]
+        return conclude(work.store.path, rivals=rivals, arms=run.arms, seed=run.seed, draws=run.draws)
 
     def _check(self, run: Run) -> None:
         """Refuses what can be refused before weights are loaded."""
@@ -96,9 +95,9 @@ class Mitigations:
         if unknown := [name for name in self.rivals if name not in known]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(known)}")
         _ = run.weights  # a margin is needed, and methods that look inside
-        study.check_arms(run)
+        check_arms(run)
 
-    def _chosen_arms(self, run: Run, store: RunStore, console: Console) -> "dict[str, Method]":
+    def _chosen_arms(self, run: Run, console: Console, store: RunStore) -> "dict[str, Method]":
         """All arms of the test: the run's own, the threshold, and every candidate as chosen."""
         development = run.benchmark.development()
         if development is None:

@@ -23,10 +23,10 @@ from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
 from experiments.report.findings import mitigation_selection as sentences
 from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
-from experiments.report.run_files import read_run
 from experiments.report.sections import Drawn, Section
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import read_object, write_json
+from experiments.runs.saved import read_run
 from experiments.studies.mitigation_selection.candidates import name_of
 
 RESULT = "mitigations.json"

@@ -21,6 +21,7 @@ from experiments.report import refusal as figures
 from experiments.report.numbers import fixed, percent
 from experiments.runs.directory import open_run
 from experiments.runs.records import now
+from experiments.runs.saved import read_records
 from interp.errors import UserError
 
 
@@ -72,7 +73,7 @@ def joined(folders: Sequence[Path], arm: str) -> pd.DataFrame:
         run = finished_runs.read(folder)
         if run.metrics.get("kind") != "refusal":
             raise UserError(f"{folder}: is a run on {run.benchmark}, no refusal benchmark; give runs on mossbench")
-        records = pd.DataFrame(finished_runs.records(folder))
+        records = pd.DataFrame(read_records(folder))
         if len(folders) > 1:
             records = records[records["arm"] == arm].assign(arm=run.model)
             if records.empty:

@@ -2,30 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from experiments.config import Run, digest
 from experiments.evaluation import study
-from experiments.evaluation import study as scoring
-from experiments.evaluation.answer import PREDICTIONS, Answering
+from experiments.evaluation.answer import Answering
 from experiments.report.findings.reasoning_stages import notes, sentences
 from experiments.report.numbers import p_value, percent, percent_interval
 from experiments.report.table import Cell, Column, Table, terminal
-from experiments.runs.directory import RunStore, open_run
-from experiments.runs.launch import Launch, sharded
-from experiments.runs.provenance import describe
+from experiments.runs.launch import sharded
 from experiments.runs.records import now
 from experiments.studies.reasoning_stages.analysis import summarise
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, captions, cautious_cases, conditions
 from experiments.studies.reasoning_stages.oracles import Oracle, Perception, oracle_of
 from experiments.types import Sample
 from interp.errors import UserError
-
-if TYPE_CHECKING:
-    from interp.vlm import VLM
 
 CONDITIONS_FILE, CAPTIONS_FILE = "stages.jsonl", "captions.jsonl"
 CAPTION_TOKENS = 128
@@ -47,42 +40,29 @@ class ReasoningStages:
 
     def __call__(self, run: Run) -> None:
         """Runs what is missing, and prints the table and two sentences."""
-        launch = Launch.current()
-        console = launch.console()
-        alone = replace(run, arm="baseline", arms={"baseline": run.arms["baseline"]})
-        study.check_arms(alone)
-        complete = study.load_cases(alone, console)
-        loaded = complete._replace(samples=study.limited(complete.samples, run.limit))
-        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
-            vlm = study.connected(alone)
-            environment = describe(alone, vlm, loaded)
-            store.write_json("environment.json", environment)
-            work = study.Study(alone, vlm, store, loaded, console, scoring.shortfall(complete))
+        with study.opened(study.baseline_only(run)) as work:
             work.answer_all()
-            result = self.look(alone, vlm, store, loaded.samples, loaded.manifest, console)
-            if launch.first:
-                work.conclude(environment)
+            result = self.look(work)
+            work.conclude()
         if result["caution"]:
-            console.print(terminal(table(result)))
-        for line in (*result["sentences"], *result["notes"], f"stages: {store.path / 'stages.json'}"):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            work.console.print(terminal(table(result)))
+        for line in (*result["sentences"], *result["notes"], f"stages: {work.store.path / 'stages.json'}"):
+            work.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def look(
-        self, run: Run, vlm: "VLM", store: RunStore, samples: Sequence[Sample], manifest: str, console: Console
-    ) -> dict[str, Any]:
-        """The contents of stages.json, of a store that holds the baseline's answers."""
+    def look(self, work: study.Study) -> dict[str, Any]:
+        """The contents of stages.json, of a study that holds the baseline's answers."""
+        run, store = work.run, work.store
         oracle = oracle_of(run.benchmark.name)
         kind = run.benchmark.kind
-        baseline = [record for record in store.records(PREDICTIONS) if record["arm"] == "baseline"]
-        chosen = cautious_cases(samples, baseline, kind, limit=self.failures, seed=run.seed)
+        baseline = work.records()
+        chosen = cautious_cases(work.samples, baseline, kind, limit=self.failures, seed=run.seed)
         cases = [*chosen.failures, *chosen.matched]
-        perceived = self._perceive(run, vlm, store, cases, manifest, oracle, console)
-        answering = Answering(run, vlm, store, console)
-        for name, asked in conditions(cases, samples, oracle, seed=run.seed).items():
+        perceived = self._perceive(work, cases, oracle)
+        for name, asked in conditions(cases, work.samples, oracle, seed=run.seed).items():
             if name == ASKED:
                 continue  # the baseline's own answers
-            said = digest([manifest, name, [[sample.id, sample.prompt] for sample in asked]])
-            answering.answer(name, run.arms["baseline"], asked, said, file=CONDITIONS_FILE)
+            said = digest([work.loaded.manifest, name, [[sample.id, sample.prompt] for sample in asked]])
+            work.answering.answer(name, run.arms["baseline"], asked, said, file=CONDITIONS_FILE)
         own = [{**record, "arm": ASKED} for record in baseline]
         records = _latest([*own, *store.records(CONDITIONS_FILE)], cases)
         result = summarise(chosen, records, perceived, kind, seed=run.seed, draws=run.draws)
@@ -94,21 +74,13 @@ class ReasoningStages:
             frame(result).to_csv(store.path / "stages.csv", index=False)
         return result
 
-    def _perceive(
-        self,
-        run: Run,
-        vlm: "VLM",
-        store: RunStore,
-        cases: Sequence[Sample],
-        manifest: str,
-        oracle: Oracle,
-        console: Console,
-    ) -> dict[str, Perception]:
-        longer = replace(run, max_new_tokens=max(run.max_new_tokens, CAPTION_TOKENS))
-        Answering(longer, vlm, store, console).answer(
-            "caption", run.arms["baseline"], captions(cases, oracle), manifest, file=CAPTIONS_FILE, label="captions"
+    def _perceive(self, work: study.Study, cases: Sequence[Sample], oracle: Oracle) -> dict[str, Perception]:
+        longer = replace(work.run, max_new_tokens=max(work.run.max_new_tokens, CAPTION_TOKENS))
+        baseline, asked = work.run.arms["baseline"], captions(cases, oracle)
+        Answering(longer, work.vlm, work.store, work.console).answer(
+            "caption", baseline, asked, work.loaded.manifest, file=CAPTIONS_FILE, label="captions"
         )
-        said = {r["case"]: r["response"] for r in store.records(CAPTIONS_FILE) if r["response"] is not None}
+        said = {r["case"]: r["response"] for r in work.store.records(CAPTIONS_FILE) if r["response"] is not None}
         return {sample.id: oracle.perceived(sample, said[sample.id]) for sample in cases if sample.id in said}
 
 

@@ -3,8 +3,7 @@
 Configuration and order of work; importing this module loads neither torch nor transformers.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation.answer import PREDICTIONS, Answering
-from experiments.evaluation.study import limited, load_cases
+from experiments.evaluation.answer import Answering
+from experiments.evaluation.study import describe, limited, load_cases
 from experiments.runs import records
-from experiments.runs.directory import RunStore, open_run
+from experiments.runs.directory import PREDICTIONS, RunStore, open_run
 from experiments.runs.launch import Launch, sharded, whole_weights
-from experiments.runs.provenance import describe
 from experiments.types import Loaded
 from interp.errors import UserError
 from mitigation.method import Baseline
@@ -129,7 +127,7 @@ class VcdGrid:
         wanted -= {records.key(record) for record in store.records(PREDICTIONS)}
         found = {}
         for file in sorted(store.path.parent.glob(f"*/{PREDICTIONS}")):
-            for record in _complete_lines(file) if file.parent != store.path and wanted else ():
+            for record in _readable(file) if file.parent != store.path and wanted else ():
                 if records.key(record) in wanted and record.get("judge") == judge:
                     found[records.key(record)] = record
         if store.launch.first:
@@ -139,7 +137,7 @@ class VcdGrid:
             console.print(f"{len(found)} of {len(wanted)} answers taken from earlier runs", highlight=False)
 
     def _conclude(self, run: Run, store: RunStore, loaded: Loaded, console: Console) -> None:
-        from experiments.evaluation import study as scoring
+        from experiments.evaluation import scoring
         from experiments.report.table import terminal
         from experiments.studies.vcd_grid.scores import evaluate
         from experiments.studies.vcd_grid.tables import draw, table
@@ -168,14 +166,7 @@ def name_of(vcd: VCD) -> str:
     return f"alpha={vcd.alpha:.12g} step={vcd.noise_step}"
 
 
-def _complete_lines(file: Path) -> Sequence[dict[str, Any]]:
+def _readable(file: Path) -> list[dict[str, Any]]:
     """An earlier run's records; a line that cannot be read is passed over, for nothing here depends on it."""
-    found = []
-    for line in file.read_bytes().split(b"\n"):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and {"case", "arm", "settings"} <= record.keys():
-            found.append(record)
-    return found
+    lines = (record for _, record in records.parsed(file.read_bytes().split(b"\n")))
+    return [record for record in lines if isinstance(record, dict) and {"case", "arm", "settings"} <= record.keys()]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from mitigation.vrtuning.method import ORDERS, VRTuning
+from mitigation.method import abilities
+from mitigation.vrtuning.method import ORDERS, VERDICT_LAST, VRTuning
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -26,6 +27,11 @@ class NewAdapter:
     def __post_init__(self) -> None:
         if self.answer not in ORDERS:
             raise UserError(f"answer={self.answer!r}; the verdict comes first or last in an answer; choose one")
+
+    @property
+    def unscored(self) -> str:
+        """As of the arm once it is trained."""
+        return VERDICT_LAST if self.answer == "last" else abilities(self.inner).unscored
 
     def trained(self, folder: Path) -> VRTuning:
         """The arm as it answers, with the adapter in ``folder``."""

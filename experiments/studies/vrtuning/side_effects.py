@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from experiments.config import Run
-from experiments.evaluation.answer import batches
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.batching import halved
+from experiments.evaluation.batching import batches, halved
 from experiments.evaluation.study import limited
 from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.metrics.tests import wilson

@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.runs.directory import RunStore, open_run, read_object, write_json
-from experiments.runs.launch import Launch, sharded
+from experiments.evaluation.arms import check_arms
+from experiments.runs.directory import RunStore, read_object, write_json
+from experiments.runs.launch import sharded
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.sources import build
 from experiments.studies.vrtuning.tables import write_tables
@@ -65,18 +66,22 @@ class VRTuningStudy:
 
     def __call__(self, run: Run) -> None:
         """Trains, measures, evaluates, and prints where everything is."""
-        launch = Launch.current()
-        console = launch.console()
         _check(self, run)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"training": _described(self)})
-        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
-            self._train_all(run, store, console)
-            if launch.first:
-                self._measure_all(run, store, console)
-            folder = store.path
-        arms = trained_arms(run, folder)
-        study.run(replace(run, fresh=False, arms=arms), after=lambda folder: write_tables(folder, run.arms))
+        study.run(
+            run,
+            prepare=lambda store: self._prepare(run, store),
+            after=lambda work: write_tables(work.store.path, run.arms),
+        )
+
+    def _prepare(self, run: Run, store: RunStore) -> dict[str, Any]:
+        """The run's arms with the adapters trained and measured."""
+        console = store.launch.console()
+        self._train_all(run, store, console)
+        if store.launch.first:
+            self._measure_all(run, store, console)
+        return trained_arms(run, store.path)
 
     def _train_all(self, run: Run, store: RunStore, console: Console) -> None:
         written = {record["adapter"] for record in store.records(TRAINING)}
@@ -171,7 +176,7 @@ def _check(task: VRTuningStudy, run: Run) -> None:
             raise UserError(
                 f"arm {arm}: answer={method.answer!r}, but the adapters learn the verdict {task.order}; set both alike"
             )
-    study.check_arms(run)
+    check_arms(run)
 
 
 def _described(task: VRTuningStudy) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from PIL import Image
 from experiments.api import client as pace_module
 from experiments.api.client import HEADERS, Pace, backoff, retry_after
 from experiments.api.config import ApiConfig
-from experiments.api.model import check_methods
+from experiments.api.model import ApiModel, check_methods
 from interp.errors import UserError
 from interp.vlm import Prompt
 from mitigation.method import Baseline
@@ -67,7 +67,7 @@ def one(reply: Reply, *, image: bool = False, **options: Any) -> tuple[str, str,
     """Status, text, reason, margin and the number of requests when every request gets ``reply``."""
     served = Served(lambda _: reply)
     try:
-        model = config(served.url, **options).connect()
+        model = ApiModel(config(served.url, **options))
         answer = model.generate([Prompt("Safe?", RED if image else None)])
         assert answer.statuses is not None
         assert answer.reasons is not None
@@ -78,8 +78,8 @@ def one(reply: Reply, *, image: bool = False, **options: Any) -> tuple[str, str,
 
 def test_answers_come_in_order_with_their_statuses(server: Served) -> None:
     questions = [f"question {i}" for i in range(20)]
-    answers = (
-        config(server.url).connect().generate([Prompt(q, RED if i % 2 else None) for i, q in enumerate(questions)])
+    answers = ApiModel(config(server.url)).generate(
+        [Prompt(q, RED if i % 2 else None) for i, q in enumerate(questions)]
     )
     assert answers.texts == [stub_answer(q) for q in questions]
     assert answers.statuses == ["answered"] * 20
@@ -89,7 +89,7 @@ def test_answers_come_in_order_with_their_statuses(server: Served) -> None:
 
 
 def test_what_is_sent(server: Served) -> None:
-    model = config(server.url, extra_body={"seed": 7}).connect()
+    model = ApiModel(config(server.url, extra_body={"seed": 7}))
     SafetyPrompt().generate(model, [Prompt("Safe?", RED, key="1")], max_new_tokens=9)
     (sent,) = server.requests
     (system, user) = sent.pop("messages")
@@ -104,7 +104,7 @@ def test_what_is_sent(server: Served) -> None:
 
 def test_options_change_the_request(server: Served) -> None:
     options = {"temperature": None, "token_field": "max_completion_tokens", "max_tokens": 500, "max_image_side": 2}
-    config(server.url, **options).connect().generate([Prompt("Safe?", RED)], max_new_tokens=9)
+    ApiModel(config(server.url, **options)).generate([Prompt("Safe?", RED)], max_new_tokens=9)
     (sent,) = server.requests
     assert "temperature" not in sent
     assert "max_tokens" not in sent
@@ -186,7 +186,7 @@ def test_what_no_request_survives_stops_the_run_at_once(
 ) -> None:
     monkeypatch.setenv("STUB_KEY", KEY)
     served = Served(lambda _: failing(status, message))
-    model = config(served.url, key_env="STUB_KEY", concurrency=2).connect()
+    model = ApiModel(config(served.url, key_env="STUB_KEY", concurrency=2))
     with pytest.raises(UserError) as caught:
         model.generate([Prompt(str(i)) for i in range(50)])
     served.close()
@@ -204,7 +204,7 @@ def test_retry_after_is_honoured_and_holds_the_others_back() -> None:
 
     served = Served(reply)
     # The second waits for a thread: when it comes free, the endpoint has asked for patience.
-    answer = config(served.url, concurrency=2).connect().generate([Prompt(str(i)) for i in range(6)])
+    answer = ApiModel(config(served.url, concurrency=2)).generate([Prompt(str(i)) for i in range(6)])
     served.close()
     assert answer.statuses == ["answered"] * 6
     assert sum(moment - arrived[0] < 0.4 for moment in arrived) <= 3  # itself, and what was on its way
@@ -251,7 +251,7 @@ def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: float | N
 
 def test_requests_keep_their_pace(server: Served) -> None:
     begun = time.monotonic()
-    config(server.url, requests_per_minute=600).connect().generate([Prompt(str(i)) for i in range(4)])
+    ApiModel(config(server.url, requests_per_minute=600)).generate([Prompt(str(i)) for i in range(4)])
     assert time.monotonic() - begun >= 0.3
 
 
@@ -272,39 +272,39 @@ def test_an_endpoint_without_log_probabilities_is_asked_without(server: Served) 
         return failing(400, "logprobs are not supported") if "logprobs" in request else stub(request)
 
     served = Served(refuse)
-    answers = config(served.url, logprobs="auto").connect().generate([Prompt(str(i)) for i in range(6)])
+    answers = ApiModel(config(served.url, logprobs="auto")).generate([Prompt(str(i)) for i in range(6)])
     served.close()
     assert answers.statuses == ["answered"] * 6
-    config(server.url).connect().generate([Prompt("a")])
+    ApiModel(config(server.url)).generate([Prompt("a")])
     assert "logprobs" not in server.requests[0]
 
 
 def test_the_cache_saves_requests_and_keeps_only_what_was_said(server: Served, tmp_path: Path) -> None:
     asking = config(server.url)
     prompts = [Prompt("a", RED, key="1"), Prompt("a", Image.new("RGB", (4, 4)), key="2"), Prompt("b", key="3")]
-    first = asking.connect(cache=tmp_path).generate(prompts)
-    again = asking.connect(cache=tmp_path).generate([replace(p, key="other") for p in prompts])
+    first = ApiModel(asking, cache=tmp_path).generate(prompts)
+    again = ApiModel(asking, cache=tmp_path).generate([replace(p, key="other") for p in prompts])
     assert (again.texts, again.statuses) == (first.texts, first.statuses)
     assert len(server.requests) == 3
     for changed in (replace(asking, extra_body={"seed": 1}), replace(asking, model="other")):
-        changed.connect(cache=tmp_path).generate(prompts[:1])
-    asking.connect(cache=tmp_path).generate(prompts[:1], max_new_tokens=3)
+        ApiModel(changed, cache=tmp_path).generate(prompts[:1])
+    ApiModel(asking, cache=tmp_path).generate(prompts[:1], max_new_tokens=3)
     assert len(server.requests) == 6
-    replace(asking, temperature=0.7).connect(cache=tmp_path).generate(prompts[:1])
-    replace(asking, temperature=0.7).connect(cache=tmp_path).generate(prompts[:1])
+    ApiModel(replace(asking, temperature=0.7), cache=tmp_path).generate(prompts[:1])
+    ApiModel(replace(asking, temperature=0.7), cache=tmp_path).generate(prompts[:1])
     assert len(server.requests) == 8
 
 
 @pytest.mark.parametrize("reply", [Reply(completion(None)), failing(500, "x"), Reply(completion("", "content_filter"))])
 def test_failures_are_not_cached(tmp_path: Path, reply: Reply) -> None:
     served = Served(lambda _: reply)
-    config(served.url).connect(cache=tmp_path).generate([Prompt("a")])
+    ApiModel(config(served.url), cache=tmp_path).generate([Prompt("a")])
     served.close()
     assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_a_spoilt_cache_is_asked_anew(server: Served, tmp_path: Path) -> None:
-    model = config(server.url).connect(cache=tmp_path)
+    model = ApiModel(config(server.url), cache=tmp_path)
     model.generate([Prompt("a")])
     (kept,) = tmp_path.rglob("*.json")
     for spoilt in ("{", '{"status": "answered"}', '{"status": "empty", "text": "", "margin": null}', "\ud800"):
@@ -316,7 +316,7 @@ def test_a_spoilt_cache_is_asked_anew(server: Served, tmp_path: Path) -> None:
 def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Served, tmp_path: Path) -> None:
     prompts = [Prompt(f"question {i}", key=str(i)) for i in range(2 * len(FAULTS))]
     proxy = FaultyProxy(server.url)
-    model = config(proxy.url, timeout=SLOW / 2, retries=1, concurrency=8).connect(cache=tmp_path)
+    model = ApiModel(config(proxy.url, timeout=SLOW / 2, retries=1, concurrency=8), cache=tmp_path)
     spoilt = model.generate(prompts)
     assert set(proxy.injected) == set(FAULTS)
     assert {"transport_failed"} <= set(spoilt.statuses or []) <= {"transport_failed", "empty"}
@@ -335,7 +335,7 @@ def test_most_faults_are_outlived_by_asking_again(seed: int) -> None:
     faults = tuple(fault for fault in FAULTS if fault not in ("timeout", "drip"))  # which cost their time each
     proxy = FaultyProxy(upstream.url, faults=faults, rate=0.5, seed=seed)
     prompts = [Prompt(f"question {i}") for i in range(12)]
-    answers = config(proxy.url, retries=30).connect().generate(prompts)
+    answers = ApiModel(config(proxy.url, retries=30)).generate(prompts)
     proxy.close()
     upstream.close()
     for prompt, text, status in zip(prompts, answers.texts, answers.statuses or [], strict=True):
@@ -348,7 +348,7 @@ def test_an_image_that_cannot_be_sent_is_a_bad_image(server: Served) -> None:
         def convert(self, *_: Any, **__: Any) -> Image.Image:
             raise OSError("truncated file")
 
-    answers = config(server.url).connect().generate([Prompt("a", Broken()), Prompt("b")])
+    answers = ApiModel(config(server.url)).generate([Prompt("a", Broken()), Prompt("b")])
     assert answers.statuses == ["bad_image", "answered"]
     assert "truncated file" in (answers.reasons or [])[0]
 
@@ -364,7 +364,7 @@ def test_the_key_is_sent_and_nowhere_else(
     echoes = [failing(400, f"bad key {KEY}"), Reply(completion(f"your key is {KEY}")), failing(500, KEY * 30)]
     served = Served(lambda request: echoes[int(asked(request))])
     asking = config(served.url, key_env="STUB_KEY", retries=0)
-    model = asking.connect(cache=tmp_path)
+    model = ApiModel(asking, cache=tmp_path)
     answers = model.generate([Prompt("0"), Prompt("1"), Prompt("2")])
     served.close()
     assert {headers["authorization"] for headers in served.headers} == {f"Bearer {KEY}"}
@@ -454,5 +454,5 @@ def test_ctrl_c_ends_the_waiting(server: Served, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("experiments.api.model.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        config(proxy.url, retries=9).connect().generate([Prompt("a"), Prompt("b")])
+        ApiModel(config(proxy.url, retries=9)).generate([Prompt("a"), Prompt("b")])
     proxy.close()

@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation.answer import MEMORY, Answering, unscored
+from experiments.evaluation.answer import MEMORY, Answering
 from experiments.evaluation.study import limited
 from experiments.runs.directory import open_run
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.method import Baseline
+from mitigation.method import Baseline, abilities
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted
 from tests.experiments.compose import run_of
@@ -138,10 +138,12 @@ def test_arms_without_margins_do_not_enter_a_scored_study(
     assert {line["arm"] for line in lines} == {"baseline", "prompt"}
     with pytest.raises(UserError, match="lazy"):
         answered(run, vlm, {"vcd": VCD(branch="lazy")})
-    assert unscored(Sampled(Baseline())) is not None
-    assert unscored(VCD()) is None
-    assert unscored(Shifted(VCD(branch="lazy"), 1.0)) == unscored(VCD(branch="lazy"))
-    assert unscored(NewAdapter("a", inner=VCD(branch="lazy"))) == unscored(VCD(branch="lazy"))
+    assert abilities(Sampled(Baseline())).unscored
+    assert not abilities(VCD()).unscored
+    lazy_branch = abilities(VCD(branch="lazy")).unscored
+    assert lazy_branch
+    assert abilities(Shifted(VCD(branch="lazy"), 1.0)).unscored == lazy_branch
+    assert abilities(NewAdapter("a", inner=VCD(branch="lazy"))).unscored == lazy_branch
 
     class Blind:
         def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
-from experiments.evaluation.study import limited
+from experiments.evaluation.study import Study, limited
 from experiments.evaluation.study import run as evaluate_run
 from experiments.runs.directory import RunStore, open_run
 from experiments.types import Kind, Loaded
@@ -103,7 +103,8 @@ def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> Non
     """Stopped before it has added it, the same command comes back to this run."""
     seen: list[Path] = []
 
-    def after(folder: Path) -> list[str]:
+    def after(work: Study) -> list[str]:
+        folder = work.store.path
         seen.append(folder)
         assert (folder / "metrics.json").exists()
         if len(seen) == 1:

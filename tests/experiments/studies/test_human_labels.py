@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, mean_kappa_interval
+from experiments.runs.directory import PREDICTIONS
 from experiments.runs.labels import read_labels
-from experiments.studies.human_labels import PREDICTIONS, sentences, summary
+from experiments.studies.human_labels import sentences, summary
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.runs.test_labels import labelled, record

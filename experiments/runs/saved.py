@@ -1,6 +1,7 @@
-"""A small picture of every case, which a run keeps for its report.
+"""A run's files as others find them: read and checked once, whoever reports, judges again, joins or compares.
 
-The files of a finished run, read and checked once. Knows where a run keeps things, not what they mean.
+Knows where a run keeps things, not what they mean. ``predictions.jsonl`` is read here and, while the run is open, by
+``experiments.runs.directory.RunStore``.
 """
 
 import base64
@@ -13,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.images import BadImage, open_image
+from experiments.runs import records
+from experiments.runs.directory import PREDICTIONS
 from experiments.types import Sample, Status
 from interp.errors import UserError
 
 THUMBNAIL_QUALITY = 75  # of JPEG: 1,500 pictures must fit a file that can be mailed
+THUMBNAIL = 160  # pixels, the longer side
 RECORD_KEYS = ("case", "arm", "status", "verdict", "response", "margin", "subset", "gold", "text")
 _WAY_OUT = "repeat the run's command, which finishes what is missing without repeating what is there"
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """What a report is built from: metrics.json, environment.json and predictions.jsonl of one run."""
+class SavedRun:
+    """metrics.json, environment.json and predictions.jsonl of one run: what a report is built from."""
 
     directory: Path
     metrics: Mapping[str, Any]
@@ -51,7 +55,7 @@ def thumbnail_name(case_id: str) -> str:
     return f"{cleaned}~{digest}.jpg"
 
 
-def read_run(run_dir: Path) -> RunFiles:
+def read_run(run_dir: Path) -> SavedRun:
     """Read and check a run's directory.
 
     Raises:
@@ -69,22 +73,22 @@ def read_run(run_dir: Path) -> RunFiles:
                 raise UserError(
                     f"{run_dir / 'metrics.json'}: arm {name!r} has no {key!r}; every arm needs it; {_WAY_OUT}"
                 )
-    return RunFiles(
+    return SavedRun(
         directory=run_dir,
         metrics=metrics,
         environment=_json_object(run_dir / "environment.json"),
-        predictions=_predictions(run_dir / "predictions.jsonl"),
+        predictions=read_records(run_dir, RECORD_KEYS),
     )
 
 
 def _text(path: Path) -> str:
     if not path.is_file():
-        raise UserError(f"{path} is missing; a report is built from a finished run; {_WAY_OUT}")
+        raise UserError(f"{path} is missing and cannot be read; give the directory of a finished run, or {_WAY_OUT}")
     try:
         # A model may have produced, and a crash may have torn, bytes that are no UTF-8: shown as �, never fatal.
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); a report reads it; check its permissions") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
 
 
 def _json_object(path: Path) -> dict[str, Any]:
@@ -97,29 +101,27 @@ def _json_object(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def _predictions(path: Path) -> list[dict[str, Any]]:
-    """The records in file order; of several with one (case, arm) the last counts."""
-    records: dict[tuple[str, str], dict[str, Any]] = {}
-    for number, line in enumerate(_text(path).split("\n"), start=1):  # splitlines() would split inside strings
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error.msg}); {_WAY_OUT}") from None
-        if not isinstance(record, dict) or (absent := [key for key in RECORD_KEYS if key not in record]):
+def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[dict[str, Any]]:
+    """The records of a run in file order, each with ``keys``; of several with one (case, arm) the last counts.
+
+    Raises:
+        UserError: there are none, or a line is not such a record.
+    """
+    path = run_dir / PREDICTIONS
+    found = []
+    for number, record in records.parsed(_text(path).split("\n")):
+        if isinstance(record, ValueError):
+            raise UserError(f"{path}, line {number}: not JSON ({record}); {_WAY_OUT}")
+        if not isinstance(record, dict) or (absent := [key for key in keys if key not in record]):
             lacks = f"lacks {', '.join(absent)}" if isinstance(record, dict) else "is no JSON object"
             raise UserError(f"{path}, line {number}: {lacks}; every prediction is a record with these; {_WAY_OUT}")
-        if record["status"] not in list(Status):
+        if record.get("status", Status.ANSWERED) not in list(Status):
             raise UserError(f"{path}, line {number}: status {record['status']!r} is not one of {', '.join(Status)}; "
                             "judge the run again")  # fmt: skip
-        records[str(record["case"]), str(record["arm"])] = record
-    if not records:
-        raise UserError(f"{path} is empty; a report needs at least one prediction; {_WAY_OUT}")
-    return list(records.values())
-
-
-THUMBNAIL = 160  # pixels, the longer side
+        found.append(record)
+    if not found:
+        raise UserError(f"{path} is empty; there is nothing to read without a prediction; {_WAY_OUT}")
+    return records.current(found)
 
 
 def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:

@@ -1,0 +1,74 @@
+"""Which arms can enter a study of this benchmark, by this protocol, of this model; asked before any weights load.
+
+Reads what methods declare (``mitigation.method.Abilities``) and never which class they are of.
+"""
+
+from experiments.config import Run
+from experiments.evaluation import fit
+from experiments.runs.launch import Launch
+from interp.errors import UserError
+from mitigation.method import abilities
+
+NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
+
+
+def check_arms(run: Run) -> dict[str, str]:
+    """The arms that cannot enter, each with the reason.
+
+    Raises:
+        UserError: nothing can be asked as configured: the judge or the protocol does not fit the benchmark, an arm has
+            nothing to be fitted on or to learn from, or it needs more than an API gives.
+    """
+    _check_protocol(run)
+    if run.judge.kind != run.benchmark.kind:
+        raise UserError(
+            f"judge {run.judge.name} reads {run.judge.kind} answers and {run.benchmark.name} asks for "
+            f"{run.benchmark.kind}; leave judge out, or choose one of that kind in conf/judge"
+        )
+    excluded = _excluded(run)
+    if hasattr(run.judge, "check"):
+        run.judge.check()
+    entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
+    for method in entering.values():
+        if abilities(method).fitted_to:
+            fit.arms_needed(method, run.arm, run.arms)
+    fit.check(entering, run.benchmark)
+    if run.endpoint is not None:
+        if (size := Launch.current().size) > 1:
+            raise UserError(
+                f"WORLD_SIZE={size}: model {run.model.name} answers over an API, which one process asks with many "
+                "requests at a time; start it with python -m experiments.run"
+            )
+        from experiments.api.model import check_methods
+
+        check_methods(entering)
+        run.endpoint.check()
+    return excluded
+
+
+def _check_protocol(run: Run) -> None:
+    """UserError where nothing can be scored: open answers, a model without logits, a method under study without."""
+    if run.protocol != "score":
+        return
+    if run.benchmark.kind != "yes_no":
+        raise UserError(
+            f"protocol=score reads Yes or No, and {run.benchmark.name} asks for {run.benchmark.kind} answers; "
+            "leave protocol out"
+        )
+    if run.endpoint is not None:
+        raise UserError(
+            f"protocol=score reads logits, and {run.model.name} is only reached over an API; leave protocol out, or "
+            "choose a model whose weights can be loaded"
+        )
+    for arm in ("baseline", run.arm):
+        if reason := abilities(run.arms[arm]).unscored:
+            raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
+
+
+def _excluded(run: Run) -> dict[str, str]:
+    declared = {arm: abilities(method) for arm, method in run.arms.items()}
+    if run.benchmark.kind != "yes_no":
+        return {arm: NO_MARGIN for arm, can in declared.items() if can.yes_no_only}
+    if run.protocol != "score":
+        return {}
+    return {arm: f"protocol=score: {can.unscored}" for arm, can in declared.items() if can.unscored}

@@ -1,0 +1,117 @@
+"""Records → metrics.json, the table and the sentences, by what the benchmark's answers are read for. Asks no model."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+from rich.console import RenderableType
+
+from experiments.config import Run
+from experiments.metrics.refusal import results as refusal
+from experiments.metrics.refusal.correction import corrected
+from experiments.metrics.yes_no import results as yes_no
+from experiments.report import refusal as refusal_terminal
+from experiments.report import terminal
+from experiments.report.findings import refusal as refusal_words
+from experiments.report.findings import yes_no as yes_no_words
+from experiments.types import Kind, Loaded
+
+
+@dataclass(frozen=True)
+class Rules:
+    """By what rules answers are scored: the same for a run and for its verdicts judged again."""
+
+    kind: Kind
+    seed: int
+    draws: int
+    unsafe_margin: float
+    count_empty_as_refusal: bool
+    judge: str  # name
+    judge_card: str | None  # path, to correct refusal rates for that judge's error
+
+    @classmethod
+    def of(cls, run: Run, kind: Kind | None = None, judge: str | None = None) -> "Rules":
+        """Those of a run's configuration."""
+        return cls(
+            kind or run.benchmark.kind,
+            run.seed,
+            run.draws,
+            run.unsafe_margin,
+            run.count_empty_as_refusal,
+            judge or run.judge.name,
+            run.judge_card,
+        )
+
+
+def evaluate(
+    rules: Rules,
+    predictions: Sequence[Mapping[str, Any]],
+    *,
+    study: str,
+    where: str,
+    caveat: str = "",
+    missing: Mapping[str, str] = MappingProxyType({}),
+    baseline: str = "baseline",
+    control: str = "calibrated_shift",
+) -> dict[str, Any]:
+    """The contents of metrics.json. ``study`` is the arm under study; ``missing`` arms cannot enter (reasons)."""
+    frame = pd.DataFrame(predictions)
+    if rules.kind == "refusal":
+        result = refusal.evaluate(
+            frame,
+            seed=rules.seed,
+            draws=rules.draws,
+            baseline=baseline,
+            study=None if study in missing else study,
+            empty_as_refusal=rules.count_empty_as_refusal,
+            safety_margin=rules.unsafe_margin,
+            not_applicable=missing,
+        )
+        worded = refusal_words.worded(result, where=where, caveat=caveat)
+        return worded if rules.judge_card is None else _with_corrected(worded, rules.judge, rules.judge_card)
+    result = yes_no.evaluate(
+        frame,
+        seed=rules.seed,
+        draws=rules.draws,
+        baseline=baseline,
+        control=control,
+        study=study,
+        unsafe_margin=rules.unsafe_margin,
+    )
+    return yes_no_words.worded(result, where=where, caveat=caveat)
+
+
+def _with_corrected(result: dict[str, Any], judge: str, card: str) -> dict[str, Any]:
+    """The raw rates with the corrected ones beside."""
+    found = corrected(result, Path(card), judge)
+    return result | {"corrected": found, "caveats": [*result["caveats"], *refusal_words.correction(found)]}
+
+
+def shown(result: Mapping[str, Any]) -> RenderableType:
+    """The result as a terminal shows it."""
+    return refusal_terminal.results(result) if result.get("kind") == "refusal" else terminal.results(result)
+
+
+def shortfall(loaded: Loaded) -> str:
+    """How many of a benchmark's cases cannot run here, and why, in a sentence; "" where all can."""
+    if not loaded.missing:
+        return ""
+    reasons = Counter(reason.partition(":")[0] for reason in loaded.missing.values())
+    listed = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common())
+    total = len(loaded.samples) + len(loaded.missing)
+    return f"{len(loaded.samples):,} of the benchmark's {total:,} cases can run here ({listed})."
+
+
+def caveat(run: Run) -> str:
+    """What a reader must know before the numbers: the organism understands IconWorld alone."""
+    path = getattr(run.model, "path", "")
+    if path.startswith("organism:") and run.benchmark.name != "iconworld":
+        return (
+            "The model is the bundled organism, which knows IconWorld's words and pictures alone: on "
+            f"{run.benchmark.name} its answers mean nothing, and this run shows only that every step works."
+        )
+    return ""
