@@ -27,7 +27,8 @@ Reading hidden states
     residuals             hidden states by place and layer
     logit_lens            the Yes/No margin at every layer
     probe, Probe          how well a linear probe reads a label, on held-out groups
-    fit_direction, Direction, project, cosines   a direction for a label; projections on it
+    fit_direction, Direction              a direction for a label, with its held-out accuracy
+    project, projections, cosines         projections on a direction; at every layer; cosines of all pairs
     save_directions, load_directions             directions in a safetensors file
 
 Attribution and figures
@@ -46,7 +47,15 @@ if TYPE_CHECKING:
     from interp.attention_tables import image_share, normalised, patch_map, weights_of, word_masses
     from interp.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
     from interp.checkpoints.config import ModelConfig
-    from interp.directions import Direction, cosines, fit_direction, load_directions, project, save_directions
+    from interp.directions import (
+        Direction,
+        cosines,
+        fit_direction,
+        load_directions,
+        project,
+        projections,
+        save_directions,
+    )
     from interp.errors import UserError
     from interp.generation import Generation
     from interp.hooks.forward import paused
@@ -67,7 +76,15 @@ _NAMES = {
     "attention_tables": ("image_share", "normalised", "patch_map", "weights_of", "word_masses"),
     "attribution": ("integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
     "checkpoints.config": ("ModelConfig",),
-    "directions": ("Direction", "cosines", "fit_direction", "load_directions", "project", "save_directions"),
+    "directions": (
+        "Direction",
+        "cosines",
+        "fit_direction",
+        "load_directions",
+        "project",
+        "projections",
+        "save_directions",
+    ),
     "errors": ("UserError",),
     "generation": ("Generation",),
     "hooks.forward": ("paused",),

@@ -1,12 +1,12 @@
-"""Records where the language model's attention goes, while it generates or runs forward as usual.
+"""Records where the language model's attention goes, while it generates or runs a forward as usual.
 
 *Segment mass* is the exact share of a query's attention on each segment, by layer and head. Attention is linear in V,
-so a second call of the same kernel with one-hot segment indicators for values gives it for all queries in O(N) memory;
-a few queries are sliced out and get whole float32 rows instead, which are also what *maps* are.
+so a second call of the same kernel with one-hot segment indicators as values gives it for all queries in O(N) memory.
+For a few queries the whole attention rows are computed in float32 instead; *maps* are such rows.
 
-Queries are named by their *step*: 0 is the verdict (the last token of the prompt, off which the first answer token is
-read), 1, 2, ... the generated tokens as they are fed back, −1, −2, ... the prompt backwards from the verdict. Prompts
-are left-padded, so a step is one column of the batch. Knows nothing of benchmarks or files.
+Queries are numbered by *step*: 0 is the verdict (the last token of the prompt, from which the first answer token is
+predicted), 1, 2, ... are the generated tokens as they are fed back, −1, −2, ... count backwards through the prompt.
+Prompts are left-padded, so a step is one column of the batch. Layers are decoder layers, from 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,11 +30,11 @@ from interp.segments import RowSegments, Segments
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-FEW = 16  # up to so many queries at once are computed in float32 rows, also for half-precision models
+FEW = 16  # up to this many queries are computed as float32 rows, also for half-precision models
 
 
 class Queries(Enum):
-    """Which queries to log; a sequence of steps is the other way to say it."""
+    """Which queries to record. A sequence of steps can be given instead."""
 
     VERDICT = "verdict"
     GENERATED = "generated"  # the verdict and every generated token
@@ -46,7 +46,7 @@ Steps = Queries | Sequence[int]
 
 @dataclass
 class Record:
-    """What ``record_attention`` has seen so far. Rows are counted through all batches, in the order they ran."""
+    """What ``record_attention`` has recorded so far. Rows are numbered through all batches, in the order they ran."""
 
     pieces: list[Masses] = field(default_factory=list)
     maps: list[AttentionMap] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Record:
     def masses(self) -> pd.DataFrame:
         """Tidy table: row, step, query (column in the batch), layer, head, segment, tokens (in the segment), mass.
 
-        Made anew at each call. ``tokens`` counts those there are when the query is computed.
+        Built anew at each access. ``tokens`` are counted at the time of the query.
         """
         return mass_table(self.pieces)
 
@@ -72,13 +72,13 @@ def record_attention(
 ) -> Iterator[Record]:
     """Records every forward of ``vlm`` while open: ``vlm.generate`` (greedy, sampled, cached, batched), ``vlm.score``.
 
-    ``queries`` are those whose segment masses are logged, ``maps`` those whose whole rows are kept; ``layers`` defaults
-    to all. ``segments`` are those of inputs that were encoded before (``interp.segments.segment``). Logits are the
-    native sdpa ones, and the model's own attention implementation is back when the block ends, however it ends.
+    ``queries`` are those whose segment masses are recorded, ``maps`` those whose whole rows are kept; ``layers``
+    defaults to all. ``segments`` are those of inputs encoded before the block (``interp.segments.segment``). Logits are
+    those of sdpa, and the model's own attention implementation is restored when the block ends, also on an exception.
 
     Raises:
-        UserError: an unknown layer, a step before the prompt, inputs the recorder has not seen encoded, a static cache,
-            or a model that does not take its attention from transformers' interface.
+        UserError: an unknown layer, a step before the prompt, inputs encoded before the block without ``segments``, a
+            static cache, or a model that does not use transformers' attention interface.
     """
     recorder = _Recorder(vlm, queries, maps, chosen_layers(vlm, layers))
     with follow(vlm, recorder, segments), intercept(vlm, observe=recorder.observe):
@@ -86,8 +86,8 @@ def record_attention(
 
 
 @dataclass
-class _Sight:
-    """What is wanted of one forward (columns of the batch), and what its layers have shown so far."""
+class _Capture:
+    """What to record of one forward (columns of the batch), and what its layers have given so far."""
 
     forward: Forward
     logged: list[int]
@@ -120,10 +120,10 @@ class _Recorder:
         self.first = min([0, *(step for steps in (queries, maps) if not isinstance(steps, Queries) for step in steps)])
         self.layers = tuple(layers)
         self.record = Record()
-        self.sight: _Sight | None = None
+        self.sight: _Capture | None = None
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward: which of its columns are wanted."""
+        """Before a forward: which of its columns to record."""
         self.sight = None
         if is_paused():
             return
@@ -138,10 +138,10 @@ class _Recorder:
                 )
         new = range(forward.new, forward.total)
         logged = [column for column in new if self.logs(batch.step(column))]
-        self.sight = _Sight(forward, logged, [column for column in new if self.maps(batch.step(column))])
+        self.sight = _Capture(forward, logged, [column for column in new if self.maps(batch.step(column))])
 
     def observe(self, call: AttentionCall) -> None:
-        """At an attention call: the masses and rows of the wanted queries of this layer."""
+        """At an attention call: the masses and rows of this layer's recorded queries."""
         sight = self.sight
         if is_paused() or call.layer not in self.layers:
             return
@@ -156,7 +156,7 @@ class _Recorder:
             sight.masses[call.layer] = _mass(call, sight)
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """After a forward: what the layers showed goes to the CPU, in one transfer."""
+        """After a forward: moves what the layers gave to the CPU, in one transfer."""
         sight, self.sight = self.sight, None
         if sight is None:
             return
@@ -190,7 +190,7 @@ class _Recorder:
 
 
 def _wanted(queries: Steps) -> Callable[[int], bool]:
-    """Step → whether it is to be logged."""
+    """Step → whether it is recorded."""
     if queries is Queries.ALL:
         return lambda step: True
     if queries is Queries.GENERATED:
@@ -199,13 +199,13 @@ def _wanted(queries: Steps) -> Callable[[int], bool]:
     return lambda step: step in steps
 
 
-def _whole_rows(call: AttentionCall, sight: _Sight) -> Float[Tensor, "row head query column"]:
+def _whole_rows(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query column"]:
     """Full float32 rows, a few queries at a time; columns that a sliding window has dropped get 0."""
     parts = [call.at(places).rows() for places in sight.places(sight.mapped, call.key.device).split(FEW)]
     return torch.nn.functional.pad(torch.cat(parts, dim=2), (sight.forward.total - call.key.shape[2], 0))
 
 
-def _mass(call: AttentionCall, sight: _Sight) -> Float[Tensor, "row head query segment"]:
+def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query segment"]:
     places = sight.places(sight.logged, call.key.device)
     if len(places) <= FEW:
         pattern = "row head query key, row key segment -> row head query segment"
@@ -217,7 +217,7 @@ def _mass(call: AttentionCall, sight: _Sight) -> Float[Tensor, "row head query s
 def _kernel_mass(
     call: AttentionCall, indicator: Float[Tensor, "row key segment"]
 ) -> Float[Tensor, "row head query segment"]:
-    """One more call of the kernel, with indicators for values, padded with zeros to the head dimension."""
+    """Calls the kernel once more with indicators as values, padded with zeros to the head dimension."""
     width = call.value.shape[3]
     parts = []
     for some in indicator.split(width, dim=2):  # as a rule one part: a head is wider than there are segments
@@ -229,7 +229,7 @@ def _kernel_mass(
 def _maps(
     found: Float[Tensor, "layer row head query column"], layers: tuple[int, ...], columns: list[int], batch: Pass
 ) -> Iterator[AttentionMap]:
-    """One map for each query that means something."""
+    """One map for each query that is neither padding nor past the end of its answer."""
     for row, i in batch.real(columns).nonzero().tolist():
         yield AttentionMap(
             row=batch.first_row + row,

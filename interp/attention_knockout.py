@@ -1,10 +1,10 @@
-"""Cuts attention edges between segments, so that what travels along them can be weighed by its absence.
+"""Cuts attention edges between segments, to measure what travels along them by its absence.
 
 An edge goes from the keys of one segment to the queries of another: ``("image", "verdict")`` keeps the verdict from
-looking at the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4, cut edges like that).
-Names are those of ``interp.segments``, with ``image`` for the picture and ``verdict`` for the prompt's last token, off
-which the first answer token is read. A token always sees itself, so no query is left without a key. Knows nothing of
-how attention is recorded or drawn.
+attending to the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4). Names are those of
+``interp.segments``, with ``image`` for the picture and ``verdict`` for the prompt's last token, from which the first
+answer token is predicted. A token always attends to itself, so every query keeps a key. Layers are decoder layers,
+from 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 Edge = tuple[str, str]
-"""Where the keys are, where the queries are."""
+"""Segment of the keys, segment of the queries."""
 
 VERDICT = "verdict"
 ENDS = ("image", VERDICT, *(name for name in SEGMENTS if name not in ("padding", IMAGE)))
-"""What an edge may start or end at."""
+"""What an edge may start from and end at."""
 
 
 @contextmanager
@@ -37,13 +37,13 @@ def knockout(
 ) -> Iterator[None]:
     """Cuts ``edges`` in ``layers`` (default: all) of every forward of ``vlm`` while open, cached decoding included.
 
-    ``segments`` are those of inputs that were encoded before (``interp.segments.segment``). It nests with itself and
-    with ``record_attention``, which sees the attention that is left. The model is as it was when the block ends,
-    however it ends.
+    ``segments`` are those of inputs encoded before the block (``interp.segments.segment``). Blocks nest, also with
+    ``record_attention``, which sees the attention that is left. The model is restored when the block ends, also on an
+    exception.
 
     Raises:
-        UserError: no edges, an unknown segment or layer, an edge from image tokens where the sequence has none, inputs
-            that were encoded outside, or a model that does not take its attention from transformers' interface.
+        UserError: no edges, an unknown segment or layer, image tokens of a model that has none, inputs encoded before
+            the block without ``segments``, or a model that does not use transformers' attention interface.
     """
     _check(vlm, edges)
     cutter = _Cutter(vlm, edges, chosen_layers(vlm, layers))
@@ -59,7 +59,7 @@ def knockout_effect(
     *,
     batch_size: int = 32,
 ) -> Float[Tensor, "row"]:
-    """The Yes/No margin with ``edges`` cut less the margin without, for each prompt; float32 on the CPU.
+    """The Yes/No margin with ``edges`` cut minus the margin without, for each prompt, in logits; float32 on the CPU.
 
     Raises:
         UserError: as ``knockout``; no prompts.
@@ -70,10 +70,10 @@ def knockout_effect(
 def knockout_by_window(
     vlm: "VLM", prompts: "Sequence[Prompt]", edges: Sequence[Edge], *, width: int, batch_size: int = 32
 ) -> Float[Tensor, "window row"]:
-    """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` alone; ``width=1`` is by layer.
+    """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` alone; ``width=1`` is layer by layer.
 
-    One window misses what the layers beside it carry as well: narrow windows give a lower bound, wide ones say less of
-    where (Geva et al. 2023 take 9 of 48 layers). One forward a window and batch, and one more.
+    A window misses what the layers outside it carry as well: narrow windows give a lower bound, wide ones locate less
+    precisely (Geva et al. 2023 take 9 of 48 layers). Costs windows + 1 forwards a batch.
 
     Raises:
         UserError: as ``knockout_effect`` and ``windows``.
@@ -82,7 +82,7 @@ def knockout_by_window(
 
 
 def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
-    """Every ``width`` consecutive layers of those that have self-attention, from the first on.
+    """All runs of ``width`` consecutive layers among those with self-attention, from the first on.
 
     Raises:
         UserError: a width below 1 or above the number of these layers.
@@ -103,7 +103,7 @@ def _effects(
     cuts: Sequence[Sequence[int] | None],
     batch_size: int,
 ) -> Float[Tensor, "cut row"]:
-    """Of cutting in each of some sets of layers."""
+    """Effects of cutting in each set of layers."""
     _check(vlm, edges)
     if not prompts or batch_size < 1:
         raise UserError(
@@ -147,7 +147,7 @@ class _Cutter:
         self.forward, self.cuts = self.follower.enter(args, kwargs), {}
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """After a forward: its cache names it at the next decoding step."""
+        """After a forward: its cache identifies it at the next decoding step."""
         if self.forward is not None:
             self.follower.leave(self.forward, output)
         self.forward, self.cuts = None, {}
@@ -171,7 +171,7 @@ class _Cutter:
 
 
 def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "row 1 query key"]:
-    """True at the edges to cut. The keys are the newest columns: a sliding window's cache drops older ones."""
+    """True at the edges to cut. The keys are the newest columns; a sliding window's cache drops older ones."""
     segments, total = forward.batch.segments, forward.total
     codes = segments.indicator(0, total).argmax(-1)
     first = total - keys
@@ -186,7 +186,7 @@ def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "ro
 
 
 def _at(codes: Tensor, name: str, width: int) -> Bool[Tensor, "row column"]:
-    """Which columns an edge's end names."""
+    """True at the columns that an end of an edge names."""
     if name == VERDICT:
         return (torch.arange(codes.shape[1]) == width - 1).expand(codes.shape)
     return codes == SEGMENTS.index(IMAGE if name == "image" else name)

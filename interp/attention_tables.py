@@ -1,7 +1,7 @@
-"""Attention masses and maps as tidy tables, and what is read off them. Pure: knows nothing of models.
+"""Attention masses and maps as tidy tables, and what is read from them. Pure functions of arrays.
 
-Image tokens outnumber text tokens, and the first token is a sink: a share of attention means little without the share
-that is left once the sink is taken out, and the share per token.
+There are more image tokens than text tokens, and the first token is a sink, so a raw share of attention means little
+without the share of what the sink leaves, and the share per token.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,10 @@ COLUMNS = ("row", "step", "query", "layer", "head", "segment", "tokens", "mass")
 
 @dataclass(frozen=True)
 class Masses:
-    """The masses of one forward; ``real`` is False for queries that mean nothing, ``tokens`` are counts by segment.
+    """The masses of one forward.
 
-    ``imageless`` says that no picture can have tokens here: tables then miss its mass instead of calling it 0.
+    ``real`` is False for queries to leave out (padding, rows whose answer has ended); ``tokens`` are counts by segment.
+    ``imageless`` says that the family has no image tokens; their mass is then missing in tables instead of 0.
     """
 
     mass: Float[Tensor, "layer row head query segment"]
@@ -40,7 +41,7 @@ class Masses:
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """All attention of one query: ``weights`` sum to 1 over the batch's columns up to the newest."""
+    """All attention of one query. ``weights`` sum to 1 over the batch's columns up to the newest."""
 
     row: int
     step: int
@@ -50,7 +51,7 @@ class AttentionMap:
 
 
 def mass_table(pieces: Iterable[Masses]) -> pd.DataFrame:
-    """Long table with ``COLUMNS``; queries that mean nothing are left out."""
+    """Long table with ``COLUMNS``, without padding queries."""
     tables = [_table(piece) for piece in pieces]
     if tables:
         return pd.concat(tables, ignore_index=True)
@@ -90,8 +91,8 @@ def _table(piece: Masses) -> pd.DataFrame:
 def normalised(masses: pd.DataFrame) -> pd.DataFrame:
     """The table with ``mass_without_sink`` and ``mass_per_token``.
 
-    The first is the share of what the sink leaves, missing for the sink itself; the second the raw mass over the
-    segment's tokens, missing where it has none.
+    The first is the share of what the sink leaves, missing for the sink itself. The second is the raw mass divided by
+    the segment's number of tokens, missing where it has none.
     """
     keys = ["row", "step", "layer", "head"]
     sink = masses.loc[masses["segment"] == "sink", [*keys, "mass"]].rename(columns={"mass": "sink"})
@@ -103,7 +104,7 @@ def normalised(masses: pd.DataFrame) -> pd.DataFrame:
 
 
 def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFrame:
-    """Row, step, layer → ``share``: the mass on images, mean over heads; by default of what the sink leaves.
+    """Row, step, layer → ``share``: mass on the image as a share of 1, mean over heads, by default without the sink.
 
     Missing where the family has no image tokens (it reads pictures by cross-attention).
     """
@@ -121,7 +122,11 @@ def select(
     heads: Sequence[int] | None = None,
     segments: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """The rows of some layers, heads and segments; UserError, naming the known ones, for one that is not there."""
+    """The rows of the given layers, heads and segments.
+
+    Raises:
+        UserError: one that is not in the table.
+    """
     chosen = masses
     for column, wanted in (("layer", layers), ("head", heads), ("segment", segments)):
         if wanted is not None:
@@ -136,7 +141,11 @@ def select(
 def weights_of(
     attention: AttentionMap, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Float[Tensor, "column"]:
-    """The map's weights, mean over some layers and heads (default: all)."""
+    """The map's weights, averaged over the given layers and heads (default: all).
+
+    Raises:
+        UserError: a layer or head that is not in the map.
+    """
     places = {layer: i for i, layer in enumerate(attention.layers)}
     known_heads = range(attention.weights.shape[1])
     unknown = [layer for layer in layers or () if layer not in places]
@@ -150,7 +159,7 @@ def weights_of(
 
 
 def patch_map(weights: Float[Tensor, "column"], grid: PatchGrid) -> Float[Tensor, "height width"]:
-    """The weights over the picture, as ``grid`` lays its tokens out."""
+    """The weights of the image tokens, arranged as ``grid``."""
     return weights[grid.columns]
 
 

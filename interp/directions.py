@@ -1,12 +1,11 @@
-"""Directions in the residual stream along which a yes-or-no property lies, with what they read on cases held out.
+"""Directions in the residual stream that separate a yes-or-no property, with their accuracy on held-out cases.
 
 Difference of means (Marks and Tegmark 2023; Arditi et al. 2024, "Refusal in Language Models Is Mediated by a Single
-Direction"), logistic regression, or Fisher's discriminant. What is *read* best along one direction is not therefore
-*moved* best along it: the mean difference is where the classes lie apart, the other two also turn away from whatever
-else varies. Knows nothing of benchmarks, or of how a direction is added or removed.
+Direction"), logistic regression, or Fisher's discriminant. The direction that *reads* a property best need not be the
+one to *steer* it by: the mean difference connects the two classes, while the other two also turn away from whatever
+else varies.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,24 +19,25 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.lda import discriminant, grouped_folds, raked
 from interp.probes import auroc
+from interp.tensor_file import check_model, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from interp.hooks.residual import Residuals
     from interp.vlm import VLM
 
 Kind = Literal["mean_difference", "logistic", "discriminant"]
+KIND = "directions"
 FOLDS = 5
-FORMAT = "forestlens directions 1"
-LOGISTIC_STRENGTH = 1.0  # scikit-learn's C on standardised features; fixed, so that nothing is tuned on what is read
+LOGISTIC_STRENGTH = 1.0  # scikit-learn's C on standardised features, fixed so that nothing is tuned
 
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """A unit vector; a state whose projection is above ``threshold`` is read as having the property ``name``.
+    """A unit vector. A state whose projection is above ``threshold`` is read as having the property ``name``.
 
-    ``gap`` is how far apart the means of the two classes lie along it, the natural unit of a steering strength.
-    ``accuracy`` (mean of the two classes') and ``auroc`` are of cases whose group was held out; ``n``, ``positives``
-    and ``groups`` count the cases fitted on.
+    ``gap`` is the distance between the two class means along it, the natural unit of a steering strength. ``accuracy``
+    (the mean over both classes) and ``auroc`` are on held-out groups; ``n``, ``positives`` and ``groups`` count
+    the cases it was fitted on.
     """
 
     name: str
@@ -67,12 +67,12 @@ def fit_direction(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> Direction:
-    """The direction of ``labels`` (true or false) over all cases; what it reads is measured by folds over ``groups``.
+    """Fits a direction for ``labels`` (true or false) on all cases; measures it by cross-validation over ``groups``.
 
     Cases whose state is NaN are left out. ``balance`` as in ``interp.probes.probe``.
 
     Raises:
-        UserError: an unknown kind, columns of unlike lengths, too few cases, or states that do not vary.
+        UserError: an unknown kind, columns of different lengths, too few cases, or states that do not vary.
     """
     if kind not in get_args(Kind):
         raise UserError(f"kind={kind!r}: must be one of {', '.join(get_args(Kind))}")
@@ -108,21 +108,21 @@ def fit_direction(
 
 
 def project(hidden: Float[Tensor, "*any width"], direction: Direction) -> Float[Tensor, "*any"]:
-    """How far each state lies along the direction, in float32; compare with ``direction.threshold``."""
+    """The projection of each state on the direction, in float32; compare with ``direction.threshold``."""
     return hidden.float() @ direction.vector.to(hidden.device)
 
 
 def projections(read: "Residuals", direction: Direction, *, place: str | None = None) -> Float[Tensor, "layer row"]:
-    """The projections at every layer that was read, at the direction's own place unless another is named."""
+    """The projections at every layer of ``read``, at the direction's own place unless another is given."""
     where = direction.place if place is None else place
     return torch.stack([project(read.at(where, layer), direction) for layer in read.layers])
 
 
 def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction direction"]:
-    """The cosine of each with each; for two random ones of width w it is about ± 1/√w.
+    """The cosines of all pairs. For two random directions of width w it is about ± 1/√w.
 
     Raises:
-        UserError: none, or of models of unlike widths.
+        UserError: no directions, or of different widths.
     """
     widths = {direction.vector.numel() for direction in directions}
     if len(widths) != 1:
@@ -132,59 +132,30 @@ def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction directi
 
 
 def save_directions(path: Path, directions: Sequence[Direction], *, vlm: "VLM") -> None:
-    """All in one safetensors file: equal directions of the same model give equal bytes."""
-    from safetensors.torch import save
-
+    """All in one ``interp.tensor_file``: equal directions of the same model give equal bytes."""
     plain = [field.name for field in fields(Direction) if field.name != "vector"]
-    described = {
-        "format": FORMAT,
-        "model": vlm.name,
-        "revision": vlm.revision,
-        "directions": [{name: getattr(direction, name) for name in plain} for direction in directions],
-    }
-    tensors = {str(i): direction.vector.contiguous() for i, direction in enumerate(directions)}
-    # One key: the order of several would change from run to run, and with it the file's hash.
-    path.write_bytes(save(tensors, {"forestlens": json.dumps(described, sort_keys=True)}))
+    about = {"directions": [{name: getattr(direction, name) for name in plain} for direction in directions]}
+    tensors = {str(i): direction.vector for i, direction in enumerate(directions)}
+    write_tensors(path, KIND, tensors, about, vlm=vlm)
 
 
 def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
     """What ``save_directions`` wrote, in its order.
 
     Raises:
-        UserError: not such a file, or its directions are of another model: other weights or another width.
+        UserError: the file holds no directions, or those of another model: other weights or another width.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            described = json.loads((file.metadata() or {})["forestlens"])
-            if described["format"] != FORMAT:
-                raise ValueError(f"format {described['format']!r}")
-            vectors = [file.get_tensor(str(i)) for i in range(len(described["directions"]))]
-        found = [Direction(vector=vector, **row) for vector, row in zip(vectors, described["directions"], strict=True)]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: no directions can be read from it ({error}); it must be a file that save_directions wrote"
-        ) from error
-    width = vlm.model.config.get_text_config().hidden_size
+    read = read_tensors(path, KIND)
+    found = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]
     for direction in found:
-        if direction.vector.shape != (width,):
-            raise UserError(
-                f"{path}: its direction '{direction.name}' has width {direction.vector.numel()}, and {vlm.name} has "
-                f"{width}; a direction serves only the model that it was fitted on; fit it again"
-            )
-    if described["revision"] != vlm.revision:
-        raise UserError(
-            f"{path}: its directions are of {described['model']} at revision {described['revision']}, and this is "
-            f"{vlm.name} at {vlm.revision}; a direction serves only the weights that it was fitted on; fit it again"
-        )
+        check_model(vlm, read, direction.vector.numel())
     return found
 
 
 def _fit(
     states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, "row"], nuisances: Sequence[np.ndarray], kind: str
 ) -> tuple[Float[np.ndarray, "width"], float]:
-    """A unit vector, and the projection above which a case is read as true; both classes weigh alike."""
+    """A unit vector, and the projection above which a case is read as true. Both classes have equal weight."""
     weights = raked(label.astype(int), nuisances)
     states, label, weights = states[weights > 0], label[weights > 0], weights[weights > 0]
     if kind == "logistic":

@@ -1,6 +1,6 @@
-"""A linear read-out of classes from hidden states, and what keeps its held-out numbers honest. Pure: arrays alone.
+"""Linear discriminant analysis with shrinkage, weights that balance nuisances, and folds that keep groups together.
 
-Knows nothing of models, layers or places.
+Pure functions of arrays.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from jaxtyping import Float, Int
 
 from interp.errors import UserError
 
-MOST_WEIGHT = 20.0  # of a raked case, in mean weights: a lone counterexample must not be the whole fit
+MOST_WEIGHT = 20.0  # of a raked case, in mean weights: one counterexample must not be the whole fit
 CONSTANT = 1e-5  # a feature that varies by less than this share of its mean is constant but for rounding,
 FAINT = 1e-6  # or by less than this share of the states' root mean square
 RAKING_ROUNDS = 100
 FEWEST_CASES, FEWEST_GROUPS = 10, 2  # of each class, below which no held-out number is worth reporting
 
 Fold = tuple[np.ndarray, np.ndarray]
-"""Rows to fit on, rows held out."""
+"""Rows to fit on, and rows held out."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Discriminant:
     bias: Float[np.ndarray, "class"]
 
     def scores(self, hidden: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row class"]:
-        """Up to a constant a row, the log-probability of each class if all were as likely."""
+        """The log-probability of each class under equal priors, up to a constant for each row."""
         return hidden @ self.weights.T + self.bias
 
 
@@ -39,7 +39,7 @@ def discriminant(
     """Fisher's linear discriminant on standardised features, every class as likely as any other.
 
     The covariance within classes is shrunk towards a multiple of the identity by Ledoit and Wolf's formula (2004,
-    "A well-conditioned estimator for large-dimensional covariance matrices"), so that nothing is left to be tuned and
+    "A well-conditioned estimator for large-dimensional covariance matrices"), so that nothing has to be tuned and
     width may exceed rows. ``codes`` are 0 … k − 1, each with some weight.
     """
     classes = int(codes.max()) + 1

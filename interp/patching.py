@@ -1,13 +1,12 @@
 """Activation patching between the members of a counterfactual pair: same sentence and other picture, or the reverse.
 
-The clean prompt is run with the hidden states of one place at one layer exchanged for those the other prompt had there;
-how far its margin moves towards the other's says what of the difference passes there (Vig et al. 2020; Meng et al.
-2022, "Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
-``interp.hooks.residual``. Patching is column by column, so a pair that does not align is refused. The other direction
-is the same call with the two lists exchanged; the two need not agree. Knows nothing of how pairs are found.
+The clean prompt is run with the hidden states of one place at one layer replaced by those of the other prompt. How far
+its margin moves towards the other's says how much of the difference passes there (Vig et al. 2020; Meng et al. 2022,
+"Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
+``interp.hooks.residual``. States are replaced column by column, so a pair must be aligned. The other direction is the
+same call with the two lists exchanged; the two need not agree.
 
-Where a family puts the picture in again after a layer (Qwen3-VL's first layers, cross-attention), it is put in as the
-clean prompt has it.
+Where a family adds the picture again after a layer (Qwen3-VL's first layers, cross-attention), it is the clean one's.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 PATCHABLE = (*READABLE, "all")
-"""Places that can be patched; ``all`` is the whole prompt."""
+"""Places that can be patched. ``all`` is the whole prompt."""
 
 SINGLE = ("verdict", "sink", "last_image", "last_user")
 FREE = ("user", "system", IMAGE)  # segments in which the two members may differ
@@ -39,8 +38,8 @@ NO_PLACE = "neither prompt has such a place"
 class PatchEffects:
     """What patching did to each pair's clean prompt; margins in logits, float32, on the CPU.
 
-    ``moved`` is the patched margin less the clean one, NaN where neither prompt has the place. ``reasons[place][row]``
-    says why an effect is NaN, and is "" where it is a number.
+    ``moved`` is the patched margin minus the clean one, NaN where neither prompt has the place. ``reasons[place][row]``
+    says why an effect is NaN, or is "".
     """
 
     moved: Float[Tensor, "place layer row"]
@@ -52,12 +51,16 @@ class PatchEffects:
 
     @property
     def values(self) -> Float[Tensor, "place layer row"]:
-        """``moved`` over the gap between the two margins: 0 = nothing, 1 = the other prompt's margin; or NaN."""
+        """``moved`` over the gap between the two margins: 0 is no effect, 1 the other prompt's margin; or NaN."""
         unknown = torch.tensor([[bool(reason) for reason in rows] for rows in self.reasons])
         return (self.moved / (self.other - self.clean)).masked_fill(unknown[:, None], torch.nan)
 
     def at(self, place: str, layer: int) -> Float[Tensor, "row"]:
-        """The effects of one place and layer; UserError for one that was not patched."""
+        """The effects of one place and layer.
+
+        Raises:
+            UserError: a place or layer that was not patched.
+        """
         for name, value, known in (("place", place, self.places), ("layer", layer, self.layers)):
             if value not in known:
                 have = ", ".join(map(str, known))
@@ -95,14 +98,14 @@ def patch(
     batch_size: int = 16,
     least_gap: float = LEAST_GAP,
 ) -> PatchEffects:
-    """Puts the states of ``other`` into runs of ``clean``, pair by pair, each place and layer (default: 0 to L) alone.
+    """Patches states of ``other`` into runs of ``clean``, pair by pair, one place and layer (default: 0 to L) a run.
 
-    places · layers + 2 forwards a batch, and the other prompts' states at these places and layers in memory. Effects
-    are NaN for pairs whose margins are less than ``least_gap`` logits apart.
+    Costs places · layers + 2 forwards a batch, and memory for the other prompts' states. Effects are NaN for pairs
+    whose margins are less than ``least_gap`` logits apart.
 
     Raises:
-        UserError: lists of unlike length or empty, an unknown place or layer, image tokens asked of a model that has
-            none in its sequence, or a pair that does not align at a place (``misaligned``).
+        UserError: empty lists or of different lengths, an unknown place or layer, image tokens of a model that has
+            none, or a pair that is not aligned at a place (``misaligned``).
     """
     places = tuple(places)
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
@@ -135,13 +138,13 @@ def patch(
 
 
 def misaligned(vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", *, places: Sequence[str]) -> list[str]:
-    """Why each pair cannot be patched at ``places``; "" for one that can. For sorting pairs out beforehand.
+    """Why each pair cannot be patched at ``places``, or "" where it can. For sorting out pairs beforehand.
 
-    A place aligns if both prompts have as many columns there, at the same positions (or it is a single column), picture
-    grids of one shape, and, outside question, system text and picture, the same tokens.
+    A place is aligned if both prompts have the same number of columns there, at the same positions (or a single one),
+    patch grids of the same shape and, outside question, system text and picture, the same tokens.
 
     Raises:
-        UserError: an unknown place, or lists of unlike length.
+        UserError: an unknown place, or lists of different lengths.
     """
     check_places(vlm, places, PATCHABLE)
     if len(clean) != len(other):
@@ -159,7 +162,7 @@ Columns = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
 @dataclass(frozen=True)
 class _Pairs:
-    """A batch of pairs, and what the others' runs had at the places and layers asked for (``states``)."""
+    """A batch of pairs; ``states`` are the others' hidden states by place and layer."""
 
     clean: "Sequence[Prompt]"
     other: "Sequence[Prompt]"
@@ -176,7 +179,7 @@ class _Pairs:
         return cls(clean, other, first, a, b, segment(vlm, clean, a), segment(vlm, other, b), {})
 
     def aligned(self, place: str) -> tuple[Columns, Columns]:
-        """The columns of a place in the clean batch and in the other one, in the same order."""
+        """The columns of a place in the clean batch and in the other batch, in the same order."""
         for row in range(len(self.clean)):
             reason = self.mismatch(place, row)
             if reason:
@@ -190,7 +193,7 @@ class _Pairs:
         return (a[0], a[1]), (b[0], b[1])
 
     def mismatch(self, place: str, row: int) -> str:
-        """What keeps a pair from aligning at a place, or ""."""
+        """Why a pair is not aligned at a place, or ""."""
         sides = (self.clean_segments, self.other_segments)
         one, another = (_columns(some, place)[row].nonzero()[:, 0].tolist() for some in sides)
         a, b = (some.rows[row] for some in sides)
@@ -212,7 +215,7 @@ class _Pairs:
     def read(
         self, vlm: "VLM", columns: dict[str, tuple[Columns, Columns]], layers: Sequence[int]
     ) -> Float[Tensor, "row"]:
-        """The others' margins; keeps their states at these columns."""
+        """The others' margins. Keeps their states at these columns."""
 
         def keep(here: LayerStates) -> None:
             for place, (_, (rows, there)) in columns.items():
@@ -222,7 +225,7 @@ class _Pairs:
             return vlm.score(self.other, encoded=self.other_inputs)
 
     def patched(self, vlm: "VLM", columns: tuple[Columns, Columns], place: str, layer: int) -> Float[Tensor, "row"]:
-        """The clean prompts' margins with one place at one layer exchanged."""
+        """The clean prompts' margins with one place at one layer replaced."""
         rows, there = columns[0]
 
         def put(here: LayerStates) -> Tensor:
@@ -235,19 +238,19 @@ class _Pairs:
 
 
 def _columns(segments: Segments, place: str) -> Tensor:
-    """Row × column, True at a place; ``all`` is everything but padding."""
+    """Row × column, True at a place. ``all`` is everything but padding."""
     if place == "all":
         return torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
     return at_place(segments, place, 0, segments.width)
 
 
 def _positions(labels: Sequence[str], columns: list[int]) -> list[int]:
-    """Of columns in their own prompt: padding, which may lie between picture and text, takes no place."""
+    """Positions of columns within their own prompt. Padding, which may lie between picture and text, is not counted."""
     return [sum(label != "padding" for label in labels[:column]) for column in columns]
 
 
 def _absent(columns: Columns, rows: int) -> Tensor:
-    """Which rows of a batch have no column."""
+    """Which rows of a batch have no such column."""
     return torch.bincount(columns[0], minlength=rows) == 0
 
 

@@ -1,7 +1,7 @@
-"""How well a linear probe reads a label off hidden states, on groups of cases that it was not fitted on.
+"""How well a linear probe reads a label from hidden states, on groups of cases that it was not fitted on.
 
-Whether something *can* be read at a place does not say that the model uses it (Belinkov 2022, "Probing classifiers");
-``interp.directions`` and ``interp.patching`` ask that. Pure: knows nothing of models or benchmarks.
+That something *can* be read at a layer does not mean that the model uses it (Belinkov 2022, "Probing classifiers"); for
+that, see ``interp.directions`` and ``interp.patching``. Pure functions of arrays.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,16 @@ from interp.lda import Fold, discriminant, grouped_folds, raked
 
 FOLDS = 5
 SHUFFLES = 3
-DEALS = 100  # tries at dealing labels out among groups
+DEALS = 100  # attempts at shuffling labels among groups
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was read at each layer. Rates are shares of 1; NaN, with ``reason``, where no number can be given.
+    """The results of a probe at each layer. Rates are shares of 1; NaN, with ``reason``, where there is no number.
 
-    ``balanced_accuracy`` is the mean over classes of the share read right, so that 1 / classes is chance;
-    ``control`` the same for a probe fitted to shuffled labels; ``auroc`` (two classes alone) takes the second as
-    positive. ``predicted`` (−1: left out) and ``score`` are each case's held-out readings, for whoever resamples
-    clusters to get intervals.
+    ``balanced_accuracy`` is the mean over classes of the share read correctly, so chance is 1 / classes; ``control`` is
+    the same for a probe fitted to shuffled labels; ``auroc`` (for two classes only) takes the second as positive.
+    ``predicted`` (−1 where a case is left out) and ``score`` are each case's held-out readings, for resampling.
     """
 
     classes: tuple[str, ...]
@@ -55,11 +54,11 @@ class Probe:
 
     @property
     def selectivity(self) -> Float[np.ndarray, "layer"]:
-        """Balanced accuracy less that of the control task (Hewitt and Liang 2019)."""
+        """Balanced accuracy minus that of the control task (Hewitt and Liang 2019)."""
         return self.balanced_accuracy - self.control
 
     def table(self, layers: Sequence[int] | None = None) -> pd.DataFrame:
-        """One row a layer (numbered from 0 unless said otherwise)."""
+        """One row for each layer (numbered from 0 by default)."""
         rates = {name: getattr(self, name) for name in ("accuracy", "balanced_accuracy", "control", "selectivity")}
         layers = range(len(self.accuracy)) if layers is None else layers
         fixed = {"majority": self.majority, "classes": len(self.classes), "n": self.n, "groups": self.groups}
@@ -76,20 +75,20 @@ def probe(
     shuffles: int = SHUFFLES,
     seed: int = 0,
 ) -> Probe:
-    """Reads ``labels`` (of any type; sorted, they are the classes) with a shrunk linear discriminant at every layer.
+    """Fits a shrunk linear discriminant to ``labels`` (of any type; sorted, they are the classes) at every layer.
 
     Cases of one group are never split between fitting and testing. Cases whose state is NaN (a prompt without such a
-    place) are left out and counted by ``n``.
+    place) are left out.
 
     Args:
-        balance: columns (such as template and concept) within whose values two classes are to weigh alike in fitting;
+        balance: columns (such as template and concept) within whose values two classes get equal weight in fitting;
             ``interp.lda.raked`` says when that is needed.
-        shuffles: how often the control's labels are drawn. They are shuffled among groups where a group has one label,
-            else among cases.
+        shuffles: how often the control's labels are drawn. They are shuffled among groups where each has one label,
+            otherwise among cases.
 
     Raises:
-        UserError: the columns are not as long as there are rows, fewer than two folds, or ``balance`` for other than
-            two classes. Too few cases are no error: they give NaN and a reason.
+        UserError: columns of another length, fewer than two folds, or ``balance`` with more than two classes. Too few
+            cases are no error: they give NaN and a reason.
     """
     columns = [np.asarray(column) for column in (labels, groups, *balance)]
     for column in columns:
@@ -127,7 +126,7 @@ def probe(
 
 
 def auroc(score: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"]) -> float:
-    """Chance that a positive case scores above another, ties counting half; NaN where a class is empty."""
+    """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is empty."""
     if positive.all() or not positive.any():
         return float("nan")
     ranks = rankdata(score)
@@ -137,14 +136,14 @@ def auroc(score: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"]) ->
 
 @dataclass(frozen=True)
 class _Task:
-    """Labels to be read, and how much each fitting case weighs in each fold."""
+    """Labels to read, and the weights of the fitting cases in each fold."""
 
     codes: Int[np.ndarray, "row"]
     splits: list[Fold]
     weights: list[np.ndarray]
 
     def held_out(self, state: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row class"]:
-        """Each case's scores by the probe of the fold that it was held out of."""
+        """Each case's scores by the probe of the fold in which it was held out."""
         scores = np.empty((len(state), int(self.codes.max()) + 1))
         for (train, test), weight in zip(self.splits, self.weights, strict=True):
             used = train[weight > 0]
@@ -153,7 +152,7 @@ class _Task:
         return scores
 
     def balanced(self, guess: Int[np.ndarray, "row"]) -> float:
-        """The mean over classes of the share read right."""
+        """The mean over classes of the share read correctly."""
         return float(np.mean([(guess[self.codes == code] == code).mean() for code in np.unique(self.codes)]))
 
 
@@ -165,19 +164,19 @@ def _task(codes: Int[np.ndarray, "row"], splits: list[Fold], nuisances: Sequence
 def _shuffled(
     codes: Int[np.ndarray, "row"], groups: np.ndarray, splits: list[Fold], rng: np.random.Generator
 ) -> Int[np.ndarray, "row"]:
-    """Labels that nothing can know: dealt out anew among groups that have one label each, else among cases."""
+    """Shuffled labels: among groups if each has one label, otherwise among cases."""
     _, first, member = np.unique(groups, return_index=True, return_inverse=True)
     if (codes[first][member] == codes).all():
         for _ in range(DEALS):
             dealt = rng.permutation(codes[first])[member]
-            # A class of few groups may fall into one fold, so that the others' probes never met it: dealt again.
+            # A class of few groups may fall into one fold, so that a probe never sees it: shuffle again.
             if all(len(np.unique(dealt[train])) == len(np.unique(codes)) for train, _ in splits):
                 return dealt
     return rng.permutation(codes)
 
 
 def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups: np.ndarray) -> Probe:
-    """A probe that has read nothing yet."""
+    """A result without numbers."""
     layers, rows, _ = hidden.shape
     accuracy, balanced, control, area = np.full((4, layers), np.nan)
     return Probe(

@@ -1,16 +1,20 @@
-"""Token → segment, for a whole left-padded batch, from the prompts and the processor's real output.
+"""Which segment each token of a left-padded batch belongs to, from the prompts and the processor's real output.
 
-A token belongs to the first of these that fits: ``padding``, ``image_0``, ``sink`` (the row's first token that is
-neither padding nor image: BOS, or whatever stands there), ``user`` (the question), ``system`` (the system text that the
-prompt gave; a template's own default counts as template), ``template`` (roles, delimiters, and all else). Whatever
-comes after the prompt is ``generated``. A family that reads its picture by cross-attention has no image tokens: the one
-placeholder that some put in the sequence is ``template``, and asking for the image's columns is refused. Knows nothing
-of attention.
+A token belongs to the first of these that fits:
 
-Which characters of the rendered prompt each token stands for, and which characters are the person's own words.
+``padding``   not part of the prompt;
+``image_0``   an image token;
+``sink``      the row's first other token: BOS, or whatever stands there;
+``user``      the question;
+``system``    the system text that the prompt gave (a template's own default counts as template);
+``template``  everything else: roles, delimiters;
+``generated`` whatever comes after the prompt.
 
-Works from the rendered prompt and the tokenizer, never from template strings: the words are found by rendering the same
-prompt with a mark in their place. Knows nothing of images beyond "these columns are no text".
+A family that reads its picture by cross-attention has no image tokens: a placeholder in the sequence is ``template``,
+and asking for the image's columns is an error.
+
+Which words are the person's own is found by rendering the prompt again with a marker in their place, never by matching
+template strings.
 """
 
 import re
@@ -30,85 +34,21 @@ from interp.image_grid import GRIDS, ImageTokens, PatchGrid
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
+IMAGE = "image_0"
+SEGMENTS = ("padding", "sink", "system", "user", "template", "generated", IMAGE)
+"""All segment names; codes in tables are indices into this tuple. A prompt has at most one image."""
+
+WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 Span = tuple[int, int]
 """First and one-past-last character."""
 
-MARK = "\ue000"  # private use: no template, tokenizer or person writes it
-
-
-def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str, Span]:
-    """Where the prompt's ``user`` and ``system`` texts lie in ``render(prompt)``; one that it lacks is left out."""
-    rendered = render(prompt)
-    marked = {"user": replace(prompt, text=MARK)} if prompt.text else {}
-    if prompt.system:
-        marked["system"] = replace(prompt, system=MARK)
-    found = {}
-    for name, other in marked.items():
-        before, _, after = render(other).partition(MARK)
-        if rendered.startswith(before) and rendered.endswith(after):
-            found[name] = (len(before), len(rendered) - len(after))
-    return found
-
-
-def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
-    """For each of ``ids`` (a row without padding and image tokens) its characters in ``rendered``, None if it has none.
-
-    The processor tokenizes a longer string (placeholders expanded, delimiters, a BOS put in), so the tokens of
-    ``rendered`` are aligned with ``ids`` rather than taken for them. A tokenizer without offsets is read back token by
-    token.
-    """
-    if getattr(tokenizer, "is_fast", False):
-        encoded = tokenizer(rendered, return_offsets_mapping=True, add_special_tokens=False)
-        return _aligned(encoded["input_ids"], encoded["offset_mapping"], ids)
-    return _read_back(tokenizer, rendered, ids)
-
-
-def _aligned(own: Sequence[int], offsets: Sequence[Span], ids: Sequence[int]) -> list[Span | None]:
-    spans: list[Span | None] = [None] * len(ids)
-    for block in SequenceMatcher(None, own, ids, autojunk=False).get_matching_blocks():
-        for i in range(block.size):
-            start, stop = offsets[block.a + i]
-            spans[block.b + i] = (start, stop)
-    return spans
-
-
-def _read_back(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
-    """Decodes ever longer beginnings of ``ids``; what each token adds is aligned with ``rendered``, spaces aside."""
-    places = [i for i, character in enumerate(rendered) if not character.isspace()]
-    pieces: list[str] = []
-    owners: list[int] = []
-    text = ""
-    for i in range(len(ids)):
-        longer = "".join(tokenizer.decode(list(ids[: i + 1]), skip_special_tokens=False).split())
-        pieces.extend(longer[len(text) :])
-        owners.extend([i] * max(len(longer) - len(text), 0))
-        text = longer
-    spans: list[Span | None] = [None] * len(ids)
-    letters = [rendered[i] for i in places]
-    for block in SequenceMatcher(None, letters, pieces, autojunk=False).get_matching_blocks():
-        for i in range(block.size):
-            place, owner = places[block.a + i], owners[block.b + i]
-            start, stop = spans[owner] or (place, place)
-            spans[owner] = (min(start, place), max(stop, place + 1))
-    return spans
-
-
-def overlaps(span: Span | None, other: Span) -> bool:
-    """Whether two spans share a character."""
-    return span is not None and span[0] < other[1] and other[0] < span[1]
-
-
-IMAGE = "image_0"
-SEGMENTS = ("padding", "sink", "system", "user", "template", "generated", IMAGE)
-"""Every segment's name; a table's codes are places in this tuple. A prompt has one image at most."""
-
-WORD = re.compile(r"\w+(?:['’-]\w+)*")
+MARK = "\ue000"  # a private-use character, which no template, tokenizer or person writes
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the question and the columns of its tokens (which two words may share)."""
+    """A word of the question and the columns of its tokens. Two words may share a token."""
 
     text: str
     columns: tuple[int, ...]
@@ -116,16 +56,23 @@ class Word:
 
 @dataclass(frozen=True)
 class RowSegments:
-    """One prompt of the batch: its segment and token id by column, the words of its question, where its image lies."""
+    """One prompt of the batch: segment and token id by column, the words of its question, its image's patch grids.
+
+    ``imageless`` says why no picture can have columns here, for families of which that is so.
+    """
 
     labels: tuple[str, ...]
     input_ids: tuple[int, ...]
     words: tuple[Word, ...]
     grids: tuple[PatchGrid, ...]
-    imageless: str = ""  # why no picture can have columns here, for families of which that is so
+    imageless: str = ""
 
     def columns(self, segment: str) -> list[int]:
-        """The columns of one segment; UserError for a name that is none, and for an image that has no tokens at all."""
+        """The columns of one segment.
+
+        Raises:
+            UserError: an unknown segment, or the image of a family without image tokens.
+        """
         if segment not in SEGMENTS:
             raise UserError(f"no segment '{segment}'; known: {', '.join(SEGMENTS)}")
         if segment == IMAGE and self.imageless:
@@ -141,21 +88,21 @@ class Segments:
 
     @property
     def width(self) -> int:
-        """Columns of the prompts, padding included."""
+        """Number of columns of the prompts, padding included."""
         return len(self.rows[0].labels)
 
     @cached_property
     def input_ids(self) -> Int[Tensor, "row column"]:
-        """As the processor gave them."""
+        """Token ids as the processor returned them."""
         return torch.tensor([row.input_ids for row in self.rows])
 
     @cached_property
     def codes(self) -> Int[Tensor, "row column"]:
-        """Each token's place in ``SEGMENTS``."""
+        """Each token's index into ``SEGMENTS``."""
         return torch.tensor([[SEGMENTS.index(label) for label in row.labels] for row in self.rows])
 
     def indicator(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
-        """One-hot segments of the columns ``start`` to ``stop``; columns after the prompt are ``generated``."""
+        """One-hot segments of the columns from ``start`` up to ``stop``; those after the prompt are ``generated``."""
         codes = self.codes[:, start:stop]
         after = torch.full((len(self.rows), stop - start - codes.shape[1]), SEGMENTS.index("generated"))
         return torch.nn.functional.one_hot(torch.cat([codes, after], dim=1), len(SEGMENTS)).float()
@@ -165,7 +112,7 @@ def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any])
     """Segments, words and patch grids of ``encoded = vlm.encode(prompts)``.
 
     Raises:
-        UserError: ``encoded`` is not of these prompts or is padded on the right, or a word is found in no token.
+        UserError: ``encoded`` is not of these prompts or is padded on the right, or a word is in none of the tokens.
     """
     ids, mask = encoded["input_ids"].tolist(), encoded["attention_mask"].tolist()
     if len(ids) != len(prompts):
@@ -243,3 +190,64 @@ def _grids(
         return ()
     tokens = ImageTokens(columns, ids, index, prompt.image.size, encoded, vlm.model.config, vlm.processor)
     return GRIDS[vlm.layout.geometry](tokens)
+
+
+def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str, Span]:
+    """Where the prompt's ``user`` and ``system`` texts are in ``render(prompt)``, those of them that it has."""
+    rendered = render(prompt)
+    marked = {"user": replace(prompt, text=MARK)} if prompt.text else {}
+    if prompt.system:
+        marked["system"] = replace(prompt, system=MARK)
+    found = {}
+    for name, other in marked.items():
+        before, _, after = render(other).partition(MARK)
+        if rendered.startswith(before) and rendered.endswith(after):
+            found[name] = (len(before), len(rendered) - len(after))
+    return found
+
+
+def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
+    """The characters in ``rendered`` of each of ``ids`` (a row without padding and image tokens), None if it has none.
+
+    The processor tokenizes a longer string (expanded placeholders, delimiters, a BOS), so the tokens of ``rendered``
+    are aligned with ``ids``. With a slow tokenizer, which has no offsets, each token is decoded instead.
+    """
+    if getattr(tokenizer, "is_fast", False):
+        encoded = tokenizer(rendered, return_offsets_mapping=True, add_special_tokens=False)
+        return _aligned(encoded["input_ids"], encoded["offset_mapping"], ids)
+    return _read_back(tokenizer, rendered, ids)
+
+
+def _aligned(own: Sequence[int], offsets: Sequence[Span], ids: Sequence[int]) -> list[Span | None]:
+    spans: list[Span | None] = [None] * len(ids)
+    for block in SequenceMatcher(None, own, ids, autojunk=False).get_matching_blocks():
+        for i in range(block.size):
+            start, stop = offsets[block.a + i]
+            spans[block.b + i] = (start, stop)
+    return spans
+
+
+def _read_back(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
+    """Decodes longer and longer prefixes of ``ids`` and aligns what each token adds with ``rendered``, spaces aside."""
+    places = [i for i, character in enumerate(rendered) if not character.isspace()]
+    pieces: list[str] = []
+    owners: list[int] = []
+    text = ""
+    for i in range(len(ids)):
+        longer = "".join(tokenizer.decode(list(ids[: i + 1]), skip_special_tokens=False).split())
+        pieces.extend(longer[len(text) :])
+        owners.extend([i] * max(len(longer) - len(text), 0))
+        text = longer
+    spans: list[Span | None] = [None] * len(ids)
+    letters = [rendered[i] for i in places]
+    for block in SequenceMatcher(None, letters, pieces, autojunk=False).get_matching_blocks():
+        for i in range(block.size):
+            place, owner = places[block.a + i], owners[block.b + i]
+            start, stop = spans[owner] or (place, place)
+            spans[owner] = (min(start, place), max(stop, place + 1))
+    return spans
+
+
+def overlaps(span: Span | None, other: Span) -> bool:
+    """Whether two spans share a character."""
+    return span is not None and span[0] < other[1] and other[0] < span[1]

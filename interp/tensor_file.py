@@ -1,6 +1,6 @@
-"""What a method has learned, in a file: named tensors and the words that go with them, as safetensors.
+"""The one file format for what was learned on a model: named tensors and a JSON description, in safetensors.
 
-Knows nothing of what the tensors mean. Imports torch only when a file is written or read.
+Directions and learned methods are saved in it. Importing this module loads no torch; writing and reading do.
 """
 
 import hashlib
@@ -16,48 +16,62 @@ if TYPE_CHECKING:
 
     from interp.vlm import VLM
 
-ABOUT = "forestlens"  # one key: safetensors does not keep the order of several, and the digest is over the bytes
+KEY = "forestlens"  # one metadata key: safetensors does not keep the order of several, and files are hashed
 DIGEST_LENGTH = 12
 
 
-class Vectors(NamedTuple):
-    """The tensors of a file by name, float32 on the CPU, and what was said about them."""
+class NamedTensors(NamedTuple):
+    """The contents of a file: tensors by name, float32 on the CPU, and what the writer said about them."""
 
     tensors: "dict[str, Tensor]"
     about: dict[str, Any]
 
 
-def write_vectors(out: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any]) -> None:
-    """Writes ``tensors`` as float32; equal content gives equal bytes. ``about`` is anything that JSON can say.
+def write_tensors(
+    path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any], *, vlm: "VLM"
+) -> None:
+    """Writes ``tensors`` as float32. Equal content gives equal bytes.
 
-    ``kind`` names the method that reads the file.
+    Args:
+        kind: what the file holds; ``read_tensors`` asks for it by this name.
+        about: anything that JSON can represent. The name and revision of ``vlm`` are added.
     """
     from safetensors.torch import save_file
 
     plain = {name: tensor.detach().float().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    save_file(plain, out, metadata={ABOUT: json.dumps({**about, "kind": kind}, sort_keys=True)})
+    described = {**about, "kind": kind, "model": vlm.name, "revision": vlm.revision}
+    save_file(plain, path, metadata={KEY: json.dumps(described, sort_keys=True)})
 
 
-def read_vectors(path: Path, kind: str) -> Vectors:
-    """What ``write_vectors`` wrote; UserError for a file that is not there, cannot be read or is of another kind."""
+def read_tensors(path: Path, kind: str) -> NamedTensors:
+    """What ``write_tensors`` wrote.
+
+    Raises:
+        UserError: the file does not exist, cannot be read, or holds another kind.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get(ABOUT, "{}"))
+            about = json.loads((file.metadata() or {}).get(KEY, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a mapping
     except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(f"cannot read what was learned from {path} ({error}); delete it and learn again") from error
+        raise UserError(f"no {kind} can be read from {path} ({error}); delete the file and learn it again") from error
     about = about if isinstance(about, dict) else {}
     if about.get("kind") != kind:
         raise UserError(
-            f"{path} holds what {about.get('kind') or 'something else'} learned, not {kind}; give {kind}'s own file"
+            f"no {kind} can be read from {path}: it holds {about.get('kind') or 'something else'}; "
+            f"give a file of {kind}"
         )
-    return Vectors(tensors, about)
+    return NamedTensors(tensors, about)
 
 
 def digest_of(path: Path) -> str:
-    """12 hex digits of the file's sha256; UserError where there is no such file."""
+    """The first 12 hex digits of the file's sha256.
+
+    Raises:
+        UserError: there is no such file.
+    """
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:DIGEST_LENGTH]
@@ -65,16 +79,20 @@ def digest_of(path: Path) -> str:
         raise UserError(f"nothing learned at {path} ({error.strerror}); learn it first") from error
 
 
-def check_model(vlm: "VLM", learned: Vectors, width: int) -> None:
-    """UserError unless ``vlm`` has the weights that ``learned`` names, and ``width`` channels."""
-    own = int(vlm.model.get_input_embeddings().weight.shape[1])
+def check_model(vlm: "VLM", learned: NamedTensors, width: int) -> None:
+    """Checks that ``learned``, of ``width`` channels, was written for the weights of ``vlm``.
+
+    Raises:
+        UserError: another width or another revision.
+    """
+    kind, about = learned.about["kind"], learned.about
+    own = int(vlm.model.config.get_text_config().hidden_size)
     if own != width:
         raise UserError(
-            f"{learned.about['kind']} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on "
-            "this model"
+            f"{kind} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on this model"
         )
-    if learned.about.get("revision") != vlm.revision:
+    if about.get("revision") != vlm.revision:
         raise UserError(
-            f"{learned.about['kind']} was learned on {learned.about.get('model')} at revision "
-            f"{learned.about.get('revision')}, and this is {vlm.name} at {vlm.revision}; learn it on this model"
+            f"{kind} was learned on {about.get('model')} at revision {about.get('revision')}, "
+            f"and this is {vlm.name} at {vlm.revision}; learn it on this model"
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from interp.tensor_file import check_model, digest_of, read_vectors, write_vectors
+from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.activation_steering import says_yes
 from mitigation.method import TrainedFile
 from mitigation.validation import check_point, check_seed
@@ -93,7 +93,7 @@ class AblateDirection:
         levels = (read.values[0][:, calm] @ chosen.vector).mean(1)
         about = {name: getattr(chosen, name) for name in ("auroc", "gap", "n", "positives")} | {"point": chosen.layer}
         tensors = {"vector": chosen.vector, "levels": levels}
-        write_vectors(out, LearnedAblation.KIND, tensors, {**about, "model": vlm.name, "revision": vlm.revision})
+        write_tensors(out, LearnedAblation.KIND, tensors, about, vlm=vlm)
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedAblation":
@@ -102,7 +102,7 @@ class AblateDirection:
         Raises:
             UserError: the file is another method's.
         """
-        read_vectors(out, LearnedAblation.KIND)
+        read_tensors(out, LearnedAblation.KIND)
         return LearnedAblation(out, digest_of(out), self.to, self.weights)
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from interp.tensor_file import Vectors, read_vectors
+from interp.tensor_file import NamedTensors, read_tensors
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -102,8 +102,8 @@ class TrainedFile:
     KIND: ClassVar[str]  # of the file (``interp.tensor_file``)
 
     @cached_property
-    def _vectors(self) -> Vectors:
-        return read_vectors(self.path, self.KIND)
+    def _vectors(self) -> NamedTensors:
+        return read_tensors(self.path, self.KIND)
 
     @property
     def about(self) -> dict[str, Any]:

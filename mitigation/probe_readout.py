@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from interp.tensor_file import check_model, digest_of, read_vectors, write_vectors
+from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.method import TrainedFile
 from mitigation.validation import check_point, check_seed, check_strength
 
@@ -68,7 +68,7 @@ class TruthReadout:
         )
         gradient = margin_gradient(vlm, prompts, point=about["point"])
         tensors["direction"] = gradient / gradient.square().sum()
-        write_vectors(out, LearnedReadout.KIND, tensors, {**about, "model": vlm.name, "revision": vlm.revision})
+        write_tensors(out, LearnedReadout.KIND, tensors, about, vlm=vlm)
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedReadout":
@@ -77,7 +77,7 @@ class TruthReadout:
         Raises:
             UserError: the file is another method's.
         """
-        read_vectors(out, LearnedReadout.KIND)
+        read_tensors(out, LearnedReadout.KIND)
         return LearnedReadout(out, digest_of(out), strength=self.strength)
 
 

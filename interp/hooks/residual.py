@@ -1,10 +1,12 @@
-"""Reads and edits the residual stream of the language model, at named layers and places.
+"""Reads and edits the residual stream of the language model, by layer and place.
 
-*Layers*: 0 is what enters decoder layer 0 (the embeddings, with the image features put in), l is what decoder layer
-l − 1 gave, up to L, the number of layers; the final norm comes after. *Places* are groups of a prompt's columns, told
-apart by ``interp.segments``: ``verdict`` is the last column, off which the first answer token is read, and belongs to
-no other place; ``image``, ``user``, ``system``, ``template``, ``sink`` are all other columns of that segment,
-``last_image`` and ``last_user`` the last of them. Knows nothing of what is looked for, or of what an edit is for.
+*Layer* l is an index into ``hidden_states``: 0 is what enters the first decoder layer (the embeddings, with the image
+features put in), l is the output of decoder layer l − 1, up to L, the number of decoder layers. The final norm comes
+after. (``interp.attention`` and ``interp.attention_knockout`` number the decoder layers themselves, 0 to L − 1.)
+
+*Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
+answer token is predicted; it belongs to no other place. ``image``, ``user``, ``system``, ``template`` and ``sink`` are
+all other columns of that segment, ``last_image`` and ``last_user`` the last of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,23 +26,27 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 PLACES = ("verdict", "image", "user", "template", "sink", "last_image", "last_user")
-"""What is read as a rule; ``system`` is there too for prompts that have such a text."""
+"""The usual places to read. ``system`` can be read too, of prompts that have a system text."""
 
 READABLE = (*PLACES, "system")
 EDITABLE = (*READABLE, "generated", "all")
-"""``generated``: every token after the prompt; ``all``: every column, padding included."""
+"""``generated`` is every token after the prompt, ``all`` every column, padding included."""
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Hidden states of each prompt: a place's mean over its columns; NaN where a prompt has no such place."""
+    """Hidden states of each prompt, averaged over the columns of a place; NaN where a prompt has no such place."""
 
     values: Float[Tensor, "place layer row width"]  # float32, on the CPU
     places: tuple[str, ...]
     layers: tuple[int, ...]
 
     def at(self, place: str, layer: int) -> Float[Tensor, "row width"]:
-        """Of one place and layer; UserError for one that was not read."""
+        """The states of one place and layer.
+
+        Raises:
+            UserError: a place or layer that was not read.
+        """
         for name, value, known in (("place", place, self.places), ("layer", layer, self.layers)):
             if value not in known:
                 have = ", ".join(map(str, known))
@@ -50,19 +56,19 @@ class Residuals:
 
 @dataclass(frozen=True)
 class LayerStates:
-    """One layer during one forward: ``hidden`` holds the columns from ``start`` on (decoding: the newest one alone)."""
+    """The hidden states of one layer in one forward: columns from ``start`` on (while decoding, only the newest)."""
 
     layer: int
     hidden: Float[Tensor, "row column width"]
     start: int
-    sight: "_Sight"
+    sight: "_Watch"
 
     def where(self, place: str) -> Bool[Tensor, "row column"]:
-        """Which of ``hidden`` are at ``place``; a row may have none.
+        """True where a column of ``hidden`` is at ``place``; a row may have none.
 
         Raises:
-            UserError: no such place, a model whose sequence holds no image tokens asked for them, or (but for ``all``)
-                inputs that were encoded outside.
+            UserError: no such place, image tokens of a model that has none, or inputs that were encoded outside (except
+                for ``all``).
         """
         if place == "all":
             return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
@@ -70,7 +76,7 @@ class LayerStates:
 
 
 Edit = Callable[[LayerStates], Tensor | None]
-"""What ``hidden`` is to be instead, or None to leave it."""
+"""Returns the new ``hidden``, or None to leave it as it is."""
 
 
 def residuals(
@@ -86,8 +92,7 @@ def residuals(
     Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU.
 
     Raises:
-        UserError: no prompts, no places, an unknown place or layer, or image tokens asked of a model that has none in
-            its sequence.
+        UserError: no prompts, no places, an unknown place or layer, or image tokens of a model that has none.
     """
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, READABLE)
@@ -110,22 +115,22 @@ def residuals(
 
 @contextmanager
 def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Segments | None = None) -> Iterator[None]:
-    """Has ``edit`` see and change what is at ``layers`` in every forward of ``vlm`` while open, also while decoding.
+    """Calls ``edit`` on the hidden states of ``layers`` in every forward of ``vlm`` while open, also while decoding.
 
-    An edit that returns None everywhere changes nothing. ``segments`` are those of inputs that were encoded before
-    (``interp.segments.segment``); inputs encoded inside are known, and an edit that never asks ``here.where`` needs
-    none. It nests with itself (the inner one sees what the outer one left), with ``knockout`` and ``record_attention``.
+    An edit that returns None only observes. ``segments`` are those of inputs encoded before the block
+    (``interp.segments.segment``); an edit that never calls ``where`` needs none. Blocks nest: the inner edit sees what
+    the outer one returned. ``knockout`` and ``record_attention`` may be open too.
 
     Raises:
-        UserError: no layers, or one that the model does not have; what ``edit`` gives has another shape; the decoder is
-            called outside a forward of the whole model.
+        UserError: no layers, a layer that the model does not have, an edit that returns another shape, or a decoder
+            that runs outside a forward of the whole model.
     """
     last = last_layer(vlm)
     unknown = [layer for layer in layers if not 0 <= layer <= last]
     if unknown or not layers:
         named = f"layer {unknown[0]}" if unknown else "layers"
         raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
-    sight = _Sight(vlm, Follower(vlm))
+    sight = _Watch(vlm, Follower(vlm))
     decoder = vlm.layout.module(vlm.model, "layers")
     with ExitStack() as stack:
         stack.enter_context(follow(vlm, sight, segments))
@@ -144,8 +149,8 @@ def last_layer(vlm: "VLM") -> int:
 
 
 @dataclass
-class _Sight:
-    """The forward that is running: the columns it holds, and whose they are if the follower knows its batch."""
+class _Watch:
+    """The current forward: which columns it holds and, if the follower knows its batch, their segments."""
 
     vlm: "VLM"
     follower: Follower
@@ -156,7 +161,7 @@ class _Sight:
     masks: dict[str, Tensor] = field(default_factory=dict)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward. An unknown batch is an error only for an edit that asks where its segments are."""
+        """Before a forward. An unknown batch is an error only for an edit that asks for its segments."""
         cache = kwargs.get("past_key_values")
         self.start = int(cache.get_seq_length()) if cache is not None else 0
         self.running, self.forward, self.refusal, self.masks = True, None, None, {}
@@ -166,13 +171,13 @@ class _Sight:
             self.refusal = error
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """After a forward: its cache names it at the next decoding step."""
+        """After a forward: its cache identifies it at the next decoding step."""
         if self.forward is not None:
             self.follower.leave(self.forward, output)
         self.running, self.forward = False, None
 
     def where(self, place: str, start: int, columns: int) -> Bool[Tensor, "row column"]:
-        """On the CPU; the same for all layers of a forward."""
+        """A mask on the CPU, computed once a forward."""
         if place not in self.masks:
             check_places(self.vlm, [place], EDITABLE)
             if self.refusal is not None:
@@ -191,11 +196,11 @@ _OUTSIDE = (
 
 @dataclass(frozen=True)
 class _Hook:
-    """At one layer: hands the hidden states to the edit, and on what the edit made of them."""
+    """The hooks of one layer: passes its hidden states to the edit, and on what the edit returns."""
 
     layer: int
     edit: Edit
-    sight: _Sight
+    sight: _Watch
 
     def entering(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before layer 0."""
@@ -204,7 +209,7 @@ class _Hook:
         return args, kwargs | {"hidden_states": self._edited(kwargs["hidden_states"])}
 
     def leaving(self, module: Any, args: Any, output: Any) -> Any:
-        """After a layer, which gives a tensor or a tuple that begins with it."""
+        """After a decoder layer, which returns a tensor or a tuple that begins with it."""
         if isinstance(output, tuple):
             return (self._edited(output[0]), *output[1:])
         return self._edited(output)
@@ -224,7 +229,7 @@ class _Hook:
 
 
 def at_place(segments: Segments, place: str, start: int, stop: int) -> Bool[Tensor, "row column"]:
-    """Which of the columns ``start`` to ``stop`` of a batch are at ``place`` (of ``READABLE``, or ``generated``)."""
+    """True where a column from ``start`` up to ``stop`` is at ``place`` (one of ``READABLE``, or ``generated``)."""
     columns = torch.arange(stop)
     verdict = columns == segments.width - 1
     if place == "verdict":
@@ -239,7 +244,11 @@ def at_place(segments: Segments, place: str, start: int, stop: int) -> Bool[Tens
 
 
 def check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> None:
-    """UserError for a place that is not ``known``, for none, and for image tokens where the sequence has none."""
+    """Checks the names of places.
+
+    Raises:
+        UserError: no places, one that is not ``known``, or image tokens of a model that has none.
+    """
     unknown = [place for place in places if place not in known]
     if unknown or not places:
         named = f"place '{unknown[0]}'" if unknown else "places"
@@ -249,7 +258,7 @@ def check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> N
 
 
 def _means(hidden: Float[Tensor, "row column width"], where: Bool[Tensor, "row column"]) -> Float[Tensor, "row width"]:
-    """In float32, of the columns asked for alone: no float32 copy of the whole batch is made."""
+    """Means in float32 over the selected columns; no float32 copy of the whole batch is made."""
     if bool((where.sum(1) == 1).all()):
         return hidden[where].float()
     return torch.stack([row[there].float().mean(0) for row, there in zip(hidden, where, strict=True)])
