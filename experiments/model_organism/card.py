@@ -1,9 +1,10 @@
-"""The organism's model card: what was chosen, what was measured, what it is not. Numbers come in, Markdown goes out."""
+"""The organism's model card as Markdown: what was chosen, what was measured, what it is not."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from experiments.model_organism.recipe import Recipe
+from experiments.report.table import Table, markdown
 
 YES_NO_KINDS = ("presence", "sign")  # kinds whose chance level is one half
 
@@ -72,18 +73,22 @@ def _cases(result: Mapping[str, Any]) -> str:
 
 
 def _verdict_table(result: Mapping[str, Any]) -> str:
-    lines = [
-        "| arm | typical | attack | over-safety | of those with alarming words | AUROC of the margin | flip rate |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    records = []
     for name, arm in result["arms"].items():
-        cells = [_rate(arm, subset) for subset in ("typical", "attack", "over_safety")]
         alarming = arm["by_tag"]["words"]["alarming"]["over_safety"]
         low, high = arm["intervals"]["auroc"]
-        cells += [f"{100 * alarming['accuracy']:.1f} of {alarming['n']}", f"{arm['auroc']:.3f} [{low:.3f}, {high:.3f}]"]
-        cells.append(f"{100 * arm['flip_rate']:.1f}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        records.append(
+            {
+                "arm": name,
+                "typical": _rate(arm, "typical"),
+                "attack": _rate(arm, "attack"),
+                "over-safety": _rate(arm, "over_safety"),
+                "of those with alarming words": f"{100 * alarming['accuracy']:.1f} of {alarming['n']}",
+                "AUROC of the margin": f"{arm['auroc']:.3f} [{low:.3f}, {high:.3f}]",
+                "flip rate": f"{100 * arm['flip_rate']:.1f}",
+            }
+        )
+    return markdown(Table.of("", records))
 
 
 def _rate(arm: Mapping[str, Any], key: str) -> str:
@@ -93,16 +98,12 @@ def _rate(arm: Mapping[str, Any], key: str) -> str:
 
 def _perception_table(results: Mapping[str, Any]) -> str:
     kinds = results["test"]["perception"]
-    rows = [
-        " / ".join(f"{100 * results[split]['perception'][kind]['accuracy']:.1f}" for split in ("test", "development"))
-        for kind in kinds
-    ]
-    n = next(iter(kinds.values()))["n"]
+    record = {
+        f"{kind} (n = {one['n']})": " / ".join(
+            f"{100 * results[split]['perception'][kind]['accuracy']:.1f}" for split in ("test", "development")
+        )
+        for kind, one in kinds.items()
+    }
     weak = [kind for kind in kinds if kind in YES_NO_KINDS and kinds[kind]["accuracy"] < 0.6]
-    note = (
-        f"\n\nAt chance: {', '.join(weak)}. Naming what is there was learned, checking a name against it was not."
-        if weak
-        else ""
-    )
-    header = "| " + " | ".join(f"{kind} (n = {n})" for kind in kinds) + " |"
-    return "\n".join([header, "|" + "---|" * len(kinds), "| " + " | ".join(rows) + " |"]) + note
+    note = f"\n\nAt chance: {', '.join(weak)}. Naming what is there was learned, checking a name against it was not."
+    return markdown(Table.of("", [record])) + (note if weak else "")
