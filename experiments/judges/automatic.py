@@ -1,4 +1,4 @@
-"""The judge of whoever names none. Imports no torch."""
+"""The default judge of each kind of benchmark. Imports no torch."""
 
 from dataclasses import dataclass
 

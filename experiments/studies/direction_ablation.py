@@ -55,7 +55,7 @@ class Ablation:
     """The task. Answers are those of the run's arms.
 
     ``twins`` are pairs of arms that should answer alike (projection while running, weights): the largest difference of
-    their margins is reported. ``controls`` are, for each ablation that is to be told in words, the arms that take out
+    their margins is reported. ``controls`` maps each ablation that the summary describes to the arms that remove
     something else in the same way.
     """
 

@@ -1,7 +1,7 @@
 """``+exp=languages``: the same cases in several languages, compared case by case.
 
-Languages take the place of arms: a case and its translations are one case (tag ``original``) under several languages
-(tag ``language``), so that every paired statistic of a study holds for languages too. Verdict words and refusal rules
+Languages take the place of arms: a case and its translations are one case (tag ``original``) in several languages
+(tag ``language``), so that every paired statistic of a study applies to languages too. Verdict words and refusal rules
 are the judge's, by language. Loads no model where a finished run is given.
 """
 

@@ -165,7 +165,7 @@ def _support(results: dict[str, Any] | None, capability: str, notes: Notes) -> S
 
 
 def provenance(contract: dict[str, Any]) -> str:
-    """Where the table is from and what nobody has tried."""
+    """What the table was measured on, and what has never been run."""
     real = "No model from the hub was run on its real weights where this project was built."
     if not contract["families"]:
         return f"{real} The contract tests have not run: `make contract` fills the table."

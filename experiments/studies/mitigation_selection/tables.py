@@ -125,7 +125,7 @@ def discrimination(result: Mapping[str, Any]) -> list[Finding]:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Every arm with what was chosen; in a terminal, which is narrow, the last rival stands for all of them."""
+    """Every arm with its chosen setting; a terminal shows the AUROC differences from the first and last rival only."""
     arms, rivals = result["arms"], result["rivals"]
     deltas = [
         Column(f"AUROC − {rival}", short=f"AUROC −\n{rival}",

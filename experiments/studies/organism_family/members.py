@@ -1,8 +1,7 @@
-"""Organisms that differ in one cause alone: how many verdict labels come from the annotator who never looks, and how.
+"""Organisms that differ in one cause only: how many verdict labels come from the annotator who never looks, and how.
 
-All have the vision tower of one checkpoint, which was frozen there too, so that none sees better than another. Those of
-one seed share their perception stage; from there each is taught verdicts by labels of its own. Knows nothing of what
-is measured on them.
+All share the frozen vision tower of one checkpoint, so that none sees better than another. Members with the same seed
+share the perception stage; from there each is taught verdicts with its own labels.
 """
 
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ class Member:
         return f"{self.kind}-{100 * self.bias:g}-seed{self.seed}"
 
     def recipe(self, base: Recipe) -> Recipe:
-        """``base`` with this member's cause. Prompt variants are labelled alike, so that there is no other one."""
+        """``base`` with this member's cause. Prompt variants are labelled alike, so that there is no other cause."""
         truth = 1 - self.bias
         leanings = base.leanings if self.kind == "template" else {}
         return replace(base, seed=self.seed, truth_share=truth, context_truth_share=truth, leanings=leanings)
@@ -90,7 +89,7 @@ def _train_seed(members: Sequence[Member], recipe: Recipe, tower: str, folder: P
 
 
 def _untrained(tower: str):  # type: ignore[no-untyped-def]  # transformers' processor and model
-    """The organism's body with random weights but for its vision tower, which is frozen."""
+    """An untrained organism with the frozen vision tower of the checkpoint ``tower``."""
     from experiments.model_organism.architecture import build_model, build_processor, build_tokenizer
     from experiments.model_organism.data import vocabulary_texts
     from interp.vlm import load

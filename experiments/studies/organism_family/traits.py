@@ -1,6 +1,6 @@
-"""What the tools of ``interp`` say of one organism, to be set beside the cause that was put into it.
+"""What the tools of ``interp`` measure on one organism, to be compared with the cause that was put into it.
 
-All on the test split's scored cases of IconWorld, and none of it told how the organism was made.
+Everything is measured on the scored cases of IconWorld's test split, without knowledge of how the organism was made.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def traits(run: Run, *, captions: int) -> dict[str, Any]:
     share of the margins' variance. ``prior``: ``PriorShare`` against the mean of four neutral pictures.
     ``image_effect``: mean size of the margin's change when the verdict may not look at the image, over the margins'
     standard deviation; ``auroc_when_cut``: the AUROC then. ``truth``: held-out AUROC of a linear probe for the truth at
-    the verdict, at the best point.
+    the verdict, at the best layer.
     """
     vlm = load(run.weights)
     samples = [s for s in limited(run.benchmark.load().samples, run.limit) if s.subset != "control"]

@@ -234,7 +234,7 @@ def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
     """Accuracy by scenario: those of typical and over-safety cases, and attacks by their kind; a line an arm.
 
     On MMSafeAware these are the paper's 29 (14 typical, 3 attacks, 12 over-safety) and its cases 1048 to 1052, whose
-    scenario nobody could tell ("unresolved").
+    scenario could not be determined ("unresolved").
     """
     rows = []
     for run in runs:

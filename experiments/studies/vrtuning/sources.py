@@ -60,9 +60,9 @@ def build(source: Source, content: str, order: str, *, preferences: bool = False
 def rows(traces: Sequence[Trace]) -> Iterator[Row]:
     """The traces with their pictures drawn, each with an answer that a preference is taught against.
 
-    Of a verdict that is its opposite: each sentence stands on both sides, so that whoever has not looked is wrong as
-    often as right. Of a perception row it is what another row answers to the same question, or its own answer where
-    no other is known, which a preference cannot use.
+    A verdict is paired with its opposite: each sentence occurs with both verdicts, so that a model which does not look
+    is wrong as often as right. A perception row is paired with another row's answer to the same question, or with its
+    own answer where no other is known, which a preference cannot use.
     """
     known: dict[str, list[str]] = {}
     for trace in traces:
