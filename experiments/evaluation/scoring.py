@@ -14,7 +14,6 @@ from experiments.config import Run
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.correction import corrected
 from experiments.metrics.yes_no import results as yes_no
-from experiments.report import refusal as refusal_terminal
 from experiments.report import terminal
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
@@ -93,7 +92,7 @@ def _with_corrected(result: dict[str, Any], judge: str, card: str) -> dict[str, 
 
 def shown(result: Mapping[str, Any]) -> RenderableType:
     """The result as a terminal shows it."""
-    return refusal_terminal.results(result) if result.get("kind") == "refusal" else terminal.results(result)
+    return terminal.results(result)
 
 
 def shortfall(loaded: Loaded) -> str:

@@ -10,12 +10,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from experiments.report import beside, cases, figures, page
-from experiments.report import refusal as refusal_figures
+from experiments.report import cases, figures, page, safety_figure
 from experiments.report.attention import attention
 from experiments.report.cases import attention_of_cases
 from experiments.report.figures import svg_bytes
 from experiments.report.sections import Drawn, Section, read_sections, write_section
+from experiments.report.table import copies
 from experiments.runs.saved import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 
@@ -39,6 +39,7 @@ def build(run_dir: Path) -> Path:
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    templates.filters["copies"] = copies
     html = templates.get_template("report.html.j2").render(
         **page.context(run),
         **drawn,
@@ -81,11 +82,11 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str]]:
     """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/."""
     drawn: dict[str, tuple[Callable[..., Figure], str]]
     if run.metrics.get("kind") == "refusal":
-        shown = refusal_figures.points(run.metrics)
-        draw = partial(refusal_figures.safety_against_oversensitivity, shown)
-        drawn = {"safety": (draw, refusal_figures.describe(shown))}
+        shown = safety_figure.points(run.metrics)
+        draw = partial(safety_figure.safety_against_oversensitivity, shown)
+        drawn = {"safety": (draw, safety_figure.describe(shown))}
     else:
-        trade_off = partial(figures.trade_off, run.metrics, beside.published_rows(run))
+        trade_off = partial(figures.trade_off, run.metrics, page.published_rows(run))
         drawn = {
             "trade_off": (trade_off, figures.describe_trade_off(run.metrics)),
             "auroc": (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),

@@ -1,45 +1,19 @@
 """A run's files → what the page's template prints. Knows neither HTML nor the disk."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from experiments.benchmarks.published import PUBLISHED, PublishedRow
 from experiments.report import cases as flips
-from experiments.report.beside import mossbench_leaderboard, own_rows, published_rows
+from experiments.report import refusal, yes_no
 from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
-from experiments.report.numbers import MISSING, fixed, percent
-from experiments.report.refusal import section
-from experiments.report.yes_no import CEILING_MARK, arm_rows, comparison_rows
+from experiments.report.numbers import fixed
 from experiments.runs.saved import SavedRun
-from experiments.types import Status, Verdict
+from experiments.types import Status
 
-ACCURACY_HEADINGS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
-DELTA_HEADINGS = {
-    "overall": "overall",
-    "unsafe": "unsafe",
-    "over_safety": "over-safety",
-    "auroc": "AUROC",
-    "d_prime": "d′",
-    "flip_rate": "flip rate",
-}
 UNKNOWN = "not recorded"
-
-
-class Outcomes(NamedTuple):
-    """Counts of what became of the cases, a row an arm, over the headings that occur in any arm."""
-
-    headings: list[str]
-    rows: list[tuple[str, list[int]]]
-
-
-class Convention(NamedTuple):
-    """One arm's accuracies under other conventions than the default, as text."""
-
-    name: str
-    case_weighted: str
-    published: Mapping[str, str]  # by ACCURACY_HEADINGS
-    controls: str
 
 
 @dataclass(frozen=True)
@@ -72,39 +46,34 @@ class Case:
 
 def context(run: SavedRun) -> dict[str, Any]:
     """Everything the template names, except the figures."""
-    refusals = section(run.metrics)
-    yes_no: Mapping[str, Any] = {"arms": {}} if refusals else run.metrics
-    arms, comparisons = arm_rows(yes_no), comparison_rows(yes_no)
+    metrics, refusals = run.metrics, run.metrics.get("kind") == "refusal"
     studied = studied_arm(run)
-    cells = [cell for row in arms for cell in (*row.accuracies.values(), row.flip_rate)]
-    compared = studied in (run.metrics.get("comparisons") or {})
-    question = _question(run.environment, studied, compared=compared, refusals=refusals is not None)
+    compared = studied in (metrics.get("comparisons") or {})
+    question = _question(run.environment, studied, compared=compared, refusals=refusals)
     return {
         "title": f"forestlens: {question}",
         "question": question,
-        "summary": [str(sentence) for sentence in run.metrics.get("summary") or ()],
-        "caveats": [str(sentence) for sentence in run.metrics.get("caveats") or ()],
+        "summary": [str(sentence) for sentence in metrics.get("summary") or ()],
+        "caveats": [str(sentence) for sentence in metrics.get("caveats") or ()],
         "facts": _facts(run.environment),
         "studied": studied,
-        "refusal": refusals,
-        "arms": arms,
-        "any_bounds": any(cell.bounds for cell in cells),
-        "any_ceiling": any(CEILING_MARK in row.d_prime.value for row in arms),
-        "ceiling_mark": CEILING_MARK,
-        "accuracy_headings": ACCURACY_HEADINGS,
-        "outcomes": _outcomes(yes_no["arms"]),
-        "conventions": _conventions(yes_no["arms"]),
-        "comparisons": comparisons,
-        "delta_headings": {k: v for k, v in DELTA_HEADINGS.items() if any(k in row.deltas for row in comparisons)},
-        "published": published_rows(run),
-        "own_rows": own_rows(yes_no),
-        "leaderboard": mossbench_leaderboard(run) if refusals else None,
+        **(
+            refusal.context({**metrics, "study": studied}, benchmark=_benchmark(run))
+            if refusals
+            else yes_no.context({**metrics, "study": studied}, published_rows(run))
+        ),
         "environment_text": json.dumps(run.environment, indent=2, ensure_ascii=False, default=str),
-        "number": lambda count: MISSING if count is None else str(count),
-        "percent": percent,
-        "fixed": fixed,
         **_cases(run, studied),
     }
+
+
+def published_rows(run: SavedRun) -> Sequence[PublishedRow]:
+    """The published rows of the run's benchmark; empty where there are none to compare with."""
+    return PUBLISHED.get(_benchmark(run), ())
+
+
+def _benchmark(run: SavedRun) -> str:
+    return str((run.environment.get("benchmark") or {}).get("name"))
 
 
 def studied_arm(run: SavedRun) -> str:
@@ -177,42 +146,6 @@ def _short(name: str, digest: Any) -> str | None:
 
 def _threads(threads: Any) -> str | None:
     return None if threads is None else f"{threads} thread{'' if threads == 1 else 's'}"
-
-
-def _outcomes(arms: Mapping[str, Any]) -> Outcomes:
-    kinds: list[tuple[str, str]] = []
-    for kind, known in (("status", list(Status)), ("verdict", list(Verdict))):
-        counted = {
-            key for arm in arms.values() for key, n in ((arm.get("outcomes") or {}).get(kind) or {}).items() if n
-        }
-        kinds += [(kind, key) for key in (*(k for k in known if k in counted), *sorted(counted - set(known)))]
-    rows = [
-        (name, [((arm.get("outcomes") or {}).get(kind) or {}).get(key, 0) for kind, key in kinds])
-        for name, arm in arms.items()
-    ]
-    return Outcomes([_outcome_heading(kind, key) for kind, key in kinds], rows)
-
-
-def _conventions(arms: Mapping[str, Any]) -> list[Convention]:
-    """The same answers scored in other ways: pooled over cases, and with the scorer that the paper published."""
-    rows = []
-    for name, arm in arms.items():
-        published = (arm.get("published") or {}).get("accuracy") or {}
-        controls = arm.get("controls") or {}
-        rows.append(
-            Convention(
-                name,
-                percent(arm["accuracy"].get("overall_case_weighted")),
-                {key: percent(published.get(key)) for key in ACCURACY_HEADINGS},
-                f"{percent(controls.get('accuracy'))} of {controls['n']}" if controls else MISSING,
-            )
-        )
-    return rows
-
-
-def _outcome_heading(kind: str, key: str) -> str:
-    words = key.replace("_", " ")
-    return words if kind == "status" or key == Verdict.NO_VERDICT else f"verdict {words}"
 
 
 def _cases(run: SavedRun, studied: str) -> dict[str, Any]:

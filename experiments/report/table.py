@@ -11,7 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -82,9 +82,10 @@ class Row:
     """Cells by column; where there are fewer, ``reason`` says why and takes the room of those that are not there."""
 
     cells: Sequence[Cell]
-    style: Literal["", "bold", "dim"] = ""  # bold: the arm under study, our own line beside a published one
-    rule: bool = False  # a line below it
+    style: Literal["", "bold", "dim"] = ""  # in a terminal
+    rule: bool = False  # a line below it, in a terminal
     reason: str = ""
+    marked: bool = False  # stands out on the page: the arm under study, our own row beside published ones
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,11 @@ class Table:
         rows = [Row([row.cells[i] for i in at], row.style, row.rule) for row in self.rows if not row.reason]
         return Table(self.title, [self.columns[i] for i in at], rows, self.legend)
 
+    def first(self, count: int) -> "Table":
+        """The same with the first ``count`` columns alone."""
+        rows = [replace(row, cells=row.cells[:count]) for row in self.rows]
+        return Table(self.title, self.columns[:count], rows, self.legend)
+
     def lines(self) -> list[list[str]]:
         """The text of every row; a reason is followed by empty cells, so that every line has as many."""
         said = [[*map(str, row.cells), *([row.reason] if row.reason else [])] for row in self.rows]
@@ -166,7 +172,8 @@ def terminal(table: Table, *, stacked: bool = True, legend: bool = True) -> Rend
             groups.append([at])
     for group in groups:
         first = table.columns[group[0]]
-        heading = "\n".join(table.columns[at].short or table.columns[at].heading for at in group)
+        headings = [table.columns[at].short or table.columns[at].heading for at in group]
+        heading = "\n".join(text for text in headings if text.strip())
         drawn.add_column(Text(heading), justify=first.align, no_wrap=not first.fold, overflow="fold",
                          max_width=first.fold or None)  # fmt: skip
     for row in table.rows:

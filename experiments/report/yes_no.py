@@ -1,12 +1,10 @@
-"""metrics.json → rows of text, shared by the terminal and the page so that both print the same numbers.
+"""metrics.json of a yes/no benchmark as tables, the same for the terminal and the page."""
 
-Numbers as a reader sees them: percentages, intervals, p values. A null becomes ``MISSING``, never a zero.
-"""
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
+from experiments.benchmarks.published import PublishedRow
 from experiments.report.numbers import (
     MISSING,
     Interval,
@@ -17,8 +15,18 @@ from experiments.report.numbers import (
     percent,
     percent_interval,
 )
+from experiments.report.table import Cell, Column, Narrow, Row, Table
+from experiments.types import Status, Verdict
 
-ACCURACIES = ("typical", "attack", "over_safety", "overall")
+ACCURACIES = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
+DELTAS = {
+    "overall": "overall",
+    "unsafe": "unsafe",
+    "over_safety": "over-safety",
+    "auroc": "AUROC",
+    "d_prime": "d′",
+    "flip_rate": "flip rate",
+}
 CEILING_MARK = "*"
 CONCLUSIONS = {
     "discrimination_rose": "discrimination rose",
@@ -27,76 +35,84 @@ CONCLUSIONS = {
     "nothing_moved": "nothing moved beyond chance",
     "cannot_tell": "whether discrimination changed cannot be told",
 }
+NAME_WIDTH = 16  # "calibrated_shift", and all that 80 columns leave; longer names go on in the next line
+ARM = Column("arm", "left", fold=NAME_WIDTH)
+_SHORT = {"typical": "typ-\nical", "attack": "att-\nack", "over-safety": "over-\nsafety", "overall": "over-\nall"}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number with its 95% interval; ``bounds`` = lowest and highest value that the missing cases allow, if any."""
-
-    value: str
-    interval: str = ""
-    bounds: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ArmRow:
-    """One arm of the arms table."""
+class Remark(NamedTuple):
+    """What stands below the paired comparisons about one of them."""
 
     name: str
-    n: int
-    n_of: int
-    accuracies: Mapping[str, Cell]  # by ACCURACIES
-    d_prime: Cell
-    criterion: Cell
-    auroc: Cell
-    flip_rate: Cell
-
-
-@dataclass(frozen=True)
-class ComparisonRow:
-    """One arm's paired differences against its reference arm (``against``), over the ``n`` cases both answered."""
-
-    name: str
-    against: str
-    n: int | None
-    deltas: Mapping[str, Cell]  # overall, unsafe, over_safety, auroc, d_prime, flip_rate
-    fixed: int | None
-    broken: int | None
-    p: str
-    p_holm: str
-    wins: str
-    reasons: tuple[str, ...]
     conclusion: str
     cases_needed: int | None
+    wins: str
+    reasons: tuple[str, ...]
 
 
-def arm_rows(metrics: Mapping[str, Any]) -> list[ArmRow]:
-    """The arms in the order of metrics.json."""
-    return [_arm_row(name, arm) for name, arm in metrics["arms"].items()]
+def context(metrics: Mapping[str, Any], published: Sequence[PublishedRow]) -> dict[str, Any]:
+    """What ``templates/report.html.j2`` prints of the metrics; ``published`` are rows to stand beside the arms."""
+    arms = arms_table(metrics)
+    return {
+        "refusal": False,
+        "arms": arms,
+        "notes": [(name, arm["auroc_note"]) for name, arm in metrics["arms"].items() if arm.get("auroc_note")],
+        **marks(metrics, arms),
+        "outcomes": outcomes_table(metrics),
+        "conventions": conventions_table(metrics),
+        "against": against(metrics),
+        "comparisons": comparisons_table(metrics) if metrics.get("comparisons") else None,
+        "remarks": remarks(metrics),
+        "published": published_table(metrics, published) if published else None,
+    }
 
 
-def comparison_rows(metrics: Mapping[str, Any]) -> list[ComparisonRow]:
-    """The compared arms in the order of metrics.json; empty where the run has a single arm."""
-    return [_comparison_row(name, comparison) for name, comparison in (metrics.get("comparisons") or {}).items()]
+def marks(metrics: Mapping[str, Any], *tables: Table) -> dict[str, Any]:
+    """Whether any cell has bounds, whether any d′ is marked as near its ceiling, and the mark."""
+    cells = (cell for table in tables for row in table.rows for cell in row.cells)
+    near = (arm.get("near_ceiling") and arm.get("d_prime") is not None for arm in metrics["arms"].values())
+    return {"any_bounds": any(cell.bounds for cell in cells), "any_ceiling": any(near), "ceiling_mark": CEILING_MARK}
 
 
-def _arm_row(name: str, arm: Mapping[str, Any]) -> ArmRow:
+def arms_table(metrics: Mapping[str, Any]) -> Table:
+    """One row an arm, in the order of metrics.json: accuracies, d′, criterion, AUROC, flip rate."""
+    columns = [
+        ARM,
+        Column("n of N", short="n of n"),
+        *(Column(heading, short=_SHORT[heading]) for heading in ACCURACIES.values()),
+        # d′ and c stand without intervals: ten columns with them do not fit a terminal; the report has them.
+        Column("d′", narrow=Narrow.VALUE),
+        Column("criterion", short="c", narrow=Narrow.VALUE),
+        Column("AUROC", narrow=Narrow.TERSE),
+        Column("flip rate", short="flips"),
+    ]
+    return Table("Arms", columns, [_arm_row(metrics, name, arm) for name, arm in metrics["arms"].items()])
+
+
+def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> Row:
     intervals = arm["intervals"]
-    mark = CEILING_MARK if arm.get("near_ceiling") else ""
-    d_prime = fixed(arm.get("d_prime"), 2)
-    return ArmRow(
-        name=name,
-        n=arm["n"],
-        n_of=arm["n_of"],
-        accuracies={key: _rate_cell(arm, arm["accuracy"].get(key), key) for key in ACCURACIES},
-        d_prime=Cell(d_prime + mark if d_prime != MISSING else d_prime, fixed_interval(intervals.get("d_prime"))),
-        criterion=Cell(fixed(arm.get("criterion"), 2), fixed_interval(intervals.get("criterion"))),
-        auroc=Cell(
-            fixed(arm.get("auroc"), 3), fixed_interval(intervals.get("auroc")), note=arm.get("auroc_note") or ""
-        ),
-        flip_rate=_rate_cell(arm, arm.get("flip_rate"), "flip_rate"),
-    )
+    cells = [
+        Cell(name),
+        Cell(str(arm["n"]), below=f"of {arm['n_of']}"),
+        *(_rate_cell(arm, arm["accuracy"].get(key), key) for key in ACCURACIES),
+        d_prime_cell(arm),
+        Cell(fixed(arm.get("criterion"), 2), fixed_interval(intervals.get("criterion"))),
+        Cell(fixed(arm.get("auroc"), 3), fixed_interval(intervals.get("auroc"))),
+        _rate_cell(arm, arm.get("flip_rate"), "flip_rate"),
+    ]
+    return studied(Row(cells), metrics)
+
+
+def studied(row: Row, metrics: Mapping[str, Any]) -> Row:
+    """The row, marked where it is the studied arm's."""
+    return replace(row, marked=row.cells[0].value == metrics.get("study"))
+
+
+def d_prime_cell(arm: Mapping[str, Any]) -> Cell:
+    """d′ with its interval, and a mark where a rate is close to 0 or 1."""
+    value = fixed(arm.get("d_prime"), 2)
+    mark = CEILING_MARK if arm.get("near_ceiling") and value != MISSING else ""
+    return Cell(value + mark, fixed_interval(arm["intervals"].get("d_prime")))
 
 
 def _rate_cell(arm: Mapping[str, Any], rate: float | None, key: str) -> Cell:
@@ -106,23 +122,41 @@ def _rate_cell(arm: Mapping[str, Any], rate: float | None, key: str) -> Cell:
     return Cell(percent(rate), percent_interval(arm["intervals"].get(key)), percent_interval(bounds, 1) if wide else "")
 
 
-def _comparison_row(name: str, comparison: Mapping[str, Any]) -> ComparisonRow:
-    test = comparison.get("mcnemar") or {}
-    wins = comparison.get("wins")
-    return ComparisonRow(
-        name=name,
-        against=comparison["against"],
-        n=comparison.get("n"),
-        deltas={key: _delta_cell(key, delta) for key, delta in (comparison.get("delta") or {}).items()},
-        fixed=test.get("fixed"),
-        broken=test.get("broken"),
-        p=p_value(test.get("p")),
-        p_holm=p_value(test.get("p_holm")),
-        wins=MISSING if wins is None else ("yes" if wins else "no"),
-        reasons=tuple(comparison.get("wins_reasons") or ()),
-        conclusion=CONCLUSIONS.get(comparison.get("conclusion") or "", str(comparison.get("conclusion") or "")),
-        cases_needed=comparison.get("cases_needed_for_5_points"),
-    )
+def comparisons_table(metrics: Mapping[str, Any]) -> Table:
+    """One row a compared arm: paired differences in points, McNemar's counts, Holm's p, and whether it wins."""
+    compared = metrics.get("comparisons") or {}
+    wide = ("d_prime", "flip_rate")
+    deltas = {k: v for k, v in DELTAS.items() if any(k in (one.get("delta") or {}) for one in compared.values())}
+    columns = [
+        ARM,
+        Column("cases", narrow=Narrow.NOTHING),
+        *(Column(heading, short="over-\nsafety" if key == "over_safety" else heading,
+                 narrow=Narrow.NOTHING if key in wide else Narrow.WHOLE) for key, heading in deltas.items()),
+        Column("fixed / broken", short="fixed/\nbroken"),
+        Column("p (Holm)", short="p", narrow=Narrow.TERSE),
+        Column("wins", narrow=Narrow.BELOW),
+    ]  # fmt: skip
+    rows = [_comparison_row(metrics, name, one, list(deltas)) for name, one in compared.items()]
+    return Table(f"Paired differences against {against(metrics)}", columns, rows)
+
+
+def against(metrics: Mapping[str, Any]) -> str:
+    """The arms that others are compared with."""
+    return ", ".join(dict.fromkeys(one["against"] for one in (metrics.get("comparisons") or {}).values()))
+
+
+def _comparison_row(metrics: Mapping[str, Any], name: str, comparison: Mapping[str, Any], deltas: Sequence[str]) -> Row:
+    test, wins = comparison.get("mcnemar") or {}, comparison.get("wins")
+    known = comparison.get("delta") or {}
+    cells = [
+        Cell(name),
+        Cell(_count(comparison.get("n"))),
+        *(_delta_cell(key, known.get(key)) for key in deltas),
+        Cell(_count(test.get("fixed")), below=f"/ {_count(test.get('broken'))}"),
+        Cell(p_value(test.get("p_holm"))),
+        Cell(_yes_no(wins)),
+    ]
+    return studied(Row(cells), metrics)
 
 
 def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
@@ -133,3 +167,89 @@ def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
         digits = 3 if key == "auroc" else 2
         return Cell(fixed(delta.get("value"), digits, sign=True), fixed_interval(ends, digits))
     return Cell(percent(delta.get("value"), sign=True), percent_interval(ends, 1))
+
+
+def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
+    """What the comparisons conclude, in the order of metrics.json."""
+    return [
+        Remark(name, CONCLUSIONS.get(one.get("conclusion") or "", str(one.get("conclusion") or "")),
+               one.get("cases_needed_for_5_points"), _yes_no(one.get("wins")), tuple(one.get("wins_reasons") or ()))
+        for name, one in (metrics.get("comparisons") or {}).items()
+    ]  # fmt: skip
+
+
+def outcomes_table(metrics: Mapping[str, Any]) -> Table:
+    """Counts of what became of the cases, a row an arm, over the outcomes that occur in any arm."""
+    arms = metrics["arms"]
+    kinds: list[tuple[str, str]] = []
+    for kind, known in (("status", list(Status)), ("verdict", list(Verdict))):
+        counted = {key for arm in arms.values() for key, n in _counts(arm, kind).items() if n}
+        kinds += [(kind, key) for key in (*(k for k in known if k in counted), *sorted(counted - set(known)))]
+    rows = [
+        Row([Cell(name), *(Cell(str(_counts(arm, kind).get(key, 0))) for kind, key in kinds)])
+        for name, arm in arms.items()
+    ]
+    headings = [_outcome(kind, key) for kind, key in kinds]
+    return Table("What became of the cases", [ARM, *map(Column, headings)], rows)
+
+
+def conventions_table(metrics: Mapping[str, Any]) -> Table:
+    """The same answers scored in other ways: pooled over cases, and with the scorer that the paper published."""
+    published_scorer = (f"published scorer: {heading}" for heading in ACCURACIES.values())
+    columns = [ARM, *map(Column, ("overall, case-weighted", *published_scorer, "controls"))]
+    rows = []
+    for name, arm in metrics["arms"].items():
+        published = (arm.get("published") or {}).get("accuracy") or {}
+        controls = arm.get("controls") or {}
+        rows.append(Row([
+            Cell(name),
+            Cell(percent(arm["accuracy"].get("overall_case_weighted"))),
+            *(Cell(percent(published.get(key))) for key in ACCURACIES),
+            Cell(f"{percent(controls.get('accuracy'))} of {controls['n']}" if controls else MISSING),
+        ]))  # fmt: skip
+    return Table("The same answers by other conventions", columns, rows)
+
+
+def published_table(metrics: Mapping[str, Any], published: Sequence[PublishedRow]) -> Table:
+    """The run's own rows, by the published scorer, then the published ones by number."""
+    headings = ("typical", "attack", "unsafe", "over-safety", "overall", "d′", "criterion")
+    columns = [Column("no. and model", "left"), Column("table", "left"), *map(Column, headings)]
+    own = [_published_row(row, row.name, marked=True) for row in own_rows(metrics)]
+    theirs = [_published_row(row, f"{number}. {row.name}") for number, row in enumerate(published, start=1)]
+    return Table("Published rows of this benchmark", columns, [*own, *theirs])
+
+
+def _published_row(row: PublishedRow, name: str, *, marked: bool = False) -> Row:
+    parts = ("–" if rate is None else percent(rate) for rate in (row.typical, row.attack))
+    rates = (percent(rate) for rate in (row.unsafe, row.over_safety, row.overall))
+    cells = (name, row.table, *parts, *rates, fixed(row.d_prime, 2), fixed(row.criterion, 2))
+    return Row([Cell(text) for text in cells], marked=marked)
+
+
+def own_rows(metrics: Mapping[str, Any]) -> list[PublishedRow]:
+    """The run's arms as rows to stand beside the published ones: by the published scorer, as those are."""
+    rows = []
+    for name, arm in metrics["arms"].items():
+        found = (arm.get("published") or {}).get("accuracy") or {}
+        known = [float(found[key]) for key in ACCURACIES if found.get(key) is not None]
+        if len(known) == len(ACCURACIES):
+            typical, attack, over_safety, overall = known
+            rows.append(PublishedRow("here", name, typical, attack, (typical + attack) / 2, over_safety, overall))
+    return rows
+
+
+def _counts(arm: Mapping[str, Any], kind: str) -> Mapping[str, int]:
+    return (arm.get("outcomes") or {}).get(kind) or {}
+
+
+def _outcome(kind: str, key: str) -> str:
+    words = key.replace("_", " ")
+    return words if kind == "status" or key == Verdict.NO_VERDICT else f"verdict {words}"
+
+
+def _count(count: int | None) -> str:
+    return MISSING if count is None else str(count)
+
+
+def _yes_no(wins: bool | None) -> str:
+    return MISSING if wins is None else ("yes" if wins else "no")

@@ -15,6 +15,7 @@ from experiments.metrics.yes_no.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
 from experiments.report.findings.yes_no import worded
+from experiments.report.table import Cell, Table
 from experiments.report.terminal import results
 
 Records = list[dict[str, Any]]
@@ -106,3 +107,9 @@ def printed(metrics: Mapping[str, Any], width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(results(metrics))
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def by_heading(table: Table) -> list[dict[str, Cell]]:
+    """The cells of each row by the heading of their column."""
+    headings = [column.heading for column in table.columns]
+    return [dict(zip(headings, row.cells, strict=True)) for row in table.rows]

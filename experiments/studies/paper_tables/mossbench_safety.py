@@ -17,7 +17,7 @@ from experiments.metrics.refusal.rates import Resamples
 from experiments.metrics.refusal.results import evaluate
 from experiments.metrics.tests import Correlation, resampled_spearman, spearman
 from experiments.metrics.yes_no.results import plain
-from experiments.report import refusal as figures
+from experiments.report import safety_figure as figures
 from experiments.report.numbers import fixed, percent
 from experiments.runs.directory import open_run
 from experiments.runs.records import now

@@ -13,9 +13,11 @@ from rich.console import Console
 
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.metrics.tests import wilson
-from experiments.report import refusal as figures
+from experiments.report import refusal
+from experiments.report import safety_figure as figures
 from experiments.report.findings.refusal import worded
-from experiments.report.refusal import results, section
+from experiments.report.table import copies
+from experiments.report.terminal import results
 from interp.errors import UserError
 from tests.experiments.refused import TYPES, frame
 
@@ -198,12 +200,13 @@ def test_the_section_prints_escaped_and_complete() -> None:
     environment = Environment(
         loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    html = environment.get_template("refusal.html.j2").render(refusal=section(metrics), leaderboard=None)
+    environment.filters["copies"] = copies
+    html = environment.get_template("refusal.html.j2").render(refusal.context(metrics), studied=metrics["study"])
     assert hostile not in html
     for type_ in TYPES:
         assert type_ in html
     assert "does not have" in html
-    assert section({"arms": {}}) is None
+    assert "MOSSBench" not in html
 
 
 def test_the_figure_has_a_point_an_arm_with_both_rates() -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from experiments.report import cases
 from experiments.report.build import build, thumbnail_name
 from experiments.report.numbers import percent
-from experiments.report.yes_no import arm_rows, comparison_rows
+from experiments.report.yes_no import arms_table, comparisons_table
 from interp.errors import UserError
-from tests.experiments.synthetic_run import ARMS, flips_of, metrics_of, predictions, printed, write_run
+from tests.experiments.synthetic_run import ARMS, by_heading, flips_of, metrics_of, predictions, printed, write_run
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +77,12 @@ def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, pa
     metrics = metrics_of(finished)
     for sentence in metrics["summary"]:
         assert sentence in page.text
-    for row in arm_rows(metrics):
-        for cell in (*row.accuracies.values(), row.d_prime, row.criterion, row.auroc, row.flip_rate):
-            assert f"{cell.value} [{cell.interval}]" in page.text
-    for row in comparison_rows(metrics):
-        assert f"{row.fixed} / {row.broken}" in page.text
-        assert row.p_holm in page.text
+    for row in by_heading(arms_table(metrics)):
+        for heading in ("typical", "attack", "over-safety", "overall", "d′", "criterion", "AUROC", "flip rate"):
+            assert f"{row[heading].value} [{row[heading].interval}]" in page.text
+    for row in by_heading(comparisons_table(metrics)):
+        assert str(row["fixed / broken"]) in page.text
+        assert row["p (Holm)"].value in page.text
     for fact in ("llava_organism", "iconworld", "0123456789ab, with uncommitted changes", "+exp=vcd_llava"):
         assert fact in page.text
 
@@ -209,9 +209,9 @@ def test_without_margins_auroc_is_not_available_and_never_zero(tmp_path: Path) -
     page, text = page_of(run), printed(metrics_of(run))
     assert "not available" in page.text
     assert "cannot be told" in page.text
-    row = arm_rows(metrics_of(run))[0]
-    assert row.auroc.value == "n/a"
-    assert row.auroc.interval == ""
+    row = by_heading(arms_table(metrics_of(run)))[0]
+    assert row["AUROC"].value == "n/a"
+    assert row["AUROC"].interval == ""
     assert "n/a" in text
     assert page.all("img")[1]["alt"] == "AUROC of the margin. " + "; ".join(f"{arm}: n/a" for arm in ARMS) + "."
 

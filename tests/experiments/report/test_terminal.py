@@ -6,8 +6,8 @@ import pytest
 
 from experiments.benchmarks.published import MMSAFEAWARE
 from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
-from experiments.report.yes_no import arm_rows, comparison_rows
-from tests.experiments.synthetic_run import metrics_of, predictions, printed, write_run
+from experiments.report.yes_no import arms_table, comparisons_table
+from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def test_tables_fit_80_columns_with_every_number_whole(metrics: dict) -> None:
     text = printed(metrics)
     assert max(map(len, text.splitlines())) <= 80
     assert "…\n" not in text  # rich's mark of a cut cell
-    for row in arm_rows(metrics):
-        for cell in (*row.accuracies.values(), row.d_prime, row.criterion, row.auroc):
-            assert f" {cell.value} " in text.replace("\n", " \n")
-        assert row.accuracies["overall"].interval in text
-    for row in comparison_rows(metrics):
-        for key in ("overall", "unsafe", "over_safety", "auroc"):
-            assert row.deltas[key].value in text
-            assert row.deltas[key].interval in text
+    for row in by_heading(arms_table(metrics)):
+        for heading in ("typical", "attack", "over-safety", "overall", "d′", "criterion", "AUROC"):
+            assert f" {row[heading].value} " in text.replace("\n", " \n")
+        assert row["overall"].interval in text
+    for row in by_heading(comparisons_table(metrics)):
+        for heading in ("overall", "unsafe", "over-safety", "AUROC"):
+            assert row[heading].value in text
+            assert row[heading].interval in text
     assert "calibrated_shift " in text
     assert metrics["summary"][0].split(":")[0] in text
 

@@ -1,25 +1,4 @@
-/* Tables as Markdown, CSV and LaTeX; charts as SVG files; the help drawer. */
-const text = (node) => node.textContent.replace(/\s+/g, " ").trim();
-/* Lines of cells; one that spans several columns is followed by empty ones, so that every line has as many. */
-const grid = (table) => [...table.rows].map((line) => [...line.cells].flatMap((one) => [text(one), ...Array(one.colSpan - 1).fill("")]));
-
-const IN_LATEX = { "−": "$-$", "′": "$'$", "–": "--", "…": "\\dots{}", "×": "$\\times$", "Δ": "$\\Delta$", "α": "$\\alpha$",
-                   "β": "$\\beta$" };
-
-const FORMS = {
-  Markdown: (lines) => lines.map((line, at) => `| ${line.map((value) => value.replace(/[\\|<]/g, "\\$&")).join(" | ")} |`
-    + (at ? "" : `\n|${" --- |".repeat(line.length)}`)).join("\n"),
-  CSV: (lines) => lines.map((line) => line.map(cell).join(",")).join("\r\n"),
-  LaTeX: (lines) => {
-    const escaped = (value) => value.replace(/[\\&%$#_{}~^]/g, (sign) => ({ "\\": "\\textbackslash{}", "~": "\\textasciitilde{}",
-      "^": "\\textasciicircum{}" }[sign] || `\\${sign}`))
-      .replace(/[−′–…×Δαβ]/g, (sign) => IN_LATEX[sign]); /* by a function: in a string "$'" would be what follows the sign */
-    const rows = lines.map((line) => `${line.map(escaped).join(" & ")} \\\\`);
-    return [`\\begin{tabular}{l${"r".repeat(Math.max(0, lines[0].length - 1))}}`, "\\toprule", rows[0], "\\midrule",
-      ...rows.slice(1), "\\bottomrule", "\\end{tabular}"].join("\n");
-  },
-};
-
+/* Copies of the tables, which come with the page in three forms; charts as SVG files; the help drawer. */
 async function copy(name, words) {
   const area = byId("copied");
   area.value = words;
@@ -33,10 +12,10 @@ async function copy(name, words) {
 }
 
 function offerTables() {
-  for (const table of document.querySelectorAll("main table")) {
+  for (const table of document.querySelectorAll("main table[data-copies]")) {
     const bar = el("p", { class: "copy small" }, "copy as ");
-    for (const [name, form] of Object.entries(FORMS)) {
-      bar.append(el("button", { type: "button", text: name, onclick: () => copy(name, form(grid(table))) }), " ");
+    for (const [name, words] of Object.entries(JSON.parse(table.dataset.copies))) {
+      bar.append(el("button", { type: "button", text: name, onclick: () => copy(name, words) }), " ");
     }
     table.closest(".wide").after(bar);
   }
