@@ -1,8 +1,47 @@
-"""Command lines in the words of earlier versions, said in today's. Only strings: imports nothing but the error."""
+"""What the command line says before any task: the page of ``--help``, and former names in today's words.
 
-from collections.abc import Sequence
+Reads the text of ``conf/`` alone; imports neither torch nor transformers.
+"""
 
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+import conf
 from interp.errors import UserError
+
+CONF = Path(conf.__file__).parent
+ABOUT = """\
+forestlens looks inside multimodal language models that judge safety from the
+words and ignore the picture, mitigates that, and proves what got better."""
+USAGE = "python -m experiments.run [+exp=NAME | task=NAME] [GROUP=NAME] [KEY=VALUE]"
+COMMANDS = {
+    "+exp=vcd_llava": "the main experiment: VCD and its controls, on the bundled model",
+    "+exp=vcd_llava model=llava_1_5_7b benchmark=mmsafeaware benchmark.root=DIR": "the same on LLaVA-1.5-7B",
+    "method=prompt limit=50": "one method beside the baseline, on 50 cases",
+    "task=attention run=outputs/NAME/TIME": "where the attention of a run's failures went",
+    "task=report runs=[outputs/NAME/TIME,outputs/NAME/TIME]": "two finished runs in one report",
+}
+DESCRIBED = {
+    "+exp": "a question: its task, arms and settings",
+    "task": "what is done",
+}
+LISTED = {
+    "model": "its options: model.KEY=VALUE",
+    "benchmark": "most need benchmark.root=DIR",
+    "method": "its options: method.KEY=VALUE",
+    "judge": "reads the answers",
+    "data": "rows to train on: task=vrtuning data@task.data=NAME",
+}
+ENDING = """\
+--cfg job prints the composed configuration instead of running it, -m runs a
+sweep over values with commas (seed=0,1), --hydra-help lists Hydra's own flags.
+What an option of a group means stands beside it in conf/GROUP/NAME.yaml."""
+OPTION = re.compile(r"(?P<key>\w+): (?P<value>.*?)  # (?P<comment>.*)")
+WIDTH = 80
 
 FORMER = {
     "+exp=ablation_llava": "+exp=direction_ablation",
@@ -72,3 +111,57 @@ def _today(argument: str) -> str:
         listed = ", ".join(f"{name} ({FORMER[name]})" for name in names if name in FORMER)
         raise UserError(f"{argument}: names that have changed and cannot be swept together: {listed}; sweep them apart")
     return f"{todays[0][0]}=" + ",".join(name for _, _, name in todays)
+
+
+def help_page() -> str:
+    """What ``--help`` prints: commands, groups and options, read from ``conf/`` and 80 columns wide."""
+    groups = [entry for entry in OmegaConf.load(CONF / "config.yaml").defaults if OmegaConf.is_dict(entry)]
+    defaults = {group: f"; default: {name}" for entry in groups for group, name in entry.items()}
+    parts = [ABOUT, f"Usage:\n  {USAGE}", "Common commands (after python -m experiments.run):\n" + _rows(COMMANDS, 6)]
+    for group, about in DESCRIBED.items():
+        names = {name: _first_sentence(group.lstrip("+"), name) for name in options_of(group.lstrip("+"))}
+        parts.append(f"{group}=NAME  ({about}{defaults.get(group, '')})\n" + _rows(names, 25))
+    for group, about in LISTED.items():
+        listed = textwrap.fill("  ".join(options_of(group)), WIDTH, initial_indent="  ", subsequent_indent="  ")
+        parts.append(f"{group}=NAME  ({about}{defaults.get(group, '')})\n{listed}")
+    parts.append("KEY=VALUE  (of the run, with its default)\n" + _rows(top_level_options(), 25))
+    return "\n\n".join([*parts, ENDING]) + "\n"
+
+
+def options_of(group: str) -> list[str]:
+    """The names that ``group=NAME`` takes."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def top_level_options() -> dict[str, str]:
+    """``key=default`` → its comment, of every option at the top of ``conf/config.yaml``, in its order."""
+    lines = (CONF / "config.yaml").read_text(encoding="utf-8").splitlines()
+    found = [match for line in lines if (match := OPTION.fullmatch(line))]
+    return {f"{option['key']}={_default(option['value'])}": option["comment"] for option in found}
+
+
+def _default(value: str) -> str:
+    return "TASK" if value.startswith("${") else value
+
+
+def _first_sentence(group: str, name: str) -> str:
+    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    said = next(line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line)
+    return re.split(r"(?<=[.?])\s", said)[0].rstrip(".")
+
+
+def _rows(rows: Mapping[str, str], column: int) -> str:
+    """A name and what it is: on one line, or below it where the name reaches past ``column``."""
+    lines = []
+    for name, said in rows.items():
+        head = f"  {name}"
+        if len(head) + 2 > column:
+            lines.append(head)
+            head = ""
+        lines.append(textwrap.fill(said, WIDTH, initial_indent=head.ljust(column), subsequent_indent=" " * column))
+    return "\n".join(lines)
+
+
+def register_help() -> None:
+    """Makes the page known to Hydra as ``${help_page:}``, which conf/config.yaml takes as the template of its help."""
+    OmegaConf.register_new_resolver("help_page", lambda: help_page().replace("$", "$$"), replace=True)

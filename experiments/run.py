@@ -7,7 +7,7 @@ import time
 import hydra
 from omegaconf import DictConfig
 
-from experiments.command_line import in_todays_words
+from experiments.command_line import in_todays_words, register_help
 from experiments.config import open_door, register
 from experiments.runs.launch import Launch, check_task
 from interp.errors import UserError
@@ -18,6 +18,7 @@ MORE_MEMORY = (
     "devices (model.device_map=auto)"
 )
 register()
+register_help()
 
 
 def main() -> None:

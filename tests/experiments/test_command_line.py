@@ -1,11 +1,14 @@
 """What the command line showed in earlier versions still works, or is told what it is called now."""
 
+import dataclasses
+import re
 import subprocess
 import sys
 
 import pytest
 
-from experiments.command_line import FORMER, in_todays_words
+from experiments.command_line import COMMANDS, FORMER, in_todays_words, top_level_options
+from experiments.config import Schema
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
@@ -59,3 +62,27 @@ def test_the_command_says_the_new_name_and_goes_on() -> None:
     answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert answer.stderr == "+exp=frontier_llava is now called +exp=mitigation_selection.\n"
     assert "MitigationSelection" in answer.stdout or "mitigation_selection" in answer.stdout
+
+
+@pytest.fixture(scope="module")
+def shown() -> str:
+    command = [sys.executable, "-m", "experiments.run", "--help"]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+
+
+def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> None:
+    assert shown.startswith("forestlens looks inside")
+    assert max(map(len, shown.splitlines())) <= 80
+    words = set(re.findall(r"[\w+]+", shown))
+    for group in ("exp", "task", "model", "benchmark", "method", "judge", "data"):
+        assert set(options(group)) <= words
+    groups = {"task", "model", "benchmark", "judge", "method", "attention_analysis"}
+    assert {field.name for field in dataclasses.fields(Schema)} - groups == {
+        name.partition("=")[0] for name in top_level_options()
+    }
+    assert all(said in " ".join(shown.split()) for said in map(" ".join, map(str.split, top_level_options().values())))
+
+
+def test_the_commands_that_help_shows_compose() -> None:
+    for command in COMMANDS:
+        assert composed(*command.split())
