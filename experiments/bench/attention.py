@@ -1,228 +1,27 @@
 """``task=bench_attention``: what it costs to log attention, against the model alone and against eager attention.
 
-Random weights: a model's shape decides time and memory, its weights do not. Imports neither torch nor transformers.
-
-One forward pass, four ways of looking at its attention; each measured in a child process of its own, or here.
+Random weights: time and memory depend on a model's shape, not on its weights. Imports neither torch nor transformers.
 """
 
-import os
-import platform
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
-from multiprocessing import get_context
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import torch
-from einops import einsum
-from jaxtyping import Float
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from experiments.bench.harness import Turns, meter_for, return_freed_blocks, timed
-from experiments.bench.models import SHAPES, build, prompt_of
+from experiments.bench.harness import MEBIBYTE, Turns, check_budget, load_average, machine
+from experiments.bench.models import SHAPES
 from experiments.config import Run
+from experiments.report.table import Column, Table, terminal
 from experiments.runs.directory import open_run
-from interp.attention import Queries, Record, record_attention
 from interp.errors import UserError
-from interp.segments import Segments, segment
-from interp.vlm import VLM
 
-MAPPED = tuple(range(-7, 1))  # steps whose whole rows are kept: the verdict and the seven before it
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Which model, where; all that a child process needs to build the same."""
-
-    size: str
-    device: str
-    longest: int
-    seed: int
-
-
-class Seen(NamedTuple):
-    """What a variant has found out about attention, in float32; ``rows`` are those of ``MAPPED``."""
-
-    masses: Float[np.ndarray, "layer head query segment"]
-    rows: Float[np.ndarray, "layer head mapped key"] | None
-
-
-class Reading(NamedTuple):
-    """One forward: its seconds, its peak in bytes above the model itself, and what it saw if that was asked for."""
-
-    seconds: float
-    peak: int
-    seen: Seen | None
-
-
-class Reader(Protocol):
-    """Runs a variant on a prompt of so many tokens, here or elsewhere."""
-
-    def read(self, variant: str, tokens: int, *, keep: bool) -> Reading:
-        """``keep``: also hand back what the variant saw."""
-        ...
-
-
-class Inputs(NamedTuple):
-    """One encoded prompt."""
-
-    encoded: Mapping[str, Any]
-    segments: Segments
-
-
-def _native(vlm: VLM, inputs: Inputs) -> None:
-    _forward(vlm, inputs)
-
-
-def _mass(vlm: VLM, inputs: Inputs) -> Record:
-    with record_attention(vlm, queries=Queries.ALL, segments=inputs.segments) as record:
-        _forward(vlm, inputs)
-    return record
-
-
-def _maps(vlm: VLM, inputs: Inputs) -> Record:
-    with record_attention(vlm, queries=Queries.ALL, maps=MAPPED, segments=inputs.segments) as record:
-        _forward(vlm, inputs)
-    return record
-
-
-def _eager(vlm: VLM, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    with _eager_attention(vlm):
-        return _forward(vlm, inputs, output_attentions=True).attentions
-
-
-VARIANTS: dict[str, Callable[[VLM, Inputs], Any]] = {"native": _native, "mass": _mass, "maps": _maps, "eager": _eager}
-
-
-def _forward(vlm: VLM, inputs: Inputs, **options: Any) -> Any:
-    """The prompt as ``generate()`` begins: with a cache, and logits of the last position alone."""
-    with torch.no_grad():
-        return vlm.model(**inputs.encoded, logits_to_keep=1, **options)
-
-
-@contextmanager
-def _eager_attention(vlm: VLM) -> Iterator[None]:
-    """The whole model as if loaded with ``attn_implementation="eager"``."""
-    vlm.model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        vlm.model.set_attn_implementation("sdpa")
-
-
-def _seen(result: Any, inputs: Inputs) -> Seen | None:
-    if isinstance(result, Record):
-        (piece,) = result.pieces
-        rows = [attention.weights.numpy() for attention in result.maps]
-        return Seen(piece.mass[:, 0].numpy(), np.stack(rows, axis=2) if rows else None)
-    if isinstance(result, tuple):
-        masses, rows = [], []
-        for weights in result:
-            layer = weights[0].float()
-            indicator = inputs.segments.indicator(0, layer.shape[-1])[0].to(layer.device)
-            masses.append(einsum(layer, indicator, "head query key, key segment -> head query segment").cpu().numpy())
-            rows.append(layer[:, -len(MAPPED) :].cpu().numpy())
-        return Seen(np.stack(masses), np.stack(rows))
-    return None
-
-
-class Probe:
-    """The model in this process. On a CPU its peaks are a variant's own only if it is asked for no other variant."""
-
-    def __init__(self, setting: Setting) -> None:
-        device = torch.device(setting.device)
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.vlm = build(SHAPES[setting.size], longest=setting.longest, device=device, dtype=dtype, seed=setting.seed)
-        self.seed = setting.seed
-        self.inputs: dict[int, Inputs] = {}
-        self.meter = meter_for(device)
-
-    def read(self, variant: str, tokens: int, *, keep: bool) -> Reading:
-        """See ``Reader``."""
-        inputs = self._inputs(tokens)
-        results: list[Any] = []
-        work = timed(lambda: results.append(VARIANTS[variant](self.vlm, inputs)), synchronise=self.meter.synchronise)
-        self.meter.start()
-        try:
-            seconds = work()
-        except torch.OutOfMemoryError as error:
-            raise UserError(_no_memory(variant, tokens)) from error
-        peak = self.meter.peak()
-        return Reading(seconds, peak, _seen(results.pop(), inputs) if keep else None)
-
-    def _inputs(self, tokens: int) -> Inputs:
-        if tokens not in self.inputs:
-            prompts = [prompt_of(self.vlm, tokens, seed=self.seed)]
-            encoded = self.vlm.encode(prompts)
-            self.inputs[tokens] = Inputs(encoded, segment(self.vlm, prompts, encoded))
-        return self.inputs[tokens]
-
-
-class Children:
-    """A process for each variant, all with the same model; a context manager. One works at a time."""
-
-    def __init__(self, setting: Setting) -> None:
-        begin = partial(_begin, setting, torch.get_num_threads())
-        context = get_context("spawn")  # a fork would share pages with this process, and not start its threads
-        self._pools = {name: ProcessPoolExecutor(1, context, begin) for name in VARIANTS}
-
-    def __enter__(self) -> "Children":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for pool in self._pools.values():
-            pool.shutdown(cancel_futures=True)
-
-    def warm_up(self, tokens: int) -> None:
-        """Builds all models at once and runs each variant once, so that no first time is measured."""
-        waiting = {name: pool.submit(_read, name, tokens, False) for name, pool in self._pools.items()}
-        for name, future in waiting.items():
-            self._result(future, name, tokens)
-
-    def read(self, variant: str, tokens: int, *, keep: bool) -> Reading:
-        """See ``Reader``."""
-        return self._result(self._pools[variant].submit(_read, variant, tokens, keep), variant, tokens)
-
-    @staticmethod
-    def _result(future: Any, variant: str, tokens: int) -> Reading:
-        try:
-            return future.result()
-        except BrokenProcessPool as error:  # the kernel ends a process for which there is no memory
-            raise UserError(_no_memory(variant, tokens)) from error
-
-
-def _no_memory(variant: str, tokens: int) -> str:
-    return (
-        f"{variant} attention over {tokens} tokens did not end, most likely for want of memory; leave this length out "
-        "with task.lengths=[...] or choose a smaller task.size"
-    )
-
-
-_PROBES: list[Probe] = []  # of a child process: one
-
-
-def _begin(setting: Setting, threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; only the first one has to say so
-    return_freed_blocks()
-    torch.set_num_threads(threads)
-    _PROBES.append(Probe(setting))
-
-
-def _read(variant: str, tokens: int, keep: bool) -> Reading:
-    return _PROBES[0].read(variant, tokens, keep=keep)
-
+if TYPE_CHECKING:
+    from experiments.bench.attention_variants import Reader, Seen
 
 TEMPLATE_TOKENS = 16  # more than the chat template and one word take
-MEBIBYTE = 2**20
 
 
 class Row(NamedTuple):
@@ -295,10 +94,7 @@ class AttentionBench:
                 f"task.lengths={list(self.lengths)}: an image of size {self.size} and the template take {least} "
                 "tokens; give at least one length, and none below that"
             )
-        if self.repeats < 1 or not self.seconds >= 0:
-            raise UserError(f"repeats={self.repeats}, seconds={self.seconds}: at least 1 and 0; mend task.repeats")
-        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
-            raise UserError(f"unknown device {self.device!r}; known: cpu, cuda, cuda:<number>; mend task.device")
+        check_budget(self.repeats, self.seconds, self.device)
         if self.size == "7b" and self.device == "cpu":
             raise UserError("size 7b on a CPU: four processes would hold 26 GiB each; add task.device=cuda")
 
@@ -312,15 +108,16 @@ class AttentionBench:
                 highlight=False,
                 soft_wrap=True,
             )
-            busy, started = os.getloadavg()[0], time.monotonic()
+            busy, started = load_average(), time.monotonic()
             measured = self.measure(console, deadline=started + self.seconds)
             metrics = self._metrics(measured, time.monotonic() - started, busy)
             store.write_json("metrics.json", metrics)
-            console.print(table(measured))
+            console.print(terminal(table(measured)))
             console.print(summary(measured[-1]), highlight=False)
 
     def measure(self, console: Console, *, deadline: float) -> list[Measured]:
         """Shortest prompt first, so that a peak is never that of a longer one before it."""
+        from experiments.bench.attention_variants import VARIANTS, Children, Probe, Setting
         from interp.checkpoints.load import resolve_device
 
         device = resolve_device(self.device)
@@ -336,7 +133,7 @@ class AttentionBench:
 
             if device.type == "cuda":
                 probe = Probe(setting)
-                for variant in ("native", "mass", "maps", "eager"):
+                for variant in VARIANTS:
                     probe.read(variant, lengths[0], keep=False)
                 return self._alternate(probe, lengths, deadline, say)
             with Children(setting) as children:
@@ -346,6 +143,7 @@ class AttentionBench:
     def _alternate(
         self, reader: "Reader", lengths: list[int], deadline: float, say: Callable[[str], None]
     ) -> list[Measured]:
+        from experiments.bench.attention_variants import VARIANTS, largest_error
 
         measured = [_prepared(reader, tokens, tuple(VARIANTS), say) for tokens in lengths]
         for one in measured:
@@ -359,21 +157,14 @@ class AttentionBench:
         return measured
 
     def _metrics(self, measured: list[Measured], seconds: float, busy: float) -> dict[str, Any]:
-        import torch
-        import transformers
-
         return {
             "benchmark": "attention",
             "weights": f"random, seed {self.seed}",
             "size": self.size,
             "shape": asdict(SHAPES[self.size]),
             "image_tokens": SHAPES[self.size].image_tokens,
-            "device": torch.cuda.get_device_name(self.device) if self.device != "cpu" else platform.machine(),
             "dtype": "float32" if self.device == "cpu" else "bfloat16",
-            "threads": torch.get_num_threads(),
-            "cores": os.cpu_count(),
-            "load_average_before": busy,  # well above 0: others were at work, and the times are theirs too
-            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            **machine(self.device, busy),
             "seconds": round(seconds, 1),
             "rows": [one.row()._asdict() for one in measured],
             "details": [one.details() for one in measured],
@@ -397,37 +188,40 @@ def _prepared(reader: "Reader", tokens: int, variants: tuple[str, ...], say: Cal
     return one
 
 
-def largest_error(seen: "dict[str, Seen]") -> float:
-    """The largest absolute difference of a mass or a map's weight from eager attention."""
-    eager, maps = seen["eager"], seen["maps"]
-    assert eager.rows is not None
-    assert maps.rows is not None
-    errors = [abs(seen[name].masses - eager.masses).max() for name in ("mass", "maps")]
-    return float(max(*errors, abs(maps.rows - eager.rows).max()))
-
-
 def table(measured: list[Measured]) -> Table:
-    """One line a prompt length: medians of seconds, ratios, peaks above the model in MiB, error."""
-    shown = Table(
-        title="Logging attention: one forward pass of the prompt", title_justify="left", box=SIMPLE_HEAD, padding=0
-    )
-    for heading in ("tokens", "rounds", "native\ns", "mass ×\nnative", "maps ×\nnative", "eager ×\nmass"):
-        shown.add_column(heading, justify="right")
-    for heading in ("native\nMiB", "+mass\nMiB", "+eager\nMiB", "+mass\n/+eager", "max\nerror"):
-        shown.add_column(heading, justify="right")
-    for one in measured:
-        row, native = one.row(), one.peaks["native"]
-        memory = "–" if row.mass_memory_over_eager is None else f"{row.mass_memory_over_eager:.1%}"
-        shown.add_row(
-            str(row.tokens),
-            str(len(one.turns.rounds)),
-            f"{one.turns.median('native'):.3g}",
-            *(f"{ratio:.2f}" for ratio in (row.mass_over_native, row.maps_over_native, row.eager_over_mass)),
-            *(f"{size / MEBIBYTE:.0f}" for size in (native, one.peaks["mass"] - native, one.peaks["eager"] - native)),
-            memory,
-            f"{row.max_error:.0e}",
-        )
-    return shown
+    """A row per prompt length: medians of seconds, ratios, peaks above the model in MiB, error."""
+    columns = [
+        Column("tokens"),
+        Column("rounds"),
+        Column("native (s)", short="native\ns"),
+        Column("mass/native", short="mass ×\nnative"),
+        Column("maps/native", short="maps ×\nnative"),
+        Column("eager/mass", short="eager ×\nmass"),
+        Column("native (MiB)", short="native\nMiB"),
+        Column("+mass (MiB)", short="+mass\nMiB"),
+        Column("+eager (MiB)", short="+eager\nMiB"),
+        Column("+mass/+eager", short="+mass\n/+eager"),
+        Column("largest error", short="max\nerror"),
+    ]
+    return Table.of("Logging attention: one forward pass of the prompt", map(_record, measured), columns=columns)
+
+
+def _record(one: Measured) -> dict[str, str]:
+    row, native = one.row(), one.peaks["native"]
+    memory = row.mass_memory_over_eager
+    return {
+        "tokens": str(row.tokens),
+        "rounds": str(len(one.turns.rounds)),
+        "native (s)": f"{one.turns.median('native'):.3g}",
+        "mass/native": f"{row.mass_over_native:.2f}",
+        "maps/native": f"{row.maps_over_native:.2f}",
+        "eager/mass": f"{row.eager_over_mass:.2f}",
+        "native (MiB)": f"{native / MEBIBYTE:.0f}",
+        "+mass (MiB)": f"{(one.peaks['mass'] - native) / MEBIBYTE:.0f}",
+        "+eager (MiB)": f"{(one.peaks['eager'] - native) / MEBIBYTE:.0f}",
+        "+mass/+eager": "–" if memory is None else f"{memory:.1%}",
+        "largest error": f"{row.max_error:.0e}",
+    }
 
 
 def summary(longest: Measured) -> str:

@@ -1,14 +1,9 @@
 """``task=bench_eval``: cases a second of a study's answering, beside a loop that asks one case at a time.
 
-Imports neither torch nor transformers.
-
-The cases that answering is timed on: IconWorld's, with files to decode and sentences of many lengths where asked.
-
-Imports neither torch nor transformers.
+The cases are IconWorld's, with files to decode and sentences of many lengths where the model is large. Imports neither
+torch nor transformers.
 """
 
-import os
-import platform
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -17,15 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from experiments.bench.harness import Turns, timed
+from experiments.bench.harness import MEBIBYTE, Turns, check_budget, load_average, machine, timed
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
 from experiments.evaluation.study import limited
+from experiments.report.table import Table, terminal
 from experiments.runs.directory import RunStore, open_run
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
@@ -84,7 +78,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     STUDY: {},
     "score": {"protocol": "score"},
 }
-MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
@@ -109,12 +102,9 @@ class EvalBench:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise UserError(f"task.size={self.size}: known are {', '.join(SIZES)}; choose one of them")
-        if self.cases < 1 or self.repeats < 1 or not self.seconds >= 0:
-            raise UserError(
-                f"cases={self.cases}, repeats={self.repeats}, seconds={self.seconds}: at least 1, 1 and 0; mend task"
-            )
-        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
-            raise UserError(f"unknown device {self.device!r}; known: cpu, cuda, cuda:<number>; mend task.device")
+        if self.cases < 1:
+            raise UserError(f"task.cases={self.cases}: must be at least 1")
+        check_budget(self.repeats, self.seconds, self.device)
         if self.size.startswith("7b") and self.device == "cpu":
             raise UserError(f"size {self.size} on a CPU takes minutes a case; add task.device=cuda")
 
@@ -135,40 +125,29 @@ class EvalBench:
 
             texts = [sample.prompt for sample in loaded.samples]
             bench = Bench(given, model_of(self.size, texts, device=device, seed=self.seed), loaded, Path(folder))
-            busy = os.getloadavg()[0]
+            busy = load_average()
             with console.status("measuring"):
                 bench.measure(self.repeats, self.seconds)
             result = self._metrics(bench, device, busy)
             store.write_json("metrics.json", result)
-            console.print(shown(result["rows"]))
+            console.print(terminal(table(result["rows"])))
             console.print(*sentences(result), sep="\n", highlight=False)
             console.print(f"report of a whole study: {bench.study()}", highlight=False, soft_wrap=True)
 
     def _metrics(self, bench: "Bench", device: str, busy: float) -> dict[str, Any]:
-        import torch
-        import transformers
-
         rows = bench.rows()
-        cuda = device != "cpu"
         return {
             "benchmark": "eval",
             "size": self.size,
             "weights": "the organism" if self.size == "tiny" else f"random, seed {self.seed}",
             "cases": self.cases,
             "arms": {arm: repr(method) for arm, method in ARMS.items()},
-            "environment": {
-                "device": torch.cuda.get_device_name(device) if cuda else platform.machine(),
-                "dtype": str(bench.vlm.dtype).removeprefix("torch."),
-                "threads": torch.get_num_threads(),
-                "cores": os.cpu_count(),
-                "load_average_before": busy,  # well above 0: others were at work, and the times are theirs too
-                "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-            },
+            "environment": machine(device, busy) | {"dtype": str(bench.vlm.dtype).removeprefix("torch.")},
             "rows": rows,
             "seconds": bench.turns.rounds,
             "peak_mib": bench.peak,
             "answers_unlike_the_loop": bench.unlike(),
-            "bound": {"times": rows[STUDY]["times"], "least": LEAST["cuda" if cuda else "cpu"]},
+            "bound": {"times": rows[STUDY]["times"], "least": LEAST["cpu" if device == "cpu" else "cuda"]},
         }
 
 
@@ -266,19 +245,17 @@ def _store(run: Run) -> RunStore:
     return open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True)
 
 
-def shown(rows: Mapping[str, Mapping[str, float]]) -> Table:
-    """A line a variant."""
-    table = Table(title="A study's answering", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("asked")
-    for heading in ("cases/s", "times the loop"):
-        table.add_column(heading, justify="right")
-    for name, row in rows.items():
-        table.add_row(name, f"{row['cases_per_second']:.3g}", f"{row['times']:.2f}")
-    return table
+def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
+    """A row per variant."""
+    records = [
+        {"asked": name, "cases/s": f"{row['cases_per_second']:.3g}", "times the loop": f"{row['times']:.2f}"}
+        for name, row in rows.items()
+    ]
+    return Table.of("A study's answering", records)
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """Whether the bound is kept, and what else is to be known."""
+    """Whether the bound is met, how many answers differ from the loop's, and the peak of memory."""
     times, least = result["bound"]["times"], result["bound"]["least"]
     kept = "kept" if times >= least else "missed"
     said = [f"{result['size']}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]

@@ -1,28 +1,66 @@
-"""Peak memory of a computation above what was there before: of this process on a CPU, of the allocator on CUDA.
+"""Times in turn, peaks of memory, and child processes to take them in; what a benchmark records of its machine.
 
-Times of variants of one computation, taken in turns so that a machine's moods fall on all alike. Knows no models.
+Knows no models. Imports neither torch nor transformers.
 """
 
 import ctypes
+import os
+import platform
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from interp.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
+MEBIBYTE = 2**20
+
+
+def check_budget(repeats: int, seconds: float, device: str) -> None:
+    """UserError for less than one round, a negative time, or a device that is neither a CPU nor CUDA."""
+    if repeats < 1 or not seconds >= 0:
+        raise UserError(f"repeats={repeats}, seconds={seconds}: at least 1 and 0; change task.repeats or task.seconds")
+    if device != "cpu" and device.partition(":")[0] != "cuda":
+        raise UserError(f"unknown device {device!r}; known: cpu, cuda, cuda:<number>; change task.device")
+
+
+def load_average() -> float:
+    """Processes that wanted a core in the last minute; well above 0, times are partly theirs."""
+    return os.getloadavg()[0]
+
+
+def machine(device: str, busy: float) -> dict[str, Any]:
+    """What times depend on beside the code; ``busy`` is the load average before the first of them."""
+    import torch
+    import transformers
+
+    return {
+        "device": platform.machine() if device == "cpu" else torch.cuda.get_device_name(device),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "load_average_before": busy,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
 
 @dataclass
 class Turns:
-    """Variants that are run by turns, a round at a time; every other round goes backwards.
+    """Variants that are run in turn, a round at a time; every other round goes backwards.
 
     A variant does its work and returns the seconds it took (``timed`` makes such a function), so that it may run in
-    another process. A ratio is the median of the ratios within rounds: what slows a whole round cancels.
+    another process. A ratio is the median of the ratios within rounds, so that what slows a whole round cancels.
     """
 
     variants: Mapping[str, Callable[[], float]]
@@ -65,7 +103,6 @@ def timed(work: Callable[[], object], *, synchronise: Callable[[], object] = lam
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 M_MMAP_THRESHOLD = -3  # glibc's malloc.h
-MEBIBYTE = 2**20
 
 
 class Meter(Protocol):
@@ -85,13 +122,53 @@ class Meter(Protocol):
 
 
 def return_freed_blocks() -> None:
-    """Has glibc give every freed tensor of a MiB or more back at once, in this process.
+    """Makes glibc return every freed tensor of a MiB or more at once, in this process.
 
-    Else it keeps some, by the order of earlier allocations, and equal forwards peak 200 MiB apart. No-op elsewhere.
+    Otherwise it keeps some, by the order of earlier allocations, and equal forwards peak 200 MiB apart. Does nothing
+    where the C library is another.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MEBIBYTE)
+
+
+class Child:
+    """A process beside this one, which gives freed memory back at once (that would slow this one); a context manager.
+
+    What is submitted runs in the order of submission. Functions and arguments are pickled.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        context = get_context("spawn")  # a fork would share pages with this process, and not start its threads
+        self._pool = ProcessPoolExecutor(1, context, _begin, (torch.get_num_threads(),))
+
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def submit(self, work: Callable[..., T], *arguments: object) -> "Future[T]":
+        """``work(*arguments)`` over there; ``answer`` waits for it."""
+        return self._pool.submit(work, *arguments)
+
+
+def answer(waiting: "Future[T]", otherwise: str) -> T:
+    """What a child returned; UserError saying ``otherwise`` where it died, as the kernel ends what has no memory."""
+    try:
+        return waiting.result()
+    except BrokenProcessPool as error:
+        raise UserError(otherwise) from error
+
+
+def _begin(threads: int) -> None:
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every process; only the parent reports it
+    return_freed_blocks()
+    torch.set_num_threads(threads)
 
 
 def meter_for(device: "torch.device") -> Meter:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from experiments.bench.harness import Turns, timed
 from experiments.config import Run
+from experiments.report.table import Table, terminal
 from experiments.runs.directory import open_run
 from interp.errors import UserError
 from mitigation.validation import check_alpha, check_beta
@@ -86,7 +85,7 @@ class KernelBench:
             console.print(f"run {store.path}", highlight=False, soft_wrap=True)
             rows = self.measure(self.device)
             store.write_json("metrics.json", self._metrics(rows))
-            console.print(table(rows))
+            console.print(terminal(table(rows)))
 
     def measure(self, device: str, make: "Callable[[], dict[str, Fused]] | None" = None) -> list[Row]:
         """Every case in turn; within it the variants that ``make`` returns (``implementations``) by turns."""
@@ -151,13 +150,17 @@ def implementations() -> "dict[str, Fused]":
 
 
 def table(rows: list[Row]) -> Table:
-    """One line a case, in microseconds a call."""
-    shown = Table(title="Contrast and cutoff: µs a call", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("vocabulary", "rows", "Gumbel", "torch", "compile", "triton", "max error"):
-        shown.add_column(heading, justify="right")
-    for row in rows:
-        times = (f"{time:.1f}" for time in (row.torch_us, row.compile_us, row.triton_us))
-        shown.add_row(
-            str(row.vocabulary), str(row.rows), "yes" if row.gumbel else "no", *times, f"{row.largest_error:.0e}"
-        )
-    return shown
+    """A row per case, in microseconds a call."""
+    records = [
+        {
+            "vocabulary": str(row.vocabulary),
+            "rows": str(row.rows),
+            "Gumbel": "yes" if row.gumbel else "no",
+            "torch": f"{row.torch_us:.1f}",
+            "compile": f"{row.compile_us:.1f}",
+            "triton": f"{row.triton_us:.1f}",
+            "max error": f"{row.largest_error:.0e}",
+        }
+        for row in rows
+    ]
+    return Table.of("Contrast and cutoff: µs a call", records)

@@ -1,34 +1,24 @@
-"""The models that answering is timed on: the bundled organism, or random weights in the shape of a real one.
+"""Models with random weights in the shape of real ones, and prompts of a given length for them.
 
-How large a LLaVA is measured. Imports neither torch nor transformers.
-
-LLaVA models of a given shape with random weights, and prompts of a given length for them.
-
-Good for measuring time and memory; what such a model answers or attends to means nothing.
+Good for measuring time and memory; what such a model answers or attends to means nothing. torch and transformers are
+imported once a model is built: the shapes are named before.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
-from transformers import (
-    AutoModelForImageTextToText,
-    CLIPImageProcessorPil,
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaProcessor,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLProcessor,
-    Qwen2VLImageProcessorPil,
-)
 
-from experiments.model_organism.architecture import CHAT_TEMPLATE, SPECIAL, build_tokenizer
-from interp.vlm import VLM, Prompt, load
+from interp.prompt import Prompt
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlavaConfig, LlavaProcessor
+
+    from interp.vlm import VLM
 
 
 @dataclass(frozen=True)
@@ -61,6 +51,30 @@ SHAPES = {
 }
 
 
+@dataclass(frozen=True)
+class DecodingSize:
+    """A shape that decoding is timed in, its types, and one generation: prompt (image included) and new tokens.
+
+    On a CPU peaks are measured in the first type alone.
+    """
+
+    shape: Shape
+    dtypes: tuple[str, ...]
+    prompt_tokens: int
+    new_tokens: int
+
+
+DECODING_SIZES = {
+    # The bundled organism's shape, 2.3 million parameters; what a step costs here is Python, not arithmetic.
+    "tiny": DecodingSize(Shape(160, 432, 4, 5, 512, 128, 4, 4, image_size=48, patch_size=8), ("float32",), 64, 24),
+    # 170 million parameters: a step reads its weights from memory, as on a GPU. A prompt is short, and its image small,
+    # for its forward takes most of the time that steps are to be measured in.
+    "cpu": DecodingSize(
+        Shape(1024, 2752, 8, 16, 32064, 256, 4, 4, image_size=42, patch_size=14), ("bfloat16", "float32"), 28, 8
+    ),
+    "7b": DecodingSize(SHAPES["7b"], ("bfloat16",), 700, 32),
+}
+
 WORDS = tuple(f"word{number}" for number in range(400))
 
 
@@ -68,24 +82,32 @@ def build(
     shape: Shape,
     *,
     longest: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    device: "torch.device",
+    dtype: "torch.dtype",
     seed: int,
     words: Sequence[str] = WORDS,
-) -> VLM:
-    """A model with sdpa attention for prompts of up to ``longest`` tokens; equal seeds give equal weights a device.
+) -> "VLM":
+    """A model with sdpa attention for prompts of up to ``longest`` tokens; equal seeds give equal weights per device.
 
     ``words`` are those that it tells apart.
     """
     processor = _processor(shape, longest, words)
-    config = _config(shape, longest, processor)
+    return _random(_config(shape, longest, processor), processor, device, dtype, seed, name="random LLaVA")
+
+
+def _random(config: Any, processor: Any, device: "torch.device", dtype: "torch.dtype", seed: int, name: str) -> "VLM":
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    from interp.vlm import VLM
+
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return VLM(model.eval(), processor, name="random LLaVA")
+    return VLM(model.eval(), processor, name=name)
 
 
-def prompt_of(vlm: VLM, tokens: int, *, seed: int) -> Prompt:
+def prompt_of(vlm: "VLM", tokens: int, *, seed: int) -> Prompt:
     """A noise image and as many words as make ``tokens`` tokens, template and image included."""
     side = vlm.model.config.vision_config.image_size
     image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
@@ -94,7 +116,11 @@ def prompt_of(vlm: VLM, tokens: int, *, seed: int) -> Prompt:
     return Prompt(" ".join(words), image)
 
 
-def _processor(shape: Shape, longest: int, words: Sequence[str]) -> LlavaProcessor:
+def _processor(shape: Shape, longest: int, words: Sequence[str]) -> "LlavaProcessor":
+    from transformers import CLIPImageProcessorPil, LlavaProcessor
+
+    from experiments.model_organism.architecture import CHAT_TEMPLATE, build_tokenizer
+
     tokenizer = build_tokenizer([" ".join(words), "USER ASSISTANT :"])
     tokenizer.model_max_length = longest
     side = {"height": shape.image_size, "width": shape.image_size}
@@ -108,7 +134,9 @@ def _processor(shape: Shape, longest: int, words: Sequence[str]) -> LlavaProcess
     )
 
 
-def _config(shape: Shape, longest: int, processor: LlavaProcessor) -> LlavaConfig:
+def _config(shape: Shape, longest: int, processor: "LlavaProcessor") -> "LlavaConfig":
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+
     tokenizer = processor.tokenizer
     vision = CLIPVisionConfig(
         hidden_size=shape.vision_width,
@@ -167,11 +195,16 @@ QWEN_VISION: dict[str, Any] = {
 }
 
 
-def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> VLM:
+def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM":
     """The model of one size, which tells the words of ``texts`` apart; never ends an answer where weights are random.
 
     ``small`` and ``small_qwen`` are the two large ones' shapes in little, for tests.
     """
+    import torch
+
+    from experiments.model_organism.architecture import SPECIAL
+    from interp.vlm import load
+
     if size == "tiny":
         return load("organism:llava", device=device)
     where = torch.device(device)
@@ -187,24 +220,22 @@ def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> VLM:
     return vlm
 
 
-class _Pictures(Qwen2_5_VLProcessor):
-    """Without videos, whose processor needs torchvision."""
+def _qwen(texts: Sequence[str], device: "torch.device", dtype: "torch.dtype", seed: int, *, small: bool) -> "VLM":
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil
 
-    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-        """As the base class, but for videos."""
-        return (
-            None
-            if argument_name == "video_processor"
-            else super().check_argument_for_proper_class(argument_name, argument)
-        )
+    from experiments.model_organism.architecture import build_tokenizer
 
+    class WithoutVideos(Qwen2_5_VLProcessor):  # whose processor needs torchvision
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if argument_name == "video_processor":
+                return None
+            return super().check_argument_for_proper_class(argument_name, argument)
 
-def _qwen(texts: Sequence[str], device: torch.device, dtype: torch.dtype, seed: int, *, small: bool) -> VLM:
     tokenizer: Any = build_tokenizer([CHAT_WORDS, *texts])
     tokenizer.model_max_length = LONGEST
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS)})
     tokenizer.image_token, tokenizer.video_token = "<|image_pad|>", "<|video_pad|>"
-    processor = _Pictures(
+    processor = WithoutVideos(
         image_processor=Qwen2VLImageProcessorPil(), tokenizer=tokenizer, video_processor=None, chat_template=CHATML
     )
     ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
@@ -224,7 +255,4 @@ def _qwen(texts: Sequence[str], device: torch.device, dtype: torch.dtype, seed: 
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return VLM(model.eval(), processor, name="random Qwen2.5-VL")
+    return _random(config, processor, device, dtype, seed, name="random Qwen2.5-VL")

@@ -1,26 +1,22 @@
 """``task=bench_vcd``: what contrastive decoding costs a token, beside plain decoding and the published loop.
 
-Random weights: a model's shape decides time and memory, its weights do not. Imports neither torch nor transformers.
-
-What ``task=bench_vcd`` has measured: ratios, bounds, a table. Imports neither torch nor transformers.
+Random weights: time and memory depend on a model's shape, not on its weights. Imports neither torch nor transformers.
 """
 
-import os
-import platform
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from experiments.bench.harness import Turns
-from experiments.bench.vcd_variants import BOUNDS, SIZES, Bound
+from experiments.bench.harness import MEBIBYTE, Turns, check_budget, load_average, machine
+from experiments.bench.models import DECODING_SIZES
 from experiments.config import Run
+from experiments.report.table import Column, Table, terminal
 from experiments.runs.directory import open_run
 from interp.errors import UserError
 
@@ -28,7 +24,30 @@ if TYPE_CHECKING:
     from experiments.bench.vcd_variants import Probe, Reading
 
 
-MEBIBYTE = 2**20
+@dataclass(frozen=True)
+class Bound:
+    """``ratio`` of a row at this size, type and number of items is to be at most (``least``: at least) ``limit``."""
+
+    size: str
+    dtype: str
+    items: int
+    ratio: str
+    limit: float
+    least: bool = False
+
+    def met(self, value: float) -> bool:
+        """Whether a measured ratio keeps to it."""
+        return value >= self.limit if self.least else value <= self.limit
+
+
+BOUNDS = (
+    Bound("tiny", "float32", 1, "paired_over_plain", 1.40),
+    Bound("tiny", "float32", 1, "two_forward_over_paired", 1.25, least=True),
+    Bound("tiny", "float32", 1, "lazy_over_plain", 1.25),
+    Bound("cpu", "bfloat16", 1, "paired_over_plain", 1.50),
+    Bound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
+    Bound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
+)
 
 
 class Row(NamedTuple):
@@ -126,43 +145,48 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
 
 def tables(measured: Iterable[Measured]) -> list[Table]:
     """Medians and ratios of a decoded token; seconds to the first one, and peaks above the model in MiB."""
-    times = _table(
-        "A decoded token",
-        (
-            "items",
-            "rounds",
-            "plain\nms",
-            "paired\n/plain",
-            "lazy\n/plain",
-            "sequential\n/plain",
-            "two-forward\n/paired",
-        ),
-    )
-    prompts = _table(
-        "Prompt: seconds to the first token, and memory",
-        ("items", "plain\ns", "paired\ns", "sequential\ns", "lazy\ns", "plain\nMiB", "paired\nMiB", "sequential\nMiB"),
-    )
-    for one in measured:
-        row = one.row()
-        named = f"{row.size} {row.dtype}", str(row.items)
-        ratios = (row.paired_over_plain, row.lazy_over_plain, row.sequential_over_plain, row.two_forward_over_paired)
-        plain = f"{row.plain_ms_per_token:.3g}"
-        times.add_row(*named, str(len(one.turns.rounds)), plain, *(f"{ratio:.2f}" for ratio in ratios))
-        peaks = (one.peaks.get(name) for name in ("plain", "paired", "sequential"))
-        prompts.add_row(
-            *named,
-            *(f"{one.prefill(name):.3g}" for name in ("plain", "paired", "sequential", "lazy")),
-            *("–" if peak is None else f"{peak / MEBIBYTE:.0f}" for peak in peaks),
-        )
-    return [times, prompts]
+    listed = list(measured)
+    return [
+        Table.of("A decoded token", map(_token_record, listed), columns=_columns(TOKEN_COLUMNS)),
+        Table.of("Prompt: seconds to the first token, and memory", map(_prompt_record, listed),
+                 columns=_columns(PROMPT_COLUMNS)),
+    ]  # fmt: skip
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
-    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.add_column("model")
-    for heading in headings:
-        shown.add_column(heading, justify="right")
-    return shown
+RATIOS = {
+    "paired/plain": "paired_over_plain",
+    "lazy/plain": "lazy_over_plain",
+    "sequential/plain": "sequential_over_plain",
+    "two-forward/paired": "two_forward_over_paired",
+}
+TOKEN_COLUMNS = ("model", "items", "rounds", "plain (ms)", *RATIOS)
+PROMPTED, PEAKED = ("plain", "paired", "sequential", "lazy"), ("plain", "paired", "sequential")
+PROMPT_COLUMNS = ("model", "items", *(f"{name} (s)" for name in PROMPTED), *(f"{name} (MiB)" for name in PEAKED))
+
+
+def _columns(headings: Sequence[str]) -> list[Column]:
+    """In a terminal the unit, or what a time is divided by, stands below the name."""
+    short = {name: re.sub(r" \((.*)\)", r"\n\1", name).replace("/", "\n/") for name in headings}
+    return [Column(name, "left" if name == "model" else "right", short[name]) for name in headings]
+
+
+def _token_record(one: Measured) -> dict[str, str]:
+    row = one.row()
+    return {
+        "model": f"{row.size} {row.dtype}",
+        "items": str(row.items),
+        "rounds": str(len(one.turns.rounds)),
+        "plain (ms)": f"{row.plain_ms_per_token:.3g}",
+    } | {heading: f"{getattr(row, ratio):.2f}" for heading, ratio in RATIOS.items()}
+
+
+def _prompt_record(one: Measured) -> dict[str, str]:
+    peaks = {name: one.peaks.get(name) for name in PEAKED}
+    return (
+        {"model": f"{one.size} {one.dtype}", "items": str(one.items)}
+        | {f"{name} (s)": f"{one.prefill(name):.3g}" for name in PROMPTED}
+        | {f"{name} (MiB)": "–" if peak is None else f"{peak / MEBIBYTE:.0f}" for name, peak in peaks.items()}
+    )
 
 
 FIRST_SECONDS = 5.0  # of rounds that each model and number of items gets before any gets more
@@ -190,15 +214,14 @@ class VcdBench:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        unknown = [size for size in self.sizes if size not in SIZES]
+        unknown = [size for size in self.sizes if size not in DECODING_SIZES]
         if unknown or not self.sizes:
-            raise UserError(f"task.sizes={list(self.sizes)}: known are {', '.join(SIZES)}; give at least one of them")
+            raise UserError(
+                f"task.sizes={list(self.sizes)}: known are {', '.join(DECODING_SIZES)}; give at least one of them"
+            )
         if not self.items or min(self.items) < 1:
             raise UserError(f"task.items={list(self.items)}: prompts in a batch; give one number or more, from 1")
-        if self.repeats < 1 or not self.seconds >= 0:
-            raise UserError(f"repeats={self.repeats}, seconds={self.seconds}: at least 1 and 0; mend task.repeats")
-        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
-            raise UserError(f"unknown device {self.device!r}; known: cpu, cuda, cuda:<number>; mend task.device")
+        check_budget(self.repeats, self.seconds, self.device)
         if "7b" in self.sizes and self.device == "cpu":
             raise UserError("size 7b on a CPU takes minutes a token; add task.device=cuda")
 
@@ -212,10 +235,10 @@ class VcdBench:
                 highlight=False,
                 soft_wrap=True,
             )
-            busy, started = os.getloadavg()[0], time.monotonic()
+            busy, started = load_average(), time.monotonic()
             measured = self.measure(console, deadline=started + self.seconds)
             store.write_json("metrics.json", self._metrics(measured, time.monotonic() - started, busy))
-            console.print(*tables(measured), sep="\n")
+            console.print(*map(terminal, tables(measured)), sep="\n")
             console.print(*verdicts([one.row() for one in measured]), sep="\n", highlight=False)
 
     def measure(self, console: Console, *, deadline: float) -> list[Measured]:
@@ -239,10 +262,12 @@ class VcdBench:
     def _prepared(self, device: str, say: Callable[[str], None]) -> list[Measured]:
         from experiments.bench.vcd_variants import VARIANTS, Probe, Setting, peaks_elsewhere
 
-        settings = [Setting(size, dtype, device, self.seed) for size in self.sizes for dtype in SIZES[size].dtypes]
+        settings = [
+            Setting(size, dtype, device, self.seed) for size in self.sizes for dtype in DECODING_SIZES[size].dtypes
+        ]
         apart: dict[tuple[Setting, int], dict[str, int]] = {}
         if self.memory and device == "cpu":
-            first = [setting for setting in settings if setting.dtype == SIZES[setting.size].dtypes[0]]
+            first = [setting for setting in settings if setting.dtype == DECODING_SIZES[setting.size].dtypes[0]]
             apart = peaks_elsewhere(first, self.items, say)
         measured = []
         for setting in settings:
@@ -274,22 +299,13 @@ class VcdBench:
             min(fitting, key=lambda m: m.seconds).round()
 
     def _metrics(self, measured: list[Measured], seconds: float, busy: float) -> dict[str, Any]:
-        import torch
-        import transformers
-
         rows = [one.row() for one in measured]
         return {
             "benchmark": "vcd",
             "weights": f"random, seed {self.seed}",
             "what": DOING,
-            "sizes": {size: asdict(SIZES[size]) for size in self.sizes},
-            "environment": {
-                "device": torch.cuda.get_device_name(self.device) if self.device != "cpu" else platform.machine(),
-                "threads": torch.get_num_threads(),
-                "cores": os.cpu_count(),
-                "load_average_before": busy,  # well above 0: others were at work, and the times are theirs too
-                "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-            },
+            "sizes": {size: asdict(DECODING_SIZES[size]) for size in self.sizes},
+            "environment": machine(self.device, busy),
             "seconds": round(seconds, 1),
             "rows": [row._asdict() for row in rows],
             "bounds": [asdict(bound) | {"value": value, "met": bound.met(value)} for bound, value in judged(rows)],

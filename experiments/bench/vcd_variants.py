@@ -1,18 +1,11 @@
-"""One batch decoded plainly and contrasted in four ways; each generation's prefill, time a token, tokens and peak.
+"""One batch decoded plainly and contrasted in four ways: each generation's prefill, time a token, tokens and peak."""
 
-Models that contrastive decoding is timed on, and how fast it has to be. Imports neither torch nor transformers.
-"""
-
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from multiprocessing import get_context
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -21,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from experiments.bench.harness import meter_for, return_freed_blocks
-from experiments.bench.models import SHAPES, Shape, build, prompt_of
+from experiments.bench.harness import Child, answer, meter_for
+from experiments.bench.models import DECODING_SIZES, build, prompt_of
 from experiments.model_organism.architecture import SPECIAL
 from interp.errors import UserError
 from interp.vlm import VLM
@@ -30,65 +23,13 @@ from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import generate_paired
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 
-
-@dataclass(frozen=True)
-class Size:
-    """A model's shape, the types it is measured in, and one generation: prompt (image included) and new tokens.
-
-    On a CPU peaks are measured in the first type alone.
-    """
-
-    shape: Shape
-    dtypes: tuple[str, ...]
-    prompt_tokens: int
-    new_tokens: int
-
-
-SIZES = {
-    # The bundled organism's shape, 2.3 million parameters; what a step costs here is Python, not arithmetic.
-    "tiny": Size(Shape(160, 432, 4, 5, 512, 128, 4, 4, image_size=48, patch_size=8), ("float32",), 64, 24),
-    # 170 million parameters: a step reads its weights from memory, as on a GPU. A prompt is short, and its image small,
-    # for its forward takes most of the time that steps are to be measured in.
-    "cpu": Size(
-        Shape(1024, 2752, 8, 16, 32064, 256, 4, 4, image_size=42, patch_size=14), ("bfloat16", "float32"), 28, 8
-    ),
-    "7b": Size(SHAPES["7b"], ("bfloat16",), 700, 32),
-}
-
-
-@dataclass(frozen=True)
-class Bound:
-    """``ratio`` of a row at this size, type and number of items is to be at most (``least``: at least) ``limit``."""
-
-    size: str
-    dtype: str
-    items: int
-    ratio: str
-    limit: float
-    least: bool = False
-
-    def met(self, value: float) -> bool:
-        """Whether a measured ratio keeps to it."""
-        return value >= self.limit if self.least else value <= self.limit
-
-
-BOUNDS = (
-    Bound("tiny", "float32", 1, "paired_over_plain", 1.40),
-    Bound("tiny", "float32", 1, "two_forward_over_paired", 1.25, least=True),
-    Bound("tiny", "float32", 1, "lazy_over_plain", 1.25),
-    Bound("cpu", "bfloat16", 1, "paired_over_plain", 1.50),
-    Bound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
-    Bound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
-)
-
-
 ALPHA, BETA, NOISE_STEP = 1.0, 0.1, 500
 CERTAINTY = 1e4  # of a head whose second-best token is never within a factor of β
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Which model, where; all that a child process needs to build the same."""
+    """Which model and where: all that a child process needs to build the same one."""
 
     size: str
     dtype: str
@@ -225,7 +166,7 @@ class Probe:
     """A model with random weights in this process, and batches for it."""
 
     def __init__(self, setting: Setting) -> None:
-        size, device = SIZES[setting.size], torch.device(setting.device)
+        size, device = DECODING_SIZES[setting.size], torch.device(setting.device)
         dtype = getattr(torch, setting.dtype)
         longest = size.prompt_tokens + size.new_tokens
         self.vlm = build(size.shape, longest=longest, device=device, dtype=dtype, seed=setting.seed)
@@ -269,15 +210,13 @@ class Probe:
 def peaks_elsewhere(
     settings: Sequence[Setting], items: Sequence[int], say: Callable[[str], None]
 ) -> dict[tuple[Setting, int], dict[str, int]]:
-    """Peaks on a CPU, from a process that gives freed memory back at once, which would slow this one."""
+    """Peaks on a CPU, each measured in one child process."""
     found: dict[tuple[Setting, int], dict[str, int]] = {}
-    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (torch.get_num_threads(),)) as pool:
+    with Child() as child:
         for setting, many, variant in product(settings, items, VARIANTS):
             say(f"memory of {setting.size} {setting.dtype}, {many} items, {variant}")
-            try:
-                found.setdefault((setting, many), {})[variant] = pool.submit(_peak, setting, variant, many).result()
-            except BrokenProcessPool as error:  # the kernel ends a process for which there is no memory
-                raise UserError(no_memory(variant, many)) from error
+            waiting = child.submit(_peak, setting, variant, many)
+            found.setdefault((setting, many), {})[variant] = answer(waiting, no_memory(variant, many))
     return found
 
 
@@ -287,12 +226,6 @@ def no_memory(variant: str, items: int) -> str:
         f"{variant} decoding of {items} items did not end, most likely for want of memory; leave that out with "
         "task.items=[...] or choose smaller task.sizes"
     )
-
-
-def _begin(threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes; only the first one has to say so
-    return_freed_blocks()
-    torch.set_num_threads(threads)
 
 
 @lru_cache(maxsize=1)  # one model at a time

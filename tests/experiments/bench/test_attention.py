@@ -3,6 +3,8 @@
 import json
 import math
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.bench import attention as variants
-from experiments.bench.attention import (
+from experiments.bench.attention import AttentionBench, Measured, summary, table
+from experiments.bench.attention_variants import (
     MAPPED,
     VARIANTS,
-    AttentionBench,
-    Children,
-    Measured,
     Probe,
     Reading,
     Seen,
     Setting,
     largest_error,
-    summary,
-    table,
+    no_memory,
 )
-from experiments.bench.harness import ProcessMeter, Turns, timed
+from experiments.bench.harness import ProcessMeter, Turns, answer, timed
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -172,11 +170,11 @@ def test_a_row_is_made_of_paired_ratios_and_of_added_memory() -> None:
             "mass_memory_over_eager": 0.05,
         }
     )
-    assert table([one]).row_count == 1
+    assert len(table([one]).rows) == 1
     assert "1.20 times" in summary(one)
     one.peaks["eager"] = 100
     assert one.row().mass_memory_over_eager is None
-    assert table([one]).row_count == 1
+    assert len(table([one]).rows) == 1
 
 
 def test_no_repeat_is_begun_that_would_end_too_late() -> None:
@@ -193,13 +191,11 @@ def test_no_repeat_is_begun_that_would_end_too_late() -> None:
     assert [len(one.turns.rounds) for one in measured] == [4, 1]
 
 
-def test_a_child_that_dies_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Died:
-        def result(self) -> None:
-            raise variants.BrokenProcessPool
-
+def test_a_child_that_dies_is_a_sentence() -> None:
+    died: Future[None] = Future()
+    died.set_exception(BrokenProcessPool())
     with pytest.raises(UserError, match=r"eager attention over 40 tokens did not end.*task\.lengths"):
-        Children._result(Died(), "eager", SHORT)
+        answer(died, no_memory("eager", SHORT))
 
 
 @pytest.mark.parametrize(

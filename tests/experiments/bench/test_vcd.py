@@ -10,13 +10,14 @@ import torch
 from rich.console import Console
 
 from experiments.bench.harness import Turns
-from experiments.bench.vcd import Measured, Row, VcdBench, judged, tables, verdicts
-from experiments.bench.vcd_variants import BETA, BOUNDS, SIZES, VARIANTS, Probe, Reading, Setting, certain_head
+from experiments.bench.models import DECODING_SIZES
+from experiments.bench.vcd import BOUNDS, Measured, Row, VcdBench, judged, tables, verdicts
+from experiments.bench.vcd_variants import BETA, VARIANTS, Probe, Reading, Setting, certain_head
 from interp.errors import UserError
 from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of
 
-TINY = SIZES["tiny"]
+TINY = DECODING_SIZES["tiny"]
 ROW_KEYS = {
     "size",
     "dtype",
@@ -139,7 +140,7 @@ def fake(size: str, items: int, seconds: dict[str, float], clock: float = 0.0) -
     def taking(name: str) -> Any:
         return lambda: one.prefills[-1].setdefault(name, 2.0) and seconds[name]
 
-    one = Measured(size, SIZES[size].dtypes[0], items, Turns({name: taking(name) for name in seconds}))
+    one = Measured(size, DECODING_SIZES[size].dtypes[0], items, Turns({name: taking(name) for name in seconds}))
     one.first = {name: Reading(2.0, 0.1, [[1]], 1.0 if name == "lazy" else None) for name in seconds}
     return one
 
@@ -168,15 +169,15 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
     assert paired == "tiny float32, 1 item: paired over plain 1.50, at most 1.40 wanted: missed"
     assert two_forward.endswith("2.00, at least 1.25 wanted: kept")
     assert lazy.endswith("kept")
-    assert [shown.row_count for shown in tables([one])] == [1, 1]
+    assert [len(shown.rows) for shown in tables([one])] == [1, 1]
     one.peaks = dict.fromkeys(VARIANTS, 2**20)
-    assert [shown.row_count for shown in tables([one])] == [1, 1]
+    assert [len(shown.rows) for shown in tables([one])] == [1, 1]
     assert not judged([row._replace(items=2)])
 
 
 def test_every_bound_is_of_a_size_type_and_ratio_that_is_measured() -> None:
     for bound in BOUNDS:
-        assert bound.dtype in SIZES[bound.size].dtypes
+        assert bound.dtype in DECODING_SIZES[bound.size].dtypes
         assert bound.items in VcdBench().items
         assert bound.ratio in Row._fields
 
