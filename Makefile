@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test contract chromium check format clean
+.PHONY: help install install-dev demo test test-all contract chromium check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -28,8 +28,11 @@ install-dev: .venv/.installed-dev ## the same with the tools that test and check
 demo: install ## install, then the main job: baseline, VCD and its controls on the bundled organism
 	$(BIN)/python -m experiments.run +exp=vcd_llava
 
-test: install-dev chromium ## install, then the tests
+test: install-dev chromium ## install, then the tests but for the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist loadfile
+
+test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # Without TRANSFORMERS the committed table is written anew; with it, that version is installed beside .venv and compared.
 CONTRACT_VENV = .venv-contract-$(TRANSFORMERS)
@@ -55,11 +58,12 @@ chromium:
 	&& { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "no Chromium here: the tests of the report in a browser will skip"
 
-check: install-dev ## ruff, mypy, import-linter
+check: install-dev ## ruff, mypy, import-linter; no circle of files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_imports.py
 
 format: install-dev ## let ruff put the code in form
 	$(BIN)/ruff format .
