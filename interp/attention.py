@@ -1,8 +1,8 @@
-"""Records where the language model's attention goes, while it generates or runs a forward as usual.
+"""Records where the language model's attention goes, during generation or a single forward.
 
 *Segment mass* is the exact share of a query's attention on each segment, by layer and head. Attention is linear in V,
-so a second call of the same kernel with one-hot segment indicators as values gives it for all queries in O(N) memory.
-For a few queries the whole attention rows are computed in float32 instead; *maps* are such rows.
+so calling the same kernel again with one-hot segment indicators as values gives it for all queries in O(N) memory. For
+a few queries the full attention rows are computed in float32 instead; *maps* are such rows.
 
 Queries are numbered by *step*: 0 is the verdict (the last token of the prompt, from which the first answer token is
 predicted), 1, 2, ... are the generated tokens as they are fed back, −1, −2, ... count backwards through the prompt.
@@ -30,11 +30,11 @@ from interp.segments import RowSegments, Segments
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-FEW = 16  # up to this many queries are computed as float32 rows, also for half-precision models
+FEW = 16  # up to this many queries are computed as float32 rows, in half-precision models too
 
 
 class Queries(Enum):
-    """Which queries to record. A sequence of steps can be given instead."""
+    """Which queries to record; a sequence of steps can be given instead."""
 
     VERDICT = "verdict"
     GENERATED = "generated"  # the verdict and every generated token
@@ -46,7 +46,7 @@ Steps = Queries | Sequence[int]
 
 @dataclass
 class Record:
-    """What ``record_attention`` has recorded so far. Rows are numbered through all batches, in the order they ran."""
+    """What ``record_attention`` has recorded so far. Rows are numbered across batches, in the order they ran."""
 
     pieces: list[Masses] = field(default_factory=list)
     maps: list[AttentionMap] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Record:
     def masses(self) -> pd.DataFrame:
         """Tidy table: row, step, query (column in the batch), layer, head, segment, tokens (in the segment), mass.
 
-        Built anew at each access. ``tokens`` are counted at the time of the query.
+        Rebuilt at each access. ``tokens`` are counted at the time of the query.
         """
         return mass_table(self.pieces)
 
@@ -72,9 +72,9 @@ def record_attention(
 ) -> Iterator[Record]:
     """Records every forward of ``vlm`` while open: ``vlm.generate`` (greedy, sampled, cached, batched), ``vlm.score``.
 
-    ``queries`` are those whose segment masses are recorded, ``maps`` those whose whole rows are kept; ``layers``
+    ``queries`` are those whose segment masses are recorded, ``maps`` those whose full rows are kept; ``layers``
     defaults to all. ``segments`` are those of inputs encoded before the block (``interp.segments.segment``). Logits are
-    those of sdpa, and the model's own attention implementation is restored when the block ends, also on an exception.
+    those of sdpa. The model's own attention implementation is restored when the block ends, also on an exception.
 
     Raises:
         UserError: an unknown layer, a step before the prompt, inputs encoded before the block without ``segments``, a
@@ -87,7 +87,7 @@ def record_attention(
 
 @dataclass
 class _Capture:
-    """What to record of one forward (columns of the batch), and what its layers have given so far."""
+    """Which columns of one forward to record, and what its layers have yielded so far."""
 
     forward: Forward
     logged: list[int]
@@ -97,11 +97,11 @@ class _Capture:
     indicators: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def places(self, columns: list[int], device: torch.device) -> Int[Tensor, "query"]:
-        """Where these columns are among the forward's queries."""
+        """Indices of these columns among the forward's queries."""
         return torch.tensor(columns, device=device) - self.forward.start
 
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
-        """Segments of a layer's keys, which end with the newest column; the same for all layers that hold as many."""
+        """Segments of a layer's keys, which end with the newest column. Cached by number of keys."""
         start = self.forward.total - call.key.shape[2]
         key = (start, dtype, call.key.device)
         if key not in self.indicators:
@@ -111,7 +111,7 @@ class _Capture:
 
 
 class _Recorder:
-    """The hooks of one ``record_attention``: around each forward, and at each attention call in it."""
+    """The hooks of one ``record_attention``, around each forward and at each attention call."""
 
     def __init__(self, vlm: "VLM", queries: Steps, maps: Steps, layers: Sequence[int]) -> None:
         self.name, self.imageless = vlm.name, vlm.layout.cross_attended
@@ -123,7 +123,7 @@ class _Recorder:
         self.sight: _Capture | None = None
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward: which of its columns to record."""
+        """Runs before a forward; selects the columns to record."""
         self.sight = None
         if is_paused():
             return
@@ -141,7 +141,7 @@ class _Recorder:
         self.sight = _Capture(forward, logged, [column for column in new if self.maps(batch.step(column))])
 
     def observe(self, call: AttentionCall) -> None:
-        """At an attention call: the masses and rows of this layer's recorded queries."""
+        """Runs at each attention call; computes the masses and rows of the selected queries."""
         sight = self.sight
         if is_paused() or call.layer not in self.layers:
             return
@@ -156,7 +156,7 @@ class _Recorder:
             sight.masses[call.layer] = _mass(call, sight)
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """After a forward: moves what the layers gave to the CPU, in one transfer."""
+        """Runs after a forward; moves the layers' results to the CPU in one transfer."""
         sight, self.sight = self.sight, None
         if sight is None:
             return
@@ -185,12 +185,12 @@ class _Recorder:
                 f"layer {missing[0]} of {self.name} attends without transformers' attention interface; recording needs "
                 "that; load it with attn_implementation='eager' and pass output_attentions=True"
             )
-        device = found[self.layers[0]].device  # layers may be spread over several
+        device = found[self.layers[0]].device  # layers may be on several devices
         return torch.stack([found[layer].to(device) for layer in self.layers]).cpu()
 
 
 def _wanted(queries: Steps) -> Callable[[int], bool]:
-    """Step → whether it is recorded."""
+    """A predicate on steps: whether to record."""
     if queries is Queries.ALL:
         return lambda step: True
     if queries is Queries.GENERATED:
@@ -220,7 +220,7 @@ def _kernel_mass(
     """Calls the kernel once more with indicators as values, padded with zeros to the head dimension."""
     width = call.value.shape[3]
     parts = []
-    for some in indicator.split(width, dim=2):  # as a rule one part: a head is wider than there are segments
+    for some in indicator.split(width, dim=2):  # usually one part: a head is wider than the number of segments
         values = torch.nn.functional.pad(some, (0, width - some.shape[2]))[:, None]
         parts.append(call.weighted(values)[..., : some.shape[2]])
     return torch.cat(parts, dim=3).transpose(1, 2).float()

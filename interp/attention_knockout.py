@@ -1,9 +1,9 @@
-"""Cuts attention edges between segments, to measure what travels along them by its absence.
+"""Attention knockout: cuts attention edges between segments to measure what information they carry.
 
 An edge goes from the keys of one segment to the queries of another: ``("image", "verdict")`` keeps the verdict from
 attending to the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4). Names are those of
 ``interp.segments``, with ``image`` for the picture and ``verdict`` for the prompt's last token, from which the first
-answer token is predicted. A token always attends to itself, so every query keeps a key. Layers are decoder layers,
+answer token is predicted. A token's edge to itself is never cut, so every query keeps a key. Layers are decoder layers,
 from 0.
 """
 
@@ -28,7 +28,7 @@ Edge = tuple[str, str]
 
 VERDICT = "verdict"
 ENDS = ("image", VERDICT, *(name for name in SEGMENTS if name not in ("padding", IMAGE)))
-"""What an edge may start from and end at."""
+"""Valid ends of an edge."""
 
 
 @contextmanager
@@ -38,8 +38,8 @@ def knockout(
     """Cuts ``edges`` in ``layers`` (default: all) of every forward of ``vlm`` while open, cached decoding included.
 
     ``segments`` are those of inputs encoded before the block (``interp.segments.segment``). Blocks nest, also with
-    ``record_attention``, which sees the attention that is left. The model is restored when the block ends, also on an
-    exception.
+    ``record_attention``, which then records the remaining attention. The model is restored when the block ends, also on
+    an exception.
 
     Raises:
         UserError: no edges, an unknown segment or layer, image tokens of a model that has none, inputs encoded before
@@ -62,7 +62,7 @@ def knockout_effect(
     """The Yes/No margin with ``edges`` cut minus the margin without, for each prompt, in logits; float32 on the CPU.
 
     Raises:
-        UserError: as ``knockout``; no prompts.
+        UserError: no prompts, or as ``knockout``.
     """
     return _effects(vlm, prompts, edges, [layers], batch_size)[0]
 
@@ -70,10 +70,10 @@ def knockout_effect(
 def knockout_by_window(
     vlm: "VLM", prompts: "Sequence[Prompt]", edges: Sequence[Edge], *, width: int, batch_size: int = 32
 ) -> Float[Tensor, "window row"]:
-    """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` alone; ``width=1`` is layer by layer.
+    """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` separately.
 
-    A window misses what the layers outside it carry as well: narrow windows give a lower bound, wide ones locate less
-    precisely (Geva et al. 2023 take 9 of 48 layers). Costs windows + 1 forwards a batch.
+    Layers outside a window can carry the same information, so narrow windows give a lower bound, while wide ones
+    localise less precisely (Geva et al. 2023 use 9 of 48 layers). Costs windows + 1 forwards per batch.
 
     Raises:
         UserError: as ``knockout_effect`` and ``windows``.
@@ -82,10 +82,10 @@ def knockout_by_window(
 
 
 def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
-    """All runs of ``width`` consecutive layers among those with self-attention, from the first on.
+    """All runs of ``width`` consecutive layers among those with self-attention.
 
     Raises:
-        UserError: a width below 1 or above the number of these layers.
+        UserError: a width below 1 or above the number of such layers.
     """
     layers = tuple(vlm.layout.attentions(vlm.model))
     if not 1 <= width <= len(layers):
@@ -103,7 +103,7 @@ def _effects(
     cuts: Sequence[Sequence[int] | None],
     batch_size: int,
 ) -> Float[Tensor, "cut row"]:
-    """Effects of cutting in each set of layers."""
+    """The effect of cutting the edges in each set of layers."""
     _check(vlm, edges)
     if not prompts or batch_size < 1:
         raise UserError(
@@ -133,7 +133,7 @@ def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
 
 
 class _Cutter:
-    """The hooks of one ``knockout``: around each forward, and at each attention call in it."""
+    """The hooks of one ``knockout``, around each forward and at each attention call."""
 
     def __init__(self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int]) -> None:
         self.edges = tuple(edges)
@@ -143,17 +143,17 @@ class _Cutter:
         self.cuts: dict[int, Bool[Tensor, "row head query key"] | None] = {}  # by number of keys
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward: which columns it holds."""
+        """Runs before a forward; finds which columns it holds."""
         self.forward, self.cuts = self.follower.enter(args, kwargs), {}
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """After a forward: its cache identifies it at the next decoding step."""
+        """Runs after a forward, and remembers its cache to recognise the next decoding step."""
         if self.forward is not None:
             self.follower.leave(self.forward, output)
         self.forward, self.cuts = None, {}
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        """At an attention call: the same one without the edges."""
+        """Runs at each attention call; returns it without the edges."""
         if call.layer not in self.layers:
             return call
         if self.forward is None or call.query.shape[2] != self.forward.total - self.forward.start:
@@ -164,14 +164,14 @@ class _Cutter:
         keys = call.key.shape[2]
         if keys not in self.cuts:
             cut = _cut(self.forward, self.edges, keys)
-            # A step that holds none of the queries stays as it is, with the mask it has.
+            # A step without any of the queries keeps its mask.
             self.cuts[keys] = cut.to(call.key.device) if bool(cut.any()) else None
         edges = self.cuts[keys]
         return call if edges is None else call.block(edges)
 
 
 def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "row 1 query key"]:
-    """True at the edges to cut. The keys are the newest columns; a sliding window's cache drops older ones."""
+    """True at the edges to cut. Keys are the newest columns; the cache of a sliding window drops older ones."""
     segments, total = forward.batch.segments, forward.total
     codes = segments.indicator(0, total).argmax(-1)
     first = total - keys
@@ -181,12 +181,12 @@ def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "ro
         sees = _at(codes, target, segments.width)[:, forward.start :]
         cut |= sees[:, :, None] & seen[:, None, :]
     columns = torch.arange(total)
-    cut &= columns[forward.start :, None] != columns[None, first:]  # a token keeps itself
+    cut &= columns[forward.start :, None] != columns[None, first:]  # never cut a token's edge to itself
     return cut[:, None]
 
 
 def _at(codes: Tensor, name: str, width: int) -> Bool[Tensor, "row column"]:
-    """True at the columns that an end of an edge names."""
+    """True at the columns of one end of an edge."""
     if name == VERDICT:
         return (torch.arange(codes.shape[1]) == width - 1).expand(codes.shape)
     return codes == SEGMENTS.index(IMAGE if name == "image" else name)

@@ -1,7 +1,7 @@
-"""Attention masses and maps as tidy tables, and what is read from them. Pure functions of arrays.
+"""Attention masses and maps as tidy tables, and statistics of them.
 
-There are more image tokens than text tokens, and the first token is a sink, so a raw share of attention means little
-without the share of what the sink leaves, and the share per token.
+There are more image tokens than text tokens, and the first token is an attention sink. Report a raw share of attention
+together with the share without the sink and the share per token.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,8 +25,8 @@ COLUMNS = ("row", "step", "query", "layer", "head", "segment", "tokens", "mass")
 class Masses:
     """The masses of one forward.
 
-    ``real`` is False for queries to leave out (padding, rows whose answer has ended); ``tokens`` are counts by segment.
-    ``imageless`` says that the family has no image tokens; their mass is then missing in tables instead of 0.
+    ``real`` is False for queries to leave out (padding, rows whose answer has ended). ``tokens`` are counts by segment.
+    ``imageless``: the family has no image tokens, so their mass is missing in tables instead of 0.
     """
 
     mass: Float[Tensor, "layer row head query segment"]
@@ -60,7 +60,7 @@ def mass_table(pieces: Iterable[Masses]) -> pd.DataFrame:
 
 def _table(piece: Masses) -> pd.DataFrame:
     rows, queries = np.nonzero(piece.real.numpy())
-    mass = piece.mass.numpy()[:, rows, :, queries]  # query layer head segment: numpy puts paired indices first
+    mass = piece.mass.numpy()[:, rows, :, queries]  # query layer head segment: numpy moves paired indices to the front
     count, layers, heads, segments = mass.shape
     if piece.imageless:
         mass = np.where([name in IMAGE_SEGMENTS for name in SEGMENTS], np.nan, mass).astype(mass.dtype)
@@ -89,10 +89,10 @@ def _table(piece: Masses) -> pd.DataFrame:
 
 
 def normalised(masses: pd.DataFrame) -> pd.DataFrame:
-    """The table with ``mass_without_sink`` and ``mass_per_token``.
+    """Adds ``mass_without_sink`` and ``mass_per_token`` to the table.
 
-    The first is the share of what the sink leaves, missing for the sink itself. The second is the raw mass divided by
-    the segment's number of tokens, missing where it has none.
+    The first is the share of the attention that is not on the sink, missing for the sink itself. The second is the raw
+    mass divided by the segment's number of tokens, missing if it has none.
     """
     keys = ["row", "step", "layer", "head"]
     sink = masses.loc[masses["segment"] == "sink", [*keys, "mass"]].rename(columns={"mass": "sink"})
@@ -104,9 +104,9 @@ def normalised(masses: pd.DataFrame) -> pd.DataFrame:
 
 
 def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFrame:
-    """Row, step, layer → ``share``: mass on the image as a share of 1, mean over heads, by default without the sink.
+    """``share`` by row, step and layer: mass on the image (0 to 1), mean over heads, by default without the sink.
 
-    Missing where the family has no image tokens (it reads pictures by cross-attention).
+    Missing if the family has no image tokens (cross-attention).
     """
     table = normalised(masses)
     value = "mass_without_sink" if without_sink else "mass"
@@ -125,7 +125,7 @@ def select(
     """The rows of the given layers, heads and segments.
 
     Raises:
-        UserError: one that is not in the table.
+        UserError: one of them is not in the table.
     """
     chosen = masses
     for column, wanted in (("layer", layers), ("head", heads), ("segment", segments)):
@@ -164,6 +164,6 @@ def patch_map(weights: Float[Tensor, "column"], grid: PatchGrid) -> Float[Tensor
 
 
 def word_masses(weights: Float[Tensor, "column"], row: RowSegments) -> pd.DataFrame:
-    """Word of the question → ``mass`` on its tokens, in reading order."""
+    """``mass`` on the tokens of each word of the question, in reading order."""
     mass = [float(weights[torch.tensor(word.columns)].sum()) for word in row.words]
     return pd.DataFrame({"word": [word.text for word in row.words], "mass": mass})

@@ -1,10 +1,10 @@
-"""What of a picture and its question moves the Yes/No margin: integrated gradients and occlusion, by captum.
+"""Attributes the Yes/No margin to the picture and the question, by integrated gradients and occlusion (captum).
 
-captum is given a forward of our own, the teacher-forced one that scores the first answer token. Its ``LLMAttribution``
-(0.9) drops the image on the way to ``generate`` and finds zeros for every region. Everything is for one prompt at a
-time, in units of the margin: positive speaks for Yes. Words are counterfactually *full stops* (each of a word's tokens
-becomes one, so all other tokens keep their places), pictures are plain ones of the mean colour. InstructBLIP's Q-Former
-reads the question on its own: what reaches the margin that way is not counted. Knows nothing of attention.
+captum runs our own forward function, which scores the first answer token. Its ``LLMAttribution`` (0.9) drops the image
+on the way to ``generate`` and returns zero for every region. All functions take one prompt and return attributions in
+logits of the margin; positive favours Yes. The baseline of a word replaces each of its tokens with a full stop, so that
+all other tokens keep their positions. The baseline of a picture is a plain one of the mean colour. InstructBLIP's
+Q-Former reads the question separately; what reaches the margin that way is not counted.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 FILLER = "."
-SPATIAL = ("patches", "queries")  # geometries whose pixels stay one picture
+SPATIAL = ("patches", "queries")  # geometries that do not cut the picture into tiles
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GradientAttribution:
     """Integrated gradients of the margin of one prompt.
 
     ``pixels`` has the shape of the processor's ``pixel_values``; ``tokens`` is 0 at columns outside the question.
-    ``margin`` belongs to the prompt, ``baseline_margin`` to the plain picture and the question of full stops.
+    ``baseline_margin`` is the margin of the plain picture with a question of full stops.
     """
 
     pixels: Float[Tensor, "..."]
@@ -48,31 +48,31 @@ class GradientAttribution:
 
     @property
     def image(self) -> float:
-        """The picture's part of the difference between the two margins."""
+        """The picture's share of ``margin − baseline_margin``, in logits."""
         return float(self.pixels.sum())
 
     @property
     def text(self) -> float:
-        """The question's part."""
+        """The question's share of ``margin − baseline_margin``, in logits."""
         return float(self.tokens.sum())
 
     @property
     def error(self) -> float:
-        """How far the parts are from adding up to the difference (completeness); more steps make it smaller."""
+        """The completeness error: how far the two shares are from adding up. More steps make it smaller."""
         return self.image + self.text - (self.margin - self.baseline_margin)
 
     @property
     def words(self) -> pd.DataFrame:
-        """Word of the question → ``attribution``, in reading order; a token that two words share counts for both."""
+        """``attribution`` of each word of the question, in reading order. A token shared by two words counts twice."""
         values = [float(self.tokens[list(word.columns)].sum()) for word in self.row.words]
         return pd.DataFrame({"word": [word.text for word in self.row.words], "attribution": values})
 
 
 def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch_size: int = 16) -> GradientAttribution:
-    """Along the line from a plain picture and full stops to the prompt (Sundararajan et al. 2017, equation 1).
+    """Integrated gradients from a plain picture and full stops to the prompt (Sundararajan et al. 2017, equation 1).
 
-    The line runs through pixels and text embeddings at once, by Gauss-Legendre nodes; ``batch_size`` of them are in
-    memory at a time, with all that their gradients need.
+    Pixels and text embeddings are interpolated together, at ``steps`` Gauss-Legendre nodes. ``batch_size`` nodes are
+    run at a time; memory for their gradients grows with it.
 
     Raises:
         UserError: the prompt has no image, or fewer than one step.
@@ -86,7 +86,7 @@ def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch
     with torch.no_grad():
         text = embed(encoded["input_ids"]).float()
         silent = embed(_filled(vlm, encoded["input_ids"], row.columns("user"))).float()
-    # Pixels get a leading dimension of their own: families differ in what their first one counts.
+    # Pixels get an extra leading dimension: what the first one counts differs by family.
     inputs = (encoded["pixel_values"][None].float(), text)
     baselines = (plain["pixel_values"][None].float(), silent)
     forward = _forward(vlm, dict(encoded), embed)
@@ -100,16 +100,16 @@ def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch
 
 
 def pixel_map(vlm: "VLM", attribution: GradientAttribution) -> Float[Tensor, "height width"]:
-    """Sums over the pixels behind each image token, over the part of the picture that the model sees (its grid's box).
+    """Sums pixel attributions by image token. The map covers the part of the picture that the model sees (grid box).
 
-    Where image tokens lie nowhere in the picture (InstructBLIP) each pixel is on its own.
+    For InstructBLIP, whose image tokens have no location in the picture, the map is by pixel.
 
     Raises:
-        UserError: the family cuts its pictures into tiles, or has no image tokens to sum for.
+        UserError: the family cuts its pictures into tiles, or has no image tokens.
     """
     geometry, pixels, grids = vlm.layout.geometry, attribution.pixels, attribution.row.grids
     if geometry == "thw":
-        # Patches come flattened, in the order in which they are merged into tokens.
+        # Patches are flattened, in the order in which they are merged into tokens.
         rows, columns = grids[0].columns.shape
         return reduce(pixels, "(row column patch) value -> row column", "sum", row=rows, column=columns)
     vlm.layout.require_image_tokens(vlm.name)
@@ -123,16 +123,16 @@ def pixel_map(vlm: "VLM", attribution: GradientAttribution) -> Float[Tensor, "he
         return heat
     rows, columns = grids[0].columns.shape
     side = heat.shape[0] // rows, heat.shape[1] // columns
-    used = heat[: rows * side[0], : columns * side[1]]  # a patch embedding drops the pixels that fill no patch
+    used = heat[: rows * side[0], : columns * side[1]]  # the patch embedding drops pixels that do not fill a patch
     return reduce(used, "(row y) (column x) -> row column", "sum", row=rows, column=columns)
 
 
 def occlude_image(
     vlm: "VLM", prompt: "Prompt", *, rows: int = 6, columns: int = 6, batch_size: int = 16
 ) -> Float[Tensor, "row column"]:
-    """The margin less the margin with one region of the picture painted in the mean colour, for each region.
+    """For each region: the margin minus the margin with that region painted in the mean colour.
 
-    Regions are the cells of ``rows`` × ``columns`` over the original picture, before the processor touches it.
+    Regions are the cells of a ``rows`` × ``columns`` grid over the original picture, before any preprocessing.
 
     Raises:
         UserError: the prompt has no image, or the picture has fewer pixels than regions along a side.
@@ -160,7 +160,7 @@ def occlude_image(
 
 
 def occlude_words(vlm: "VLM", prompt: "Prompt", *, batch_size: int = 16) -> pd.DataFrame:
-    """Word of the question → ``attribution``: the margin less the margin with that word's tokens made full stops.
+    """``attribution`` of each word: the margin minus the margin with that word's tokens replaced by full stops.
 
     Raises:
         UserError: the question has no words.
@@ -184,7 +184,7 @@ def occlude_words(vlm: "VLM", prompt: "Prompt", *, batch_size: int = 16) -> pd.D
 
 
 def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
-    """What the image processor takes for the mean of all pictures (middle grey where it says nothing)."""
+    """The image processor's mean in RGB, or middle grey if it has none."""
     mean = getattr(vlm.processor.image_processor, "image_mean", None) or (0.5, 0.5, 0.5)
     red, green, blue = (round(255 * share) for share in mean)
     return red, green, blue
@@ -193,7 +193,7 @@ def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
 def _ablate(
     margins: Callable[[Float[Tensor, "variant feature"]], Float[Tensor, "variant"]], features: int, batch_size: int
 ) -> Float[Tensor, "feature"]:
-    """captum's ablation over what is there (1) or not (0)."""
+    """captum's feature ablation over indicators: 1 keeps a feature, 0 removes it."""
     _at_least_one("batch_size", batch_size)
     with torch.no_grad():
         found = FeatureAblation(margins).attribute(torch.ones(1, features), perturbations_per_eval=batch_size)
@@ -201,7 +201,7 @@ def _ablate(
 
 
 def _forward(vlm: "VLM", encoded: dict[str, Any], embed: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """(pixels, embeddings of all columns) → margins, for some variants of one encoded prompt."""
+    """A function from (pixels, embeddings of all columns) to margins, for several variants of one encoded prompt."""
 
     def margins(
         pixels: Float[Tensor, "variant ..."], embeddings: Float[Tensor, "variant column dim"]
@@ -216,7 +216,7 @@ def _forward(vlm: "VLM", encoded: dict[str, Any], embed: Any) -> Callable[[Tenso
 
 @contextmanager
 def _embedded(embed: Any, embeddings: Float[Tensor, "variant column dim"]) -> Iterator[None]:
-    """The embedding layer gives ``embeddings``; the model still sees from ``input_ids`` where its image goes."""
+    """Makes the embedding layer return ``embeddings``. ``input_ids`` still tells the model where the image goes."""
 
     def instead(module: Any, arguments: Any, output: Tensor) -> Tensor:
         return embeddings if output.shape == embeddings.shape else output
@@ -229,12 +229,12 @@ def _embedded(embed: Any, embeddings: Float[Tensor, "variant column dim"]) -> It
 
 
 def _repeated(encoded: dict[str, Any], times: int) -> dict[str, Any]:
-    """The inputs of one prompt, several times over."""
+    """The inputs of one prompt, repeated ``times`` times."""
     return {name: torch.cat([value] * times) if torch.is_tensor(value) else value for name, value in encoded.items()}
 
 
 def _filled(vlm: "VLM", ids: Int[Tensor, "1 column"], columns: list[int]) -> Int[Tensor, "1 column"]:
-    """Full stops at ``columns``."""
+    """``ids`` with full stops at ``columns``."""
     filled = ids.clone()
     filled[:, columns] = vlm.tokenizer(FILLER, add_special_tokens=False)["input_ids"][-1]
     return filled

@@ -1,9 +1,9 @@
 """Directions in the residual stream that separate a yes-or-no property, with their accuracy on held-out cases.
 
 Difference of means (Marks and Tegmark 2023; Arditi et al. 2024, "Refusal in Language Models Is Mediated by a Single
-Direction"), logistic regression, or Fisher's discriminant. The direction that *reads* a property best need not be the
-one to *steer* it by: the mean difference connects the two classes, while the other two also turn away from whatever
-else varies.
+Direction"), logistic regression, or Fisher's discriminant. The best direction to *read* a property is not necessarily
+the best to *steer* it: the mean difference connects the two classes, while the other two also rotate away from other
+sources of variance.
 """
 
 from collections.abc import Sequence
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 Kind = Literal["mean_difference", "logistic", "discriminant"]
 KIND = "directions"
 FOLDS = 5
-LOGISTIC_STRENGTH = 1.0  # scikit-learn's C on standardised features, fixed so that nothing is tuned
+LOGISTIC_STRENGTH = 1.0  # scikit-learn's C on standardised features; fixed, not tuned
 
 
 @dataclass(frozen=True, eq=False)
 class Direction:
     """A unit vector. A state whose projection is above ``threshold`` is read as having the property ``name``.
 
-    ``gap`` is the distance between the two class means along it, the natural unit of a steering strength. ``accuracy``
-    (the mean over both classes) and ``auroc`` are on held-out groups; ``n``, ``positives`` and ``groups`` count
-    the cases it was fitted on.
+    ``gap`` is the distance between the two class means along the vector, the natural unit of a steering strength.
+    ``accuracy`` (the mean over both classes) and ``auroc`` are on held-out groups. ``n``, ``positives`` and ``groups``
+    count the cases it was fitted on.
     """
 
     name: str
@@ -67,7 +67,7 @@ def fit_direction(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> Direction:
-    """Fits a direction for ``labels`` (true or false) on all cases; measures it by cross-validation over ``groups``.
+    """Fits a direction for binary ``labels`` on all cases, and evaluates it by cross-validation over ``groups``.
 
     Cases whose state is NaN are left out. ``balance`` as in ``interp.probes.probe``.
 
@@ -113,16 +113,16 @@ def project(hidden: Float[Tensor, "*any width"], direction: Direction) -> Float[
 
 
 def projections(read: "Residuals", direction: Direction, *, place: str | None = None) -> Float[Tensor, "layer row"]:
-    """The projections at every layer of ``read``, at the direction's own place unless another is given."""
+    """The projections at every layer of ``read``, at ``place`` (default: the direction's own)."""
     where = direction.place if place is None else place
     return torch.stack([project(read.at(where, layer), direction) for layer in read.layers])
 
 
 def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction direction"]:
-    """The cosines of all pairs. For two random directions of width w it is about ± 1/√w.
+    """The cosines of all pairs. Between two random directions of width w they are about ± 1/√w.
 
     Raises:
-        UserError: no directions, or of different widths.
+        UserError: no directions, or different widths.
     """
     widths = {direction.vector.numel() for direction in directions}
     if len(widths) != 1:
@@ -132,7 +132,7 @@ def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction directi
 
 
 def save_directions(path: Path, directions: Sequence[Direction], *, vlm: "VLM") -> None:
-    """All in one ``interp.tensor_file``: equal directions of the same model give equal bytes."""
+    """Writes an ``interp.tensor_file``. Equal directions of the same model give equal bytes."""
     plain = [field.name for field in fields(Direction) if field.name != "vector"]
     about = {"directions": [{name: getattr(direction, name) for name in plain} for direction in directions]}
     tensors = {str(i): direction.vector for i, direction in enumerate(directions)}
@@ -140,10 +140,10 @@ def save_directions(path: Path, directions: Sequence[Direction], *, vlm: "VLM") 
 
 
 def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
-    """What ``save_directions`` wrote, in its order.
+    """Reads what ``save_directions`` wrote, in the same order.
 
     Raises:
-        UserError: the file holds no directions, or those of another model: other weights or another width.
+        UserError: the file holds no directions, or those of a model with other weights or another width.
     """
     read = read_tensors(path, KIND)
     found = [Direction(vector=read.tensors[str(i)], **row) for i, row in enumerate(read.about["directions"])]
@@ -155,7 +155,7 @@ def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
 def _fit(
     states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, "row"], nuisances: Sequence[np.ndarray], kind: str
 ) -> tuple[Float[np.ndarray, "width"], float]:
-    """A unit vector, and the projection above which a case is read as true. Both classes have equal weight."""
+    """A unit vector, and the threshold on the projection. Both classes have equal weight."""
     weights = raked(label.astype(int), nuisances)
     states, label, weights = states[weights > 0], label[weights > 0], weights[weights > 0]
     if kind == "logistic":

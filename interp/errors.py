@@ -1,5 +1,5 @@
-"""The one exception type that is shown to a person as a single sentence."""
+"""The exception that is shown to the user as a single sentence."""
 
 
 class UserError(Exception):
-    """Something the person at the keyboard can mend: names the value, the rule and the way out, without a traceback."""
+    """A mistake that the user can fix. The message names the value, the rule and the way out; no traceback is shown."""

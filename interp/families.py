@@ -1,8 +1,8 @@
-"""What each model family looks like inside: module paths, the image token, how image tokens lie in the picture.
+"""The structure of each model family: module paths, the image token, and how image tokens lie in the picture.
 
-One dict keyed by ``model_type``. Nothing is found by counting layers or matching names, which could pick a vision tower
-that is deeper than the decoder. Paths were read in transformers 5.23 and are relative to the
-``*ForConditionalGeneration`` model; the tests build one model of each family and check them.
+``LAYOUTS`` is keyed by ``model_type``. Modules are not found by counting layers or matching names, which could pick a
+vision tower that is deeper than the decoder. Paths are those of transformers 5.23, relative to the
+``*ForConditionalGeneration`` model; the tests build a model of each family and check them.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from transformers import BatchFeature
 
 Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attention"]
-"""How one image's tokens lie:
+"""How one image's tokens are arranged:
 
 ``patches``  one contiguous run, row-major over the picture;
 ``anyres``   one run: a base grid of the whole picture, then the unpadded high-resolution grid with a newline column;
-``thw``      one run, row-major, its grid given by ``image_grid_thw`` over the merge size;
-``tiles``    one run a tile (row-major tiles, then the whole picture), with delimiter tokens between the runs;
-``queries``  one run of learned queries that stand for no place in the picture;
-``cross_attention``  nowhere in the sequence: the picture's features are the keys of cross-attention layers alone.
+``thw``      one run, row-major, with the grid from ``image_grid_thw`` divided by the merge size;
+``tiles``    one run per tile (row-major tiles, then the whole picture), with delimiter tokens between the runs;
+``queries``  one run of learned queries without a location in the picture;
+``cross_attention``  not in the sequence: the picture's features are only the keys of cross-attention layers.
 """
 
 PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "projector")
@@ -31,15 +31,15 @@ PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "p
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are in one model family. The six paths are dotted names under the top-level model.
+    """The layout of one model family. The six paths are dotted names under the top-level model.
 
-    ``attention`` is the self-attention's name inside a decoder layer; ``text_config`` the decoder's entry in the
-    model's config, the only one whose attention implementation may be switched ("": the config itself);
-    ``image_token`` the config's attribute that holds the id of the tokens the image features replace;
-    ``crossing_layers`` the text config's attribute that lists which of ``layers`` attend to the picture and have no
-    self-attention; ``position_kind`` is ``"mrope"`` where a token's position is not its column alone; ``prompt`` is
-    ``"pieces"`` where the processor takes no rendered text (``interp.families``); ``along`` are the inputs that a
-    decoding step goes on needing, a row a token; ``note`` says what a reader of the maps must know.
+    ``attention`` is the name of the self-attention inside a decoder layer. ``text_config`` is the decoder's entry in
+    the model's config, the only one whose attention implementation may be switched ("": the config itself).
+    ``image_token`` is the config attribute with the id of the tokens that image features replace. ``crossing_layers``
+    is the text config's attribute that lists which of ``layers`` attend to the picture and have no self-attention.
+    ``position_kind`` is ``"mrope"`` if a token's position is more than its column. ``prompt`` is ``"pieces"`` if the
+    processor does not accept rendered text (``encode_pieces``). ``along`` are inputs with one row per token that every
+    decoding step needs. ``note`` is a caveat for readers of attention maps.
     """
 
     model_type: str
@@ -61,17 +61,25 @@ class Layout:
 
     @property
     def cross_attended(self) -> bool:
-        """Whether the picture is read by cross-attention, so that no token of the sequence stands for it."""
+        """Whether the picture is read by cross-attention, so that the sequence has no image tokens."""
         return self.geometry == "cross_attention"
 
     def path(self, part: str) -> str:
-        """The dotted path of ``part``; UserError for a part that no layout has."""
+        """The dotted path of ``part``.
+
+        Raises:
+            UserError: an unknown part.
+        """
         if part not in PARTS:
             raise UserError(f"no part '{part}' in a layout; known: {', '.join(PARTS)}")
         return str(getattr(self, part))
 
     def module(self, model: Any, part: str) -> Any:
-        """The module at ``part`` of ``model``; UserError if the model does not have it where this layout says."""
+        """The module at ``part`` of ``model``.
+
+        Raises:
+            UserError: the model has no module at that path.
+        """
         path = self.path(part)
         try:
             return model.get_submodule(path)
@@ -82,14 +90,14 @@ class Layout:
             ) from error
 
     def attentions(self, model: Any) -> dict[int, Any]:
-        """Layer index → self-attention module of the language model; layers that only attend to a picture have none."""
+        """Decoder layer → its self-attention module, without the layers that have only cross-attention."""
         text = model.config.get_text_config()
         crossing = getattr(text, self.crossing_layers) if self.crossing_layers else ()
         layers = enumerate(self.module(model, "layers"))
         return {i: layer.get_submodule(self.attention) for i, layer in layers if i not in crossing}
 
     def image_token_id(self, config: Any) -> int:
-        """The id at image positions of ``input_ids``; the config's, since a processor's may be a begin marker.
+        """The id of image tokens in ``input_ids``, from the config: the processor's may be a begin marker.
 
         Raises:
             UserError: the family reads its pictures by cross-attention.
@@ -98,7 +106,11 @@ class Layout:
         return int(getattr(config, self.image_token))
 
     def require_image_tokens(self, name: str = "") -> None:
-        """UserError for a family whose sequence holds no image tokens: their share is not zero, there is none."""
+        """Checks that the sequence has image tokens. Without them their share of attention is undefined, not 0.
+
+        Raises:
+            UserError: the family reads its pictures by cross-attention.
+        """
         if self.cross_attended:
             raise UserError(
                 f"no image tokens in the sequence of {name or self.model_type}: it reads pictures by cross-attention, "
@@ -107,7 +119,11 @@ class Layout:
             )
 
     def require_places(self, name: str = "") -> None:
-        """UserError for a family whose image tokens lie nowhere in the picture, so that there is no map over it."""
+        """Checks that image tokens have locations in the picture, as maps need.
+
+        Raises:
+            UserError: they are learned queries, or the sequence has none.
+        """
         self.require_image_tokens(name)
         if self.geometry == "queries":
             raise UserError(
@@ -200,7 +216,11 @@ LAYOUTS: dict[str, Layout] = {layout.model_type: layout for layout in _ALL}
 
 
 def layout_for(model_or_config: Any) -> Layout:
-    """The layout of a model, or of a config; UserError where the family has none."""
+    """The layout of a model or config.
+
+    Raises:
+        UserError: an unsupported family, or an encoder-decoder language model.
+    """
     config = getattr(model_or_config, "config", model_or_config)
     model_type = getattr(config, "model_type", None)
     if model_type not in LAYOUTS:
@@ -219,12 +239,12 @@ def encode_pieces(
     """IDEFICS inputs from rendered text: ``input_ids``, ``attention_mask``, ``pixel_values``, ``image_attention_mask``.
 
     Its own processor takes each prompt as a list of texts and pictures, and downloads any piece that looks like a URL,
-    which a question may be. There is one picture for each text, or none at all. A token sees its prompt's picture from
-    the placeholder on; without pictures the pixels are 0 and no token sees them, as the processor does for plain text.
-    Rows are padded on the left.
+    which a question may contain. There is one picture per text, or none at all. Tokens from the placeholder on see the
+    prompt's picture. Without pictures the pixels are 0 and masked, as the processor does for plain text. Rows are
+    padded on the left.
 
     Raises:
-        UserError: a text whose number of placeholders is not its number of pictures.
+        UserError: a text whose placeholders do not match its pictures in number.
     """
     import torch
     from transformers import BatchFeature

@@ -1,7 +1,4 @@
-"""What surrounds one call of ``generate()``: settings of a greedy answer, logits of its first step, the rows it made.
-
-Knows nothing of prompts, images or layouts.
-"""
+"""Helpers around one call of ``generate()``: greedy settings, first-step logits, and the generated ids."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,21 +11,20 @@ from torch import Tensor
 
 from interp.errors import UserError
 
-# What a plain greedy answer must not inherit from a checkpoint's generation_config: Qwen2.5-VL ships sampling and a
-# repetition penalty, InstructBLIP five beams. Each can be asked for in the call, but for beams.
+# Overrides a checkpoint's generation_config: Qwen2.5-VL ships sampling and a repetition penalty, InstructBLIP five
+# beams. All of these but beams can still be requested per call.
 GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 
 
 @dataclass
 class Generation:
-    """The answers to a batch of prompts, a row each.
+    """The answers to a batch of prompts, one row each.
 
-    ``texts`` are without special tokens and outer whitespace; ``token_ids`` are the generated ids up to and with the
-    end token; ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, as the arm sees
-    them (NaN where there are no logits); ``finished`` says whether the end token came within ``max_new_tokens``.
-    ``skips`` counts what a method saved (``mitigation.contrastive.second_branch.Skips``). ``statuses`` and ``reasons``
-    say what became of each request where answers come over a network and may not come at all. ``prompts`` are those
-    read, as rendered.
+    ``texts`` have no special tokens and no surrounding whitespace. ``token_ids`` are the generated ids, end token
+    included. ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, with the arm's own
+    method applied (NaN if there are no logits). ``finished`` is whether the end token came within ``max_new_tokens``.
+    ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``). ``statuses`` and
+    ``reasons`` describe the outcome of each request to a remote API. ``prompts`` are the rendered prompts.
     """
 
     texts: list[str]
@@ -42,7 +38,11 @@ class Generation:
 
 
 def check_call(options: dict[str, Any], attention_mask: Int[Tensor, "row column"], seed: int | None) -> None:
-    """Refuses what would give a wrong answer silently: right padding, several sequences a prompt, unseeded sampling."""
+    """Rejects calls that would silently give wrong answers.
+
+    Raises:
+        UserError: right padding, several sequences per prompt, or sampling without a seed.
+    """
     if not bool(attention_mask[:, -1].all()):
         raise UserError(
             "these inputs are padded on the right; generate() continues from the last column; use vlm.encode"
@@ -57,9 +57,9 @@ def check_call(options: dict[str, Any], attention_mask: Int[Tensor, "row column"
 def new_tokens(
     sequences: Int[Tensor, "row all"], input_ids: Int[Tensor, "row prompt"], *, ends: set[int], pad: int
 ) -> list[list[int]]:
-    """The generated ids of each row, up to and with the first end token.
+    """The generated ids of each row, up to and including the first end token.
 
-    Some families' generate() repeats the prompt in ``sequences``, others return the new tokens alone.
+    In some families ``sequences`` starts with the prompt, in others it holds only the new tokens.
     """
     length = input_ids.shape[1]
     repeated = torch.equal(sequences[:, :length].cpu(), input_ids.cpu())
@@ -70,14 +70,14 @@ def _until_end(row: list[int], ends: set[int], pad: int) -> list[int]:
     for i, token in enumerate(row):
         if token in ends:
             return row[: i + 1]
-    while row and row[-1] == pad:  # a row that another criterion stopped before its neighbours
+    while row and row[-1] == pad:  # another stopping criterion ended this row early
         row = row[:-1]
     return row
 
 
 @contextmanager
 def first_logits(speaker: Any) -> Iterator[list[Float[Tensor, "row vocab"]]]:
-    """Collects the logits of the first forward's last column: before any processor, and no later step's."""
+    """Collects the first forward's logits at the last column, before any logits processor."""
     kept: list[Tensor] = []
 
     def keep(module: Any, arguments: Any, output: Any) -> None:
@@ -93,7 +93,7 @@ def first_logits(speaker: Any) -> Iterator[list[Float[Tensor, "row vocab"]]]:
 
 @contextmanager
 def own_length(speaker: Any) -> Iterator[None]:
-    """Hides the checkpoint's max_length, of which generate() warns in every call that says max_new_tokens."""
+    """Hides the checkpoint's max_length: next to max_new_tokens, generate() would warn about it in every call."""
     config = speaker.generation_config
     length, config.max_length = config.max_length, None
     try:
@@ -104,7 +104,7 @@ def own_length(speaker: Any) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """The global generators at ``seed`` for a while, since generate() draws from no other; restored afterwards."""
+    """Seeds the global generators, the only ones that generate() draws from, and restores them afterwards."""
     if seed is None:
         yield
         return

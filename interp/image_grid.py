@@ -1,7 +1,4 @@
-"""Where each image token lies in the picture: columns of the batch arranged as grids, from the processor's real output.
-
-Knows nothing of text, of attention, or of how a grid is drawn.
-"""
+"""Where each image token lies in the picture: columns of the batch as grids, from the processor's actual output."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +14,18 @@ from interp.errors import UserError
 from interp.families import Geometry
 
 Box = tuple[float, float, float, float]
-"""Left, top, right, bottom, as shares of the original picture's width and height; below 0 or above 1 is padding."""
+"""Left, top, right, bottom as fractions of the original picture's width and height. Outside 0 to 1 is padding."""
 
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """Image tokens as they lie over the picture.
+    """A grid of image tokens over the picture.
 
-    ``columns`` are columns of the (left-padded) batch, row-major from the top left; ``box`` is the part of the picture
-    they cover; ``name`` is ``base`` (the whole picture at once), ``tiles`` (the same in high resolution) or ``global``
-    (the small copy beside the tiles).
+    ``columns`` are columns of the (left-padded) batch, row-major from the top left. ``box`` is the part of the picture
+    they cover. ``name`` is ``base`` (the whole picture), ``tiles`` (the whole picture in high resolution) or ``global``
+    (the low-resolution copy that accompanies the tiles).
     """
 
     name: str
@@ -41,10 +38,10 @@ class ImageTokens(NamedTuple):
 
     columns: list[int]  # in the batch, ascending
     ids: Sequence[int]  # the row's whole input_ids
-    picture: int  # its place among the batch's pictures
+    picture: int  # index among the batch's pictures
     size: tuple[int, int]  # width and height of the original picture, in pixels
     batch: Mapping[str, Any]  # the processor's output
-    config: Any  # the model's
+    config: Any  # the model's config
     processor: Any
 
 
@@ -58,7 +55,7 @@ def _grid(name: str, columns: Sequence[int], height: int, width: int, box: Box =
 
 
 def _patches(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """One run; its aspect is that of the pixels the model sees."""
+    """One run, with the aspect ratio of the pixels that the model sees."""
     pixels = tokens.batch["pixel_values"]
     if len(pixels) != len(tokens.batch["input_ids"]):
         raise UserError(
@@ -82,7 +79,7 @@ def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     height, width = unpad_image(torch.zeros(1, tiles[0] * side, tiles[1] * side), size).shape[1:]
     base, rest = tokens.columns[: side * side], tokens.columns[side * side :]
     with_newline = _grid("tiles", rest, height, width + 1)
-    # Padding is cut off in whole cells, the same on both sides: where it was an odd number, half a cell stays.
+    # Padding is removed in whole cells, equally on both sides: of an odd number, half a cell stays on each side.
     shown = [min(tiles[0], tiles[1] * size[0] / size[1]) * side, min(tiles[1], tiles[0] * size[1] / size[0]) * side]
     top, left = (shown[0] - height) / (2 * shown[0]), (shown[1] - width) / (2 * shown[1])
     box = (left, top, 1 - left, 1 - top)
@@ -90,7 +87,7 @@ def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
 
 
 def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """``image_grid_thw`` counts patches before they are merged."""
+    """One run; ``image_grid_thw`` counts patches before merging."""
     frames, height, width = (int(n) for n in tokens.batch["image_grid_thw"][tokens.picture])
     merge = tokens.config.vision_config.spatial_merge_size
     if frames != 1:
@@ -99,7 +96,7 @@ def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
 
 
 def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """Square tiles, row by row, then the whole picture once more; one tile alone is the whole picture."""
+    """Square tiles, row by row, then the whole picture. A single tile is the whole picture."""
     runs = _equal_runs(tokens)
     side = isqrt(len(runs[0]))
     if len(runs) == 1:
@@ -111,7 +108,7 @@ def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
 
 
 def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
-    """The image tokens cut into tiles, all of one length (InternVL puts no mark between them)."""
+    """The image tokens split into tiles of equal length (InternVL has no delimiter tokens between them)."""
     length = getattr(tokens.processor, "image_seq_len", None) or tokens.processor.image_seq_length
     if len(tokens.columns) % length:
         raise UserError(
@@ -122,7 +119,7 @@ def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
 
 
 def _tile_arrangement(tokens: ImageTokens, tiles: int) -> tuple[int, int]:
-    """Rows and columns of tiles: read off the row/column tokens where there are some, else from the picture's size."""
+    """Rows and columns of tiles: from the row/column tokens if there are any, else from the picture's size."""
     names = tokens.processor.tokenizer.convert_ids_to_tokens([tokens.ids[c - 1] for c in tokens.columns if c])
     places = [match for name in names if (match := re.search(r"row_(\d+)_col_(\d+)", name))]
     if places:
@@ -138,7 +135,7 @@ def _tile_arrangement(tokens: ImageTokens, tiles: int) -> tuple[int, int]:
 
 
 def _canvas(tokens: ImageTokens) -> tuple[int, int]:
-    """InternVL's arrangement, by its image processor's own function."""
+    """InternVL's rows and columns of tiles, by its image processor's own function."""
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
     processor = tokens.processor.image_processor
@@ -149,7 +146,7 @@ def _canvas(tokens: ImageTokens) -> tuple[int, int]:
 
 
 def _queries(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
-    """Learned queries lie nowhere."""
+    """No grids: learned queries have no location in the picture."""
     return ()
 
 
@@ -164,7 +161,7 @@ GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
 
 
 def crop_box(image_processor: Any, size: tuple[int, int]) -> Box:
-    """The part of a picture of ``size`` (width, height) that is left after padding to a square and centre cropping."""
+    """The part of a picture of ``size`` (width, height) that remains after padding to a square and centre cropping."""
     width, height = size
     canvas = (max(size), max(size)) if getattr(image_processor, "do_pad", None) else size
     shown = [float(edge) for edge in canvas]
@@ -177,7 +174,7 @@ def crop_box(image_processor: Any, size: tuple[int, int]) -> Box:
 
 
 def _resized(image_processor: Any, size: tuple[int, int]) -> tuple[float, float]:
-    """Width and height after the processor's resize, before its crop."""
+    """Width and height after the processor's resize and before its crop."""
     target = dict(image_processor.size) if image_processor.do_resize else {"width": size[0], "height": size[1]}
     if "shortest_edge" in target:
         scale = target["shortest_edge"] / min(size)

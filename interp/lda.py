@@ -1,7 +1,4 @@
-"""Linear discriminant analysis with shrinkage, weights that balance nuisances, and folds that keep groups together.
-
-Pure functions of arrays.
-"""
+"""Linear discriminant analysis with shrinkage, weights that balance nuisances, and folds that keep groups together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +8,11 @@ from jaxtyping import Float, Int
 
 from interp.errors import UserError
 
-MOST_WEIGHT = 20.0  # of a raked case, in mean weights: one counterexample must not be the whole fit
-CONSTANT = 1e-5  # a feature that varies by less than this share of its mean is constant but for rounding,
+MOST_WEIGHT = 20.0  # maximum weight of a raked case, in mean weights: no single case may dominate the fit
+CONSTANT = 1e-5  # a feature counts as constant if it varies by less than this share of its mean,
 FAINT = 1e-6  # or by less than this share of the states' root mean square
 RAKING_ROUNDS = 100
-FEWEST_CASES, FEWEST_GROUPS = 10, 2  # of each class, below which no held-out number is worth reporting
+FEWEST_CASES, FEWEST_GROUPS = 10, 2  # per class; with fewer, held-out numbers are not reported
 
 Fold = tuple[np.ndarray, np.ndarray]
 """Rows to fit on, and rows held out."""
@@ -23,30 +20,30 @@ Fold = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Discriminant:
-    """Class k's score of a state x is ``weights[k] · x + bias[k]``; the highest wins."""
+    """A linear classifier: the score of class k for a state x is ``weights[k] · x + bias[k]``."""
 
     weights: Float[np.ndarray, "class width"]
     bias: Float[np.ndarray, "class"]
 
     def scores(self, hidden: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row class"]:
-        """The log-probability of each class under equal priors, up to a constant for each row."""
+        """The log-probability of each class under equal priors, up to a constant per row."""
         return hidden @ self.weights.T + self.bias
 
 
 def discriminant(
     hidden: Float[np.ndarray, "row width"], codes: Int[np.ndarray, "row"], weights: Float[np.ndarray, "row"]
 ) -> Discriminant:
-    """Fisher's linear discriminant on standardised features, every class as likely as any other.
+    """Fisher's linear discriminant on standardised features, with equal priors.
 
-    The covariance within classes is shrunk towards a multiple of the identity by Ledoit and Wolf's formula (2004,
-    "A well-conditioned estimator for large-dimensional covariance matrices"), so that nothing has to be tuned and
-    width may exceed rows. ``codes`` are 0 … k − 1, each with some weight.
+    The within-class covariance is shrunk towards a multiple of the identity by Ledoit and Wolf's formula (2004,
+    "A well-conditioned estimator for large-dimensional covariance matrices"), which needs no tuning and allows more
+    features than rows. ``codes`` are 0 … k − 1; each class has some positive weight.
     """
     classes = int(codes.max()) + 1
     member = (codes[:, None] == np.arange(classes)) * weights[:, None]
     totals = member.sum(0)
     assert (totals > 0).all(), totals
-    share = (member / totals).sum(1) / classes  # sums to 1, evenly over classes: a class's size is no evidence
+    share = (member / totals).sum(1) / classes  # sums to 1, equally over classes
     centre = share @ hidden
     spread = np.sqrt(share @ (hidden - centre) ** 2)
     least = np.maximum(CONSTANT * np.abs(centre), FAINT * np.sqrt((hidden**2).mean()))
@@ -59,7 +56,7 @@ def discriminant(
 
 
 def shrinkage(centred: Float[np.ndarray, "row width"]) -> float:
-    """Ledoit and Wolf's weight of the identity for the covariance of centred rows, without forming that covariance."""
+    """Ledoit and Wolf's weight of the identity for the covariance of centred rows, which is never formed."""
     rows, width = centred.shape
     gram = centred @ centred.T if width > rows else centred.T @ centred
     squares = float((gram**2).sum()) / rows**2  # the covariance's squared Frobenius norm, either way
@@ -72,7 +69,7 @@ def shrinkage(centred: Float[np.ndarray, "row width"]) -> float:
 def _inverse_times(
     centred: Float[np.ndarray, "row width"], vectors: Float[np.ndarray, "class width"]
 ) -> Float[np.ndarray, "class width"]:
-    """The inverse of the shrunk covariance of ``centred`` times each vector, solved in the smaller of the two sizes."""
+    """The inverse of the shrunk covariance of ``centred`` times each vector, solved in the smaller dimension."""
     rows, width = centred.shape
     scale = float((centred**2).sum()) / rows / width
     kept = 1 - max(shrinkage(centred), 1e-6)
@@ -88,13 +85,13 @@ def _inverse_times(
 def raked(codes: Int[np.ndarray, "row"], nuisances: Sequence[np.ndarray]) -> Float[np.ndarray, "row"]:
     """Weights under which a binary label is balanced within each value of each nuisance; their mean is 1.
 
-    Iterative proportional fitting (Deming and Stephan 1940). In a benchmark that is balanced by template and concept,
-    leaving out one combination leans the rest of its template and concept the other way: what reads words alone then
-    scores well *below* chance on held-out combinations, and drags down what reads the truth. Cases of a value that
-    goes with one label alone get weight 0. No nuisances: all 1.
+    Iterative proportional fitting (Deming and Stephan 1940). If a benchmark is balanced by template and concept,
+    holding out one combination tilts the rest of its template and concept the other way. A probe that reads only the
+    words then scores well *below* chance on held-out combinations, which also lowers the score of one that reads the
+    truth. Cases of a value that occurs with only one label get weight 0. Without nuisances all weights are 1.
 
     Raises:
-        UserError: not two classes, or no value goes with both.
+        UserError: not two classes, or no value occurs with both.
     """
     weights = np.ones(len(codes))
     if not len(nuisances):

@@ -1,8 +1,8 @@
 """The logit lens: the Yes/No margin that the model would give if it stopped after each layer.
 
-The hidden state goes through the final norm and the output head as if no layer came after (nostalgebraist 2020,
-"interpreting GPT: the logit lens"). Early layers use another basis than the last one, so a margin near 0 there says
-that nothing is *written as a verdict* yet, not that nothing is known. For that, see ``interp.probes``.
+The hidden state goes directly through the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the
+logit lens"). Early layers use a different basis than the last one: a margin near 0 there means that no verdict has been
+*written* yet, not that the information is absent. To test for information, see ``interp.probes``.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ def logit_lens(
 ) -> Float[Tensor, "layer row"]:
     """Margins in logits at ``layers`` (default: 0, the embeddings, to the last); float32 on the CPU.
 
-    At the verdict, the last layer gives ``vlm.score``. Of a place with several tokens the mean state is read; NaN where
-    a prompt has no such place.
+    At the verdict, the last layer gives ``vlm.score``. For a place with several tokens the mean state is read. NaN if a
+    prompt has no such place.
 
     Raises:
         UserError: as ``interp.hooks.residual.residuals``.
@@ -40,12 +40,12 @@ def logit_lens(
 
 
 def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, "row"]:
-    """The margins of hidden states that are already there; float32 on the CPU."""
+    """The margins of given hidden states; float32 on the CPU."""
     norm, head = (vlm.layout.module(vlm.model, part) for part in ("final_norm", "lm_head"))
     cap = getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None)
     found = []
     with torch.no_grad():
-        for some in hidden.split(batch_size):  # the logits of all rows over a vocabulary would be gigabytes
+        for some in hidden.split(batch_size):  # all rows' logits at once would take gigabytes
             logits = head(norm(some.to(vlm.device, vlm.dtype)))
             found.append(vlm.margin(logits if cap is None else (logits / cap).tanh() * cap).cpu())
     return torch.cat(found)

@@ -1,12 +1,12 @@
-"""Activation patching between the members of a counterfactual pair: same sentence and other picture, or the reverse.
+"""Activation patching between the members of a counterfactual pair: same sentence and other picture, or vice versa.
 
 The clean prompt is run with the hidden states of one place at one layer replaced by those of the other prompt. How far
-its margin moves towards the other's says how much of the difference passes there (Vig et al. 2020; Meng et al. 2022,
-"Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
-``interp.hooks.residual``. States are replaced column by column, so a pair must be aligned. The other direction is the
-same call with the two lists exchanged; the two need not agree.
+its margin moves towards the other's measures how much of the difference passes through there (Vig et al. 2020; Meng et
+al. 2022, "Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
+``interp.hooks.residual``. States are replaced column by column, so a pair must be aligned. To patch in the other
+direction, swap the two lists; the results need not agree.
 
-Where a family adds the picture again after a layer (Qwen3-VL's first layers, cross-attention), it is the clean one's.
+Families that add the picture again after a layer (Qwen3-VL's first layers, cross-attention) add the clean prompt's.
 """
 
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ NO_PLACE = "neither prompt has such a place"
 
 @dataclass(frozen=True)
 class PatchEffects:
-    """What patching did to each pair's clean prompt; margins in logits, float32, on the CPU.
+    """The effect of patching on each pair's clean prompt. Margins are in logits, float32, on the CPU.
 
-    ``moved`` is the patched margin minus the clean one, NaN where neither prompt has the place. ``reasons[place][row]``
-    says why an effect is NaN, or is "".
+    ``moved`` is the patched margin minus the clean one, NaN if neither prompt has the place. ``reasons[place][row]``
+    says why an effect is NaN; else it is "".
     """
 
     moved: Float[Tensor, "place layer row"]
@@ -51,7 +51,7 @@ class PatchEffects:
 
     @property
     def values(self) -> Float[Tensor, "place layer row"]:
-        """``moved`` over the gap between the two margins: 0 is no effect, 1 the other prompt's margin; or NaN."""
+        """``moved`` divided by the gap between the two margins: 0 is no effect, 1 the other prompt's margin, or NaN."""
         unknown = torch.tensor([[bool(reason) for reason in rows] for rows in self.reasons])
         return (self.moved / (self.other - self.clean)).masked_fill(unknown[:, None], torch.nan)
 
@@ -69,7 +69,7 @@ class PatchEffects:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Tidy: place, layer, row, clean, other, moved, effect, reason."""
+        """Tidy table with columns place, layer, row, clean, other, moved, effect, reason."""
         values = self.values
         return pd.DataFrame(
             {
@@ -98,14 +98,14 @@ def patch(
     batch_size: int = 16,
     least_gap: float = LEAST_GAP,
 ) -> PatchEffects:
-    """Patches states of ``other`` into runs of ``clean``, pair by pair, one place and layer (default: 0 to L) a run.
+    """Patches states of ``other`` into ``clean``, pair by pair, at one place and layer (default: 0 to L) at a time.
 
-    Costs places · layers + 2 forwards a batch, and memory for the other prompts' states. Effects are NaN for pairs
+    Costs places · layers + 2 forwards per batch, and memory for the other prompts' states. Effects are NaN for pairs
     whose margins are less than ``least_gap`` logits apart.
 
     Raises:
-        UserError: empty lists or of different lengths, an unknown place or layer, image tokens of a model that has
-            none, or a pair that is not aligned at a place (``misaligned``).
+        UserError: empty lists or lists of different lengths, an unknown place or layer, image tokens of a model that
+            has none, or a pair that is not aligned at a place (``misaligned``).
     """
     places = tuple(places)
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
@@ -138,7 +138,7 @@ def patch(
 
 
 def misaligned(vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", *, places: Sequence[str]) -> list[str]:
-    """Why each pair cannot be patched at ``places``, or "" where it can. For sorting out pairs beforehand.
+    """Why each pair cannot be patched at ``places``, or "" if it can.
 
     A place is aligned if both prompts have the same number of columns there, at the same positions (or a single one),
     patch grids of the same shape and, outside question, system text and picture, the same tokens.
@@ -162,11 +162,11 @@ Columns = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
 @dataclass(frozen=True)
 class _Pairs:
-    """A batch of pairs; ``states`` are the others' hidden states by place and layer."""
+    """A batch of pairs; ``states`` are the other prompts' hidden states by place and layer."""
 
     clean: "Sequence[Prompt]"
     other: "Sequence[Prompt]"
-    first: int  # of the batch, among all pairs
+    first: int  # index of the batch's first pair among all pairs
     clean_inputs: Any
     other_inputs: Any
     clean_segments: Segments
@@ -179,7 +179,7 @@ class _Pairs:
         return cls(clean, other, first, a, b, segment(vlm, clean, a), segment(vlm, other, b), {})
 
     def aligned(self, place: str) -> tuple[Columns, Columns]:
-        """The columns of a place in the clean batch and in the other batch, in the same order."""
+        """The columns of a place in the clean and the other batch, in the same order."""
         for row in range(len(self.clean)):
             reason = self.mismatch(place, row)
             if reason:
@@ -215,7 +215,7 @@ class _Pairs:
     def read(
         self, vlm: "VLM", columns: dict[str, tuple[Columns, Columns]], layers: Sequence[int]
     ) -> Float[Tensor, "row"]:
-        """The others' margins. Keeps their states at these columns."""
+        """The other prompts' margins. Stores their states at these columns."""
 
         def keep(here: LayerStates) -> None:
             for place, (_, (rows, there)) in columns.items():
@@ -238,19 +238,19 @@ class _Pairs:
 
 
 def _columns(segments: Segments, place: str) -> Tensor:
-    """Row × column, True at a place. ``all`` is everything but padding."""
+    """True at a place, row × column. ``all`` is everything but padding."""
     if place == "all":
         return torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
     return at_place(segments, place, 0, segments.width)
 
 
 def _positions(labels: Sequence[str], columns: list[int]) -> list[int]:
-    """Positions of columns within their own prompt. Padding, which may lie between picture and text, is not counted."""
+    """Positions within the prompt, not counting padding, which may lie between picture and text."""
     return [sum(label != "padding" for label in labels[:column]) for column in columns]
 
 
 def _absent(columns: Columns, rows: int) -> Tensor:
-    """Which rows of a batch have no such column."""
+    """Which rows have no such column."""
     return torch.bincount(columns[0], minlength=rows) == 0
 
 

@@ -1,9 +1,9 @@
-"""Arrays → matplotlib Figures: where attention or attribution went, in the picture, the words, the layers and heads.
+"""Matplotlib figures of attention and attribution: over the picture, the words, and the layers and heads.
 
-A figure is 600 px wide and holds what is compared, side by side on one colour scale with its unit. Colours are told
-apart by colour-blind readers: viridis for shares (under words white to blue, so that they can be read), purple to
-orange for signed values, Okabe and Ito's palette with markers for curves. Saves nothing, leaves pyplot's global state
-alone, and knows nothing of models.
+Figures are 600 px wide. Panels of one figure share a colour scale, which is labelled with its unit. All colours are
+safe for colour-blind readers: viridis for shares (white to blue behind words, to keep them legible), purple to orange
+for signed values, Okabe and Ito's palette with markers for curves. Functions return a ``Figure``; they neither save it
+nor touch pyplot's global state.
 """
 
 import math
@@ -30,21 +30,21 @@ LABEL = 9.5
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":")
-MONOSPACE = 0.602  # width of a DejaVu Sans Mono letter over its size
+MONOSPACE = 0.602  # width of a DejaVu Sans Mono character / font size
 
 ATTENTION = "share of attention (%)"
 ATTRIBUTION = "attribution to logit(Yes) − logit(No); above 0 speaks for Yes"
 
 
 class Words(NamedTuple):
-    """Words in reading order and a value for each."""
+    """Words in reading order, with one value each."""
 
     words: Sequence[str]
     values: Sequence[float]
 
 
 class Curve(NamedTuple):
-    """A mean by layer and the ends of its interval."""
+    """A mean per layer, with the bounds of its interval."""
 
     mean: Float[np.ndarray, "layer"]
     low: Float[np.ndarray, "layer"]
@@ -52,7 +52,11 @@ class Curve(NamedTuple):
 
 
 def layer_groups(layers: Sequence[int], count: int = 3) -> dict[str, list[int]]:
-    """At most ``count`` runs of layers of nearly equal length, by their names in a figure."""
+    """Splits ``layers`` into at most ``count`` runs of nearly equal length, keyed by their label in a figure.
+
+    Raises:
+        UserError: no layers, or ``count`` below 1.
+    """
     if not layers or count < 1:
         raise UserError(f"{len(layers)} layers in {count} groups; there must be one of each; record some layers")
     runs = [run.tolist() for run in np.array_split(np.asarray(layers), min(count, len(layers)))]
@@ -68,10 +72,15 @@ def image_overlay(
     signed: bool = False,
     title: str = "",
 ) -> Figure:
-    """The picture, and beside it each map under the picture's outlines, all on one scale; ``maps`` go by their titles.
+    """Draws the picture, and beside it each map with the picture's outlines on top, all on one scale.
 
-    ``box`` is the part of the picture that the maps cover (``PatchGrid.box``). Shares are given as shares of 1 and
-    shown in percent where ``unit`` says so; ``signed`` values get a scale with 0 in its middle.
+    Args:
+        maps: panel title → values. Shares are given as fractions of 1 and shown in percent if ``unit`` contains "%".
+        box: the part of the picture that the maps cover (``PatchGrid.box``).
+        signed: centre the scale on 0.
+
+    Raises:
+        UserError: nothing to draw, a value that is not finite, or a negative value without ``signed``.
     """
     scale = _scale(list(maps.values()), unit, signed)
     columns = min(len(maps) + 1, 4)
@@ -91,7 +100,11 @@ def image_overlay(
 
 
 def text_heat(texts: Mapping[str, Words], *, unit: str = ATTENTION, signed: bool = False, title: str = "") -> Figure:
-    """Each text under its name, every word on the colour of its value, all on one scale."""
+    """Draws each text under its name, with the background of every word coloured by its value, all on one scale.
+
+    Raises:
+        UserError: as ``image_overlay``.
+    """
     scale = _scale([np.asarray(text.values, dtype=float) for text in texts.values()], unit, signed, shares="Blues")
     letters = int((WIDTH - 0.3) * 72 / (TEXT * MONOSPACE))
     lines = {name: _wrapped(text, letters) for name, text in texts.items()}
@@ -121,7 +134,11 @@ def head_grid(
     signed: bool = False,
     title: str = "",
 ) -> Figure:
-    """A cell for each layer (rows, the first on top) and head (columns), grids side by side on one scale."""
+    """Draws grids of layers (rows, the first on top) by heads (columns), side by side on one scale.
+
+    Raises:
+        UserError: grids of different shapes, or as ``image_overlay``.
+    """
     scale = _scale(list(grids.values()), unit, signed)
     shape = next(iter(grids.values())).shape
     names = list(range(shape[0]) if layers is None else layers)
@@ -157,7 +174,11 @@ def layer_curves(
     interval: str = "95% interval",
     title: str = "",
 ) -> Figure:
-    """A line with its interval for each group (failures, successes), over the layers."""
+    """Draws one line with its interval per group (failures, successes) over the layers.
+
+    Raises:
+        UserError: no curves.
+    """
     if not curves:
         raise UserError("nothing to draw; a figure shows at least one curve; check the selection")
     figure = _figure(4.0, title)
@@ -169,7 +190,7 @@ def layer_curves(
         axes.plot(places, curve.mean * factor, label=name, linestyle=LINES[i % len(LINES)], **style)
         ends = curve.low * factor, curve.high * factor
         axes.fill_between(places, *ends, color=style["color"], alpha=0.18, linewidth=0)
-        for end in ends:  # where bands overlap, their edges still tell them apart
+        for end in ends:  # edges keep overlapping bands distinguishable
             axes.plot(places, end, color=style["color"], linewidth=0.7, linestyle=LINES[i % len(LINES)])
     axes.set_xlabel("layer", fontsize=TEXT)
     axes.set_ylabel("\n".join(textwrap.wrap(unit, 36)), fontsize=TEXT)
@@ -184,7 +205,7 @@ def layer_curves(
 
 
 class _Scale(NamedTuple):
-    """One scale of colours for all that a figure compares."""
+    """The colour scale that all panels of a figure share."""
 
     colours: Colormap
     norm: Normalize
@@ -197,7 +218,7 @@ def _factor(unit: str) -> float:
 
 
 def _scale(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str = "viridis") -> _Scale:
-    """From 0 (or, signed, from as far below as above it) to the largest value of all."""
+    """A scale from 0 (if signed: from the negated maximum) to the largest absolute value."""
     if not any(some.size for some in values):
         raise UserError("nothing to draw; a figure shows at least one value; check the selection")
     factor = _factor(unit)
@@ -236,9 +257,9 @@ def _overlay(axes: Axes, picture: Image.Image, values: np.ndarray, box: Box, sca
 
 
 def _outlines(picture: Image.Image) -> Float[np.ndarray, "height width 4"]:
-    """White where the picture is brighter than what is around it, black where it is darker, elsewhere see-through.
+    """RGBA: white where the picture is brighter than its surroundings, black where it is darker, else transparent.
 
-    A grey picture mixed into the map would change its colours, and with them what the scale says of them.
+    Blending a grey picture into the map would shift the map's colours away from the scale.
     """
     grey = picture.convert("L")
     around = grey.filter(ImageFilter.GaussianBlur(max(grey.size) / 40))
@@ -249,7 +270,7 @@ def _outlines(picture: Image.Image) -> Float[np.ndarray, "height width 4"]:
 
 
 def _wrapped(text: Words, letters: int) -> list[list[tuple[int, str, float]]]:
-    """Lines of (first letter, word, value), as many words as fit each; a word longer than a line is cut."""
+    """Wraps words into lines of (column of the first character, word, value); truncates words longer than a line."""
     lines: list[list[tuple[int, str, float]]] = [[]]
     place = 0
     for word, value in zip(text.words, text.values, strict=True):
@@ -273,7 +294,7 @@ def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: _
 
 
 def _readable_on(colour: tuple[float, ...]) -> str:
-    """Black or white, whichever stands out more (WCAG 2's relative luminance)."""
+    """Black or white, whichever has more contrast (WCAG 2's relative luminance)."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "black" if luminance > 0.179 else "white"

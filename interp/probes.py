@@ -1,7 +1,7 @@
-"""How well a linear probe reads a label from hidden states, on groups of cases that it was not fitted on.
+"""How well a linear probe reads a label from hidden states, on held-out groups of cases.
 
-That something *can* be read at a layer does not mean that the model uses it (Belinkov 2022, "Probing classifiers"); for
-that, see ``interp.directions`` and ``interp.patching``. Pure functions of arrays.
+That a label *can* be read at a layer does not mean that the model uses it (Belinkov 2022, "Probing classifiers"). To
+test that, see ``interp.directions`` and ``interp.patching``.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ DEALS = 100  # attempts at shuffling labels among groups
 
 @dataclass(frozen=True)
 class Probe:
-    """The results of a probe at each layer. Rates are shares of 1; NaN, with ``reason``, where there is no number.
+    """The results of a probe at each layer. Rates are fractions of 1; undefined ones are NaN, explained by ``reason``.
 
-    ``balanced_accuracy`` is the mean over classes of the share read correctly, so chance is 1 / classes; ``control`` is
-    the same for a probe fitted to shuffled labels; ``auroc`` (for two classes only) takes the second as positive.
-    ``predicted`` (−1 where a case is left out) and ``score`` are each case's held-out readings, for resampling.
+    ``balanced_accuracy`` is the mean recall over classes, so chance is 1 / classes. ``control`` is the same for a probe
+    fitted to shuffled labels. ``auroc`` (two classes only) takes the second class as positive. ``predicted`` (−1 for a
+    case left out) and ``score`` are each case's held-out predictions, for resampling.
     """
 
     classes: tuple[str, ...]
@@ -44,12 +44,12 @@ class Probe:
 
     @property
     def n(self) -> int:
-        """Cases that were read."""
+        """Number of cases."""
         return sum(self.counts)
 
     @property
     def majority(self) -> float:
-        """The accuracy of always naming the most frequent class."""
+        """The accuracy of always predicting the most frequent class."""
         return max(self.counts) / self.n if self.n else float("nan")
 
     @property
@@ -58,7 +58,7 @@ class Probe:
         return self.balanced_accuracy - self.control
 
     def table(self, layers: Sequence[int] | None = None) -> pd.DataFrame:
-        """One row for each layer (numbered from 0 by default)."""
+        """One row per layer (numbered from 0 by default)."""
         rates = {name: getattr(self, name) for name in ("accuracy", "balanced_accuracy", "control", "selectivity")}
         layers = range(len(self.accuracy)) if layers is None else layers
         fixed = {"majority": self.majority, "classes": len(self.classes), "n": self.n, "groups": self.groups}
@@ -82,13 +82,13 @@ def probe(
 
     Args:
         balance: columns (such as template and concept) within whose values two classes get equal weight in fitting;
-            ``interp.lda.raked`` says when that is needed.
-        shuffles: how often the control's labels are drawn. They are shuffled among groups where each has one label,
+            see ``interp.lda.raked``.
+        shuffles: how often the control's labels are drawn. They are shuffled among groups if each has a single label,
             otherwise among cases.
 
     Raises:
         UserError: columns of another length, fewer than two folds, or ``balance`` with more than two classes. Too few
-            cases are no error: they give NaN and a reason.
+            cases are not an error: they give NaN and a reason.
     """
     columns = [np.asarray(column) for column in (labels, groups, *balance)]
     for column in columns:
@@ -126,7 +126,7 @@ def probe(
 
 
 def auroc(score: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"]) -> float:
-    """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is empty."""
+    """The probability that a positive case scores above a negative one, ties counting half; NaN if a class is empty."""
     if positive.all() or not positive.any():
         return float("nan")
     ranks = rankdata(score)
@@ -136,14 +136,14 @@ def auroc(score: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"]) ->
 
 @dataclass(frozen=True)
 class _Task:
-    """Labels to read, and the weights of the fitting cases in each fold."""
+    """Labels, and the weights of the training cases in each fold."""
 
     codes: Int[np.ndarray, "row"]
     splits: list[Fold]
     weights: list[np.ndarray]
 
     def held_out(self, state: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row class"]:
-        """Each case's scores by the probe of the fold in which it was held out."""
+        """Each case's scores by the probe that was fitted without it."""
         scores = np.empty((len(state), int(self.codes.max()) + 1))
         for (train, test), weight in zip(self.splits, self.weights, strict=True):
             used = train[weight > 0]
@@ -152,7 +152,7 @@ class _Task:
         return scores
 
     def balanced(self, guess: Int[np.ndarray, "row"]) -> float:
-        """The mean over classes of the share read correctly."""
+        """Balanced accuracy: the mean recall over classes."""
         return float(np.mean([(guess[self.codes == code] == code).mean() for code in np.unique(self.codes)]))
 
 
@@ -169,14 +169,14 @@ def _shuffled(
     if (codes[first][member] == codes).all():
         for _ in range(DEALS):
             dealt = rng.permutation(codes[first])[member]
-            # A class of few groups may fall into one fold, so that a probe never sees it: shuffle again.
+            # If all groups of a class fell into one fold, its probe would never see the class: shuffle again.
             if all(len(np.unique(dealt[train])) == len(np.unique(codes)) for train, _ in splits):
                 return dealt
     return rng.permutation(codes)
 
 
 def _nothing(hidden: Tensor, classes: tuple[str, ...], codes: np.ndarray, groups: np.ndarray) -> Probe:
-    """A result without numbers."""
+    """A result filled with NaN."""
     layers, rows, _ = hidden.shape
     accuracy, balanced, control, area = np.full((4, layers), np.nan)
     return Probe(

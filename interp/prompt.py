@@ -1,4 +1,4 @@
-"""One question to a model, and how it is rendered: the processor's chat template for the words, RGB for the picture."""
+"""A question to a model, and how it is rendered: text by the processor's chat template, pictures as RGB."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from interp.families import Layout
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question. ``key`` identifies the case: everything random about it is drawn from ``key`` and a seed alone."""
+    """One question. ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed."""
 
     text: str
     image: Image.Image | None = None
@@ -22,11 +22,11 @@ class Prompt:
 
 
 def render(processor: Any, prompt: Prompt, *, layout: Layout, name: str) -> str:
-    """The prompt as ``processor``'s chat template writes it, up to where the answer begins. The image is a placeholder.
+    """Renders the prompt with ``processor``'s chat template, up to where the answer begins. The image is a placeholder.
 
     Raises:
-        UserError: the processor has no chat template, the template rejects or drops the system prompt, or the number of
-            image placeholders is not the number of images (the question itself may contain one).
+        UserError: the processor has no chat template, the template rejects or drops the system prompt, or placeholders
+            and images differ in number (the question itself may contain a placeholder).
     """
     check_chat_template(processor, name)
     picture = [{"type": "image"}] if prompt.image is not None else []
@@ -68,7 +68,7 @@ def _check_placeholders(text: str, processor: Any, *, images: int, layout: Layou
         return
     found = text.count(str(token))
     if found == 0 and layout.geometry == "queries":
-        return  # InstructBLIP's processor puts the image tokens in front by itself
+        return  # InstructBLIP's processor prepends the image tokens itself
     if found != images:
         raise UserError(
             f"{found} image placeholders {str(token)!r} for {images} images in a prompt of {name}; there must be as "
@@ -79,7 +79,7 @@ def _check_placeholders(text: str, processor: Any, *, images: int, layout: Layou
 def to_rgb(image: Image.Image) -> Image.Image:
     """The image in 8-bit RGB, which every image processor accepts. Transparency is dropped, as processors do.
 
-    16-bit greyscale is scaled down; PIL alone would clip it and turn every value above 255 white.
+    16-bit greyscale is scaled down: PIL would clip it, turning every value above 255 white.
     """
     if image.mode.startswith("I"):
         grey = np.asarray(image, dtype=np.float64)

@@ -1,7 +1,4 @@
-"""How many columns a prompt takes up in a batch, known without decoding or processing its picture.
-
-Knows nothing of batches.
-"""
+"""Prompt lengths in tokens, computed without decoding or processing the pictures."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,11 +15,11 @@ Size = tuple[int, int]
 
 
 class Lengths:
-    """Columns of one model's prompts: tokens of the rendered text, and those that the picture becomes.
+    """Prompt lengths for one model: tokens of the rendered text plus image tokens.
 
-    What the processor itself says of a picture's size (``_get_num_multimodal_tokens``, by which servers plan their
-    batches); exact in the families of ``interp.families`` but for a few columns where a picture is cut into tiles. Good
-    for forming batches, not for indexing them.
+    The number of image tokens comes from the processor (``_get_num_multimodal_tokens``, which inference servers use to
+    plan batches). It is exact for the families of ``interp.families``, except that it can be off by a few columns where
+    a picture is cut into tiles. Use it to form batches, not to index them.
     """
 
     def __init__(self, vlm: "VLM") -> None:
@@ -31,7 +28,7 @@ class Lengths:
         self._pictures: dict[Size, int] = {}
 
     def of(self, texts: Sequence[str], sizes: Sequence[Size | None]) -> list[int]:
-        """One length a prompt; ``sizes`` has None where there is no picture (or none that can be opened)."""
+        """The length of each prompt. A size is None if there is no picture, or none that can be opened."""
         prompts = [(text, size is not None) for text, size in zip(texts, sizes, strict=True)]
         self._read([prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts])
         for size in dict.fromkeys(sizes):
@@ -43,7 +40,7 @@ class Lengths:
         ]
 
     def _read(self, prompts: Sequence[tuple[str, bool]]) -> None:
-        """Tokens of the text alone; the placeholder of the picture is counted with the picture."""
+        """Caches the numbers of text tokens. The picture's placeholder is counted with the picture."""
         if not prompts:
             return
         dot = Image.new("RGB", (1, 1))
@@ -64,6 +61,6 @@ class Lengths:
         edges = (size[1], size[0])
         if hasattr(processor, "_get_num_multimodal_tokens"):
             return int(processor._get_num_multimodal_tokens(image_sizes=[edges])["num_image_tokens"][0])
-        # SmolVLM's does not say: its tiles, without the marks between them.
+        # SmolVLM's processor lacks that method: count its tiles, without the delimiters between them.
         tiles = processor.image_processor.get_number_of_image_patches(*edges)
         return int(tiles[0] if isinstance(tiles, tuple) else tiles) * int(processor.image_seq_len)

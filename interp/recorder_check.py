@@ -1,7 +1,7 @@
-"""Does the recorder tell the truth about this model, on this machine, in this type? Run once a model and revision.
+"""Checks the attention recorder against eager attention. Run it once for each model, revision, device and dtype.
 
-Three things fail silently elsewhere and loudly here: masses that are not the model's attention, a recorder that changes
-the answer, and a model that does not see the image.
+It detects three faults that are silent otherwise: masses that are not the model's attention, a recorder that changes
+the answer, and a model that ignores the image.
 """
 
 import sys
@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Largest absolute difference of a mass, by the model's type."""
+"""Largest allowed absolute difference of a mass, by the model's dtype."""
 
 
 @dataclass(frozen=True)
 class RecorderCheck:
-    """Largest absolute differences: masses by the kernel and by float32 rows against eager attention in float32, logits
-    with the recorder against without; and the largest change of a logit when each prompt gets another image.
+    """Largest absolute differences.
+
+    ``kernel_error`` and ``rows_error`` compare the two ways to record masses with eager attention in float32.
+    ``logit_error`` compares logits with and without the recorder. ``image_effect`` is the largest change of a logit
+    when each prompt gets another image.
     """
 
     kernel_error: float
@@ -43,11 +46,12 @@ class RecorderCheck:
 
 
 def check_recorder(vlm: "VLM", prompts: "Sequence[Prompt] | None" = None) -> RecorderCheck:
-    """Measures and judges; ``prompts`` (with images, of unlike lengths so that one is padded) default to two made up.
+    """Runs the self-test on ``prompts``: with images, and of different lengths so that one is padded (default: two
+    synthetic ones).
 
     Raises:
-        UserError: a mass or a logit is off by more than the tolerance, or another image changes no logit. It holds the
-            numbers.
+        UserError: a mass or a logit is off by more than the tolerance, or another image changes no logit. The message
+            includes the numbers.
     """
     prompts = list(prompts) if prompts is not None else _made_up()
     encoded = vlm.encode(prompts)
@@ -92,7 +96,7 @@ def _judge(result: RecorderCheck, name: str) -> None:
 
 
 def _made_up() -> "list[Prompt]":
-    """Two questions of unlike length about noise: every patch matters a little."""
+    """Two questions of different lengths about noise images, in which every patch matters a little."""
     from interp.vlm import Prompt
 
     noise = np.random.default_rng(0).integers(0, 256, (2, 336, 336, 3), dtype=np.uint8)
@@ -101,7 +105,7 @@ def _made_up() -> "list[Prompt]":
 
 
 def _swapped(prompts: "Sequence[Prompt]") -> "list[Prompt]":
-    """Each prompt with its picture's negative: of the same size, so the tokens stay the same."""
+    """Each prompt with the negative of its picture, which has the same size and so the same tokens."""
     from dataclasses import replace
 
     from PIL import ImageOps
@@ -117,7 +121,7 @@ def _verdict_logits(vlm: "VLM", encoded: Any) -> Float[Tensor, "row vocab"]:
 def _eager_mass(call: AttentionCall, segments: Segments) -> Float[Tensor, "row head query segment"]:
     """Masses by the model's own eager attention on the same queries, keys and mask.
 
-    In float32: in bfloat16 eager attention rounds its scores, and is further from the truth than what it would judge.
+    Computed in float32: bfloat16 eager attention rounds its scores and would be less accurate than the recorder.
     """
     eager = sys.modules[type(call.module).__module__].eager_attention_forward
     query, key, value, mask = call.query.float(), call.key.float(), call.value.float(), call.allowed()
@@ -130,7 +134,7 @@ def _eager_mass(call: AttentionCall, segments: Segments) -> Float[Tensor, "row h
 
 
 def _error(record: Record, eager: dict[int, Tensor]) -> float:
-    """Largest difference over the queries that mean something."""
+    """Largest difference over real queries (no padding)."""
     worst = 0.0
     for piece in record.pieces:
         for i, layer in enumerate(piece.layers):

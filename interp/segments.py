@@ -1,19 +1,19 @@
-"""Which segment each token of a left-padded batch belongs to, from the prompts and the processor's real output.
+"""Which segment each token of a left-padded batch belongs to, from the prompts and the processor's actual output.
 
 A token belongs to the first of these that fits:
 
 ``padding``   not part of the prompt;
 ``image_0``   an image token;
-``sink``      the row's first other token: BOS, or whatever stands there;
+``sink``      the row's first other token, usually BOS;
 ``user``      the question;
-``system``    the system text that the prompt gave (a template's own default counts as template);
+``system``    the prompt's system text (a template's default system text counts as template);
 ``template``  everything else: roles, delimiters;
-``generated`` whatever comes after the prompt.
+``generated`` everything after the prompt.
 
-A family that reads its picture by cross-attention has no image tokens: a placeholder in the sequence is ``template``,
+Families that read the picture by cross-attention have no image tokens: a placeholder in the sequence is ``template``,
 and asking for the image's columns is an error.
 
-Which words are the person's own is found by rendering the prompt again with a marker in their place, never by matching
+The user's and system texts are located by rendering the prompt again with a marker in their place, not by matching
 template strings.
 """
 
@@ -41,9 +41,9 @@ SEGMENTS = ("padding", "sink", "system", "user", "template", "generated", IMAGE)
 WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 Span = tuple[int, int]
-"""First and one-past-last character."""
+"""Start and end (exclusive) of a range of characters."""
 
-MARK = "\ue000"  # a private-use character, which no template, tokenizer or person writes
+MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Word:
 
 @dataclass(frozen=True)
 class RowSegments:
-    """One prompt of the batch: segment and token id by column, the words of its question, its image's patch grids.
+    """One prompt of the batch: segment and token id by column, the question's words, the image's patch grids.
 
-    ``imageless`` says why no picture can have columns here, for families of which that is so.
+    ``imageless`` is the error message for families without image tokens; "" for the others.
     """
 
     labels: tuple[str, ...]
@@ -71,7 +71,7 @@ class RowSegments:
         """The columns of one segment.
 
         Raises:
-            UserError: an unknown segment, or the image of a family without image tokens.
+            UserError: an unknown segment, or the image segment of a family without image tokens.
         """
         if segment not in SEGMENTS:
             raise UserError(f"no segment '{segment}'; known: {', '.join(SEGMENTS)}")
@@ -88,12 +88,12 @@ class Segments:
 
     @property
     def width(self) -> int:
-        """Number of columns of the prompts, padding included."""
+        """Number of prompt columns, padding included."""
         return len(self.rows[0].labels)
 
     @cached_property
     def input_ids(self) -> Int[Tensor, "row column"]:
-        """Token ids as the processor returned them."""
+        """Token ids as returned by the processor."""
         return torch.tensor([row.input_ids for row in self.rows])
 
     @cached_property
@@ -102,7 +102,7 @@ class Segments:
         return torch.tensor([[SEGMENTS.index(label) for label in row.labels] for row in self.rows])
 
     def indicator(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
-        """One-hot segments of the columns from ``start`` up to ``stop``; those after the prompt are ``generated``."""
+        """One-hot segments of the columns ``start`` to ``stop``; those after the prompt are ``generated``."""
         codes = self.codes[:, start:stop]
         after = torch.full((len(self.rows), stop - start - codes.shape[1]), SEGMENTS.index("generated"))
         return torch.nn.functional.one_hot(torch.cat([codes, after], dim=1), len(SEGMENTS)).float()
@@ -112,7 +112,7 @@ def segment(vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any])
     """Segments, words and patch grids of ``encoded = vlm.encode(prompts)``.
 
     Raises:
-        UserError: ``encoded`` is not of these prompts or is padded on the right, or a word is in none of the tokens.
+        UserError: ``encoded`` is of other prompts or padded on the right, or a word is found in no token.
     """
     ids, mask = encoded["input_ids"].tolist(), encoded["attention_mask"].tolist()
     if len(ids) != len(prompts):
@@ -193,7 +193,7 @@ def _grids(
 
 
 def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str, Span]:
-    """Where the prompt's ``user`` and ``system`` texts are in ``render(prompt)``, those of them that it has."""
+    """The spans of the prompt's ``user`` and ``system`` texts in ``render(prompt)``, if present."""
     rendered = render(prompt)
     marked = {"user": replace(prompt, text=MARK)} if prompt.text else {}
     if prompt.system:
@@ -207,10 +207,10 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
 
 
 def token_spans(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
-    """The characters in ``rendered`` of each of ``ids`` (a row without padding and image tokens), None if it has none.
+    """The span in ``rendered`` of each of ``ids`` (a row without padding and image tokens), or None.
 
     The processor tokenizes a longer string (expanded placeholders, delimiters, a BOS), so the tokens of ``rendered``
-    are aligned with ``ids``. With a slow tokenizer, which has no offsets, each token is decoded instead.
+    are aligned with ``ids``. Slow tokenizers have no offsets; their tokens are decoded instead.
     """
     if getattr(tokenizer, "is_fast", False):
         encoded = tokenizer(rendered, return_offsets_mapping=True, add_special_tokens=False)
@@ -228,7 +228,7 @@ def _aligned(own: Sequence[int], offsets: Sequence[Span], ids: Sequence[int]) ->
 
 
 def _read_back(tokenizer: Any, rendered: str, ids: Sequence[int]) -> list[Span | None]:
-    """Decodes longer and longer prefixes of ``ids`` and aligns what each token adds with ``rendered``, spaces aside."""
+    """Decodes growing prefixes of ``ids`` and aligns what each token adds with ``rendered``, ignoring whitespace."""
     places = [i for i, character in enumerate(rendered) if not character.isspace()]
     pieces: list[str] = []
     owners: list[int] = []

@@ -1,6 +1,6 @@
-"""The one file format for what was learned on a model: named tensors and a JSON description, in safetensors.
+"""The file format of directions and trained methods: named tensors with a JSON description, in safetensors.
 
-Directions and learned methods are saved in it. Importing this module loads no torch; writing and reading do.
+Importing this module loads no torch; writing and reading do.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ DIGEST_LENGTH = 12
 
 
 class NamedTensors(NamedTuple):
-    """The contents of a file: tensors by name, float32 on the CPU, and what the writer said about them."""
+    """The contents of a file: tensors by name (float32 on the CPU) and their description."""
 
     tensors: "dict[str, Tensor]"
     about: dict[str, Any]
@@ -33,8 +33,8 @@ def write_tensors(
     """Writes ``tensors`` as float32. Equal content gives equal bytes.
 
     Args:
-        kind: what the file holds; ``read_tensors`` asks for it by this name.
-        about: anything that JSON can represent. The name and revision of ``vlm`` are added.
+        kind: the type of content, which ``read_tensors`` checks.
+        about: a JSON-serialisable description. The name and revision of ``vlm`` are added.
     """
     from safetensors.torch import save_file
 
@@ -44,7 +44,7 @@ def write_tensors(
 
 
 def read_tensors(path: Path, kind: str) -> NamedTensors:
-    """What ``write_tensors`` wrote.
+    """Reads what ``write_tensors`` wrote.
 
     Raises:
         UserError: the file does not exist, cannot be read, or holds another kind.

@@ -1,9 +1,9 @@
-"""What a model's vision part made of a batch of pictures, kept for the next time that the same pixels come.
+"""Caches a model's image features, keyed by the pixels of a batch.
 
-Arms of a study ask about the same pictures in the same batches; everything up to the projected image features then is
-the same work again. ``shared_features`` puts itself where the family computes them: ``get_image_features`` of the
-module around the decoder, or the vision tower's forward where the text takes part in what follows (InstructBLIP's
-Q-Former) or the features do not enter the sequence (cross-attention). Knows nothing of arms or files.
+The arms of a study ask about the same pictures in the same batches, so the vision tower would repeat the same work.
+``shared_features`` wraps the function that computes the features: ``get_image_features`` of the module around the
+decoder; or the vision tower's forward, if later steps depend on the text (InstructBLIP's Q-Former) or the features do
+not enter the sequence (cross-attention).
 """
 
 import hashlib
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 MEBIBYTE = 2**20
-# Of get_image_features nothing else is read by a forward; what a tower says beside would only fill the memory.
+# The only outputs that a forward reads; the others would only take up memory.
 _KEPT = {"get_image_features": ("pooler_output", "deepstack_features"), "forward": ("last_hidden_state",)}
-_OWN_HOOKS = "transformers.utils.output_capturing"  # transformers' own, which stay on a model and change nothing
+_OWN_HOOKS = "transformers.utils.output_capturing"  # hooks that transformers installs permanently; they change nothing
 
 
 class _Entry(NamedTuple):
@@ -38,13 +38,13 @@ class _Entry(NamedTuple):
 
 @dataclass
 class FeatureCache:
-    """At most ``mib`` MiB of features in main memory; 0 keeps none.
+    """Up to ``mib`` MiB of features in main memory; 0 disables the cache.
 
-    When it is full, what is there stays and nothing more enters. Arms come to their batches in the same order, so that
-    the least recently used features are always those needed next: throwing them out would never leave a hit.
+    A full cache keeps what it has and accepts nothing more. Every arm runs its batches in the same order, so the least
+    recently used features are the ones needed next; evicting them would never leave a hit.
 
-    ``reused`` and ``computed`` count pictures (tiles, where each is a row by itself), ``seconds`` what the reused ones
-    took when they were computed.
+    ``reused`` and ``computed`` count pictures (tiles, if each is a row of its own). ``seconds`` is the time that
+    computing the reused ones took.
     """
 
     mib: int
@@ -55,7 +55,7 @@ class FeatureCache:
     _entries: dict[bytes, _Entry] = field(default_factory=dict, repr=False)
 
     def counts(self) -> dict[str, int | float]:
-        """For the record of a run."""
+        """The counts that go into a run's record."""
         return {
             "pictures_reused": self.reused,
             "pictures_computed": self.computed,
@@ -64,7 +64,7 @@ class FeatureCache:
         }
 
     def asked(self, key: bytes) -> "ModelOutput | None":
-        """The features under ``key``, on their device."""
+        """The features stored under ``key``, on their original device; None if there are none."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -75,7 +75,7 @@ class FeatureCache:
         return entry.kind(**values)
 
     def keep(self, key: bytes, output: ModelOutput, names: Sequence[str], pictures: int, seconds: float) -> None:
-        """Takes the parts ``names`` of an output in, if there is room for them."""
+        """Stores the fields ``names`` of an output, if there is room."""
         self.computed += pictures
         found = {name: output[name] for name in names if output.get(name) is not None}
         tensors = [tensor for value in found.values() for tensor in _tensors(value)]
@@ -89,13 +89,13 @@ class FeatureCache:
 
 @contextmanager
 def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
-    """While open, features of pixels that ``cache`` has seen are taken from it; None changes nothing.
+    """While open, image features are taken from ``cache`` if it holds them; None changes nothing.
 
-    The key is everything that goes into the computation: all pixels of the batch, with whatever says how they lie, and
-    the state of the vision weights. So noised pixels never get the clean features, and an answer has the very bits that
-    it has without the cache: a picture by itself would not do, since a matrix product rounds differently in a batch of
-    another size. Passed by where more than weights and pixels may matter: gradients, training, adapters or somebody's
-    hooks in the vision part, outputs that ask for attentions.
+    The key covers every input of the computation: all pixels of the batch, the arguments that describe their layout,
+    and the version of the vision weights. Noised pixels therefore never get clean features, and answers are bit for bit
+    those without the cache. (Keys by single picture would not do: a matrix product rounds differently in a batch of
+    another size.) The cache is bypassed whenever something other than weights and pixels may matter: gradients,
+    training mode, adapters or hooks in the vision part, or outputs that include attentions.
     """
     if cache is None or cache.mib == 0:
         yield
@@ -103,9 +103,9 @@ def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
     owner, name = _place(vlm)
     original = getattr(owner, name)
     signature = inspect.signature(original)
-    before = owner.__dict__.get(name)  # accelerate puts a forward of its own on a module
+    before = owner.__dict__.get(name)  # accelerate may have set a forward on the instance
 
-    @wraps(original)  # generate() reads its signature
+    @wraps(original)  # generate() inspects the signature
     def shared(*arguments: Any, **given: Any) -> Any:
         bound = signature.bind(*arguments, **given).arguments
         bound |= bound.pop("kwargs", {})
@@ -133,7 +133,7 @@ def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
 
 
 def _place(vlm: "VLM") -> tuple[nn.Module, str]:
-    """The module and the name of its function that turns pixels into features that the text has no part in."""
+    """The module, and the name of its function that computes image features from pixels alone."""
     around: nn.Module = vlm.model.get_submodule(vlm.layout.language_model.rpartition(".")[0])
     if around is not vlm.model and callable(getattr(around, "get_image_features", None)):
         return around, "get_image_features"
@@ -141,7 +141,7 @@ def _place(vlm: "VLM") -> tuple[nn.Module, str]:
 
 
 def _pictures(bound: Mapping[str, Any]) -> int:
-    """How many pictures (in InternVL, tiles) a call is about."""
+    """The number of pictures (InternVL: tiles) in a call."""
     grids = bound.get("image_grid_thw")
     return len(next(_tensors(list(bound.values()))) if grids is None else grids)
 
@@ -173,10 +173,10 @@ def _key(vlm: "VLM", bound: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256()
     for module in _vision_modules(vlm):
         for weight in module.parameters(recurse=False):
-            # Another weight, or one that was written to since.
+            # Pointer and version change when a weight is replaced or written to.
             digest.update(b"%d %d " % (weight.data_ptr(), weight._version))
     for name, value in sorted(bound.items()):
-        if value is None or name == "return_dict":  # as if it had not been said
+        if value is None or name == "return_dict":  # same as not given
             continue
         if isinstance(value, Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.device}".encode())

@@ -1,6 +1,6 @@
-"""A vision-language model as this project uses one: prompts in, answers and their Yes/No margins out.
+"""A vision-language model with its processor: prompts in, answers and Yes/No margins out.
 
-``load`` reads a checkpoint; ``VLM(model, processor)`` wraps a model that is already in memory.
+``load`` reads a checkpoint; ``VLM(model, processor)`` wraps a model in memory.
 """
 
 import inspect
@@ -63,22 +63,22 @@ def load(
 
 
 class AnswerIds(NamedTuple):
-    """First tokens of the two answers, most often one each; no token is in both."""
+    """First tokens of the two answers, usually one or two each; no token is in both."""
 
     yes: list[int]
     no: list[int]
 
 
 def answer_ids(tokenizer: Any, rendered: str, *, name: str = "this model") -> AnswerIds:
-    """The first tokens of "Yes" and " Yes" (of "No" and " No") as they continue ``rendered``, a prompt without answer.
+    """The first tokens of "Yes" and " Yes" ("No" and " No") as continuations of ``rendered``, a prompt without answer.
 
     SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
-    changes the prompt's own last token is no continuation and is left out; after a prompt that ends in a space (``: ``
-    + ``Yes`` is ``:`` + ``▁Yes``) the spellings that continue it without that space count too. A first token that both
-    answers share (a lone ``▁``) tells nothing and is left out.
+    changes the prompt's last token is not a continuation and is dropped. After a prompt that ends in a space (``: `` +
+    ``Yes`` is ``:`` + ``▁Yes``) the spellings that continue it without that space count too. A first token that both
+    answers share (a lone ``▁``) is dropped.
 
     Raises:
-        UserError: no first token tells Yes from No.
+        UserError: no first token distinguishes Yes from No.
     """
     yes, no = (_first_tokens(tokenizer, rendered, spellings) for spellings in (YES, NO))
     found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
@@ -113,9 +113,9 @@ def _ids(value: int | Sequence[int] | None) -> set[int]:
 class VLM:
     """Model, processor and layout. ``revision`` is the weights' hub commit or hash, None for a model built in memory.
 
-    The tokenizer is set to pad on the left, with its end token if it has no padding token. Of a model wrapped by peft
-    the inner one is kept: it contains the adapter's layers and has the module paths of ``layout``. Callables in
-    ``on_encode`` are called with the prompts and the model inputs after every ``encode``.
+    The tokenizer is set to pad on the left, with its end token if it has no padding token. A peft wrapper is removed:
+    the inner model contains the adapter's layers and has the module paths of ``layout``. Callables in ``on_encode`` are
+    called with the prompts and the model inputs after every ``encode``.
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.
@@ -140,24 +140,24 @@ class VLM:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: where the weights are, or the first of several places."""
+        """The device for inputs; if the model is spread over several, that of its embeddings."""
         return input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the weights."""
+        """The dtype of the weights."""
         return self.model.dtype
 
     @cached_property
     def answer_ids(self) -> AnswerIds:
-        """The tokens that begin "Yes" and "No" where an answer begins; see ``interp.vlm``."""
-        # With an image, for some templates write its placeholder whether or not there is one.
+        """The first tokens of "Yes" and "No" after a rendered prompt; see ``answer_ids``."""
+        # With an image, because some templates write its placeholder in any case.
         probe = Prompt("?", Image.new("RGB", (1, 1)))
         return answer_ids(self.tokenizer, self.render(probe), name=self.name)
 
     @property
     def speaker(self) -> Any:
-        """The module that owns the output head and runs the forwards of generate(); InstructBLIP's is an inner one."""
+        """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
         return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
 
     @property
@@ -166,7 +166,7 @@ class VLM:
         return _ids(self._special_tokens()["eos_token_id"])
 
     def render(self, prompt: Prompt) -> str:
-        """The prompt as the model reads it, up to where its answer begins; the image is still one placeholder."""
+        """The prompt as text, up to where the answer begins. The image is a single placeholder."""
         return render(self.processor, prompt, layout=self.layout, name=self.name)
 
     def encode(self, prompts: Sequence[Prompt]) -> BatchFeature:
@@ -182,7 +182,7 @@ class VLM:
         return encoded
 
     def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """What ``encode`` returns. A subclass that changes the inputs overrides this, so that listeners see them."""
+        """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
         texts = [self.render(prompt) for prompt in prompts]
         images = [[to_rgb(prompt.image)] for prompt in prompts if prompt.image is not None]
         if not texts:
@@ -192,23 +192,23 @@ class VLM:
                 f"{len(images)} of {len(texts)} prompts in one batch have an image; either all or none may; "
                 "ask those without an image in a batch of their own"
             )
-        # Set here too, for whoever trains may have changed it. Given in the call instead, it would also reach
-        # InstructBLIP's Q-Former, whose positions are absolute.
+        # Set again because training may have changed it. Passed as an argument, it would also reach InstructBLIP's
+        # Q-Former, whose positions are absolute.
         self.tokenizer.padding_side = "left"
         options: dict[str, Any] = {"return_tensors": "pt", "padding": True}
         begin = self.tokenizer.bos_token
         if begin and texts[0].startswith(begin):
-            options["add_special_tokens"] = False  # the template has written <s>; a second one would shift the rest
+            options["add_special_tokens"] = False  # the template wrote <s> already
         if self.layout.prompt == "pieces":
             batch = encode_pieces(self.processor, texts, [picture for (picture,) in images], name=self.name)
         else:
             process = self.processor if images else self._without_images
             batch = process(text=texts, images=images or None, **options)
-        batch.pop("labels", None)  # PaliGemma's processor makes them unasked, and all of them "ignore"
+        batch.pop("labels", None)  # PaliGemma's processor always adds them, all "ignore"
         return batch.to(self.device, dtype=self.dtype)
 
     def _without_images(self, **arguments: Any) -> BatchFeature:
-        """Inputs of text alone; families differ in where they refuse them, and none says so in a sentence."""
+        """Text-only inputs. Turns the errors of families that require an image into a ``UserError``."""
         pixels = inspect.signature(self.model.generate).parameters.get("pixel_values")
         if pixels is None or pixels.default is not inspect.Parameter.empty:
             try:
@@ -228,14 +228,14 @@ class VLM:
         seed: int | None = None,
         **generate_kwargs: Any,
     ) -> Generation:
-        """Answers, greedy unless ``generate_kwargs`` say otherwise, whatever the checkpoint's own settings are.
+        """Answers the prompts: greedily, unless ``generate_kwargs`` say otherwise, ignoring the checkpoint's settings.
 
-        ``encoded`` are inputs made by ``encode``, perhaps changed since. ``seed`` is needed for ``do_sample=True`` and
+        ``encoded`` are inputs made by ``encode``, possibly modified. ``seed`` is required for ``do_sample=True`` and
         leaves the global generator alone; a sampled answer depends on its batch. Margins come from the raw logits of
         the first step, before any processor.
 
         Raises:
-            UserError: right-padded inputs, several sequences a prompt, or sampling without a seed.
+            UserError: right-padded inputs, several sequences per prompt, or sampling without a seed.
         """
         batch = self.encode(prompts) if encoded is None else encoded
         options = GREEDY | self._special_tokens() | generate_kwargs
@@ -255,7 +255,7 @@ class VLM:
         )
 
     def _special_tokens(self) -> dict[str, Any]:
-        """The end and padding ids of ``generate``: the checkpoint's, or else the tokenizer's."""
+        """The end and padding ids for ``generate``: the checkpoint's, else the tokenizer's."""
         end = self.speaker.generation_config.eos_token_id
         return {
             "eos_token_id": self.tokenizer.eos_token_id if end is None else end,
@@ -268,7 +268,7 @@ class VLM:
         mask = batch["attention_mask"]
         last = mask.shape[-1] - 1 - mask.flip(-1).argmax(-1)
         if self.layout.position_kind == "1d":
-            # As generate() counts: if padding took a place, a margin would depend on the batch it came in.
+            # Positions as in generate(): if padding counted, a margin would depend on its batch.
             batch["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
         columns, column = torch.unique(last, return_inverse=True)
         with torch.no_grad():

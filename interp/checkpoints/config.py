@@ -1,4 +1,4 @@
-"""Which model a run uses and how it is held in memory. Imports neither torch nor transformers."""
+"""Which checkpoint a run uses, and how to load it. Imports neither torch nor transformers."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -17,26 +17,25 @@ BOUNDS = ("min_pixels", "max_pixels", "longest_edge", "max_tiles")
 class ModelConfig:
     """A checkpoint and how to load it.
 
-    ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``, of
-    which ``revision`` is a branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU;
-    ``device="auto"`` is the GPU where there is one. ``device_map`` spreads a model that is larger than a card over all
-    cards and, where they do not suffice, this machine's memory, as accelerate's map of that name does; ``max_memory``
-    then bounds each place (``{"0": "20GiB", "cpu": "60GiB"}``; those left out get what is free).
-    ``trust_remote_code`` runs Python code from the checkpoint's repository. ``chat_template`` (Jinja) replaces the
-    processor's own, for checkpoints that ship none.
+    ``path`` is ``organism:<name>`` (bundled in ``interp/organisms``), a local folder, or a hub id ``owner/name``, for
+    which ``revision`` is a branch, tag or commit. ``dtype="auto"`` is float32 on a CPU and bfloat16 on a GPU.
+    ``device="auto"`` is the GPU if there is one. ``device_map`` spreads a model over all GPUs and, if they are too
+    small, this machine's memory, as accelerate's map of that name does. ``max_memory`` then limits each device
+    (``{"0": "20GiB", "cpu": "60GiB"}``; the others may use what is free). ``trust_remote_code`` runs Python code from
+    the checkpoint's repository. ``chat_template`` (Jinja) replaces the processor's own.
 
-    How large a picture may get, where None is the checkpoint's own: ``min_pixels`` and ``max_pixels`` are areas
-    (height × width) for families that keep a picture's own resolution, ``longest_edge`` the side (pixels) that pictures
-    are scaled to before they are cut into tiles, ``max_tiles`` how many tiles there may be. A family takes some of them
-    or none (``interp.checkpoints.load``).
+    Limits on picture size; None keeps the checkpoint's: ``min_pixels`` and ``max_pixels`` are areas (height × width)
+    for families that keep a picture's native resolution, ``longest_edge`` is the side (pixels) that pictures are scaled
+    to before tiling, ``max_tiles`` the number of tiles. Which limits apply depends on the family
+    (``interp.checkpoints.load.set_bounds``).
 
-    ``family`` is the name of its contract tests, ``licence`` that of the weights, ``gated`` whether the hub asks for a
-    login, ``memory_gib`` what they need in bfloat16; these are for people to read, and ``memory_gib`` stands in where
-    the size of the weights cannot be asked for.
+    ``family`` (the name of its contract tests), ``licence`` (of the weights), ``gated`` (whether the hub asks for a
+    login) and ``memory_gib`` (of the weights in bfloat16) are for people to read. ``memory_gib`` is also used if the
+    size of the weights is not known.
 
     Raises:
-        UserError: an empty path, an unknown dtype, device or map, a device beside a map, or a memory need or bound that
-            is not above 0.
+        UserError: an empty path, an unknown dtype, device or map, both a device and a map, or a memory size or limit
+            that is not above 0.
     """
 
     name: str
@@ -101,5 +100,5 @@ class ModelConfig:
 
     @property
     def pixel_bounds(self) -> tuple[tuple[str, int], ...]:
-        """The bounds that are given, with their names; empty where all are the checkpoint's own."""
+        """Name and value of each limit that is set."""
         return tuple((name, value) for name in BOUNDS if (value := getattr(self, name)) is not None)

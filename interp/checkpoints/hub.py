@@ -1,4 +1,4 @@
-"""Where a checkpoint is: bundled, a folder, or on the hub; and what the hub's refusals mean. Reads no weights."""
+"""Finds a checkpoint (bundled, local folder or hub) and explains the hub's errors. Reads no weights."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,32 +7,32 @@ from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.errors import UserError
 
 ORGANISMS = Path(__file__).parent.parent / "organisms"
-HUB_TIMEOUT = 10.0  # seconds for the one request that asks whether the hub knows the id
-BRIEF = 160  # characters of another library's message that are quoted
+HUB_TIMEOUT = 10.0  # seconds, for the one request that looks the id up
+BRIEF = 160  # characters quoted from another library's message
 COMMIT_LENGTH = 40
 REFUSED, TOO_MANY = (401, 403), 429  # HTTP status codes
 
 
 class Source(NamedTuple):
-    """Where a checkpoint is read from: a folder or hub id, and whether the network is off limits."""
+    """Where a checkpoint is read from: a folder or hub id, and whether to stay off the network."""
 
     path: str
-    revision: str | None = None  # as asked for: by the commit alone, a copy in the cache is not found again as "main"
+    revision: str | None = None  # as given: a cached copy of "main" is not found by its commit
     local_only: bool = True
     commit: str | None = None
-    files: tuple[str, ...] | None = None  # None where the hub was not asked
-    numbers: dict[str, int] | None = None  # of the weights, by safetensors type, where the hub says
+    files: tuple[str, ...] | None = None  # None if the hub was not asked
+    numbers: dict[str, int] | None = None  # number of weights by safetensors type, if the hub knows
 
     def arguments(self) -> dict[str, Any]:
-        """What every ``from_pretrained`` is given."""
+        """Arguments for every ``from_pretrained``."""
         return {"revision": self.revision or "main", "local_files_only": self.local_only}
 
 
 def find(config: ModelConfig) -> Source:
-    """Where ``config.path`` leads, at the cost of one request if it is a hub id.
+    """Resolves ``config.path``, with one request if it is a hub id.
 
     Raises:
-        UserError: there is nothing, the hub does not let this user in, or cannot be asked and no copy is cached.
+        UserError: nothing is there, the hub denies access, or the hub cannot be reached and no copy is cached.
     """
     path = config.path
     if path.startswith(ORGANISM):
@@ -59,7 +59,7 @@ def _organism(name: str) -> Path:
 
 
 def _on_hub(repository: str, revision: str | None) -> Source:
-    """Asks the hub once. Its client would otherwise retry each file for half a minute where there is no network."""
+    """Asks the hub once. Without network, its client would otherwise retry each file for half a minute."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -78,7 +78,7 @@ def _on_hub(repository: str, revision: str | None) -> Source:
             f"the hub knows no model {repository!r} that you may read; check the spelling of model.path, or, if it is "
             "private, log in with `hf auth login` or set HF_TOKEN, or give a local folder"
         ) from error
-    except Exception as error:  # whatever the HTTP client calls a dead network, a proxy's refusal or a full server
+    except Exception as error:  # many types: no network, a proxy's refusal, an overloaded server
         if isinstance(cached := try_to_load_from_cache(repository, "config.json", revision=revision), str):
             return Source(repository, revision, commit=Path(cached).parent.name)
         raise UserError(_not_answered(repository, error)) from error
@@ -88,7 +88,7 @@ def _on_hub(repository: str, revision: str | None) -> Source:
 
 
 def gated(repository: str) -> str:
-    """The sentence for a model whose owner lets in only those who have accepted its licence."""
+    """The error message for a model that requires accepting its licence."""
     return (
         f"{repository} is gated; its owner must let you in; accept its licence on its hub page, then log in with "
         "`hf auth login` or set HF_TOKEN, or give a local folder as model.path"
@@ -96,7 +96,7 @@ def gated(repository: str) -> str:
 
 
 def _not_answered(repository: str, error: Exception) -> str:
-    """The sentence for a hub that refuses a token, asks for patience, or cannot be reached."""
+    """The error message for a rejected token, a rate limit, or a hub that cannot be reached."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -118,7 +118,7 @@ def _not_answered(repository: str, error: Exception) -> str:
 
 
 def warning_of_remote_code(config: ModelConfig) -> str:
-    """What ``trust_remote_code`` means for this model."""
+    """The warning that ``trust_remote_code`` prints for this model."""
     pinned = len(config.revision or "") == COMMIT_LENGTH
     pin = "" if pinned else "; pin model.revision to a commit whose code you have read"
     return (
@@ -128,6 +128,6 @@ def warning_of_remote_code(config: ModelConfig) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """The error's message in one line of bounded length."""
+    """The error's message on one line, truncated."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.rstrip(".") if len(text) <= BRIEF else text[:BRIEF].rsplit(" ", 1)[0] + " ..."

@@ -1,4 +1,4 @@
-"""Reads a checkpoint: configuration, processor and weights. ``interp.vlm.load`` makes a ``VLM`` of it."""
+"""Reads a checkpoint: configuration, processor and weights. ``interp.vlm.load`` wraps it in a ``VLM``."""
 
 import hashlib
 import json
@@ -55,7 +55,11 @@ def read_checkpoint(config: ModelConfig) -> Checkpoint:
 
 
 def resolve_device(name: str, model: str = "the model") -> "torch.device":
-    """The device that ``name`` means here; ``auto`` is CUDA where there is any. ``model`` is named in the error."""
+    """The torch device for ``name``; ``auto`` is CUDA if available, else the CPU. ``model`` is for the error message.
+
+    Raises:
+        UserError: the device is not available.
+    """
     import torch
 
     if name == "auto":
@@ -78,7 +82,11 @@ def _stored(place: Source) -> dict[str, int] | None:
 
 
 def read_config(place: Source, config: ModelConfig) -> Any:
-    """The checkpoint's configuration, of a family that this project has a layout for; UserError for any other."""
+    """The checkpoint's configuration.
+
+    Raises:
+        UserError: no configuration, or a family without a layout in ``interp.families``.
+    """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
@@ -95,14 +103,18 @@ def read_config(place: Source, config: ModelConfig) -> Any:
 
 
 def check_format(place: Source) -> None:
-    """Safetensors or nothing: other formats run code when they are opened. Of several files, each that is listed."""
+    """Checks that the weights are safetensors (other formats run code when opened) and that no file is missing.
+
+    Raises:
+        UserError: another format, no weights, or a missing file.
+    """
     folder = Path(place.path)
     if place.files is not None:
         files: list[str] = list(place.files)
     elif folder.is_dir():
         files = [path.name for path in folder.iterdir()]
     else:
-        return  # in the hub's cache, where only from_pretrained knows what is complete
+        return  # the hub's cache: from_pretrained checks for completeness
     if not any(name.endswith(".safetensors") for name in files):
         others = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf")))
         raise UserError(
@@ -117,7 +129,7 @@ def check_format(place: Source) -> None:
 
 
 def _listed(folder: Path) -> set[str]:
-    """The files that a checkpoint in several parts is made of; empty for one in a single file, or on the hub."""
+    """The files of a sharded checkpoint; empty for a single file or a checkpoint on the hub."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file() or not index.is_file():
         return set()
@@ -128,7 +140,11 @@ def _listed(folder: Path) -> set[str]:
 
 
 def read_processor(place: Source, config: ModelConfig) -> Any:
-    """The checkpoint's processor, with ``config.chat_template`` in place of its own if there is one."""
+    """The checkpoint's processor, with ``config.chat_template`` and the limits on picture size applied.
+
+    Raises:
+        UserError: no image processor, tokenizer or chat template, or as ``set_bounds``.
+    """
     from transformers import AutoProcessor
 
     processor = _reading(place, "processor", AutoProcessor.from_pretrained, trust_remote_code=config.trust_remote_code)
@@ -145,13 +161,13 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
 
 
 def set_bounds(image_processor: Any, config: ModelConfig) -> None:
-    """Sets the limits on picture size of ``config`` in ``image_processor``, in place.
+    """Sets the limits on picture size from ``config`` in ``image_processor``, in place.
 
-    Which limit applies depends on the image processor: the area (Qwen), the side before tiling (Idefics3, SmolVLM), the
-    number of tiles (InternVL, Llama 3.2 Vision), or none, where every picture is scaled to one size.
+    Which limits apply depends on the image processor: the area (Qwen), the side before tiling (Idefics3, SmolVLM), the
+    number of tiles (InternVL, Llama 3.2 Vision), or none if every picture is scaled to one size.
 
     Raises:
-        UserError: a limit that does not apply to this family, or that its model cannot take.
+        UserError: a limit that does not apply to this family, or that its model does not support.
     """
     known = _known_bounds(image_processor)
     for name, value in config.pixel_bounds:
@@ -187,7 +203,7 @@ def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:
             raise UserError(f"model.max_tiles={value} is above the {most} that {model} was trained with; lower it")
         setattr(image_processor, own, value)
         return
-    # Qwen's processors keep areas under these names of sides.
+    # Qwen's processors store areas under the names of sides.
     side = "shortest_edge" if name == "min_pixels" else "longest_edge"
     given = {key: number for key, number in dict(image_processor.size).items() if number is not None}
     image_processor.size = type(image_processor.size)(**given | {side: value})
@@ -196,13 +212,17 @@ def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:
 def read_weights(
     place: Source, config: ModelConfig, device: "torch.device", dtype: "torch.dtype", places: dict[str, Any] | None
 ) -> Any:
-    """The model in eval mode on ``device``, or spread over ``places``; every parameter read from the checkpoint."""
+    """The model in eval mode on ``device``, or spread over ``places`` (module → device).
+
+    Raises:
+        UserError: the weights cannot be read, do not fit in memory, or lack parameters.
+    """
     import torch
     from transformers import AutoModelForImageTextToText
     from transformers.integrations import is_deepspeed_zero3_enabled
 
     if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
-        places = {"": device}  # straight there: this machine's memory need not hold the weights
+        places = {"": device}  # load directly to the GPU, not through main memory
     model, info = _reading(
         place,
         "weights",
@@ -237,7 +257,7 @@ def _too_large(config: ModelConfig, device: object) -> str:
 
 
 def dtype_on(name: str, device: "torch.device") -> "torch.dtype":
-    """The type that ``name`` means on ``device``."""
+    """The torch dtype for ``name``; ``auto`` depends on ``device``."""
     import torch
 
     if name != "auto":
@@ -248,7 +268,7 @@ def dtype_on(name: str, device: "torch.device") -> "torch.dtype":
 
 
 def _reading(place: Source, what: str, read: Any, model: ModelConfig | None = None, **arguments: Any) -> Any:
-    """``read`` at ``place``, its error as one sentence: transformers raises a dozen types for files it cannot use."""
+    """Calls ``read`` and turns any error into a ``UserError``: transformers raises a dozen types for unusable files."""
     import torch
 
     try:
@@ -289,7 +309,7 @@ def _sentence(place: Source, what: str, error: Exception, attention: str | None)
 
 
 def weights_hash(folder: Path) -> str:
-    """``sha256:`` and 12 hex digits: of the one safetensors file, or of the ``sha256sum`` listing of several."""
+    """``sha256:`` and 12 hex digits, of the safetensors file or, for several, of their ``sha256sum`` listing."""
     files = sorted(folder.glob("*.safetensors"))
     digests = []
     for path in files:

@@ -1,7 +1,7 @@
-"""Whether a checkpoint's weights fit where they are to go, asked before they are read. Sizes are in bytes.
+"""Checks that a checkpoint's weights fit in memory before they are read. Sizes are in bytes.
 
-Only what is certain is refused: weights that are larger than the memory that is free. Activations and the cache come on
-top and depend on batch and prompt; running out of memory there is met where it happens.
+Only weights that are larger than the free memory are rejected. Activations and the key-value cache depend on batch and
+prompt; running out of memory there is handled where it happens.
 """
 
 import json
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # safetensors' names of what is converted while loading
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # safetensors types converted on loading
 HEADER = 8  # bytes that hold the length of a safetensors file's header
-LONGEST_HEADER = 100_000_000  # bytes; what safetensors itself refuses
+LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 
 
 def stored_numbers(folder: Path) -> Counter[str]:
-    """How many numbers of each safetensors type lie in the folder's files, from their headers alone.
+    """The number of weights of each safetensors type in the folder's files, from their headers alone.
 
-    A file that cannot be read counts nothing: reading the weights will say what is wrong with it.
+    Skips files that it cannot read: reading the weights will report what is wrong with them.
     """
     found: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):
@@ -50,14 +50,17 @@ def _counted(entries: dict[str, Any]) -> Counter[str]:
 
 
 def weight_bytes(numbers: dict[str, int], dtype: str) -> int:
-    """What these numbers need once they are loaded as ``dtype``; whole numbers keep their type, taken as one byte."""
+    """Bytes needed once loaded as ``dtype``. Integers keep their type and are counted as one byte each."""
     return sum(count * (BYTES[dtype] if kind in FLOATS else 1) for kind, count in numbers.items())
 
 
 def check_room(config: ModelConfig, numbers: dict[str, int] | None, dtype: str, device: "torch.device") -> None:
-    """UserError where the weights alone are larger than what is free on ``device``.
+    """Checks that the weights fit in the free memory of ``device``.
 
-    ``numbers`` are the checkpoint's by type, or None where nobody could be asked: then ``memory_gib`` stands in.
+    ``numbers`` counts the weights by type; if None (unknown), ``config.memory_gib`` is used.
+
+    Raises:
+        UserError: the weights alone are larger than the free memory.
     """
     sizes = {name: _needed(config, numbers, name) for name in BYTES}
     needed, free = sizes[dtype], free_memory(device)
@@ -85,7 +88,7 @@ def _needed(config: ModelConfig, numbers: dict[str, int] | None, dtype: str) -> 
 
 
 def free_memory(device: "torch.device") -> int | None:
-    """Bytes that are free on ``device``: of a GPU, or of this machine within its container's limit; None if unknown."""
+    """Free bytes on ``device``: of the GPU, or of this machine within its container's limit. None if unknown."""
     if device.type == "cuda":
         import torch
 
@@ -99,14 +102,14 @@ def free_memory(device: "torch.device") -> int | None:
 
 
 def _container(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What a container may still use, where there is one with a limit (control groups, version 2)."""
+    """Bytes left within the container's limit (cgroup v2); empty without a limit."""
     try:
         limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
         pages = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no container, or "max"
         return []
-    return [max(0, limit - used + int(pages.get("inactive_file", 0)))]  # those pages are given up when needed
+    return [max(0, limit - used + int(pages.get("inactive_file", 0)))]  # such pages are reclaimable
 
 
 def _gib(size: int) -> str:
@@ -114,12 +117,12 @@ def _gib(size: int) -> str:
 
 
 def device_map(config: ModelConfig, found: Any, dtype: "torch.dtype") -> dict[str, Any] | None:
-    """Module → place ("cpu" or a GPU's index) as ``config.device_map`` spreads the model; None without one.
+    """Module → device ("cpu" or a GPU index) by ``config.device_map``; None without one.
 
     Computed from ``found``, the checkpoint's configuration, before any weights are read.
 
     Raises:
-        UserError: a malformed ``max_memory``, or a model that only the disk would hold: a token would take minutes.
+        UserError: a malformed ``max_memory``, or a model that would spill to disk, where one token takes minutes.
     """
     if config.device_map is None:
         return None
@@ -155,7 +158,7 @@ def device_map(config: ModelConfig, found: Any, dtype: "torch.dtype") -> dict[st
 
 
 def offloaded(places: dict[str, Any]) -> str | None:
-    """A warning for a map that keeps a part of the model in this machine's memory beside the cards; None for others."""
+    """A warning if the map keeps part of the model in this machine's memory; else None."""
     apart = sum(place == "cpu" for place in places.values())
     if not apart or apart == len(places):
         return None
@@ -166,7 +169,7 @@ def offloaded(places: dict[str, Any]) -> str | None:
 
 
 def _bounds(config: ModelConfig) -> dict[int | str, int | str] | None:
-    """``max_memory`` with cards by number, as accelerate wants them, and what is free where it says nothing."""
+    """``max_memory`` with GPUs as integers, as accelerate expects, completed with the free memory of other devices."""
     if config.max_memory is None:
         return None
     from accelerate.utils import get_max_memory
@@ -176,10 +179,10 @@ def _bounds(config: ModelConfig) -> dict[int | str, int | str] | None:
 
 
 def input_device(model: Any) -> "torch.device":
-    """Where a model's inputs go: of one that is spread out, the place where its embeddings are computed."""
+    """The device for a model's inputs; with a device map, the device of its embeddings."""
     import torch
 
-    if getattr(model, "_hf_hook", None) is None:  # accelerate's, which moves inputs and weights to where they are used
+    if getattr(model, "_hf_hook", None) is None:  # accelerate's hook, which moves inputs and weights
         return model.device
     embeddings = model.get_input_embeddings()
     place = embeddings.weight.device

@@ -1,13 +1,13 @@
-"""One attention function and one mask function of ours, registered with transformers under one name.
+"""An attention function that lets callers observe and edit self-attention, registered with transformers by name.
 
-While an ``intercept`` is open, the language model alone looks its attention up under ``NAME``: the output is computed
-by transformers' own sdpa (soft-capped models: by chunks of float32 rows), and observers are handed what went in. The
-implementation that was there before is put back on the way out, also after an exception. Knows nothing of segments.
+While an ``intercept`` is open, the language model (and nothing else) uses the implementation ``NAME``. The output is
+still computed by transformers' sdpa, or in chunks of float32 rows for soft-capped models; observers get its inputs. The
+previous implementation is restored when the block ends, also on an exception.
 
-``sdpa_mask`` is registered under the same name: without it transformers passes no mask at all, and padding, sliding
-windows and bidirectional images silently vanish. The name holds "sdpa", so that transformers refuses it for models that
-sdpa cannot run, and neither "flash" nor "flex", by which it picks other code paths. Soft-capped models, which sdpa
-cannot run and the chunks can, have a name of their own.
+``sdpa_mask`` is registered under the same name. Without it transformers passes no mask at all, and padding, sliding
+windows and bidirectional images would silently be ignored. The name contains "sdpa", so that transformers rejects it
+for models that sdpa cannot run, and neither "flash" nor "flex", which select other code paths. Soft-capped models,
+which sdpa cannot run, have a separate name.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME = "forestlens_sdpa"
 SOFT_CAPPED_NAME = "forestlens_rows"
-CHUNK = 64  # queries whose full rows are held at once; 64 · 32 heads · 3k keys are 24 MiB in float32
+CHUNK = 64  # queries whose full rows are in memory at once; 64 · 32 heads · 3k keys are 24 MiB in float32
 STATIC = "a static cache cannot be recorded; only growing ones can; leave cache_implementation out"
 UNSUPPORTED = ("position_bias", "s_aux", "cache")
 
@@ -40,10 +40,10 @@ Mask = Bool[Tensor, "#row #head query key"] | Float[Tensor, "#row #head query ke
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What one self-attention was called with: after the rotary embedding, keys and values after the cache.
+    """The inputs of one self-attention: after the rotary embedding, with cached keys and values included.
 
-    ``mask`` is True (or 0, if it is additive) where a query may look. Where it is None, query *i* sees keys up to *i*
-    if ``causal``, and else all.
+    ``mask`` is True (or 0, if additive) where a query may attend. If it is None, query *i* attends to keys up to *i*
+    (``causal``) or to all keys.
     """
 
     layer: int
@@ -57,7 +57,7 @@ class AttentionCall:
     module: Any
 
     def allowed(self, places: Int[Tensor, "query"] | None = None) -> Mask:
-        """The mask of the queries at ``places`` (default: all), written out where it was None."""
+        """The mask of the queries at ``places`` (default: all), made explicit if it was None."""
         if places is None:
             places = torch.arange(self.query.shape[2], device=self.key.device)
         if self.mask is not None:
@@ -65,16 +65,16 @@ class AttentionCall:
         keys = torch.arange(self.key.shape[2], device=self.key.device)
         if not self.causal:
             return torch.ones(1, 1, len(places), len(keys), dtype=torch.bool, device=keys.device)
-        # Lower right: the last query sees every key. "No mask" taken for "no restriction" would lose causality.
+        # Aligned to the lower right: the last query sees every key.
         last = places + (len(keys) - self.query.shape[2])
         return (keys[None] <= last[:, None])[None, None]
 
     def at(self, places: Int[Tensor, "query"]) -> "AttentionCall":
-        """The same call for the queries at ``places`` alone, with the mask written out."""
+        """The same call for the queries at ``places`` only, with an explicit mask."""
         return replace(self, query=self.query[:, :, places], mask=self.allowed(places))
 
     def scores(self) -> Float[Tensor, "row head query key"]:
-        """Attention logits in float32, scaled and soft-capped, before the mask. Holds them all, as ``rows`` does."""
+        """Attention logits in float32, scaled and soft-capped, before the mask. Memory as for ``rows``."""
         groups = self.key.shape[1]
         query = rearrange(self.query.float(), "row (group n) query dim -> row group n query dim", group=groups)
         pattern = "row group n query dim, row group key dim -> row group n query key"
@@ -83,14 +83,14 @@ class AttentionCall:
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
     def rows(self) -> Float[Tensor, "row head query key"]:
-        """All attention weights, in float32 whatever the model's type. Holds them all: take a few queries (``at``)."""
+        """All attention weights, always in float32. Takes much memory: select a few queries first (``at``)."""
         scores, mask = self.scores(), self.allowed()
         if mask.dtype == torch.bool:
             return scores.masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1)
         return (scores + mask.float()).softmax(-1)
 
     def weighted(self, value: Float[Tensor, "row #group key dim"]) -> Float[Tensor, "row query head dim"]:
-        """Σ over keys of attention × ``value``, by the very kernel that computes the model's output."""
+        """Σ over keys of attention × ``value``, by the same kernel as the model's output."""
         if self.softcap is not None:
             return _by_rows(self, value)
         value = value.expand(-1, self.key.shape[1], -1, -1)
@@ -102,10 +102,10 @@ class AttentionCall:
         """The same call with some query → key edges cut.
 
         Raises:
-            UserError: a query that saw something would see nothing.
+            UserError: a query would have no key left.
         """
         mask = self.allowed()
-        # False written into an additive mask is 0 and changes nothing: such a mask gets its lowest number.
+        # In an additive mask False would be 0, which blocks nothing: use the lowest number instead.
         cut = mask & ~edges if mask.dtype == torch.bool else mask.masked_fill(edges, torch.finfo(mask.dtype).min)
         if bool((_sees(mask) & ~_sees(cut)).any()):
             raise UserError(
@@ -120,7 +120,7 @@ def _sees(mask: Tensor) -> Bool[Tensor, "row head query"]:
 
 
 def _by_rows(call: AttentionCall, value: Float[Tensor, "row #group key dim"]) -> Float[Tensor, "row query head dim"]:
-    """For soft-capped models, which sdpa refuses: float32 rows, a chunk of queries at a time."""
+    """Attention in float32, a chunk of queries at a time, for soft-capped models, which sdpa cannot run."""
     value = repeat(value, "row group key dim -> row (group n) key dim", n=call.query.shape[1] // value.shape[1])
     parts = []
     for places in torch.arange(call.query.shape[2], device=call.key.device).split(CHUNK):
@@ -131,7 +131,7 @@ def _by_rows(call: AttentionCall, value: Float[Tensor, "row #group key dim"]) ->
 
 @dataclass(frozen=True)
 class Tap:
-    """What one open ``intercept`` does at each call: ``edit`` it first, ``observe`` it once all edits are made."""
+    """What one open ``intercept`` does at each call: ``edit`` first, then ``observe`` once all edits are made."""
 
     layer: int
     edit: Callable[[AttentionCall], AttentionCall] | None
@@ -153,7 +153,7 @@ def _attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention contract; ``sliding_window`` among ``kwargs`` is already in the mask."""
+    """Attention by transformers' interface. ``sliding_window`` in ``kwargs`` is ignored: the mask includes it."""
     taps = _TAPS.get(module, [])
     _refuse(kwargs, attention_mask, query, key)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -198,7 +198,7 @@ for _name in (NAME, SOFT_CAPPED_NAME):
     AttentionMaskInterface.register(_name, sdpa_mask)
 
 
-_BEFORE: dict[Any, list[tuple[Any, str | None]]] = {}  # model → its implementations before the first open intercept
+_BEFORE: dict[Any, list[tuple[Any, str | None]]] = {}  # model → implementations to restore
 
 
 @contextmanager
@@ -208,10 +208,10 @@ def intercept(
     edit: Callable[[AttentionCall], AttentionCall] | None = None,
     observe: Callable[[AttentionCall], None] | None = None,
 ) -> Iterator[None]:
-    """Runs ``edit`` and ``observe`` at every self-attention of the language model while open; several may be open.
+    """Runs ``edit`` and ``observe`` at every self-attention of the language model while open. Blocks nest.
 
     Raises:
-        UserError: the language model does not look its attention up in transformers' interface.
+        UserError: the language model does not use transformers' attention interface.
     """
     taps = {module: Tap(layer, edit, observe) for layer, module in vlm.layout.attentions(vlm.model).items()}
     _BEFORE.setdefault(vlm.model, _implementations(vlm.model))
@@ -231,10 +231,10 @@ def intercept(
 
 
 def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
-    """``layers``, or by default every decoder layer that has self-attention.
+    """``layers``, by default all decoder layers with self-attention.
 
     Raises:
-        UserError: a layer that is not among these.
+        UserError: a layer without self-attention, or one that does not exist.
     """
     known = list(vlm.layout.attentions(vlm.model))
     if unknown := [layer for layer in layers or () if layer not in known]:
@@ -244,7 +244,7 @@ def chosen_layers(vlm: "VLM", layers: Sequence[int] | None) -> Sequence[int]:
 
 def _implementations(model: Any) -> list[tuple[Any, str | None]]:
     """Every config of the model and its parts, with its attention implementation."""
-    # IDEFICS' gated layers have a number under this name.
+    # IDEFICS' gated layers have an attribute ``config`` that is a number.
     configs = {id(m.config): m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")}
     waiting = list(configs.values())
     while waiting:
@@ -258,12 +258,12 @@ def _implementations(model: Any) -> list[tuple[Any, str | None]]:
 
 
 def _switch(vlm: "VLM", modules: list[Any]) -> None:
-    """The language model's configs to our name, and no other: a vision tower has its own function to call."""
+    """Switches the language model's configs to our implementation, and leaves those of the vision tower alone."""
     capped = getattr(vlm.model.config.get_text_config(), "attn_logit_softcapping", None) is not None
     name = SOFT_CAPPED_NAME if capped else NAME
     try:
         vlm.model.set_attn_implementation({vlm.layout.text_config: name})
-    except ValueError as error:  # the model says that it cannot run under sdpa
+    except ValueError as error:  # the model does not support sdpa
         raise UserError(_no_interface(vlm.name)) from error
     for config, implementation in _BEFORE[vlm.model]:
         if config._attn_implementation != name:

@@ -1,7 +1,7 @@
-"""Follows a model's forward passes: which columns of which batch each one holds, while generating or running once.
+"""Follows a model's forwards: which columns of which batch each one processes, in generation and single forwards.
 
-A *pass* is one batch on its way through the model: the forward of its prompts and the decoding steps after it, matched
-by their cache. Recording, knockout, patching and steering all use this to know which tokens they are looking at.
+A *pass* is the forward of a batch of prompts with its decoding steps, which are matched by their cache. Recording,
+knockout, patching and steering use this to know which tokens a forward holds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _PAUSED: ContextVar[bool] = ContextVar("following_paused", default=False)
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Forwards inside are not recorded or steered: for a second branch (noised image, no image) beside the answer's."""
+    """Exempts the forwards inside from recording and steering. For second branches (noised image, no image)."""
     token = _PAUSED.set(True)
     try:
         yield
@@ -43,19 +43,19 @@ def is_paused() -> bool:
 
 @dataclass
 class Pass:
-    """A batch; ``first_row`` counts rows over all passes, ``total`` the columns seen so far."""
+    """One batch. ``first_row`` counts rows over all passes, ``total`` the columns seen so far."""
 
     segments: Segments
     first_row: int
-    alive: list[bool]  # whose answer has not ended
+    alive: list[bool]  # False once the row's answer has ended
     total: int = 0
 
     def step(self, column: int) -> int:
-        """0 at the last column of the prompts, 1 at the first generated token, −1 before the last of the prompt."""
+        """0 for the last column of the prompts, 1 for the first generated token, −1 for the column before the last."""
         return column - self.segments.width + 1
 
     def real(self, columns: list[int]) -> Bool[Tensor, "row column"]:
-        """False for queries that mean nothing: padding, and tokens fed to a row whose answer has ended."""
+        """False for padding, and for tokens fed to a row whose answer has ended."""
         padding = self.segments.codes == SEGMENTS.index("padding")
         width = self.segments.width
         return torch.tensor(
@@ -65,7 +65,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward: queries of the columns ``start`` to ``total``, those from ``new`` on for the first time."""
+    """One forward with queries at the columns ``start`` to ``total``; those from ``new`` on are new."""
 
     batch: Pass
     start: int
@@ -74,7 +74,7 @@ class Forward:
 
 
 class Follower:
-    """Told of every forward's inputs (``enter``) and outputs (``leave``), says which columns it holds."""
+    """Tracks which columns each forward holds, from its inputs (``enter``) and outputs (``leave``)."""
 
     def __init__(self, vlm: "VLM") -> None:
         self.speaker = vlm.speaker
@@ -87,10 +87,10 @@ class Follower:
         self._ends = {vlm.processor.tokenizer.pad_token_id, *([ends] if isinstance(ends, int) else ends or [])}
 
     def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Forward:
-        """The forward that begins with these arguments.
+        """The forward with these arguments.
 
         Raises:
-            UserError: its tokens are of no batch in ``known``, or do not go on where their pass ended.
+            UserError: its tokens belong to no batch in ``known``, or do not continue where their pass ended.
         """
         ids = kwargs.get("input_ids", args[0] if args else None)
         embeddings = kwargs.get("inputs_embeds")
@@ -102,7 +102,7 @@ class Follower:
         shape = tuple(tokens.shape[:2])
         batch = self._pass(ids, embeddings, cache, past, shape)
         if batch.total and ids is not None:
-            # A row that is fed its end token (or padding) is past its answer.
+            # The answer of a row that is fed its end token (or padding) has ended.
             fed = zip(batch.alive, ids[:, -1].tolist(), strict=True)
             batch.alive = [alive and token not in self._ends for alive, token in fed]
         forward = Forward(batch, start=past, new=batch.total, total=past + shape[1])
@@ -112,7 +112,7 @@ class Follower:
         return forward
 
     def leave(self, forward: Forward, output: Any) -> None:
-        """A model called without a cache may have made one, by which its next steps are known."""
+        """Remembers the cache that the forward may have created, to recognise its next steps."""
         cache = getattr(output, "past_key_values", None)
         if cache is not None:
             self._by_cache[cache] = forward.batch
@@ -135,7 +135,7 @@ class Follower:
         )
 
     def _same(self, segments: Segments, ids: Any, embeddings: Any) -> bool:
-        """Whether these are the tokens of ``segments``; where only embeddings come, by those of the text tokens."""
+        """Whether these are the tokens of ``segments``; compares text embeddings if there are no ids."""
         if ids is not None:
             return torch.equal(ids.cpu(), segments.input_ids)
         text = segments.codes != SEGMENTS.index(IMAGE)
@@ -144,7 +144,7 @@ class Follower:
 
     @staticmethod
     def _repeats(batch: Pass, ids: Int[Tensor, "row column"] | None, shape: tuple[int, ...]) -> bool:
-        """Decoding without a cache: the whole sequence again, one token longer."""
+        """Whether this is a step without a cache: the whole sequence again, one token longer."""
         if ids is None or shape != (len(batch.alive), batch.total + 1):
             return False
         return torch.equal(ids[:, : batch.segments.width].cpu(), batch.segments.input_ids)
@@ -152,7 +152,7 @@ class Follower:
 
 @runtime_checkable
 class ForwardHooks(Protocol):
-    """Functions to call around each forward of the model, and the follower that tells them which columns it holds."""
+    """Hooks to call around each forward of the model, and the follower that knows which columns it holds."""
 
     follower: Follower
 
@@ -165,7 +165,8 @@ class ForwardHooks(Protocol):
 def follow(vlm: "VLM", hooks: ForwardHooks, segments: Segments | None) -> Iterator[None]:
     """Calls ``hooks`` around every forward while open.
 
-    The segments of what ``vlm`` encodes meanwhile are noted; ``segments`` are of inputs encoded before.
+    Segments of prompts that ``vlm`` encodes inside are found automatically; ``segments`` are those of inputs encoded
+    before.
     """
     follower = hooks.follower
     follower.known.extend([segments] if segments is not None else [])

@@ -1,8 +1,8 @@
 """Reads and edits the residual stream of the language model, by layer and place.
 
-*Layer* l is an index into ``hidden_states``: 0 is what enters the first decoder layer (the embeddings, with the image
-features put in), l is the output of decoder layer l − 1, up to L, the number of decoder layers. The final norm comes
-after. (``interp.attention`` and ``interp.attention_knockout`` number the decoder layers themselves, 0 to L − 1.)
+*Layer* l is an index into ``hidden_states``: 0 is the input of the first decoder layer (the embeddings, with the image
+features inserted), l is the output of decoder layer l − 1, up to L, the number of decoder layers. All are before the
+final norm. (``interp.attention`` and ``interp.attention_knockout`` number the decoder layers instead, 0 to L − 1.)
 
 *Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
 answer token is predicted; it belongs to no other place. ``image``, ``user``, ``system``, ``template`` and ``sink`` are
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 PLACES = ("verdict", "image", "user", "template", "sink", "last_image", "last_user")
-"""The usual places to read. ``system`` can be read too, of prompts that have a system text."""
+"""The places to read by default. ``system`` can be read too, for prompts with a system text."""
 
 READABLE = (*PLACES, "system")
 EDITABLE = (*READABLE, "generated", "all")
@@ -35,7 +35,7 @@ EDITABLE = (*READABLE, "generated", "all")
 
 @dataclass(frozen=True)
 class Residuals:
-    """Hidden states of each prompt, averaged over the columns of a place; NaN where a prompt has no such place."""
+    """Hidden states of each prompt, averaged over the columns of a place; NaN if a prompt has no such place."""
 
     values: Float[Tensor, "place layer row width"]  # float32, on the CPU
     places: tuple[str, ...]
@@ -56,7 +56,7 @@ class Residuals:
 
 @dataclass(frozen=True)
 class LayerStates:
-    """The hidden states of one layer in one forward: columns from ``start`` on (while decoding, only the newest)."""
+    """The hidden states of one layer in one forward: columns from ``start`` on (only the newest while decoding)."""
 
     layer: int
     hidden: Float[Tensor, "row column width"]
@@ -67,8 +67,8 @@ class LayerStates:
         """True where a column of ``hidden`` is at ``place``; a row may have none.
 
         Raises:
-            UserError: no such place, image tokens of a model that has none, or inputs that were encoded outside (except
-                for ``all``).
+            UserError: an unknown place, image tokens of a model that has none, or inputs encoded before the block
+                (except for ``all``).
         """
         if place == "all":
             return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
@@ -87,7 +87,7 @@ def residuals(
     layers: Sequence[int] | None = None,
     batch_size: int = 32,
 ) -> Residuals:
-    """The residual stream of each prompt at ``layers`` (default: 0 to L), one forward a batch.
+    """The residual stream of each prompt at ``layers`` (default: 0 to L), with one forward per batch.
 
     Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU.
 
@@ -115,15 +115,15 @@ def residuals(
 
 @contextmanager
 def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Segments | None = None) -> Iterator[None]:
-    """Calls ``edit`` on the hidden states of ``layers`` in every forward of ``vlm`` while open, also while decoding.
+    """Calls ``edit`` on the hidden states of ``layers`` in every forward of ``vlm`` while open, decoding included.
 
     An edit that returns None only observes. ``segments`` are those of inputs encoded before the block
     (``interp.segments.segment``); an edit that never calls ``where`` needs none. Blocks nest: the inner edit sees what
     the outer one returned. ``knockout`` and ``record_attention`` may be open too.
 
     Raises:
-        UserError: no layers, a layer that the model does not have, an edit that returns another shape, or a decoder
-            that runs outside a forward of the whole model.
+        UserError: no layers, an unknown layer, an edit that returns another shape, or a decoder that runs outside a
+            forward of the whole model.
     """
     last = last_layer(vlm)
     unknown = [layer for layer in layers if not 0 <= layer <= last]
@@ -150,7 +150,7 @@ def last_layer(vlm: "VLM") -> int:
 
 @dataclass
 class _Watch:
-    """The current forward: which columns it holds and, if the follower knows its batch, their segments."""
+    """Which columns the current forward holds and, if its batch is known, their segments."""
 
     vlm: "VLM"
     follower: Follower
@@ -161,7 +161,7 @@ class _Watch:
     masks: dict[str, Tensor] = field(default_factory=dict)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward. An unknown batch is an error only for an edit that asks for its segments."""
+        """Runs before a forward. An unknown batch is an error only if an edit asks for its segments."""
         cache = kwargs.get("past_key_values")
         self.start = int(cache.get_seq_length()) if cache is not None else 0
         self.running, self.forward, self.refusal, self.masks = True, None, None, {}
@@ -171,13 +171,13 @@ class _Watch:
             self.refusal = error
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """After a forward: its cache identifies it at the next decoding step."""
+        """Runs after a forward, and remembers its cache to recognise the next decoding step."""
         if self.forward is not None:
             self.follower.leave(self.forward, output)
         self.running, self.forward = False, None
 
     def where(self, place: str, start: int, columns: int) -> Bool[Tensor, "row column"]:
-        """A mask on the CPU, computed once a forward."""
+        """A mask on the CPU, computed once per forward."""
         if place not in self.masks:
             check_places(self.vlm, [place], EDITABLE)
             if self.refusal is not None:
@@ -196,20 +196,20 @@ _OUTSIDE = (
 
 @dataclass(frozen=True)
 class _Hook:
-    """The hooks of one layer: passes its hidden states to the edit, and on what the edit returns."""
+    """The hooks of one layer: replaces its hidden states by what the edit returns."""
 
     layer: int
     edit: Edit
     sight: _Watch
 
     def entering(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before layer 0."""
+        """Runs before the first decoder layer, on layer 0 of ``hidden_states``."""
         if args:
             return (self._edited(args[0]), *args[1:]), kwargs
         return args, kwargs | {"hidden_states": self._edited(kwargs["hidden_states"])}
 
     def leaving(self, module: Any, args: Any, output: Any) -> Any:
-        """After a decoder layer, which returns a tensor or a tuple that begins with it."""
+        """Runs after a decoder layer, which returns a tensor or a tuple that starts with it."""
         if isinstance(output, tuple):
             return (self._edited(output[0]), *output[1:])
         return self._edited(output)
@@ -236,7 +236,7 @@ def at_place(segments: Segments, place: str, start: int, stop: int) -> Bool[Tens
         return verdict[start:].repeat(len(segments.rows), 1)
     name = place.removeprefix("last_")
     code = SEGMENTS.index(IMAGE if name == "image" else name)
-    # From column 0 on, also while decoding: the last column of a segment is known by those before it.
+    # Start at column 0 even while decoding: the last column of a segment depends on the earlier ones.
     own = (segments.indicator(0, stop).argmax(-1) == code) & ~verdict
     if name != place:
         own &= columns == torch.where(own, columns, -1).amax(1, keepdim=True)
@@ -247,7 +247,7 @@ def check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> N
     """Checks the names of places.
 
     Raises:
-        UserError: no places, one that is not ``known``, or image tokens of a model that has none.
+        UserError: no places, one not in ``known``, or image tokens of a model that has none.
     """
     unknown = [place for place in places if place not in known]
     if unknown or not places:
