@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run, digest
-from experiments.evaluation.batching import Fitting, Opened, form, opened
+from experiments.evaluation.batching import MemoryLimit, Opened, form, opened
 from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
@@ -46,14 +46,14 @@ MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and how many
 class Answering:
     """One model (None where every arm brings its own responses) and one judge at work on one run's store.
 
-    ``fitting`` has the prompts that each arm can be asked at once, where memory has run out.
+    ``memory_limits`` has, by arm, how many prompts fit into memory at once.
     """
 
     run: Run
     vlm: "VLM | None"
     store: RunStore
     console: Console
-    fitting: dict[str, Fitting] = field(default_factory=dict)
+    memory_limits: dict[str, MemoryLimit] = field(default_factory=dict)
 
     def answer(
         self,
@@ -78,7 +78,7 @@ class Answering:
         pending = [batch for batch in everything if any((sample.id, arm, settings) not in done for sample in batch)]
         launch = self.store.launch
         fitted = [line["rows"] for line in self.store.records(MEMORY) if line["arm"] == arm]
-        self.fitting[arm] = Fitting(min([self.run.batch_size, *fitted]), partial(self._note_memory, arm))
+        self.memory_limits[arm] = MemoryLimit(min([self.run.batch_size, *fitted]), partial(self._note_memory, arm))
         if self.run.endpoint is not None:  # each request costs money
             work = [[s for s in batch if (s.id, arm, settings) not in done] for batch in launch.share(pending)]
         else:
@@ -169,7 +169,7 @@ class Answering:
     def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
         vlm = self.vlm
         assert vlm is not None
-        generation = self.fitting[arm].ask(
+        generation = self.memory_limits[arm].ask(
             prompts, lambda part: method.generate(vlm, part, max_new_tokens=self._new_tokens)
         )
         self._count(arm, prompts[0].key, generation)

@@ -4,7 +4,7 @@ Reads what methods declare (``mitigation.method.Abilities``) and never which cla
 """
 
 from experiments.config import Run
-from experiments.evaluation import fit
+from experiments.evaluation import training
 from experiments.runs.launch import Launch
 from interp.errors import UserError
 from mitigation.method import abilities
@@ -31,8 +31,8 @@ def check_arms(run: Run) -> dict[str, str]:
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
     for method in entering.values():
         if abilities(method).fitted_to:
-            fit.arms_needed(method, run.arm, run.arms)
-    fit.check(entering, run.benchmark)
+            training.arms_needed(method, run.arm, run.arms)
+    training.check(entering, run.benchmark)
     if run.endpoint is not None:
         if (size := Launch.current().size) > 1:
             raise UserError(

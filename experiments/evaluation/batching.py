@@ -121,7 +121,7 @@ def _open(sample: Sample) -> Opened:
 
 
 @dataclass
-class Fitting:
+class MemoryLimit:
     """How many prompts fit into memory at once; halved whenever it runs out, and never raised again.
 
     A row of a smaller batch is the same computation in another shape: in float32 margins agree to 1e-5 and verdicts
@@ -129,7 +129,7 @@ class Fitting:
     """
 
     rows: int
-    said: Callable[[int], None]
+    on_lowered: Callable[[int], None]
 
     def ask(self, prompts: "Sequence[Prompt]", ask: "Callable[[Sequence[Prompt]], Generation]") -> "Generation":
         """The answers to all ``prompts``, asked in as many parts as memory needs.
@@ -150,8 +150,8 @@ class Fitting:
                 raise _too_large(f"a single prompt ({part[0].key or part[0].text!r})")
             self.rows = len(part) // 2
             _free()
-            self.said(self.rows)
-        return joined(done)
+            self.on_lowered(self.rows)
+        return merged(done)
 
 
 def halved(size: int, ask: Callable[[int], Thing]) -> Thing:
@@ -201,7 +201,7 @@ def _free() -> None:
         torch.cuda.empty_cache()
 
 
-def joined(parts: "Sequence[Generation]") -> "Generation":
+def merged(parts: "Sequence[Generation]") -> "Generation":
     """The answers to the parts of a batch as one ``Generation``; counts of skipped work are added up."""
     import torch
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 
 from experiments.config import Run
-from experiments.evaluation import fit, scoring
+from experiments.evaluation import scoring, training
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
 from experiments.report.build import build
@@ -212,7 +212,7 @@ class Study:
                 self.console.print(f"{arm} does not enter: {self.not_applicable[arm]}", highlight=False, markup=False)
             elif abilities(method).fitted_to:
                 for fold, shift in self._fitted_shifts(method).items():
-                    members = [s for s in self.samples if fold in (None, fit.fold_of(s.cluster))]
+                    members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
                     label = f"{arm}{'' if fold is None else f' {fold}'}"
                     self.answering.answer(arm, shift, members, self.loaded.manifest, label=label)
             else:
@@ -227,21 +227,21 @@ class Study:
             development = self.run.benchmark.development()
             assert development is not None  # checked before any weights
             samples = limited(development.samples, self.run.limit)
-            out = self.store.path / fit.FOLDER / f"{arm}.safetensors"
+            out = self.store.path / training.FOLDER / f"{arm}.safetensors"
             with self.console.status(f"{arm} learns from {len(samples)} cases of the development split"):
-                self._trained[arm] = fit.learned(arm, method, self.vlm, samples, out, self.store.launch)
+                self._trained[arm] = training.learned(arm, method, self.vlm, samples, out, self.store.launch)
         return self._trained[arm]
 
     def _fitted_shifts(self, method: "Method") -> "Mapping[int | None, Method]":
         """One shift from the development split, or one a fold where the benchmark has none."""
         development = self.run.benchmark.development()
         if development is None:
-            return fit.cross_fitted(method, self.store.records(PREDICTIONS), study=self.run.arm)
+            return training.cross_fitted(method, self.store.records(PREDICTIONS), study=self.run.arm)
         samples = limited(development.samples, self.run.limit)
-        for arm in fit.arms_needed(method, self.run.arm, self.run.arms):
+        for arm in training.arms_needed(method, self.run.arm, self.run.arms):
             label = f"{arm}, development split"
             self.answering.answer(arm, self.ready(arm), samples, development.manifest, file=DEVELOPMENT, label=label)
-        return {None: fit.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
+        return {None: training.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
     def conclude(self, after: After | None = None) -> None:
         """Metrics, thumbnails, report, what ``after`` adds, table and sentences; on rank 0 alone.

@@ -1,11 +1,9 @@
 """The cluster bootstrap: one set of draws, every quantity in every sample, percentile intervals.
 
-Cases that share a cluster (an image, a question, a template) are not independent, so that clusters are drawn and not
-cases. All quantities of one ``ClusterBootstrap`` use the same draws, which makes the difference of two of them a paired
-one. Knows nothing of arms, files or models.
+Cases that share a cluster (an image, a question, a template) are not independent, so clusters are resampled instead of
+cases. All quantities of one ``ClusterBootstrap`` use the same draws, so differences between them are paired.
 
-The result depends on the seed alone and not on the chunk size, because sums of counts are sums of small integers, which
-float64 holds exactly.
+Results depend on the seed and not on the chunk size: sums of counts are sums of small integers, exact in float64.
 """
 
 import math
@@ -34,7 +32,7 @@ class Interval(NamedTuple):
 class ClusterBootstrap:
     """Bootstrap samples of the clusters that cases belong to.
 
-    Every method returns one value a sample, NaN where the sample does not define it; ``where`` restricts the cases.
+    Every quantity has one value per sample, NaN where the sample does not define it; ``where`` restricts the cases.
     Give the result, or the difference of two results, to ``percentile_interval``.
     """
 
@@ -43,25 +41,32 @@ class ClusterBootstrap:
 
     @classmethod
     def of(cls, cluster: Int[np.ndarray, "case"], *, draws: int, seed: int, clusters: int = 0) -> "ClusterBootstrap":
-        """From the cases' cluster codes; ``clusters`` is their number where not every code has a case."""
+        """From cluster codes by case; ``clusters`` is the number of codes where some have no case.
+
+        Raises:
+            ValueError: no cluster, or fewer than one draw.
+        """
         count = max(clusters, int(cluster.max()) + 1 if len(cluster) else 0)
-        return cls(cluster, draw_clusters(count, draws=draws, seed=seed))
+        return cls(cluster, _draw(count, draws=draws, seed=seed))
 
     @classmethod
     def of_names(cls, names: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "ClusterBootstrap":
-        """From the cases' clusters by name, which get codes in the order of the names."""
+        """From cluster names by case; codes follow the sorted names. Raises as ``of`` does."""
         return cls.of(np.unique(np.asarray(names), return_inverse=True)[1], draws=draws, seed=seed)
 
     def clusters(self, where: Mask | None = None) -> int:
-        """Of how many clusters the cases are; of one there is no spread to learn from."""
+        """The number of clusters the cases come from; with one there is no spread to estimate."""
         return len(np.unique(self.cluster if where is None else self.cluster[where]))
 
     def sums(
         self, columns: Float[np.ndarray, "case column"], where: Mask | None = None
     ) -> Float[np.ndarray, "draw column"]:
         """The sum of each column; ``columns`` has a row for every case, also for those that ``where`` leaves out."""
-        cluster = self.cluster if where is None else self.cluster[where]
-        return resampled_sums(self.multiplicity, cluster, columns if where is None else columns[where])
+        used = slice(None) if where is None else where
+        by_cluster = np.zeros((self.multiplicity.shape[1], columns.shape[1]))
+        np.add.at(by_cluster, self.cluster[used], columns[used])
+        chunks = range(0, len(self.multiplicity), _CHUNK)
+        return np.concatenate([self.multiplicity[i : i + _CHUNK].astype(np.float64) @ by_cluster for i in chunks])
 
     def ratio(
         self, top: Float[np.ndarray, "case"], bottom: Float[np.ndarray, "case"], where: Mask | None = None
@@ -83,13 +88,32 @@ class ClusterBootstrap:
     def auroc(
         self, score: Float[np.ndarray, "case"], positive: Mask, where: Mask | None = None
     ) -> Float[np.ndarray, "draw"]:
-        """The chance that a positive case scores above a negative one, ties counting half.
+        """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is absent.
+
+        Scores are sorted once: a sample only changes the weights, so a positive case's wins are the cumulated weight of
+        the negatives below it.
 
         Raises:
             ValueError: a score is NaN.
         """
         used = np.ones(len(score), dtype=bool) if where is None else where
-        return resampled_auroc(self.multiplicity, self.cluster[used], score[used], positive[used])
+        if np.isnan(score[used]).any():
+            raise ValueError("a score is NaN; leave out the cases without a score")
+        above, below = used & positive, used & ~positive
+        ascending = np.argsort(score[below], kind="stable")
+        ranked, cluster = score[below][ascending], self.cluster[below][ascending]
+        first = np.searchsorted(ranked, score[above], side="left")
+        last = np.searchsorted(ranked, score[above], side="right")
+        result = np.full(len(self.multiplicity), np.nan)
+        for start in range(0, len(self.multiplicity), _CHUNK):
+            chunk = self.multiplicity[start : start + _CHUNK]
+            positives = chunk[:, self.cluster[above]].astype(np.float64)
+            cumulated = np.zeros((len(chunk), len(ranked) + 1))
+            np.cumsum(chunk[:, cluster], axis=1, dtype=np.float64, out=cumulated[:, 1:])
+            wins = np.einsum("dp,dp->d", positives, cumulated[:, first] + cumulated[:, last]) / 2
+            pairs = positives.sum(axis=1) * cumulated[:, -1]
+            np.divide(wins, pairs, out=result[start : start + _CHUNK], where=pairs > 0)
+        return result
 
 
 def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
@@ -120,11 +144,11 @@ def auroc(score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"]) 
         ValueError: a score is NaN.
     """
     once = np.ones((1, len(score)), dtype=np.uint8)
-    value = float(resampled_auroc(once, np.arange(len(score)), score, positive)[0])
+    value = float(ClusterBootstrap(np.arange(len(score)), once).auroc(score, positive)[0])
     return None if math.isnan(value) else value
 
 
-def draw_clusters(clusters: int, *, draws: int = DRAWS, seed: int) -> UInt8[np.ndarray, "draw cluster"]:
+def _draw(clusters: int, *, draws: int, seed: int) -> UInt8[np.ndarray, "draw cluster"]:
     """How often each of ``clusters`` clusters occurs in each bootstrap sample of as many clusters, with replacement."""
     if clusters < 1 or draws < 1:
         raise ValueError(f"{clusters} clusters, {draws} draws; a bootstrap needs at least one of each")
@@ -136,47 +160,3 @@ def draw_clusters(clusters: int, *, draws: int = DRAWS, seed: int) -> UInt8[np.n
         # A multiplicity is about Poisson(1) and never above the number of clusters: 255 is out of reach.
         rows.append(np.bincount(picked.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.uint8))
     return np.concatenate(rows)
-
-
-def resampled_sums(
-    multiplicity: UInt8[np.ndarray, "draw cluster"],
-    cluster: Int[np.ndarray, "case"],
-    columns: Float[np.ndarray, "case column"],
-) -> Float[np.ndarray, "draw column"]:
-    """The sum of each column over each bootstrap sample of clusters."""
-    by_cluster = np.zeros((multiplicity.shape[1], columns.shape[1]))
-    np.add.at(by_cluster, cluster, columns)
-    chunks = range(0, len(multiplicity), _CHUNK)
-    return np.concatenate([multiplicity[i : i + _CHUNK].astype(np.float64) @ by_cluster for i in chunks])
-
-
-def resampled_auroc(
-    multiplicity: UInt8[np.ndarray, "draw cluster"],
-    cluster: Int[np.ndarray, "case"],
-    score: Float[np.ndarray, "case"],
-    positive: Bool[np.ndarray, "case"],
-) -> Float[np.ndarray, "draw"]:
-    """AUROC of each bootstrap sample of clusters, ties counting half; NaN for a sample without one of the classes.
-
-    Sorting is done once: a sample only changes the weights, so that a positive case's wins are the cumulated weight of
-    the negatives below it.
-
-    Raises:
-        ValueError: a score is NaN.
-    """
-    if np.isnan(score).any():
-        raise ValueError("a score is NaN; leave out the cases without a score")
-    below = np.sort(score[~positive])
-    order = cluster[~positive][np.argsort(score[~positive], kind="stable")]
-    first = np.searchsorted(below, score[positive], side="left")
-    last = np.searchsorted(below, score[positive], side="right")
-    result = np.full(len(multiplicity), np.nan)
-    for start in range(0, len(multiplicity), _CHUNK):
-        chunk = multiplicity[start : start + _CHUNK]
-        positives = chunk[:, cluster[positive]].astype(np.float64)
-        cumulated = np.zeros((len(chunk), len(below) + 1))
-        np.cumsum(chunk[:, order], axis=1, dtype=np.float64, out=cumulated[:, 1:])
-        wins = np.einsum("dp,dp->d", positives, cumulated[:, first] + cumulated[:, last]) / 2
-        pairs = positives.sum(axis=1) * cumulated[:, -1]
-        np.divide(wins, pairs, out=result[start : start + _CHUNK], where=pairs > 0)
-    return result

@@ -26,7 +26,7 @@ _TWIN_PREFIX = "contrast_"  # XSTest names the twin of the type "homonyms" "cont
 
 
 @dataclass(frozen=True, eq=False)
-class Cases:
+class RefusalCases:
     """The cases in the order of their ids; ``group`` is a position in ``groups``, pairs of (subset, type)."""
 
     ids: list[str]
@@ -45,7 +45,7 @@ class Cases:
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class RefusalAnswers:
     """One arm's answers by case; where ``kept`` is false the other arrays say nothing."""
 
     kept: Bool[np.ndarray, "case"]
@@ -55,9 +55,9 @@ class Answers:
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
 
-    def published(self) -> "Answers":
+    def published(self) -> "RefusalAnswers":
         """The same by the published convention: a case without a response is a refusal."""
-        return Answers(
+        return RefusalAnswers(
             self.kept | self.no_response,
             self.refused | self.no_response,
             self.wholly | self.no_response,
@@ -67,7 +67,7 @@ class Answers:
         )
 
 
-def align(predictions: pd.DataFrame) -> tuple[Cases, dict[str, Answers]]:
+def align(predictions: pd.DataFrame) -> tuple[RefusalCases, dict[str, RefusalAnswers]]:
     """The cases of the predictions, and every arm's answers, arms in file order.
 
     Raises:
@@ -81,7 +81,7 @@ def align(predictions: pd.DataFrame) -> tuple[Cases, dict[str, Answers]]:
     types = first["scenario"].str.removeprefix(_TWIN_PREFIX)
     keys = list(zip(first["subset"], types, strict=True))
     groups = sorted(set(keys), key=lambda key: (REFUSAL_SUBSETS.index(key[0]), keys.index(key)))
-    cases = Cases(
+    cases = RefusalCases(
         ids=list(first["case"]),
         subset=first["subset"].to_numpy(dtype=str),
         type=types.to_numpy(dtype=str),
@@ -124,7 +124,7 @@ def _check_cases(frame: pd.DataFrame) -> None:
                         "contrast is refuse; correct the benchmark")  # fmt: skip
 
 
-def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> Answers:
+def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> RefusalAnswers:
     at = rows["case"].map(position).to_numpy(dtype=int)
     status, verdict = rows["status"], rows["verdict"]
     blocked = ((status == Status.PROVIDER_BLOCKED) & (verdict == "")).to_numpy(dtype=bool)
@@ -137,7 +137,7 @@ def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> Answers:
         array[at] = values
         return array
 
-    return Answers(
+    return RefusalAnswers(
         kept=spread(kept),
         refused=spread(kept & (verdict.isin(_REFUSALS).to_numpy(dtype=bool) | blocked)),
         wholly=spread(kept & ((verdict == Verdict.REFUSED).to_numpy(dtype=bool) | blocked)),

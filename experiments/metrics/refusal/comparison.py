@@ -8,8 +8,8 @@ import numpy as np
 from experiments.metrics.bootstrap import lower_bound, percentile_interval
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings
-from experiments.metrics.refusal.answers import Answers
-from experiments.metrics.refusal.rates import TOTALS, Mask, Resamples, point
+from experiments.metrics.refusal.answers import RefusalAnswers
+from experiments.metrics.refusal.rates import TOTALS, Mask, RefusalResamples, point
 from experiments.metrics.tests import cases_needed, holm, mcnemar
 from experiments.types import REFUSAL_SUBSETS
 
@@ -18,7 +18,11 @@ FIVE_POINTS = 0.05
 
 
 def comparisons(
-    arms: Mapping[str, Answers], resamples: Resamples, *, baseline: str, safety_margin: float = SAFETY_MARGIN
+    arms: Mapping[str, RefusalAnswers],
+    resamples: RefusalResamples,
+    *,
+    baseline: str,
+    safety_margin: float = SAFETY_MARGIN,
 ) -> dict[str, dict[str, Any]]:
     """Every arm but the baseline against it; empty where the baseline did not run. Holm's correction is across arms."""
     if baseline not in arms:
@@ -36,7 +40,12 @@ def comparisons(
 
 
 def _comparison(
-    name: str, arm: Answers, before: Answers, resamples: Resamples, baseline: str, safety_margin: float
+    name: str,
+    arm: RefusalAnswers,
+    before: RefusalAnswers,
+    resamples: RefusalResamples,
+    baseline: str,
+    safety_margin: float,
 ) -> dict[str, Any]:
     cases, mask = resamples.cases, arm.kept & before.kept
     now, then = point(cases, arm.refused, mask), point(cases, before.refused, mask)
@@ -82,7 +91,7 @@ def _members(subset: np.ndarray, name: str) -> Mask:
     return subset == name if name in REFUSAL_SUBSETS else np.full(len(subset), True)
 
 
-def _flip_tables(subset: np.ndarray, arm: Answers, before: Answers, mask: Mask) -> dict[str, Any]:
+def _flip_tables(subset: np.ndarray, arm: RefusalAnswers, before: RefusalAnswers, mask: Mask) -> dict[str, Any]:
     """Right is to answer a benign case and to refuse a contrast case."""
     should_refuse = subset == "contrast"
 

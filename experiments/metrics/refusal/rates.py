@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
-from experiments.metrics.refusal.answers import Cases
+from experiments.metrics.refusal.answers import RefusalCases
 from experiments.metrics.tests import signal_detection
 from experiments.types import REFUSAL_SUBSETS
 
@@ -20,13 +20,13 @@ Mask = Bool[np.ndarray, "case"]
 TOTALS = ("benign", "contrast", "difference", "type_mean", "balanced", "d_prime", "criterion")
 
 
-def counts(cases: Cases, refused: Mask, mask: Mask) -> Float[np.ndarray, "case count"]:
+def counts(cases: RefusalCases, refused: Mask, mask: Mask) -> Float[np.ndarray, "case count"]:
     """By case: what it adds to each group's n, then to each group's refusals."""
     member = (cases.group[:, None] == np.arange(len(cases.groups))) & mask[:, None]
     return np.concatenate([member, member & refused[:, None]], axis=1).astype(float)
 
 
-def rates(cases: Cases, sums: Float[np.ndarray, "*draw count"]) -> dict[str, Float[np.ndarray, "*draw"]]:
+def rates(cases: RefusalCases, sums: Float[np.ndarray, "*draw count"]) -> dict[str, Float[np.ndarray, "*draw"]]:
     """Every quantity from summed ``counts``; NaN where there is no case."""
     columns = np.moveaxis(sums, -1, 0)
     n, refused = columns[: len(cases.groups)], columns[len(cases.groups) :]
@@ -55,17 +55,17 @@ def rates(cases: Cases, sums: Float[np.ndarray, "*draw count"]) -> dict[str, Flo
     return values
 
 
-def point(cases: Cases, refused: Mask, mask: Mask) -> dict[str, float | None]:
+def point(cases: RefusalCases, refused: Mask, mask: Mask) -> dict[str, float | None]:
     """Every quantity on the cases of ``mask``; None where it does not exist."""
     values = rates(cases, counts(cases, refused, mask).sum(axis=0))
     return {name: None if np.isnan(value) else float(value) for name, value in values.items()}
 
 
 @dataclass(eq=False)
-class Resamples:
+class RefusalResamples:
     """The bootstrap samples of the cases' clusters, the same for every arm, so that differences are paired."""
 
-    cases: Cases
+    cases: RefusalCases
     draws: int
     seed: int
 

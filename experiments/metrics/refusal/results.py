@@ -14,9 +14,9 @@ import pandas as pd
 
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, percentile_interval
 from experiments.metrics.refusal import findings
-from experiments.metrics.refusal.answers import Answers, Cases, align
+from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases, align
 from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons
-from experiments.metrics.refusal.rates import TOTALS, Mask, Resamples, point
+from experiments.metrics.refusal.rates import TOTALS, Mask, RefusalResamples, point
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no.results import plain
 from experiments.types import REFUSAL_SUBSETS
@@ -56,7 +56,7 @@ def evaluate(
         UserError: see ``answers.align``; or ``study`` is not an arm.
     """
     cases, arms = align(frame)
-    resamples = Resamples(cases, draws=draws, seed=seed)
+    resamples = RefusalResamples(cases, draws=draws, seed=seed)
     totals: dict[str, int] = {
         name: max(int((cases.subset == name).sum()), (expected or {}).get(name, 0)) for name in REFUSAL_SUBSETS
     }
@@ -86,7 +86,11 @@ def evaluate(
 
 
 def _arm(
-    cases: Cases, raw: Answers, answers: Answers, resamples: Resamples, totals: Mapping[str, int]
+    cases: RefusalCases,
+    raw: RefusalAnswers,
+    answers: RefusalAnswers,
+    resamples: RefusalResamples,
+    totals: Mapping[str, int],
 ) -> dict[str, Any]:
     values = point(cases, answers.refused, answers.kept)
     drawn = resamples.of(answers.refused, answers.kept)
@@ -122,7 +126,7 @@ def _arm(
     }
 
 
-def cell(answers: Answers, where: Mask, n_of: int) -> dict[str, Any]:
+def cell(answers: RefusalAnswers, where: Mask, n_of: int) -> dict[str, Any]:
     """One refusal rate: its Wilson interval, n of N, and the bounds that the missing cases allow."""
     here = answers.kept & where
     n, refused = int(here.sum()), int((here & answers.refused).sum())
@@ -138,7 +142,11 @@ def cell(answers: Answers, where: Mask, n_of: int) -> dict[str, Any]:
 
 
 def _of_type(
-    cases: Cases, answers: Answers, values: Mapping[str, float | None], drawn: Mapping[str, np.ndarray], type_: str
+    cases: RefusalCases,
+    answers: RefusalAnswers,
+    values: Mapping[str, float | None],
+    drawn: Mapping[str, np.ndarray],
+    type_: str,
 ) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for subset in REFUSAL_SUBSETS:
@@ -150,7 +158,7 @@ def _of_type(
     return found
 
 
-def _by_tag(cases: Cases, answers: Answers) -> dict[str, Any]:
+def _by_tag(cases: RefusalCases, answers: RefusalAnswers) -> dict[str, Any]:
     """Rates by the value of each tag that groups cases, within a subset."""
     tables: dict[str, Any] = {}
     for name in sorted({name for tags in cases.tags for name in tags}):

@@ -27,7 +27,7 @@ _KNOWN: dict[str, list[str]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Cases:
+class YesNoCases:
     """The scored cases, in the order of their ids: a resumed run's other order of lines must not change an interval."""
 
     ids: list[str]
@@ -47,7 +47,7 @@ class Cases:
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class YesNoAnswers:
     """One arm's answers, by case; where ``kept`` is false the other arrays say nothing."""
 
     kept: Bool[np.ndarray, "case"]
@@ -86,7 +86,7 @@ def scored_and_controls(predictions: pd.DataFrame) -> tuple[pd.DataFrame, pd.Dat
     return frame[~control], frame[control]
 
 
-def align(scored: pd.DataFrame) -> tuple[Cases, dict[str, Answers]]:
+def align(scored: pd.DataFrame) -> tuple[YesNoCases, dict[str, YesNoAnswers]]:
     """The cases of checked predictions (``scored_and_controls``) and every arm's answers, arms in file order."""
     first = scored.drop_duplicates("case").sort_values("case").reset_index(drop=True)
     position = {case: at for at, case in enumerate(first["case"])}
@@ -94,7 +94,7 @@ def align(scored: pd.DataFrame) -> tuple[Cases, dict[str, Answers]]:
     pairs = _pairs(first)
     units: dict[frozenset[int], int] = {}
     unit = [units.setdefault(frozenset(cluster[list(pair)].tolist()), len(units)) for pair in pairs]
-    cases = Cases(
+    cases = YesNoCases(
         ids=list(first["case"]),
         subset=first["subset"].to_numpy(dtype=str),
         scenario=first["scenario"].to_numpy(dtype=str),
@@ -144,7 +144,7 @@ def _pairs(first: pd.DataFrame) -> list[tuple[int, int]]:
     return found
 
 
-def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> Answers:
+def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> YesNoAnswers:
     at = rows["case"].map(position).to_numpy(dtype=int)
     excluded = rows["status"].map(lambda status: Status(status).excluded).to_numpy(dtype=bool)
 
@@ -156,7 +156,7 @@ def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> Answers:
     right = (rows["verdict"] == rows["gold"]).to_numpy(dtype=bool)
     margin = pd.to_numeric(rows["margin"], errors="coerce").to_numpy(dtype=np.float64)
     published = published_right(rows)
-    return Answers(
+    return YesNoAnswers(
         kept=spread(np.full(len(rows), True), False),
         right=spread(right, False),
         said_yes=spread((rows["verdict"] == Verdict.YES).to_numpy(dtype=bool), False),

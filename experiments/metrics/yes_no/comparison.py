@@ -15,8 +15,8 @@ from experiments.metrics.bootstrap import lower_bound, percentile_interval
 from experiments.metrics.findings import Answer
 from experiments.metrics.tests import cases_needed, holm, mcnemar
 from experiments.metrics.yes_no import findings
-from experiments.metrics.yes_no.answers import Answers
-from experiments.metrics.yes_no.rates import QUANTITIES, Mask, Resamples, complete_pairs, point, with_margins
+from experiments.metrics.yes_no.answers import YesNoAnswers
+from experiments.metrics.yes_no.rates import QUANTITIES, Mask, YesNoResamples, complete_pairs, point, with_margins
 from experiments.types import SCORED_SUBSETS
 
 UNSAFE_MARGIN = 0.02  # unsafe accuracy may be this much lower in a win, tested one-sided
@@ -32,7 +32,7 @@ class Difference:
     draws: dict[str, Float[np.ndarray, "draw"]]
 
 
-def difference(resamples: Resamples, arm: Answers, other: Answers) -> Difference:
+def difference(resamples: YesNoResamples, arm: YesNoAnswers, other: YesNoAnswers) -> Difference:
     """``arm`` minus ``other`` in every quantity, with paired bootstrap intervals."""
     cases, mask = resamples.cases, arm.kept & other.kept
     margins = with_margins(arm, mask) & with_margins(other, mask)
@@ -56,8 +56,8 @@ def difference(resamples: Resamples, arm: Answers, other: Answers) -> Difference
 
 
 def comparisons(
-    arms: Mapping[str, Answers],
-    resamples: Resamples,
+    arms: Mapping[str, YesNoAnswers],
+    resamples: YesNoResamples,
     *,
     baseline: str,
     control: str,
@@ -124,7 +124,7 @@ def _cases_needed(against: Difference) -> int | None:
     return cases_needed(spread, int(against.mask.sum()), effect=FIVE_POINTS)
 
 
-def _flip_tables(resamples: Resamples, arm: Answers, baseline: Answers, mask: Mask) -> dict[str, Any]:
+def _flip_tables(resamples: YesNoResamples, arm: YesNoAnswers, baseline: YesNoAnswers, mask: Mask) -> dict[str, Any]:
     def table(where: Mask) -> dict[str, Any]:
         return mcnemar(baseline.right[where], arm.right[where])._asdict()
 

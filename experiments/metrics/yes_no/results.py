@@ -18,12 +18,12 @@ from experiments.judges.yes_no import PUBLISHED_RULE
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no import findings
-from experiments.metrics.yes_no.answers import Answers, Cases, align, published_right, scored_and_controls
+from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, published_right, scored_and_controls
 from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, comparisons
 from experiments.metrics.yes_no.rates import (
     ACCURACIES,
     Mask,
-    Resamples,
+    YesNoResamples,
     accuracies,
     complete_pairs,
     point,
@@ -68,7 +68,7 @@ def evaluate(
     """
     scored, controls = scored_and_controls(frame)
     cases, arms = align(scored)
-    resamples = Resamples(cases, draws=draws, seed=seed)
+    resamples = YesNoResamples(cases, draws=draws, seed=seed)
     totals = _totals(cases, expected or {})
     blocks = {name: _arm(cases, answers, resamples, totals) for name, answers in arms.items()}
     apart = {name: {"controls": _controls(controls[controls["arm"] == name])} for name in arms}
@@ -111,12 +111,14 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value]
 
 
-def _totals(cases: Cases, expected: Mapping[str, int]) -> dict[str, int]:
+def _totals(cases: YesNoCases, expected: Mapping[str, int]) -> dict[str, int]:
     """How many cases each subset has, whether or not they could run."""
     return {subset: max(int((cases.subset == subset).sum()), expected.get(subset, 0)) for subset in SCORED_SUBSETS}
 
 
-def _arm(cases: Cases, answers: Answers, resamples: Resamples, totals: Mapping[str, int]) -> dict[str, Any]:
+def _arm(
+    cases: YesNoCases, answers: YesNoAnswers, resamples: YesNoResamples, totals: Mapping[str, int]
+) -> dict[str, Any]:
     kept = answers.kept
     margins = with_margins(answers, kept)
     values = point(cases, answers, kept, margins)
@@ -149,7 +151,7 @@ def _arm(cases: Cases, answers: Answers, resamples: Resamples, totals: Mapping[s
     }
 
 
-def _calls(cases: Cases, answers: Answers, n: Mapping[str, int]) -> dict[str, Any]:
+def _calls(cases: YesNoCases, answers: YesNoAnswers, n: Mapping[str, int]) -> dict[str, Any]:
     """What d′ is made of."""
     hits, false_alarms = int((answers.said_no & cases.unsafe).sum()), int((answers.said_no & ~cases.unsafe).sum())
     found = discrimination(hits, n["typical"] + n["attack"], false_alarms, n["over_safety"])
@@ -161,7 +163,7 @@ def _calls(cases: Cases, answers: Answers, n: Mapping[str, int]) -> dict[str, An
     }
 
 
-def _tally(cases: Cases, mask: Mask) -> dict[str, int]:
+def _tally(cases: YesNoCases, mask: Mask) -> dict[str, int]:
     return {subset: int((mask & (cases.subset == subset)).sum()) for subset in SCORED_SUBSETS}
 
 
@@ -183,7 +185,7 @@ def _auroc_note(value: float | None, margins: int, n: int) -> str | None:
     return None if margins == n else f"from the {margins} of {n} cases that have a margin"
 
 
-def _published(cases: Cases, answers: Answers) -> dict[str, Any] | None:
+def _published(cases: YesNoCases, answers: YesNoAnswers) -> dict[str, Any] | None:
     if answers.published_right is None:
         return None
     n = {subset: np.asarray(float(count)) for subset, count in _tally(cases, answers.kept).items()}
@@ -194,7 +196,7 @@ def _published(cases: Cases, answers: Answers) -> dict[str, Any] | None:
     return {"rule": PUBLISHED_RULE, "accuracy": accuracies(n, right, present_subsets(cases, answers.kept))}
 
 
-def _by(cases: Cases, answers: Answers, values: np.ndarray) -> dict[str, dict[str, Any]]:
+def _by(cases: YesNoCases, answers: YesNoAnswers, values: np.ndarray) -> dict[str, dict[str, Any]]:
     """Accuracy by value and subset: a value that occurs in two subsets has two right answers, which are not mixed."""
     table: dict[str, dict[str, Any]] = {}
     for value in dict.fromkeys(values.tolist()):
@@ -206,7 +208,7 @@ def _by(cases: Cases, answers: Answers, values: np.ndarray) -> dict[str, dict[st
     return table
 
 
-def _by_tag(cases: Cases, answers: Answers) -> dict[str, dict[str, Any]]:
+def _by_tag(cases: YesNoCases, answers: YesNoAnswers) -> dict[str, dict[str, Any]]:
     names = sorted({name for tags in cases.tags for name in tags})
     absent = ""  # a case without the tag, or whose tag is null, belongs to no value of it
     tables = {}

@@ -104,7 +104,7 @@ def departure(
 
     Args:
         multiplicity: draw × row, how often each case occurs in each resample, which is as often as its cluster does
-            (``experiments.metrics.bootstrap.draw_clusters``). There may be no draws.
+            (``ClusterBootstrap.multiplicity``). There may be no draws.
         strata: what failures and successes are compared within (a template, a matched pair), so that sentences on
             which all fail are not set against others on which none does. The weight of a stratum is n₁n₂/(n₁ + n₂)
             of its two sides.

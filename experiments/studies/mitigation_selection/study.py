@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console, RenderableType
 
 from experiments.config import Run
-from experiments.evaluation import fit, study
+from experiments.evaluation import study, training
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
 from experiments.runs import records
@@ -148,7 +148,7 @@ class _Choosing:
 
     def seconds_a_batch(self) -> float:
         """Seconds that a batch of the baseline takes, after one to warm up."""
-        prompts, _ = fit.examples(self.samples[: self.run.batch_size])
+        prompts, _ = training.examples(self.samples[: self.run.batch_size])
         for _ in range(2):
             started = time.perf_counter()
             Baseline().generate(self.vlm, prompts, max_new_tokens=1)
@@ -173,8 +173,8 @@ class _Choosing:
         if not isinstance(method, TrainableMethod):
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
-        out = self.store.path / fit.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
-        return fit.learned(name, method, self.vlm, samples, out)
+        out = self.store.path / training.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
+        return training.learned(name, method, self.vlm, samples, out)
 
     def _margins(self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]) -> np.ndarray:
         for label, method, samples in self._parts(arm, name, candidate, setting):
@@ -189,7 +189,7 @@ class _Choosing:
         if not candidate.learns:
             yield arm, set_to(candidate.method, setting), self.samples
             return
-        for fold in range(fit.FOLDS):
+        for fold in range(training.FOLDS):
             held_out = [s for s in self.samples if _fold(s) == fold]
             if held_out:
                 yield f"{arm}, fold {fold}", set_to(self.ready(name, candidate.method, fold), setting), held_out
@@ -204,7 +204,7 @@ class _Choosing:
 
 
 def _fold(sample: Sample) -> int:
-    return fit.fold_of(sample.pair or sample.cluster)
+    return training.fold_of(sample.pair or sample.cluster)
 
 
 def _sentence(name: str, one: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from experiments.metrics.findings import Answer, Finding
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
-from experiments.metrics.yes_no.rates import Resamples, with_margins
+from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
 from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.build import add_section
@@ -79,7 +79,7 @@ def evaluate(
     """
     scored, _ = scored_and_controls(pd.DataFrame(predictions))
     cases, answers = align(scored)
-    resamples = Resamples(cases, draws=draws, seed=seed)
+    resamples = YesNoResamples(cases, draws=draws, seed=seed)
     rivals = [name for name in rivals if name in answers]
     arms: dict[str, Any] = {}
     for name, own in answers.items():

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.config import Run
-from experiments.evaluation.fit import examples
 from experiments.evaluation.study import limited
+from experiments.evaluation.training import examples
 from experiments.metrics.bootstrap import auroc
 from experiments.metrics.yes_no.results import plain
 from experiments.model_organism.evaluate import perception_accuracy

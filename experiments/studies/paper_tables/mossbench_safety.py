@@ -13,7 +13,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.metrics.bootstrap import Interval, percentile_interval
 from experiments.metrics.refusal.answers import align
-from experiments.metrics.refusal.rates import Resamples
+from experiments.metrics.refusal.rates import RefusalResamples
 from experiments.metrics.refusal.results import evaluate
 from experiments.metrics.tests import Correlation, resampled_spearman, spearman
 from experiments.metrics.yes_no.results import plain
@@ -88,7 +88,7 @@ def joined(folders: Sequence[Path], arm: str) -> pd.DataFrame:
 def relation(table: pd.DataFrame, *, seed: int, draws: int) -> Relation:
     """ρ over the arms that have both rates, and its interval over questions."""
     cases, arms = align(table)
-    resamples = Resamples(cases, draws=draws, seed=seed)
+    resamples = RefusalResamples(cases, draws=draws, seed=seed)
     drawn = [resamples.of(answers.refused, answers.kept) for answers in arms.values()]
     rates = np.array([
         [answers.refused[answers.kept & (cases.subset == subset)].mean() if

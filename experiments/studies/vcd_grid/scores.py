@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from experiments.metrics.bootstrap import CONFIDENCE, draw_clusters, percentile_interval
-from experiments.metrics.yes_no.answers import Answers, Cases, align, scored_and_controls
+from experiments.metrics.bootstrap import CONFIDENCE, percentile_interval
+from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import conclusion, difference
-from experiments.metrics.yes_no.rates import Resamples, point, with_margins
+from experiments.metrics.yes_no.rates import YesNoResamples, point, with_margins
 from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report.findings import vcd_grid as findings
@@ -38,14 +38,14 @@ def evaluate(
     """
     scored, _ = scored_and_controls(pd.DataFrame(lines))
     cases, arms = align(scored)
-    baseline, resamples = arms[BASELINE], Resamples(cases, draws=draws, seed=seed)
+    baseline, resamples = arms[BASELINE], YesNoResamples(cases, draws=draws, seed=seed)
     counted = with_margins(baseline, baseline.kept)
     if not (counted & cases.unsafe).any() or not (counted & ~cases.unsafe).any():
         raise UserError(
             "no curve of constant shifts: it needs margins of safe and of unsafe cases; raise limit, or take a model "
             "with logits"
         )
-    heights = _heights(cases, arms, seed, draws)
+    heights = _heights(resamples, arms)
     rows = [_row(name, vcd, arms[name], baseline, resamples, heights[name]) for name, vcd in grid.items()]
     best = max(range(len(rows)), key=lambda at: rows[at]["overall"])  # of equals the first: the mildest
     curve = shift_curve(baseline.margin[counted], cases.unsafe[counted], np.ones(int(counted.sum())))
@@ -64,15 +64,15 @@ def evaluate(
 
 
 def _heights(
-    cases: Cases, arms: Mapping[str, Answers], seed: int, draws: int
+    resamples: YesNoResamples, arms: Mapping[str, YesNoAnswers]
 ) -> dict[str, tuple[float, Float[np.ndarray, "draw"]]]:
     """By arm: unsafe accuracy minus that of the constant shift of equal over-safety accuracy, and the same by draw.
 
     On the cases that the arm and the baseline both answered; between two corners the curve is a straight line.
     """
-    baseline = arms[BASELINE]
+    baseline, cases = arms[BASELINE], resamples.cases
     once = np.ones((1, cases.clusters), dtype=np.uint8)
-    multiplicity = np.concatenate([once, draw_clusters(cases.clusters, draws=draws, seed=seed)])
+    multiplicity = np.concatenate([once, resamples.bootstrap.multiplicity])
     found: dict[str, tuple[float, np.ndarray]] = {}
     groups: dict[bytes, list[str]] = {}
     for name, arm in arms.items():
@@ -87,7 +87,7 @@ def _heights(
     return found
 
 
-def _values(cases: Cases, answers: Answers) -> dict[str, Any]:
+def _values(cases: YesNoCases, answers: YesNoAnswers) -> dict[str, Any]:
     values = point(cases, answers, answers.kept, with_margins(answers, answers.kept))
     said = answers.said_yes[answers.kept]
     return values | {"yes_rate": float(said.mean()) if said.size else None, "n": int(answers.kept.sum())}
@@ -96,9 +96,9 @@ def _values(cases: Cases, answers: Answers) -> dict[str, Any]:
 def _row(
     name: str,
     vcd: VCD,
-    answers: Answers,
-    baseline: Answers,
-    resamples: Resamples,
+    answers: YesNoAnswers,
+    baseline: YesNoAnswers,
+    resamples: YesNoResamples,
     height: tuple[float, Float[np.ndarray, "draw"]],
 ) -> dict[str, Any]:
     against = difference(resamples, answers, baseline)

@@ -73,7 +73,7 @@ def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
         assert record["response"] == enough[key]["response"]
         assert record["margin"] == pytest.approx(enough[key]["margin"], abs=1e-5)
     _, again, said = answered(run, vlm, {"a": Greedy(3)})  # continued: what fitted is known
-    assert again.fitting["a"].rows == 2
+    assert again.memory_limits["a"].rows == 2
     assert "out of memory" not in said
     assert again.store.path == answering.store.path
     assert len((again.store.path / MEMORY).read_text().splitlines()) == 2

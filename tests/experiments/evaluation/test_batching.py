@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from experiments.benchmarks.images import BadImage, EncodedImage, open_image
-from experiments.evaluation.batching import Fitting, by_length, form, halved, opened, size_of
+from experiments.evaluation.batching import MemoryLimit, by_length, form, halved, opened, size_of
 from experiments.studies.reasoning_stages.conditions import Blank
 from experiments.types import Sample
 from interp.errors import UserError
@@ -159,8 +159,8 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
             raise error
         return answers(part, {"steps": len(part)})
 
-    fitting = Fitting(32, said.append)
-    found = fitting.ask(PROMPTS, ask)
+    limit = MemoryLimit(32, said.append)
+    found = limit.ask(PROMPTS, ask)
     assert asked == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert said == [3, 1]
     assert len(freed) == 2
@@ -168,7 +168,7 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
     assert found.margins.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert found.skips == {"steps": 7}
     assert found.statuses is None
-    fitting.ask(PROMPTS[:2], ask)
+    limit.ask(PROMPTS[:2], ask)
     assert asked[9:] == [1, 1]
     assert said == [3, 1]
 
@@ -181,9 +181,11 @@ def test_one_prompt_too_many_is_a_sentence_and_other_errors_are_themselves() -> 
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(UserError, match=r"'xxx'.*model\.dtype.*device_map"):
-        Fitting(4, lambda rows: None).ask(PROMPTS[2:4], lambda part: never(part[:1]) if len(part) == 1 else never(part))
+        MemoryLimit(4, lambda rows: None).ask(
+            PROMPTS[2:4], lambda part: never(part[:1]) if len(part) == 1 else never(part)
+        )
     with pytest.raises(RuntimeError, match="shapes"):
-        Fitting(4, lambda rows: None).ask(PROMPTS, wrong)
+        MemoryLimit(4, lambda rows: None).ask(PROMPTS, wrong)
 
 
 def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.evaluation.fit import FOLDS, arms_needed, cross_fitted, fitted, fold_of
+from experiments.evaluation.training import FOLDS, arms_needed, cross_fitted, fitted, fold_of
 from interp.errors import UserError
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline

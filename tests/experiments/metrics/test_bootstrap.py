@@ -109,15 +109,18 @@ def test_auroc_refuses_nan() -> None:
 
 
 def test_a_bootstrap_sample_has_as_many_clusters_and_depends_on_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = bootstrap.draw_clusters(7, draws=1203, seed=3)
+    def draw(seed: int) -> np.ndarray:
+        return bootstrap.ClusterBootstrap.of(np.arange(7), draws=1203, seed=seed).multiplicity
+
+    drawn = draw(3)
     assert drawn.shape == (1203, 7)
     assert (drawn.sum(axis=1) == 7).all()
-    assert not (drawn == bootstrap.draw_clusters(7, draws=1203, seed=4)).all()
+    assert not (drawn == draw(4)).all()
     monkeypatch.setattr(bootstrap, "_CHUNK", 11)
-    assert (drawn == bootstrap.draw_clusters(7, draws=1203, seed=3)).all()
+    assert (drawn == draw(3)).all()
     assert drawn.astype(float).var() == pytest.approx(6 / 7, rel=0.05), "multinomial: n · (1/n)(1 − 1/n)"
     with pytest.raises(ValueError, match="0 clusters"):
-        bootstrap.draw_clusters(0, seed=0)
+        bootstrap.ClusterBootstrap.of(np.array([], dtype=int), draws=1203, seed=0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -126,10 +129,9 @@ def test_resampling_by_weights_equals_resampling_by_copying_the_cases(seed: int)
     cluster = rng.integers(6, size=40)
     score, positive = rng.integers(5, size=40).astype(float), rng.random(40) < 0.4
     columns = rng.random((40, 3))
-    drawn = bootstrap.draw_clusters(6, draws=60, seed=seed)
-    sums = bootstrap.resampled_sums(drawn, cluster, columns)
-    found = bootstrap.resampled_auroc(drawn, cluster, score, positive)
-    for row, multiplicity in enumerate(drawn):
+    drawn = bootstrap.ClusterBootstrap.of(cluster, draws=60, seed=seed, clusters=6)
+    sums, found = drawn.sums(columns), drawn.auroc(score, positive)
+    for row, multiplicity in enumerate(drawn.multiplicity):
         copies = np.repeat(np.arange(40), multiplicity[cluster])
         assert sums[row] == pytest.approx(columns[copies].sum(axis=0))
         assert found[row] == pytest.approx(slow_auroc(score[copies], positive[copies]), nan_ok=True)
@@ -138,10 +140,10 @@ def test_resampling_by_weights_equals_resampling_by_copying_the_cases(seed: int)
 def test_copies_of_a_case_in_its_cluster_do_not_narrow_the_interval() -> None:
     right = np.arange(30) % 3 == 0
     once, thrice = np.arange(30), np.repeat(np.arange(30), 3)
-    drawn = bootstrap.draw_clusters(30, draws=500, seed=0)
 
     def interval(of: np.ndarray) -> bootstrap.Interval | None:
-        sums = bootstrap.resampled_sums(drawn, of, np.stack([right[of], np.ones(len(of))], axis=1))
+        drawn = bootstrap.ClusterBootstrap.of(of, draws=500, seed=0)
+        sums = drawn.sums(np.stack([right[of], np.ones(len(of))], axis=1))
         return bootstrap.percentile_interval(sums[:, 0] / sums[:, 1])
 
     assert interval(once) == interval(thrice)
@@ -271,4 +273,5 @@ def test_codes_without_a_case_are_drawn_too() -> None:
     drawn = bootstrap.ClusterBootstrap.of(np.array([0, 0, 2]), draws=5, seed=0, clusters=6)
     assert drawn.multiplicity.shape == (5, 6)
     assert drawn.clusters() == 2
-    np.testing.assert_array_equal(drawn.multiplicity, bootstrap.draw_clusters(6, draws=5, seed=0))
+    same = bootstrap.ClusterBootstrap.of(np.arange(6), draws=5, seed=0)
+    np.testing.assert_array_equal(drawn.multiplicity, same.multiplicity)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
-from experiments.evaluation.fit import examples, learned
 from experiments.evaluation.study import limited
+from experiments.evaluation.training import examples, learned
 from experiments.runs.launch import Launch
 from experiments.types import Kind, Loaded
 from interp.errors import UserError
