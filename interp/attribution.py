@@ -168,7 +168,7 @@ def occlude_words(vlm: "VLM", prompt: "Prompt", *, batch_size: int = 16) -> pd.D
     encoded = dict(vlm.encode([prompt]))
     words = segment(vlm, [prompt], encoded).rows[0].words
     if not words:
-        raise UserError(f"no word in the question {prompt.text!r}; occlusion takes one out at a time; ask in words")
+        raise UserError(f"no word in the question {prompt.text!r}; occlusion removes one at a time; ask in words")
 
     def margins(present: Float[Tensor, "variant word"]) -> Float[Tensor, "variant"]:
         ids = [
@@ -249,7 +249,7 @@ def _boxes(picture: Image.Image, rows: int, columns: int) -> list[tuple[int, int
 
 def _picture(prompt: "Prompt") -> Image.Image:
     if prompt.image is None:
-        raise UserError("this prompt has no image; attribution weighs a picture against words; give it one")
+        raise UserError("this prompt has no image; attribution compares picture and words; give it one")
     return to_rgb(prompt.image)
 
 

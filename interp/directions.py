@@ -126,7 +126,7 @@ def cosines(directions: Sequence[Direction]) -> Float[Tensor, "direction directi
     """
     widths = {direction.vector.numel() for direction in directions}
     if len(widths) != 1:
-        raise UserError(f"directions of {len(widths)} widths; only those of one model have a cosine; compare some")
+        raise UserError(f"directions of {len(widths)} widths; only those of one model have a cosine; give some")
     stacked = torch.stack([direction.vector for direction in directions])
     return stacked @ stacked.T
 

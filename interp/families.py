@@ -86,7 +86,7 @@ class Layout:
         except AttributeError as error:
             raise UserError(
                 f"the {self.model_type} model has no '{path}' ({part}); "
-                f"its layout does not fit this checkpoint or version; mend the entry in interp/families.py"
+                f"its layout does not fit this checkpoint or version; correct the entry in interp/families.py"
             ) from error
 
     def attentions(self, model: Any) -> dict[int, Any]:
@@ -259,7 +259,7 @@ def encode_pieces(
     if wrong:
         raise UserError(
             f"{int(places[wrong[0]].sum())} image placeholders for {wanted} images in a prompt of {name}; there must "
-            "be as many; take the placeholder out of the prompt's words, or mend the chat template"
+            "be as many; take the placeholder out of the prompt's words, or fix the chat template"
         )
     if pictures:
         pixels = torch.as_tensor(processor.image_processor(list(pictures), return_tensors="pt"))

@@ -91,7 +91,7 @@ def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     frames, height, width = (int(n) for n in tokens.batch["image_grid_thw"][tokens.picture])
     merge = tokens.config.vision_config.spatial_merge_size
     if frames != 1:
-        raise UserError(f"an image of {frames} frames; pictures alone are mapped; give a picture instead of a video")
+        raise UserError(f"an image of {frames} frames; only pictures are mapped; give a picture instead of a video")
     return (_grid("base", tokens.columns, height // merge, width // merge),)
 
 

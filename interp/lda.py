@@ -110,7 +110,7 @@ def raked(codes: Int[np.ndarray, "row"], nuisances: Sequence[np.ndarray]) -> Flo
             weights = weights * factors[codes, value]
     if not (weights > 0).any():
         raise UserError(
-            "no value of what was to be balanced goes with both labels; a read-out balanced within it has no cases; "
+            "no value of the balanced columns occurs with both labels; such a read-out has no cases; "
             "balance fewer things"
         )
     return np.minimum(weights / weights[weights > 0].mean(), MOST_WEIGHT)
@@ -140,7 +140,7 @@ def grouped_folds(
         raise UserError(f"only class {', '.join(map(repr, names))} occurs; a read-out takes at least two classes")
     if len(set(groups.tolist())) < folds:
         raise UserError(
-            f"{len(set(groups.tolist()))} groups for {folds} folds; each fold takes one; choose fewer folds"
+            f"{len(set(groups.tolist()))} groups for {folds} folds; each fold needs one; choose fewer folds"
         )
     splits = list(GroupKFold(folds, shuffle=True, random_state=seed).split(codes, codes, groups))
     for train, _ in splits:

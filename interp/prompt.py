@@ -37,7 +37,7 @@ def render(processor: Any, prompt: Prompt, *, layout: Layout, name: str) -> str:
         text = processor.apply_chat_template(messages, add_generation_prompt=True)
     except TemplateError as error:
         raise UserError(
-            f"the chat template of {name} refuses this prompt ({error}); many know no system role; leave the system "
+            f"the chat template of {name} refuses this prompt ({error}); many have no system role; leave the system "
             "prompt out, or put its words before the question"
         ) from error
     if prompt.system is not None and prompt.system.strip() not in text:
@@ -58,7 +58,7 @@ def check_chat_template(processor: Any, name: str) -> None:
     if not getattr(processor, "chat_template", None):
         raise UserError(
             f"the processor of {name} has no chat template; prompts are rendered through one; set model.chat_template "
-            "(in Python: processor.chat_template) to a Jinja template, as the checkpoint's model card words its prompts"
+            "(in Python: processor.chat_template) to a Jinja template, as in the checkpoint's model card"
         )
 
 
@@ -72,7 +72,7 @@ def _check_placeholders(text: str, processor: Any, *, images: int, layout: Layou
     if found != images:
         raise UserError(
             f"{found} image placeholders {str(token)!r} for {images} images in a prompt of {name}; there must be as "
-            "many; take the placeholder out of the prompt's words, or mend the chat template"
+            "many; take the placeholder out of the prompt's words, or fix the chat template"
         )
 
 

@@ -61,7 +61,7 @@ def read_tensors(path: Path, kind: str) -> NamedTensors:
     if about.get("kind") != kind:
         raise UserError(
             f"no {kind} can be read from {path}: it holds {about.get('kind') or 'something else'}; "
-            f"give a file of {kind}"
+            f"give a file with {kind}"
         )
     return NamedTensors(tensors, about)
 

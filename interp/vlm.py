@@ -134,7 +134,7 @@ class VLM:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.unk_token
         if self.tokenizer.pad_token is None:
             raise UserError(
-                f"the tokenizer of {self.name} has no token to pad a batch with, nor an end token to stand in; "
+                f"the tokenizer of {self.name} has neither a padding token nor an end token to use instead; "
                 "set processor.tokenizer.pad_token"
             )
 

@@ -4,28 +4,28 @@ A method is a value; the model is passed in: ``VCD(alpha=1.0).generate(vlm, prom
 this package loads no torch; each name is imported when it is first used.
 
 Methods
-    Method, Baseline             what a method is; the model as it is
+    Method, Baseline             the interface of a method; the unmodified model
     ContextPrompt, SafetyPrompt  a sentence before the question; a system prompt
-    VCD                          visual contrastive decoding: against a noised, blurred, black or other picture
-    PriorCorrection              what the picture adds to the answer that the sentence alone would get
+    VCD                          visual contrastive decoding: against a noised, blurred, black or different picture
+    PriorCorrection              subtracts the margin that the sentence has without its picture
     InstructionContrast, M3ID, PAI       published baselines at their published settings
-    AttentionSteering            attention on the picture raised in chosen layers
+    AttentionSteering            raises attention on the picture in chosen layers
 
 Methods trained on labelled cases
-    TrainableMethod              what such a method is
-    TruthReadout                 a probe of the truth, added to the verdict
-    DirectionSteering            a direction added to the residual stream
-    AblateDirection, AblateRandom        a direction removed from it, or from the weights; a random one
+    TrainableMethod              the interface of such a method
+    TruthReadout                 adds the logit of a probe of the truth to the verdict
+    DirectionSteering            adds a direction to the residual stream
+    AblateDirection, AblateRandom        removes a direction from it, or from the weights; a random one
     VRTuning                     a LoRA adapter trained to reason first (``mitigation.vrtuning`` trains it)
 
 Controls
     TextOnly                     contrast with the question alone
     SelfContrast, CutoffOnly     contrast with the same picture; the plausibility cutoff alone
-    ConstantShift, CalibratedShift, YesBias      a constant on the margin: given, best, or matching a share of Yes
+    ConstantShift, CalibratedShift, YesBias      a constant on the margin: given, fitted, or matching a share of Yes
 
 Around any method
-    Shifted, ShiftedTrainable    a constant added to its margin
-    Sampled                      its tokens sampled instead of greedy
+    Shifted, ShiftedTrainable    adds a constant to its margin
+    Sampled                      samples its tokens
 
 For plain ``model.generate``
     diffuse_images               the processor's inputs with noised pictures

@@ -1,5 +1,5 @@
-"""Steering along a direction that was learned from labelled cases (activation addition, arXiv 2308.10248; contrastive,
-arXiv 2312.06681).
+"""Activation steering along a direction learned from labelled cases (activation addition, arXiv 2308.10248;
+contrastive, arXiv 2312.06681).
 
 Importing this module loads neither torch nor transformers; learning and generating do.
 """
@@ -28,17 +28,17 @@ COLUMNS = ("answer", "prompt", "all")
 
 @dataclass(frozen=True)
 class DirectionSteering:
-    """Learns a direction at the verdict, and adds it, ``strength`` times, at one ``point`` of the residual stream.
+    """Learns a direction at the verdict, and adds it, scaled by ``strength``, at one ``point`` of the residual stream.
 
-    ``towards`` says of what: ``safe`` lies from unsafe cases to safe ones (the truth), ``yes`` from those that the
-    model calls unsafe to those that it calls safe (its own verdict). ``kind`` is how it is fitted
-    (``interp.directions``); ``point`` None takes the one that reads best on left-out questions. A strength of 1 is the
-    distance between the two kinds of case along the direction, so that it means the same in every model; 0 changes
-    nothing. ``columns`` it is added at: those that write the ``answer`` (the verdict's and all generated ones), those
-    of the ``prompt``, or ``all``.
+    ``towards`` ``safe`` points from unsafe to safe cases (the truth), ``yes`` from those that the model calls unsafe to
+    those that it calls safe (its own verdict). ``kind`` is how the direction is fitted (``interp.directions``).
+    ``point`` None selects the point with the best accuracy on held-out questions. A strength of 1 is the distance
+    between the two class means along the direction, so that strengths are comparable across models; 0 changes nothing.
+    ``columns`` are those that the direction is added at: ``answer`` (the verdict and all generated tokens), ``prompt``,
+    or ``all``.
 
-    The same vector is added to every case: to first order a constant on the margin, as ``ConstantShift`` is. Whether it
-    is more shows in the AUROC.
+    Every case gets the same vector: to first order a constant on the margin, like ``ConstantShift``. The AUROC shows
+    whether it does more.
     """
 
     strength: float = 1.0
@@ -49,7 +49,6 @@ class DirectionSteering:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         for name, value, known in (("towards", self.towards, TOWARDS), ("kind", self.kind, KINDS)):
             if value not in known:
                 raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
@@ -58,10 +57,10 @@ class DirectionSteering:
         LearnedSteering(Path(), "", self.strength, self.columns)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
-        """The direction of all cases at the chosen point.
+        """Fits the direction on all cases, at the chosen point.
 
         Raises:
-            UserError: a kind of case is missing.
+            UserError: one of the two classes is missing.
         """
         from interp.directions import fit_direction, save_directions
         from interp.hooks.residual import last_layer, residuals
@@ -81,17 +80,17 @@ class DirectionSteering:
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedSteering":
-        """What was learned into ``out``.
+        """Reads what ``learn`` wrote to ``out``.
 
         Raises:
-            UserError: there is nothing.
+            UserError: the file does not exist.
         """
         return LearnedSteering(out, digest_of(out), self.strength, self.columns)
 
 
 @dataclass(frozen=True)
 class LearnedSteering:
-    """What ``DirectionSteering`` has learned, at work; see there. ``digest`` is that of the file ``path``."""
+    """A trained ``DirectionSteering``. ``digest`` is that of the file ``path``."""
 
     path: Path = field(repr=False, compare=False)
     digest: str
@@ -99,13 +98,12 @@ class LearnedSteering:
     columns: str = "answer"
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_strength(self.strength)
         if self.columns not in COLUMNS:
             raise UserError(f"columns={self.columns!r}: must be one of {', '.join(COLUMNS)}")
 
     def direction(self, vlm: "VLM") -> "Direction":
-        """What was learned.
+        """The learned direction.
 
         Raises:
             UserError: it was learned on another model.
@@ -115,7 +113,7 @@ class LearnedSteering:
         return load_directions(self.path, vlm=vlm)[0]
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers of the steered model, with its margins.
+        """Greedy answers and margins of the steered model.
 
         Raises:
             UserError: it was learned on another model.

@@ -1,6 +1,6 @@
-"""Attention logits on image tokens raised in chosen layers, before the softmax, while a model runs or generates.
+"""Raises attention logits on image tokens in chosen layers, before the softmax.
 
-The second branch of a contrast (``interp.hooks.forward.paused``) is left as it is.
+The second branch of a contrast (``interp.hooks.forward.paused``) is not changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,16 +37,17 @@ def steer_attention(
     Nests with itself, with ``knockout`` and with ``record_attention``.
 
     Args:
-        weight: in logits: A + weight multiplies an image token's odds by exp(weight). 0 leaves the model alone, below 0
-            attention on the picture falls.
-        layers: decoder layers, counted from 0.
+        weight: in logits: A + weight multiplies an image token's odds by exp(weight). 0 changes nothing, negative
+            values lower attention on the picture.
+        layers: decoder layers, from 0.
         relative: A + weight·|A| (PAI, arXiv 2407.21771) instead of A + weight.
-        all_text: steers every text token after the picture, instead of the last prompt token and the generated ones.
-        segments: of inputs that were encoded before.
+        all_text: steer every text token after the picture, not only the last prompt token and the generated ones.
+        segments: of inputs encoded before the block.
 
     Raises:
         UserError: a weight that is not finite, an unknown layer, a family without image tokens in its sequence, inputs
-            that were encoded outside, or a model that does not take its attention from transformers' interface.
+            encoded before the block without ``segments``, or a model that does not use transformers' attention
+            interface.
     """
     check_weight(weight)
     check_layers(layers)
@@ -61,7 +62,7 @@ def steer_attention(
 
 
 class _Steering:
-    """The hooks of one ``steer_attention``: around each forward, and at each attention call in it."""
+    """The hooks of one ``steer_attention``, around each forward and at each attention call."""
 
     def __init__(self, vlm: "VLM", weight: float, layers: Sequence[int], *, relative: bool, all_text: bool) -> None:
         self.weight, self.layers, self.relative, self.all_text = weight, frozenset(layers), relative, all_text
@@ -69,17 +70,17 @@ class _Steering:
         self.forward: Forward | None = None
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward: which columns it holds."""
+        """Runs before a forward; finds which columns it holds."""
         self.forward = None if is_paused() else self.follower.enter(args, kwargs)
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """After a forward: its cache names it at the next decoding step."""
+        """Runs after a forward, and remembers its cache to recognise the next decoding step."""
         if self.forward is not None:
             self.follower.leave(self.forward, output)
         self.forward = None
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        """At an attention call: the same one with a mask that raises the image's logits."""
+        """Runs at each attention call; returns it with a mask that raises the image's logits."""
         if is_paused() or call.layer not in self.layers:
             return call
         forward = self.forward
@@ -89,19 +90,19 @@ class _Steering:
                 "vlm.model(...); call one of these"
             )
         edges = self._edges(forward, call.key.shape[2]).to(call.key.device)
-        # Few of a prompt's queries are steered: where logits are wanted, those of these alone.
+        # Few of a prompt's queries are steered: compute logits, if needed, for these only.
         places = edges.any(0).any(-1).nonzero().flatten()
         if not len(places):
             return call
         return replace(call, mask=_raised(call, edges, places, self.weight, relative=self.relative))
 
     def _edges(self, forward: Forward, keys: int) -> Bool[Tensor, "row query key"]:
-        """From which query to which key. Keys are the newest columns: a sliding window's cache drops older ones."""
+        """True at the edges to raise. Keys are the newest columns; the cache of a sliding window drops older ones."""
         segments, total = forward.batch.segments, forward.total
         codes = segments.indicator(0, total).argmax(-1)
         image = codes == SEGMENTS.index(IMAGE)
         columns = torch.arange(total)
-        if self.all_text:  # those before the picture have nothing of it to see
+        if self.all_text:  # tokens before the picture cannot see it
             queries = ~image & (codes != SEGMENTS.index("padding"))
         else:
             queries = (columns >= segments.width - 1).expand(codes.shape)
@@ -116,7 +117,7 @@ def _raised(
     *,
     relative: bool,
 ) -> Float[Tensor, "row head query key"]:
-    """An additive mask in the type of the queries, as sdpa takes it."""
+    """An additive mask in the dtype of the queries, as sdpa expects."""
     mask, dtype = call.allowed(), call.query.dtype
     lowest = torch.finfo(dtype).min
     if mask.dtype == torch.bool:

@@ -1,8 +1,8 @@
-"""Attention steering: attention logits on the picture raised in chosen layers while the model generates.
+"""Attention steering: raises attention logits on the picture in chosen layers while the model generates.
 
-The idea is PAI's (Liu et al. 2024, arXiv 2407.21771), which raises every layer from a first one on; which layers matter
-is what ``interp.attention_knockout`` measures. Importing this module loads neither torch nor transformers; generating
-does (``mitigation.attention_edit``).
+After PAI (Liu et al. 2024, arXiv 2407.21771), which steers every layer from a first one on. Use
+``interp.attention_knockout`` to find the layers that matter. Importing this module loads neither torch nor
+transformers; generating does.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,19 @@ if TYPE_CHECKING:
 class AttentionSteering:
     """Greedy answers with ``weight`` added to the attention logits on image tokens in ``layers`` (None: all).
 
-    ``layers`` count decoder layers from 0. ``relative`` and ``all_text`` as in
-    ``mitigation.attention_edit.steer_attention``: weight times the logit's size instead of a constant, and every
-    token of text after the picture instead of the prompt's last and the generated ones. ``method`` answers under the
-    steering (None: greedily); a second branch of it, as prior correction's, is not steered. A weight of 0 is that
-    method as it is.
+    ``layers`` are decoder layers, from 0. ``relative`` and ``all_text`` as in
+    ``mitigation.attention_edit.steer_attention``: weight times the size of the logit instead of a constant, and every
+    text token after the picture instead of the prompt's last and the generated ones. ``method`` answers under the
+    steering (None: greedily); its second branch, if any, is not steered. A weight of 0 leaves the method unchanged.
     """
 
     weight: float = 1.0
-    layers: Any = None  # a sequence of indices, kept as a tuple: a configuration's is a list
+    layers: Any = None  # a sequence of indices, stored as a tuple; a list in a configuration
     relative: bool = False
     all_text: bool = False
-    method: Any = None  # a Method; the type of a Hydra node that is built by itself
+    method: Any = None  # a Method; Any because Hydra instantiates it separately
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_weight(self.weight)
         check_layers(self.layers)
         if self.layers is not None:
@@ -45,20 +43,20 @@ class AttentionSteering:
 
     @property
     def yes_no_only(self) -> bool:
-        """As the method that answers."""
+        """As declared by ``method``."""
         return abilities(self.method).yes_no_only
 
     @property
     def unscored(self) -> str:
-        """The method's own reason; see ``mitigation.method.Abilities``."""
+        """As declared by ``method``."""
         return abilities(self.method).unscored
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Answers with margins as steered.
+        """Answers and margins of the steered model.
 
         Raises:
-            UserError: a prompt has no image, the family has no image tokens in its sequence or no such layer, or as
-                ``method``'s.
+            UserError: a prompt has no image, the family has no image tokens in its sequence or no such layer, or
+                ``method`` raises it.
         """
         from mitigation.attention_edit import steer_attention
 

@@ -1,10 +1,10 @@
 """Controls for visual contrastive decoding (arXiv 2504.10020).
 
-Two effects that a contrast may be mistaken for: what the words alone say (``TextOnly``) and a constant towards Yes
-(``YesBias``). Two that change nothing: the cutoff alone (``CutoffOnly``) and the contrast with the same picture
-(``SelfContrast``). Under greedy decoding these two equal the baseline, so they test the code; with sampling
-(``Sampled``) the cutoff makes answers nearly greedy, and they are arms. Importing this module loads neither torch nor
-transformers; generating does.
+Two effects that may explain the gain of a contrast: the prior of the words alone (``TextOnly``) and a constant towards
+Yes (``YesBias``). Two null controls: the cutoff alone (``CutoffOnly``) and the contrast with the same picture
+(``SelfContrast``). Under greedy decoding both must equal the baseline, so they test the code. With sampling
+(``Sampled``) the cutoff makes answers nearly greedy, so they are proper arms. Importing this module loads neither torch
+nor transformers; generating does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,6 @@ class _Contrast:
     beta: float | None = 0.1
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_alpha(self.alpha)
         check_beta(self.beta)
 
@@ -50,16 +49,16 @@ class _Contrast:
 
 @dataclass(frozen=True)
 class TextOnly(_Contrast):
-    """Contrasts with the same prompt without its picture: (1 + α)·l(picture, text) − α·l(text), over the plausible.
+    """Contrasts with the same prompt without its picture: (1 + α)·l(picture, text) − α·l(text), with the cutoff.
 
-    What VCD gains beyond this is due to the worse picture.
+    VCD's gain over this control is due to the distorted picture.
     """
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins of the contrasted scores before the cutoff.
 
         Raises:
-            UserError: a prompt has no image, or the family cannot be asked without one or contrasted at all.
+            UserError: a prompt has no image, or the family does not support prompts without one or contrasting.
         """
         from mitigation.contrastive.corruption import NONE, corrupt_inputs
 
@@ -69,28 +68,27 @@ class TextOnly(_Contrast):
 
 @dataclass(frozen=True)
 class SelfContrast(_Contrast):
-    """Contrasts with the same picture: the logits cancel, and the cutoff is all that is left.
+    """Contrasts with the same picture: the logits cancel, and only the cutoff remains.
 
-    Costs a second forward per token, as VCD does; under greedy decoding it must answer as the baseline.
+    Costs a second forward per token, as VCD does. Under greedy decoding its answers must equal the baseline's.
     """
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins of the contrasted scores.
 
         Raises:
-            UserError: contrasting is impossible.
+            UserError: the family does not support contrasting.
         """
         return self._answers(vlm, prompts, vlm.encode(prompts), max_new_tokens)
 
 
 @dataclass(frozen=True)
 class CutoffOnly:
-    """The plausibility cutoff without any contrast (α = 0), with one forward per token and code of its own."""
+    """The plausibility cutoff without contrast (α = 0), with one forward per token and independent code."""
 
     beta: float | None = 0.1
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_beta(self.beta)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
@@ -103,10 +101,10 @@ class CutoffOnly:
 
 @dataclass(frozen=True)
 class YesBias:
-    """Finds the constant on the margin that says Yes as often as another method; the answers are ``ConstantShift``'s.
+    """Fits the constant on the margin that matches another method's share of Yes; answers with ``ConstantShift``.
 
-    It must be fitted on other cases than it is judged on. What that method gains beyond this is no mere readiness to
-    say Yes.
+    Fit it on other cases than it is evaluated on. The other method's gain over this control is more than a bias
+    towards Yes.
     """
 
     yes_no_only: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Ablating the direction of "unsafe", and the controls for it: what refuses, and what else hangs on it?
+"""Ablation of the direction of "unsafe", with its controls.
 
 After Arditi et al. 2024, "Refusal in Language Models Is Mediated by a Single Direction", arXiv 2406.11717. Importing
 this module loads neither torch nor transformers; learning and generating do.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BY = ("verdict", "truth")
 TO = ("zero", "safe")
-DEEPEST = 0.8  # of the layers: Arditi et al. take no direction from the last fifth, which holds the answer's own tokens
+DEEPEST = 0.8  # share of the layers: Arditi et al. skip the last fifth, which represents the output tokens
 CHOOSING_CASES = 128
 
 
@@ -36,17 +36,17 @@ CHOOSING_CASES = 128
 class AblateDirection:
     """Learns the direction from cases called safe to cases called unsafe, and answers without it.
 
-    It is the difference of the means at the verdict's column, between the cases that the model itself calls unsafe and
-    those that it calls safe (``by`` verdict; for open answers take ``by`` truth: unsafe against safe cases). Of the
-    points of the first four fifths of the layers the one is taken (or ``point``) whose removal raises the Yes/No margin
-    of cases called unsafe the most; their second criterion, that harmless answers stay as they are, is not applied, for
-    the tables report it. With ``weights`` the answers are those of a checkpoint whose weights were made orthogonal to
-    the direction, saved beside what was learned; they agree with the projection while running. ``shuffle`` deals the
-    labels out at random with this seed: the control for what any such direction does.
+    The direction is the difference of means at the verdict's column, between the cases that the model itself calls
+    unsafe and those that it calls safe (``by`` verdict; for open answers use ``by`` truth: unsafe against safe cases).
+    Among the points in the first four fifths of the layers, it takes the one (or ``point``) whose removal raises the
+    Yes/No margin of cases called unsafe the most. Arditi et al.'s second criterion, unchanged harmless answers, is not
+    applied; the tables report it. With ``weights`` the answers are those of a checkpoint with weights orthogonal to the
+    direction, saved next to the direction's file; they agree with the projection at run time. ``shuffle`` permutes the
+    labels with this seed: the control for the effect of any such direction.
 
-    ``to`` zero is their ablation: every state at every position and point loses its component. Zero is a place of its
-    own, which may lie far outside all states; ``to`` safe sets the component at the verdict and at generated tokens to
-    the mean of the cases called safe, point by point (arXiv 2411.09003).
+    ``to`` zero is the published ablation: the component is removed from every state, at every position and point. Zero
+    may lie far outside the range of the states. ``to`` safe instead sets the component at the verdict and at generated
+    tokens to the mean of the cases called safe, point by point (arXiv 2411.09003).
     """
 
     by: str = "verdict"
@@ -56,7 +56,6 @@ class AblateDirection:
     shuffle: int | None = None
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         for name, value, known in (("by", self.by, BY), ("to", self.to, TO)):
             if value not in known:
                 raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
@@ -67,10 +66,10 @@ class AblateDirection:
             check_seed(self.shuffle)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedAblation":
-        """The direction of all cases at the best point.
+        """Fits the direction on all cases, at the best point.
 
         Raises:
-            UserError: a kind of case is missing.
+            UserError: one of the two classes is missing.
         """
         from interp.directions import fit_direction
         from interp.hooks.residual import last_layer, residuals
@@ -97,10 +96,10 @@ class AblateDirection:
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedAblation":
-        """What was learned into ``out``.
+        """Reads what ``learn`` wrote to ``out``.
 
         Raises:
-            UserError: the file is another method's.
+            UserError: the file belongs to another method.
         """
         read_tensors(out, LearnedAblation.KIND)
         return LearnedAblation(out, digest_of(out), self.to, self.weights)
@@ -108,7 +107,7 @@ class AblateDirection:
 
 @dataclass(frozen=True)
 class LearnedAblation(TrainedFile):
-    """What ``AblateDirection`` has learned, in use; see there.
+    """A trained ``AblateDirection``.
 
     ``about`` holds ``point``, ``n``, ``positives``, the held-out ``auroc`` and the ``gap`` between the means.
     """
@@ -128,12 +127,12 @@ class LearnedAblation(TrainedFile):
         return vector
 
     def checkpoint(self, vlm: "VLM") -> Path:
-        """The folder with the orthogonalised weights of ``vlm``, beside the direction's file; made where it is not.
+        """The folder with the orthogonalised weights of ``vlm``, next to the direction's file; created if missing.
 
-        Made under another name and put there in one step: several processes may ask at once, and be killed at it.
+        It is written under a temporary name and renamed, to be safe with concurrent or killed processes.
 
         Raises:
-            UserError: as ``orthogonalised``, and for a folder that holds something else.
+            UserError: the folder holds something else, or as ``orthogonalised``.
         """
         direction, folder = self.direction(vlm), self.path.with_suffix("")
         card = folder / "README.md"
@@ -159,7 +158,7 @@ class LearnedAblation(TrainedFile):
             orthogonalised(vlm, direction, draft, why=why)
             draft.rename(folder)
         except OSError as error:
-            if not (folder / "README.md").is_file():  # else another process was first
+            if not (folder / "README.md").is_file():  # else another process finished first
                 raise UserError(
                     f"cannot write {folder} ({error.strerror or error}); make room, delete what is there, and run the "
                     "same command again"
@@ -168,7 +167,7 @@ class LearnedAblation(TrainedFile):
             shutil.rmtree(draft, ignore_errors=True)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers without the direction, with margins to match.
+        """Greedy answers and margins without the direction.
 
         Raises:
             UserError: it was learned on another model.
@@ -186,16 +185,15 @@ class LearnedAblation(TrainedFile):
 
 @dataclass(frozen=True)
 class AblateRandom:
-    """The control: a direction drawn evenly from the sphere with ``seed`` is projected out in the same way."""
+    """The control: projects out a direction drawn uniformly from the sphere with ``seed``."""
 
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_seed(self.seed)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers without the drawn direction, with margins to match."""
+        """Greedy answers and margins without the drawn direction."""
         import torch
 
         from mitigation.orthogonalization import projected
@@ -207,7 +205,7 @@ class AblateRandom:
 
 
 def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor", *, batch_size: int = 32) -> float:
-    """The mean margin without the direction: high where cases called unsafe are called safe then."""
+    """The mean margin of ``prompts`` with the direction removed."""
     from mitigation.orthogonalization import projected
 
     with projected(vlm, direction):
@@ -215,7 +213,7 @@ def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor", *, bat
         return sum(float(vlm.score(batch).sum()) for batch in batches) / len(prompts)
 
 
-@lru_cache(maxsize=1)  # several batches ask one after the other
+@lru_cache(maxsize=1)  # batches ask for it one after another
 def _loaded(folder: Path, digest: str, dtype: str, device: str) -> "VLM":
     from interp.vlm import load
 

@@ -1,7 +1,6 @@
-"""A mitigation is a value that answers prompts with a model that is passed in.
+"""The interfaces of mitigations: values that answer prompts with a model that is passed in.
 
-Some have to see labelled cases first (``TrainableMethod``). What a study has to know of a method before it asks it, the
-method declares (``Abilities``). Knows nothing of benchmarks or splits.
+``TrainableMethod`` needs labelled cases first. ``Abilities`` is what a method declares about itself.
 """
 
 from collections.abc import Sequence
@@ -21,9 +20,9 @@ class Method(Protocol):
     """One arm of a study: a frozen dataclass in a module that imports neither torch nor transformers."""
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Answers to ``prompts``, in order, with margins as this arm sees them.
+        """Answers to ``prompts``, in order, with this arm's margins.
 
-        An answer depends on its prompt (with its key) and the method's settings, not on the others of the batch.
+        An answer depends on its prompt (with its key) and the method's settings, not on the rest of the batch.
 
         Raises:
             UserError: the method cannot work on this model or prompt.
@@ -33,33 +32,33 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a study has to know of a method before it asks it, in the words of the method's own attributes.
+    """What a study needs to know about a method before it runs it.
 
-    A method declares what differs from these defaults as a class attribute or a property of the same name; a method
-    around another one asks ``abilities`` of that.
+    A method overrides these defaults by class attributes or properties of the same names. A wrapper method forwards
+    ``abilities`` of the method that it wraps.
     """
 
     unscored: str = ""
-    """Why a single token does not give its verdict; empty where it does."""
+    """Why the verdict cannot be read from the first token's margin; "" if it can."""
     yes_no_only: bool = False
     """It works on the margin between Yes and No, which an open answer does not have."""
     by_words: bool = False
-    """It asks its model for nothing but ``generate(prompts, max_new_tokens=...)``, so it works over an API."""
+    """It only calls ``generate(prompts, max_new_tokens=...)`` of the model, so it works over an API."""
     fitted_to: Literal["", "labels", "yes_share"] = ""
-    """It finds a constant before it can answer: on the baseline's margins and the right answers (``fit(margins, safe)``
-    as of ``CalibratedShift``), or and the share of Yes of the arm under study (``fit(margins, target_yes_share)`` as of
+    """It must be fitted first, on the baseline's margins and either the labels (``fit(margins, safe)``, as
+    ``CalibratedShift``) or the share of Yes of the arm under study (``fit(margins, target_yes_share)``, as
     ``YesBias``)."""
 
 
 def abilities(method: Any) -> Abilities:
-    """What ``method`` declares, with the defaults for what it does not mention."""
+    """What ``method`` declares, completed with the defaults."""
     declared: dict[str, Any] = {each.name: getattr(method, each.name, each.default) for each in fields(Abilities)}
     return Abilities(**declared)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The model as it is, decoded greedily."""
+    """The unmodified model, decoded greedily."""
 
     by_words: ClassVar[bool] = True
 
@@ -70,32 +69,31 @@ class Baseline:
 
 @runtime_checkable
 class TrainableMethod(Protocol):
-    """A method's settings before it has learned: a frozen dataclass that imports neither torch nor transformers."""
+    """A method before training: a frozen dataclass of settings that imports neither torch nor transformers."""
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "Method":
-        """The method as learned from ``prompts``, of which ``safe`` says where Yes is right.
+        """Trains on ``prompts``; ``safe`` is True where Yes is correct. Returns the trained method.
 
-        What was learned is written to ``out``, a safetensors file; the method's ``repr`` names it by a digest of its
-        content and not by its place, so that equal runs are equal wherever they are. It must not be judged on the cases
-        it has learned from.
+        Writes a safetensors file to ``out``. The method's ``repr`` contains a digest of the file's content, not its
+        path, so that equal runs compare equal wherever they are. Do not evaluate the method on its training cases.
 
         Raises:
-            UserError: these cases cannot teach it, as when one kind is missing.
+            UserError: the method cannot be trained on these cases, for example because a class is missing.
         """
         ...
 
     def read(self, out: Path) -> "Method":
-        """The method as ``learn`` left it in ``out``.
+        """Reads the trained method that ``learn`` wrote to ``out``.
 
         Raises:
-            UserError: a file that is not this method's.
+            UserError: the file belongs to another method.
         """
         ...
 
 
 @dataclass(frozen=True)
 class TrainedFile:
-    """What a trainable method has left in the file ``path``, named in ``repr`` by the ``digest`` of its content."""
+    """A trained method, stored in the file ``path``; ``digest`` identifies its content in ``repr``."""
 
     path: Path = field(repr=False, compare=False)
     digest: str
@@ -107,5 +105,5 @@ class TrainedFile:
 
     @property
     def about(self) -> dict[str, Any]:
-        """How it was trained: the cases, and what was chosen on them."""
+        """How it was trained: the cases, and the settings selected on them."""
         return self._vectors.about

@@ -1,10 +1,9 @@
-"""Takes one direction out of all that is written into the residual stream: while running, or out of the weights.
+"""Removes one direction from everything written into the residual stream: at run time, or in the weights.
 
 Arditi et al. 2024, "Refusal in Language Models Is Mediated by a Single Direction", arXiv 2406.11717, sections 2.4
-(directional ablation) and 4.1 (weight orthogonalization). With unit direction d, a state x becomes x − d (d·x). What
-writes into the stream is the embedding of the words, the projector of the image features, and the outputs of every
-attention and MLP block. Both ways give the same states: with each of these writes free of d there is nothing of d left
-to read, and the norms, which only read, see the same.
+(directional ablation) and 4.1 (weight orthogonalization). With unit direction d, a state x becomes x − d (d·x). The
+word embeddings, the image projector, and the outputs of every attention and MLP block write into the stream. Both ways
+give the same states: if no write has a component along d, neither does the stream, and the norms only read.
 """
 
 import json
@@ -32,20 +31,20 @@ PROJECTOR_WRITES = {
     "qwen2_vl": "mlp.2",
     "qwen2_5_vl": "mlp.2",
 }
-"""By family, the projector's last linear layer, whose output stands at the image tokens; read in transformers 5.23."""
+"""The projector's last linear layer by family, whose output is at the image tokens; paths of transformers 5.23."""
 
 LAYER_WRITES = ("self_attn.o_proj", "mlp.down_proj")
 ALSO_WRITES = {"llava_next": ("model.image_newline",)}
-"""Parameters that are put into the sequence as they are."""
+"""Parameters that are inserted into the sequence directly."""
 
 
 @contextmanager
 def projected(vlm: "VLM", direction: Float[Tensor, "width"]) -> Iterator[None]:
     """While open, no state of the residual stream of ``vlm`` has a component along ``direction``, at any position.
 
-    What enters every layer and the final norm is projected, and so is every attention block's output before its MLP
-    reads it. In families that norm a block's output before adding it (gemma 2 and 3) the middle of a layer keeps what
-    that norm's gains turn back into the direction. The model is as it was when the block ends, however it ends.
+    Projects the inputs of every layer and of the final norm, and every attention block's output before its MLP reads
+    it. In families that normalise a block's output before adding it (gemma 2 and 3), the norm's gains can restore part
+    of the component in the middle of a layer. The model is restored when the block ends, also on an exception.
     """
     unit = _unit(direction)
 
@@ -71,8 +70,8 @@ def projected(vlm: "VLM", direction: Float[Tensor, "width"]) -> Iterator[None]:
 def levelled(vlm: "VLM", direction: Float[Tensor, "width"], levels: Float[Tensor, "point"]) -> Iterator[None]:
     """While open, states at the verdict and at generated tokens have ``levels`` along ``direction``, point by point.
 
-    ``levels`` are those of points 1 to L. So the case no longer moves the state along the direction, and the state is
-    still one that occurs: where no state is near 0 along the direction, projecting it out moves all of them far away.
+    ``levels`` are those of points 1 to L. The component then no longer depends on the case, but keeps a value that
+    occurs: if no state is near 0 along the direction, projecting it out moves all states far off distribution.
     Marshall et al. 2024, "Refusal in LLMs is an Affine Function", arXiv 2411.09003.
     """
     unit = _unit(direction).float()
@@ -90,22 +89,22 @@ def levelled(vlm: "VLM", direction: Float[Tensor, "width"], levels: Float[Tensor
 
 
 def without(states: Float[Tensor, "*any width"], unit: Float[Tensor, "width"]) -> Float[Tensor, "*any width"]:
-    """``states`` minus their component along ``unit``, computed in float32 at least and in their own type again."""
+    """``states`` minus their component along ``unit``, computed in at least float32, in the dtype of ``states``."""
     exact = states if states.dtype == torch.float64 else states.float()
     unit = unit.to(exact)
     return (exact - (exact @ unit)[..., None] * unit).to(states.dtype)
 
 
 def orthogonalised(vlm: "VLM", direction: Float[Tensor, "width"], out: Path, *, why: str = "") -> Path:
-    """Saves a copy of ``vlm`` none of whose matrices writes along ``direction``; ``model.path=<out>`` loads it.
+    """Saves a copy of ``vlm`` whose weights do not write along ``direction``; ``model.path=<out>`` loads it.
 
-    Changed are the word embeddings, the projector's last layer, and every layer's attention and MLP output, with their
-    biases. An output head tied to the embeddings is untied first and stays. ``vlm`` itself is left alone. Besides
-    safetensors and processor, ``out`` gets a model card that says so, with ``why`` in it.
+    Changes the word embeddings, the projector's last layer, and every layer's attention and MLP output, with their
+    biases. An output head tied to the embeddings is untied first and kept. ``vlm`` itself does not change. ``out`` gets
+    safetensors, the processor, and a model card that describes the change and includes ``why``.
 
     Raises:
-        UserError: a family whose writing matrices are not known here or are normed before they are added, weights that
-            are not plain numbers (quantised), or a folder that is there and not empty.
+        UserError: an unsupported family, or one whose block outputs are normalised before they are added; quantised
+            weights; or a folder that exists and is not empty.
     """
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; a checkpoint is saved to a folder of its own; name another one")
@@ -116,7 +115,7 @@ def orthogonalised(vlm: "VLM", direction: Float[Tensor, "width"], out: Path, *, 
     tied = state[head].data_ptr() == state[rows[0]].data_ptr()
     if tied:
         state[head] = state[head].clone()
-    for name in rows:  # each row is a vector of the stream, as is a bias
+    for name in rows:  # each row, like a bias, is a vector of the stream
         state[name] = without(state[name], unit)
     for name in columns:
         state[name] = without(state[name].T, unit).T.contiguous()
@@ -154,7 +153,7 @@ def _writers(vlm: "VLM", state: dict[str, Tensor]) -> tuple[list[str], list[str]
 
 @contextmanager
 def _untied(config: Any, tied: bool) -> Iterator[None]:
-    """The saved configuration says that the head has weights of its own."""
+    """While open, the configuration says that the head is not tied, so that it is saved so."""
     parts = [part for part in (config, config.get_text_config()) if tied]
     before = [getattr(part, "tie_word_embeddings", None) for part in parts]
     for part in parts:
@@ -197,5 +196,5 @@ def _card(vlm: "VLM", changed: list[str], tied: bool, why: str) -> str:
 def _unit(direction: Float[Tensor, "width"]) -> Float[Tensor, "width"]:
     exact = direction.detach().double()
     if not bool(exact.isfinite().all()) or not float(exact.norm()) > 0:
-        raise UserError("the direction has no length; one that is removed must be finite and not zero; learn it again")
+        raise UserError("the direction has no length; it must be finite and not zero; learn it again")
     return exact / exact.norm()

@@ -1,16 +1,15 @@
-"""Prior correction: what the picture adds to the answer that the sentence alone would get; and a test whether it helps.
+"""Prior correction: subtracts the margin that the sentence has without its picture; and a test of whether it helps.
 
-A verdict's margin minus the margin that the sentence has without its picture; free text token by token. Visual
-contrastive decoding, (1 + α)·l − α·l′, keeps one whole prior whatever α is, beside 1 + α times what the picture adds;
-here a weight of 1 removes it. (Over the same second picture, a weight w < 1 therefore ranks cases as VCD with
-α = w / (1 − w) and no cutoff does: the published α = 1 is a weight of one half.) A weight of 1 scores by pointwise
-mutual information, as Holtzman et al. 2021 (arXiv 2104.08315) do for multiple-choice answers, with the picture as the
-condition.
+Free text is corrected token by token. Visual contrastive decoding, (1 + α)·l − α·l′, always keeps one full prior next
+to 1 + α times the picture's contribution; here a weight of 1 removes the prior. (With the same second picture, a weight
+w < 1 ranks cases as VCD with α = w / (1 − w) and no cutoff does: the published α = 1 is a weight of one half.) A weight
+of 1 scores by pointwise mutual information, as Holtzman et al. 2021 (arXiv 2104.08315) do for multiple-choice answers,
+with the picture as the condition.
 
-``prior_share`` says beforehand, without labels, whether the correction can help. It takes a margin as prior + picture:
-what the sentence alone gives, and what this case's picture adds. If the pictures of a sentence are safe and unsafe
-alike, the prior is a threshold that differs by sentence, and in one AUROC over all sentences it is noise; removing it
-leaves the difference between the two kinds as it is and makes the spread smaller.
+``prior_share`` predicts without labels whether the correction can help. It models a margin as prior + picture: the
+margin of the sentence alone, and the contribution of this case's picture. If a sentence occurs with safe and unsafe
+pictures alike, the prior acts as a threshold that differs by sentence, which is noise in an AUROC over all sentences.
+Removing it keeps the difference between the classes and reduces the spread.
 
 Importing this module loads neither torch nor transformers; generating does.
 """
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
 GREY = (127, 127, 127)
 NOISE_STEP = 999
 WORTH = 1.25
-"""``PriorShare.helps`` from this factor of d′ on: from an AUROC of .65 to .68, or from .60 to .62."""
+"""The factor on d′ from which ``PriorShare.helps``: for example an AUROC of .65 becomes .68, or .60 becomes .62."""
 
 
 @dataclass(frozen=True)
 class PriorCorrection:
     """Greedy answers by log p(token | picture) − ``weight`` × log p(token | ``prior``), over the plausible tokens.
 
-    Where the model's likeliest first token is Yes or No, the answer is one of them by the corrected margin: the margin
-    with the picture less ``weight`` × the mean margin of the prior's pictures. ``beta`` is the cutoff
-    relative to the likeliest token (None: none), as in ``mitigation.vcd.VCD``; it does not hold between the two
-    answers. A weight of 0 is the model as it is.
+    If the model's most likely first token is Yes or No, the corrected margin decides between the two: the margin with
+    the picture minus ``weight`` × the mean margin of the prior's pictures. ``beta`` is the cutoff relative to the most
+    likely token (None: no cutoff), as in ``mitigation.vcd.VCD``; it does not apply between the two answers. A weight of
+    0 is the unmodified model.
 
-    ``prior`` is what stands in the picture's place, at its size: ``none`` (no picture; families that cannot be asked so
-    refuse), ``blank`` (mid-grey), ``noise`` (the blank one diffused as far as VCD's schedule goes, so that nothing of
-    the case's own picture is left), ``neutral`` (drawn shapes, the same for every case) or ``swapped`` (drawn shapes,
-    by the case's key). Of the last three the mean over ``pictures`` is taken, each a forward of its own per token.
-    ``seed`` draws noise and swapped pictures.
+    ``prior`` replaces the picture, at its size: ``none`` (no picture; not all families support this), ``blank``
+    (mid-grey), ``noise`` (the blank picture at the last diffusion step of VCD's schedule, so that nothing of the case's
+    own picture remains), ``neutral`` (drawn shapes, the same for every case) or ``swapped`` (drawn shapes, chosen by
+    the case's key). The last three are averaged over ``pictures`` pictures, each of which costs a forward per token.
+    ``seed`` is for noise and swapped pictures.
     """
 
     weight: float = 1.0
@@ -60,7 +59,6 @@ class PriorCorrection:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_weight(self.weight, least=0.0)
         check_prior(self.prior, self.pictures)
         check_beta(self.beta)
@@ -70,7 +68,8 @@ class PriorCorrection:
         """Answers with corrected margins.
 
         Raises:
-            UserError: a prompt has no image, or the family cannot be asked without one (``none``) or contrasted at all.
+            UserError: a prompt has no image, or the family does not support prompts without one (``none``) or
+                contrasting.
         """
         check_pictured(prompts, "prior correction takes the sentence's part out of what the picture gives")
         if not self.weight:
@@ -87,9 +86,9 @@ class PriorCorrection:
 def prior_inputs(
     vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, pictures: int, seed: int
 ) -> list[Mapping[str, Any]]:
-    """The prompts' inputs with each picture of ``prior`` (``PriorCorrection``) in place of their own, in this order.
+    """The prompts' inputs with their pictures replaced by ``prior`` (see ``PriorCorrection``).
 
-    One entry for ``none`` and ``blank``, else ``pictures``.
+    One entry for ``none`` and ``blank``, else ``pictures`` entries.
 
     Raises:
         UserError: as ``PriorCorrection.generate``.
@@ -120,9 +119,9 @@ def prior_inputs(
 def prior_margins(
     vlm: "VLM", prompts: "Sequence[Prompt]", prior: str = "blank", *, pictures: int = 4, seed: int = 0
 ) -> "Tensor":
-    """The margin that each sentence has without its picture, the mean over those of ``prior``; float32 on the CPU.
+    """The margin of each sentence without its picture, averaged over the pictures of ``prior``; float32 on the CPU.
 
-    One batch, one forward per picture. ``prior_share`` takes them beside ``vlm.score(prompts)``.
+    One batch, one forward per picture. Use with ``vlm.score(prompts)`` in ``prior_share``.
 
     Raises:
         UserError: as ``PriorCorrection.generate``.
@@ -155,24 +154,23 @@ def answers_by_rule(
 
 
 class PriorShare(NamedTuple):
-    """What margins owe to their sentences; shares are of the variance of the margins, over all cases.
+    """How much of the margins is due to the sentences. Shares are of the variance of the margins over all cases.
 
     Attributes:
-        cases, sentences: how many there were.
-        between: share that lies between sentences (the means of their margins). With one picture a sentence it is 1 and
-            says nothing.
-        explained: R², the share that a straight line in the prior's margin explains: 0 where every sentence has the
-            same prior (one threshold too low for all), near 1 where the prior decides and pictures hardly count.
-        correlation: of margin and prior's margin; NaN where either is the same for all cases.
-        weight: slope of that line, the label-free choice of ``PriorCorrection.weight``; 0 where the priors are all one.
-        left: spread (standard deviation) of the corrected margins at that weight over that of the margins, √(1 − R²).
-        factor: by how much d′ is expected to grow, 1 / left: exactly, if the prior says nothing of the truth and the
-            two kinds of cases lie equally far apart and spread equally before and after. An expectation, not a promise:
-            a prior that knows the truth (sentences that are unsafe with any picture) is lost with it.
-        within: spread of the corrected margins within sentences over that of the margins; above 1 the correction adds
-            noise of its own (a prior that draws anew for each case), below 1 the prior still sees the picture. NaN
-            where no sentence has two pictures.
-        helps: ``factor`` is at least ``WORTH``, and ``within`` does not tell that the picture's own part is taken.
+        cases, sentences: their numbers.
+        between: share between sentences (the means of their margins). Uninformative (1) with one picture per sentence.
+        explained: R², the share explained by a linear fit on the prior's margin: 0 if every sentence has the same
+            prior, near 1 if the prior decides and pictures hardly matter.
+        correlation: of margins and prior margins; NaN if either is constant.
+        weight: slope of the fit, the label-free choice of ``PriorCorrection.weight``; 0 if all priors are equal.
+        left: standard deviation of the corrected margins at that weight divided by that of the margins, √(1 − R²).
+        factor: expected gain in d′, 1 / left. Exact if the prior is independent of the truth and the distance and
+            equal spread of the two classes do not change. Informative priors (sentences that are unsafe with any
+            picture) are lost.
+        within: spread of the corrected margins within sentences divided by that of the margins. Above 1 the correction
+            adds noise (a prior drawn anew for each case); below 1 the prior still depends on the picture. NaN if no
+            sentence has two pictures.
+        helps: ``factor`` is at least ``WORTH``, and ``within`` does not show a loss of the picture's contribution.
     """
 
     cases: int
@@ -190,7 +188,7 @@ class PriorShare(NamedTuple):
 def prior_share(
     margins: Float[np.ndarray, "case"], priors: Float[np.ndarray, "other"], sentences: Sequence[str]
 ) -> PriorShare:
-    """``margins`` with the picture and ``priors`` without (means over several) of cases that ask ``sentences``.
+    """Decomposes ``margins`` (with the picture) by ``priors`` (without it, averaged) of the cases' ``sentences``.
 
     Raises:
         UserError: lengths that differ, fewer than three cases, a number that is not finite, or margins all alike.
@@ -199,7 +197,7 @@ def prior_share(
     _check(margins, priors, sentences)
     groups, group = np.unique(np.asarray(sentences, dtype=object).astype(str), return_inverse=True)
     total, spread = float(margins.var()), float(priors.var())
-    # Priors alike but for rounding have no slope: float32 margins carry about seven digits.
+    # Priors that are equal up to rounding have no slope: float32 margins have about seven digits.
     flat = np.sqrt(spread) <= 1e-6 * max(1.0, float(np.abs(priors).max()))
     covariance = float(((margins - margins.mean()) * (priors - priors.mean())).mean())
     weight = 0.0 if flat else covariance / spread
@@ -226,7 +224,7 @@ def _check(margins: np.ndarray, priors: np.ndarray, sentences: Sequence[str]) ->
     if not len(margins) == len(priors) == len(sentences):
         raise UserError(
             f"{len(margins)} margins, {len(priors)} priors and {len(sentences)} sentences; a case has one of each; "
-            "hand over those of the same cases"
+            "pass those of the same cases"
         )
     wrong = int((~(np.isfinite(margins) & np.isfinite(priors))).sum())
     if wrong:
@@ -238,6 +236,6 @@ def _check(margins: np.ndarray, priors: np.ndarray, sentences: Sequence[str]) ->
 
 
 def _within(values: Float[np.ndarray, "case"], group: np.ndarray) -> float:
-    """Root mean square of what is left of ``values`` when each group's mean is taken off."""
+    """Root mean square of ``values`` after subtracting each group's mean."""
     means = np.bincount(group, weights=values) / np.bincount(group)
     return float(np.sqrt(((values - means[group]) ** 2).mean()))

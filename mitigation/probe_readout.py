@@ -1,4 +1,4 @@
-"""A probe of the truth in the residual stream (``mitigation.ridge_probe``), whose logit is added to the verdict.
+"""Adds the logit of a probe of the truth (``mitigation.ridge_probe``) to the verdict.
 
 Importing this module loads neither torch nor transformers; learning and generating do.
 """
@@ -26,40 +26,39 @@ FOLDS = 5
 class TruthReadout:
     """Learns a probe of the truth from labelled cases, and adds its logit to the model's own verdict.
 
-    *What it is:* a classifier trained on n labelled cases that reads the model's own hidden states. At the verdict
-    column (``point`` of the residual stream; None: the one that reads best) a linear probe says how much more likely
-    safe is than unsafe, in logits. What the question alone explains of the hidden state is taken away first (a linear
-    regression on the mean embedding of the question's tokens, which needs no label), for it drowns the rest. While
-    generating, ``strength`` times that logit is added at the same place, along the mean gradient of the Yes/No margin,
-    of such a length that the margin moves by as many logits to first order; the answer's text follows its first token.
-    ``strength`` 0 changes nothing.
+    *What it is:* a classifier of the model's own hidden states, trained on n labelled cases. At the verdict column
+    (``point`` of the residual stream; None: the best one) a linear probe predicts safe against unsafe, in logits. The
+    part of the hidden state that the question alone explains is removed first (by a linear regression on the mean
+    embedding of the question's tokens, which needs no labels), because it would dominate. While generating,
+    ``strength`` times that logit is added at the same place along the mean gradient of the Yes/No margin, scaled to
+    move the margin by as many logits to first order. The rest of the answer follows from its first token. ``strength``
+    0 changes nothing.
 
-    With ``conjunction`` the probe also reads products of the mean image state and the question's embedding. Then it
-    *computes* which pictures make which sentences safe, and finds what the model may never have joined.
+    With ``conjunction`` the probe also reads products of the mean image state and the question's embedding. It then
+    *computes* which pictures make which sentences safe, a combination that the model itself may not represent.
 
-    *What it cannot claim:* that the model "knows" more than a linear probe of these cases finds; that it holds for
-    sentences unlike those learned from, whose prior it has never seen; or that it is no threshold: ``Shifted`` and the
-    table of a study tell. The number of cases, the cross-validated AUROC (folds of whole questions) and the AUROC with
-    the labels shuffled stand in the file and in ``LearnedReadout.about``.
+    *What it cannot show:* that the model "knows" more than a linear probe finds in these cases; that the probe
+    generalises to sentences unlike the training ones; or that it is more than a shift of the threshold (compare with
+    ``Shifted``). The file and ``LearnedReadout.about`` hold the number of cases, the cross-validated AUROC (folds of
+    whole questions) and the AUROC with shuffled labels.
     """
 
     strength: float = 4.0
     point: int | None = None
     conjunction: bool = False
     seed: int = 0
-    yes_no_only: ClassVar[bool] = True  # what is read is brought to the Yes/No margin
+    yes_no_only: ClassVar[bool] = True  # it acts on the Yes/No margin
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_strength(self.strength)
         check_point(self.point)
         check_seed(self.seed)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedReadout":
-        """The probe of the point and penalty with the best cross-validated AUROC, fitted on all cases.
+        """Fits the probe on all cases, at the point and penalty with the best cross-validated AUROC.
 
         Raises:
-            UserError: one kind of case or nearly all questions missing, or a point that the model does not have.
+            UserError: a class is missing, there are too few questions, or the model does not have ``point``.
         """
         from mitigation.ridge_probe import learn_readout, margin_gradient
 
@@ -72,10 +71,10 @@ class TruthReadout:
         return self.read(out)
 
     def read(self, out: Path) -> "LearnedReadout":
-        """What was learned into ``out``.
+        """Reads what ``learn`` wrote to ``out``.
 
         Raises:
-            UserError: the file is another method's.
+            UserError: the file belongs to another method.
         """
         read_tensors(out, LearnedReadout.KIND)
         return LearnedReadout(out, digest_of(out), strength=self.strength)
@@ -83,7 +82,7 @@ class TruthReadout:
 
 @dataclass(frozen=True)
 class LearnedReadout(TrainedFile):
-    """What ``TruthReadout`` has learned, in use; see there.
+    """A trained ``TruthReadout``.
 
     ``about`` holds ``point``, ``n``, ``n_safe``, the held-out ``auroc`` and ``auroc_shuffled``, and the penalties.
     """
@@ -93,20 +92,19 @@ class LearnedReadout(TrainedFile):
     yes_no_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_strength(self.strength)
 
     def logits(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Float[Tensor, 'row']":
-        """What the probe says of each prompt, one forward a batch: logits that it is safe, float32 on the CPU."""
+        """The probe's logit of safe for each prompt, with one forward per batch; float32 on the CPU."""
         from mitigation.ridge_probe import pooled
 
         return self._readout(vlm).logits(pooled(vlm, prompts, self.about["point"], image=self.about["conjunction"]))
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with the probe's logit brought to the verdict; margins are those of the changed model.
+        """Greedy answers with the probe's logit added to the verdict; margins include it.
 
         Raises:
-            UserError: another model than it was learned on.
+            UserError: it was learned on another model.
         """
         from interp.hooks.residual import edit_residual
         from mitigation.ridge_probe import VerdictEdit

@@ -1,9 +1,8 @@
 """Logits processors without a second branch: shifts of the first token's margin, exact sampling, the cutoff alone.
 
-``generate`` samples all rows from one global generator, so that an answer changes with its neighbours and its place.
-``CaseSampler`` takes the greedy argmax over score / temperature + Gumbel noise instead, which is an exact draw from the
-softmax (Gumbel 1954; the "Gumbel-max trick"), and each row's noise comes from its case's key, a seed and the step
-alone.
+``generate`` samples all rows from one global generator, so an answer depends on the rest of its batch. ``CaseSampler``
+instead takes the argmax of score / temperature + Gumbel noise, which is an exact draw from the softmax (Gumbel 1954;
+the "Gumbel-max trick"). Each row's noise depends only on its case's key, a seed and the step.
 """
 
 from collections.abc import Sequence
@@ -23,9 +22,9 @@ from mitigation.validation import check_beta, check_seed, check_shift, check_tem
 class VerdictShiftLogitsProcessor(LogitsProcessor):
     """Adds ``shift`` to the Yes/No margin of the first token, half to each side; for one ``generate`` call.
 
-    ``after`` are the processors that run before it. Where the likeliest first token is one of the answers, both answers
-    take the scores of the last of ``after`` that keeps them uncut (``first_scores``): a plausibility cutoff would hold
-    a confident verdict fast, against its own contrasted margin. Everything else stays as it is.
+    ``after`` are the processors that run before it. If the most likely first token is one of the answers, both answers
+    take their scores from the last of ``after`` that keeps scores before the cutoff (``first_scores``); otherwise the
+    plausibility cutoff would fix a confident verdict regardless of its contrasted margin. Other scores do not change.
     """
 
     def __init__(self, answers: AnswerIds, *, shift: float, after: Sequence[LogitsProcessor] = ()) -> None:
@@ -57,19 +56,19 @@ class VerdictShiftLogitsProcessor(LogitsProcessor):
         if not kept:
             return scores
         uncut: Tensor = kept[-1].first_scores.to(scores.dtype)  # type: ignore[attr-defined]
-        # A paired branch keeps one row a pair and answers with two.
+        # A paired branch keeps one row per pair but returns two.
         return uncut.repeat(len(scores) // len(uncut), 1)
 
 
 class ConstantShiftLogitsProcessor(LogitsProcessor):
-    """Adds ``shift`` logits to the Yes/No margin of the first answer token, half to each side, and nothing later.
+    """Adds ``shift`` logits to the Yes/No margin of the first answer token, half to each side.
 
-    ``yes_ids`` and ``no_ids`` are the token ids of either answer. The first step is one that does not append a single
-    token to the step before, so each ``generate`` call starts clean, whatever its prompts; it never waits for the
-    device.
+    ``yes_ids`` and ``no_ids`` are the token ids of the two answers. A step that does not append exactly one token to
+    the previous one counts as a first step, so the processor can be reused for any number of ``generate`` calls. It
+    never synchronises with the device.
 
     Raises:
-        UserError: the shift is not finite or no such token is given.
+        UserError: the shift is not finite, or an answer has no token.
     """
 
     def __init__(self, yes_ids: Sequence[int], no_ids: Sequence[int], *, shift: float) -> None:
@@ -89,29 +88,28 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
         self._ids, self._halves = (t.to(scores.device, non_blocking=True) for t in (self._ids, self._halves))
         shift = self._halves.to(scores.dtype)
         if seen is not None and len(input_ids) == len(seen) and input_ids.shape[1] == seen.shape[1] + 1:
-            # Another call's prompts may by chance be one token longer; which it is stays on the device.
+            # Another call's prompts may happen to be one token longer; the comparison stays on the device.
             shift = shift * (input_ids[:, :-1] != seen).any()
         return scores.index_add(1, self._ids, shift.expand(len(scores), -1))
 
 
 class CaseSampler(LogitsProcessor):
-    """Turns greedy decoding into sampling, when it is the last processor of one ``generate`` call.
+    """Turns greedy decoding into sampling. Must be the last processor of a ``generate`` call.
 
-    ``keys`` has the case's key of every row. A forbidden token (−inf) stays forbidden. The tokens are those of
-    another batch wherever the scores are: scores that differ by rounding alone (another batch size) can swap two tokens
-    whose noised scores are as close.
+    ``keys`` are the case keys of the rows. A forbidden token (−inf) stays forbidden. Draws do not depend on the batch,
+    except that rounding differences between batch sizes can swap two tokens with nearly equal noised scores.
     """
 
     def __init__(self, keys: Sequence[str], *, temperature: float, seed: int) -> None:
         check_temperature(temperature)
         check_seed(seed)
         self._keys, self._temperature, self._seed = list(keys), temperature, seed
-        self._prompt: int | None = None  # columns; left padding makes them more, so only steps after it are counted
+        self._prompt: int | None = None  # columns, padding included; steps are counted from there
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """Float32 scores over the temperature, with the noise of this step."""
+        """Float32 scores divided by the temperature, plus the noise of this step."""
         if self._prompt is None:
             self._prompt = input_ids.shape[1]
         step = input_ids.shape[1] - self._prompt
@@ -120,7 +118,7 @@ class CaseSampler(LogitsProcessor):
 
 
 class PlausibilityLogitsProcessor(LogitsProcessor):
-    """Visual contrastive decoding's cutoff without its contrast: −inf where a token is implausible."""
+    """The cutoff of visual contrastive decoding without its contrast: −inf where a token is implausible."""
 
     def __init__(self, *, beta: float | None) -> None:
         check_beta(beta)
@@ -129,11 +127,11 @@ class PlausibilityLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The scores of the tokens that pass (``mitigation.contrastive.formulas.plausible``)."""
+        """The scores of plausible tokens (``mitigation.contrastive.formulas.plausible``), −inf elsewhere."""
         return scores.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
 
 
 def gumbel(size: int, key: str, seed: int) -> Float[Tensor, "vocab"]:
-    """Standard Gumbel noise, float32 on the CPU, that depends on ``key`` and ``seed`` alone."""
+    """Standard Gumbel noise, float32 on the CPU, that depends only on ``key`` and ``seed``."""
     generator = case_generator(key, seed)
     return -torch.empty(size).exponential_(generator=generator).log()

@@ -1,8 +1,8 @@
-"""Mitigations by words alone: a sentence added to the question, or a system prompt.
+"""Mitigation by prompting: a sentence added to the question, or a system prompt.
 
 The papers publish neither text. MMSafeAware (arXiv 2502.11184, section on mitigation) says only that the prompt asks to
-"consider the meaning of the text within the context of the image"; MOSSBench and MMSafeAware both name a safety system
-prompt without printing it. The texts below are ours.
+"consider the meaning of the text within the context of the image"; MOSSBench and MMSafeAware both mention a safety
+system prompt without printing it. The texts below are ours.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SAFETY_SYSTEM_PROMPT = "You are a careful assistant. Refuse anything that could 
 
 @dataclass(frozen=True)
 class ContextPrompt:
-    """Puts ``text`` on a line of its own before the question."""
+    """Puts ``text`` on a separate line before the question."""
 
     text: str = CONTEXT_PROMPT
     by_words: ClassVar[bool] = True

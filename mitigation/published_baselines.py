@@ -1,7 +1,7 @@
 """Published decoding rules at their published settings, for comparison: instruction contrast (ICD), M3ID, PAI.
 
-Each says where its sources disagree. All three were published for describing pictures and for yes/no questions about
-objects, most with sampled tokens; here they decode greedily. Importing this module loads neither torch nor
+Each docstring notes where sources disagree. All three were published for image captioning and for yes/no questions
+about objects, mostly with sampling; here they decode greedily. Importing this module loads neither torch nor
 transformers; generating does.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 DISTURBANCE = "You are a confused objects detector to provide a fuzzy overview or impression of the image."
-"""One of the five role prefixes of ICD's code for LLaVA, and the one that its re-implementations shorten and quote."""
+"""One of the five role prefixes of ICD's code for LLaVA; its re-implementations quote this one in shortened form."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class InstructionContrast:
 
     Picture and question stay; ``disturbance`` is the system prompt of l′, in place of the prompt's own. ``alpha`` = 1
     and the cutoff ``beta`` = 0.1 are the defaults of the authors' script for LLaVA (github.com/p1k0pan/ICD,
-    ``icd_llava_pope.py``; their sampling function falls back to α = 0.5). Sources disagree: that code keeps 1 + α of
-    the clean logits, as VCD does, while others read the paper as l − λ·l′ with λ = 1; the code is followed. For
-    InstructBLIP the authors hand the disturbance to the Q-Former instead, which is not done here.
+    ``icd_llava_pope.py``; their sampling function falls back to α = 0.5). Sources disagree: that code weights the clean
+    logits by 1 + α, as VCD does, while others read the paper as l − λ·l′ with λ = 1; we follow the code. For
+    InstructBLIP the authors pass the disturbance to the Q-Former instead, which is not implemented here.
     """
 
     alpha: float = 1.0
@@ -38,7 +38,6 @@ class InstructionContrast:
     disturbance: str = DISTURBANCE
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_alpha(self.alpha)
         check_beta(self.beta)
         if not self.disturbance.strip():
@@ -66,11 +65,11 @@ class M3ID:
     """M3ID (Favero et al. 2024, arXiv 2403.14003, algorithm 1): l_c + 1[max p_c < θ]·(e^{λt} − 1)·(l_c − l_u).
 
     l are log-probabilities with (c) and without (u) the picture; ``forgetting`` is λ = 0.02, ``threshold`` θ = 0.3 (the
-    paper's α), and t counts from 1 at the first token. Hence **at a verdict it does nothing worth the name**: the
-    weight there is e^{0.02} − 1 = 0.0202 (0 for who counts from 0), and a model that is 30% sure of its first token is
-    not corrected at all. ``from_picture`` counts t from the picture instead (section 5.2 does so for questions, where
-    the question itself dilutes it). Sources disagree: the re-implementations in AvisC's and later code have no
-    threshold but VCD's cutoff 0.1; set ``threshold=1.0`` and ``beta=0.1`` for theirs.
+    paper's α), and t counts from 1 at the first token. Hence **it has almost no effect on a verdict**: the weight there
+    is e^{0.02} − 1 = 0.0202 (0 if t counts from 0), and a model that is at least 30% sure of its first token is not
+    corrected at all. ``from_picture`` counts t from the picture instead (as section 5.2 does for questions, where the
+    question itself dilutes the picture). Sources disagree: the re-implementations in AvisC's and later code have no
+    threshold but use VCD's cutoff of 0.1; set ``threshold=1.0`` and ``beta=0.1`` to match them.
     """
 
     forgetting: float = 0.02
@@ -79,7 +78,6 @@ class M3ID:
     beta: float | None = None
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_beta(self.beta)
         for name, value, most in (("forgetting", self.forgetting, 10.0), ("threshold", self.threshold, 1.0)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
@@ -89,7 +87,7 @@ class M3ID:
         """Greedy answers with corrected margins.
 
         Raises:
-            UserError: the family cannot be asked without a picture.
+            UserError: the family does not support prompts without a picture.
         """
         from mitigation.contrastive.formulas import m3id
 
@@ -106,7 +104,7 @@ class M3ID:
         return answers_by_rule(vlm, prompts, blind, rule, beta=self.beta, max_new_tokens=max_new_tokens)
 
     def _start(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Tensor":
-        """t of the first token, a row each: 1, plus the tokens of the prompt after its picture."""
+        """t of the first token, by row: 1, plus the number of prompt tokens after the picture."""
         import torch
 
         if not self.from_picture:
@@ -118,15 +116,14 @@ class M3ID:
 
 @dataclass(frozen=True)
 class PAI:
-    """PAI (Liu et al. 2024, arXiv 2407.21771): attention to the picture raised, the text alone taken out.
+    """PAI (Liu et al. 2024, arXiv 2407.21771): raises attention to the picture, and subtracts the text-only logits.
 
     Attention logits A on image tokens become A + ``alpha``·|A| at the prompt's last and the generated tokens, in the
-    layers from ``first_layer`` on; then γ·log p(picture) − (γ − 1)·log p(text alone) with ``gamma`` over
-    the tokens above the cutoff ``beta``. α = 0.2, γ = 1.1, layers 2 to 32 and β = 0.1 are the authors'
-    commands for POPE and CHAIR on 7B models (github.com/LALBJ/PAI, README and ``CFG.py``; the script's own default for
-    γ is 2). Sources disagree: the paper's equation is of probabilities, the code's of their logs, which is followed;
-    the second branch there is not steered, nor is it here. A model of few layers is steered in few: choose
-    ``first_layer`` for it.
+    layers from ``first_layer`` on; then γ·log p(picture) − (γ − 1)·log p(text alone), with γ = ``gamma``, over the
+    tokens above the cutoff ``beta``. α = 0.2, γ = 1.1, layers 2 to 32 and β = 0.1 are the authors' commands for POPE
+    and CHAIR on 7B models (github.com/LALBJ/PAI, README and ``CFG.py``; the script's own default for γ is 2). Sources
+    disagree: the paper's equation uses probabilities, the code log-probabilities; we follow the code. The second branch
+    is not steered, as in the code. For a model with few layers, choose a lower ``first_layer``.
     """
 
     alpha: float = 0.2
@@ -135,7 +132,6 @@ class PAI:
     beta: float | None = 0.1
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_alpha(self.alpha)
         check_beta(self.beta)
         check_gamma(self.gamma)
@@ -146,8 +142,8 @@ class PAI:
         """Greedy answers with margins by this rule, before the cutoff.
 
         Raises:
-            UserError: the family has no image tokens in its sequence, cannot be asked without a picture, or has too few
-                layers.
+            UserError: the family has no image tokens in its sequence, does not support prompts without a picture, or
+                has too few layers.
         """
         from mitigation.attention_edit import steer_attention
 

@@ -1,9 +1,9 @@
-"""The probe of the truth: ridge regression of the labels on hidden states, without what the question explains.
+"""The probe of the truth: ridge regression of the labels on hidden states, after removing what the question explains.
 
-The probe is affine in the verdict's hidden state v and the question's mean embedding q, and, if asked for, bilinear in
-the mean image state i and q:  logit = bias + v·w + q·a + (i − ī) W (q − q̄).  It is solved in the space of the cases,
-its point and penalty are chosen by cross-validation, and its scores become logits by Platt's method on left-out folds.
-``VerdictEdit`` adds that logit to a running model's verdict.
+The probe is affine in the verdict's hidden state v and the question's mean embedding q, and optionally bilinear in the
+mean image state i and q:  logit = bias + v·w + q·a + (i − ī) W (q − q̄).  It is solved in the space of the cases. Point
+and penalty are chosen by cross-validation, and scores are calibrated to logits by Platt's method on held-out folds.
+``VerdictEdit`` adds the logit to a running model's verdict.
 """
 
 from collections.abc import Sequence
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 BATCH = 32
 PENALTIES = (0.01, 0.1, 1.0, 10.0)
-"""Of the ridge; features are scaled so that a case's mean square length is 1."""
+"""Ridge penalties of the probe; features are scaled to a mean square length of 1 per case."""
 GRADIENT_CASES = 128
 SHARE_PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
-"""Of the regression of hidden states on the question; features are scaled so that a case's mean square length is 1."""
+"""Penalties of the regression of hidden states on the question; features are scaled in the same way."""
 
 SHUFFLES = 5
 
 
 class Pooled(NamedTuple):
-    """What a probe reads of each prompt: the verdict's hidden state, the mean embedding of the question's tokens and,
-    for a conjunction, the mean hidden state of the image's."""
+    """A probe's inputs for each prompt: the verdict's hidden state, the mean embedding of the question's tokens and,
+    for a conjunction, the mean hidden state of the image tokens."""
 
     verdict: Float[Tensor, "row width"]
     question: Float[Tensor, "row width"]
     image: Float[Tensor, "row width"] | None = None
 
     def rows(self, chosen: Tensor) -> "Pooled":
-        """Those of ``chosen``, indices or a mask."""
+        """The rows ``chosen`` (indices or a mask)."""
         image = None if self.image is None else self.image[chosen]
         return Pooled(self.verdict[chosen], self.question[chosen], image)
 
 
 @dataclass(frozen=True)
 class Readout:
-    """A fitted probe; see the module's text. Without ``conjunction`` it is linear in v and q."""
+    """A fitted probe (see the module's docstring). Without ``conjunction`` it is linear in v and q."""
 
     verdict: Float[Tensor, "width"]
     question: Float[Tensor, "width"]
@@ -56,7 +56,7 @@ class Readout:
     conjunction: Float[Tensor, "width width"] | None = None
 
     def logits(self, read: Pooled) -> Float[Tensor, "row"]:
-        """How likely safe is, in logits."""
+        """Logits of safe."""
         verdict, question, bias = (part.to(read.verdict) for part in (self.verdict, self.question, self.bias))
         scores = read.verdict @ verdict + read.question @ question + bias
         if self.conjunction is not None:
@@ -78,12 +78,12 @@ class Readout:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """By field, without those that it does not have."""
+        """Tensors by field, without those that are None."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def fit_readout(read: Pooled, labels: Bool[Tensor, "row"], penalty: float, share_penalty: float) -> Readout:
-    """The probe of these cases; its logits are not yet calibrated (their mean is that of the ±1 labels)."""
+    """Fits the probe. Its logits are not calibrated yet (their mean is that of the ±1 labels)."""
     verdict, question = read.verdict.double(), read.question.double()
     question_mean, verdict_mean = question.mean(0), verdict.mean(0)
     asked = question - question_mean
@@ -110,7 +110,7 @@ def fit_readout(read: Pooled, labels: Bool[Tensor, "row"], penalty: float, share
 def held_out(
     read: Pooled, labels: Bool[Tensor, "row"], fold: Int[Tensor, "row"], penalty: float, share_penalty: float
 ) -> Float[Tensor, "row"]:
-    """Each case's logit from the probe fitted without its fold."""
+    """Each case's logit by the probe fitted without its fold."""
     scores = torch.empty(len(labels))
     for number in fold.unique():
         out = fold == number
@@ -119,7 +119,7 @@ def held_out(
 
 
 def area(scores: Float[Tensor, "row"], labels: Bool[Tensor, "row"]) -> float:
-    """AUROC: the share of (safe, unsafe) pairs in which the safe one has the higher score, ties half."""
+    """AUROC: the share of (safe, unsafe) pairs in which the safe case scores higher, ties counting half."""
     differences = scores[labels][:, None] - scores[~labels][None, :]
     return float((differences > 0).double().mean() + (differences == 0).double().mean() / 2)
 
@@ -130,7 +130,7 @@ def platt(scores: Float[Tensor, "row"], labels: Bool[Tensor, "row"]) -> tuple[fl
     targets = torch.where(labels, (positive + 1) / (positive + 2), 1 / (negative + 2)).double()
     inputs = torch.stack([scores.double(), torch.ones(len(scores), dtype=torch.float64)], dim=1)
     weights = torch.zeros(2, dtype=torch.float64)
-    for _ in range(50):  # Newton's steps; the smoothed targets keep the optimum finite
+    for _ in range(50):  # Newton steps; the smoothed targets keep the optimum finite
         chances = torch.sigmoid(inputs @ weights)
         curvature = (inputs.T * (chances * (1 - chances))) @ inputs + 1e-9 * torch.eye(2, dtype=torch.float64)
         weights = weights - torch.linalg.solve(curvature, inputs.T @ (chances - targets))
@@ -138,7 +138,7 @@ def platt(scores: Float[Tensor, "row"], labels: Bool[Tensor, "row"]) -> tuple[fl
 
 
 def share_penalty_of(read: Pooled, fold: Int[Tensor, "row"]) -> float:
-    """The penalty with which the question explains left-out hidden states best."""
+    """The penalty with which the question best predicts held-out hidden states."""
     errors = dict.fromkeys(SHARE_PENALTIES, 0.0)
     for number in fold.unique():
         out = fold == number
@@ -153,7 +153,7 @@ def share_penalty_of(read: Pooled, fold: Int[Tensor, "row"]) -> float:
 def _regression(
     inputs: Float[Tensor, "row width"], outputs: Float[Tensor, "row width"], penalty: float
 ) -> Float[Tensor, "width width"]:
-    """Ridge from centred ``inputs`` to ``outputs``, in whichever space is smaller."""
+    """Ridge regression from centred ``inputs`` to ``outputs``, solved in the smaller dimension."""
     rows, width = inputs.shape
     ridge = penalty * _size(inputs)
     if rows < width:
@@ -171,7 +171,7 @@ def _size(centred: Float[Tensor, "row width"]) -> Float[Tensor, ""]:
 def shuffled_area(
     read: Pooled, labels: Bool[Tensor, "row"], fold: Int[Tensor, "row"], penalty: float, share: float, seed: int
 ) -> float:
-    """The mean AUROC that the same fit reaches on labels dealt out at random: what it finds where there is nothing."""
+    """The mean AUROC of the same fit on shuffled labels: the chance level of the procedure."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(SHUFFLES):
@@ -190,10 +190,10 @@ def learn_readout(
     folds: int,
     seed: int,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A ``Readout``'s tensors, and how it was chosen: the best of ``point`` (None: every one) and penalty.
+    """A ``Readout``'s tensors, and a record of its selection: the best ``point`` (None: of all) and penalty.
 
-    All is cross-validated with whole questions left out: the two members of a counterfactual pair share their question,
-    so what is left stays balanced, and no question's prior is known beforehand.
+    Cross-validation holds out whole questions: the two members of a counterfactual pair share their question, so the
+    training folds stay balanced, and the prior of a held-out question is unknown.
 
     Raises:
         UserError: too few cases.
@@ -232,14 +232,14 @@ def learn_readout(
 def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> Float[Tensor, "width"]:
     """The mean gradient of the Yes/No margin with respect to the verdict's state at ``point``.
 
-    Over an even choice of at most 128 of ``prompts``; logits per unit of the residual stream, float32 on the CPU.
+    Over at most 128 evenly spaced ``prompts``; in logits per unit of the residual stream, float32 on the CPU.
     """
-    # A mean over many cases hardly moves with the last of them, and each costs a backward pass.
+    # Each case costs a backward pass, and more cases hardly change the mean.
     prompts = prompts[:: -(-len(prompts) // GRADIENT_CASES)]
     total = torch.zeros(1)
     for first in range(0, len(prompts), BATCH):
         encoded = dict(vlm.encode(prompts[first : first + BATCH]))
-        if vlm.layout.position_kind == "1d":  # as generate() counts them
+        if vlm.layout.position_kind == "1d":  # as in generate()
             encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
         leaves: list[Tensor] = []
 
@@ -255,7 +255,7 @@ def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> F
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", point: int, *, image: bool) -> Pooled:
-    """What a probe at ``point`` reads of each prompt, float32 on the CPU."""
+    """The inputs of a probe at ``point`` for each prompt, float32 on the CPU."""
     return _at(residuals(vlm, prompts, places=_places(image), layers=(0, point), batch_size=BATCH), point, image)
 
 
@@ -269,7 +269,7 @@ class VerdictEdit:
     question: Tensor = field(init=False)
 
     def edit(self, here: LayerStates) -> Tensor | None:
-        """At point 0 the question is read, at ``point`` the verdict changed; decoding steps pass."""
+        """Reads the question at point 0, and edits the verdict at ``point``. Ignores decoding steps."""
         verdict = here.where("verdict")
         if not bool(verdict.any()):
             return None
@@ -292,7 +292,7 @@ def _at(read: Residuals, point: int, image: bool) -> Pooled:
 
 
 def _folds(prompts: "Sequence[Prompt]", labels: Bool[Tensor, "row"], *, folds: int, seed: int) -> Int[Tensor, "row"]:
-    """The fold of each case, whole questions together."""
+    """The fold of each case; all cases of a question share one."""
     if not labels.any() or labels.all():
         raise UserError(
             f"{int(labels.sum())} safe and {int((~labels).sum())} unsafe cases; a probe is fitted on both; take more "

@@ -1,9 +1,9 @@
-"""A constant on the Yes/No margin: the control that a contrast has to beat, and every rule that picks such a constant.
+"""A constant on the Yes/No margin, the control that a contrast has to beat, and the rules that choose the constant.
 
-A margin is logit(Yes) − logit(No) at the first answer token; the verdict is Yes where it is above 0. A constant moves
-the threshold and nothing else, so AUROC stays as it is (``calibrated_shift`` in ``docs/metrics.md``). The rules are
-pure functions over arrays: ``balanced_shift`` (CalibratedShift), ``matching_shift`` (YesBias), and
-``candidate_shifts`` with ``best_admissible`` (the study of mitigations, which asks for unsafe accuracy to be kept).
+A margin is logit(Yes) − logit(No) at the first answer token; the verdict is Yes if it is above 0. A constant only moves
+the threshold, so AUROC does not change (``calibrated_shift`` in ``docs/metrics.md``). The rules are pure functions of
+arrays: ``balanced_shift`` (CalibratedShift), ``matching_shift`` (YesBias), and ``candidate_shifts`` with
+``best_admissible`` (the study of mitigations, which requires unsafe accuracy to be kept).
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,13 @@ class ConstantShift:
     """Adds ``shift`` logits to the Yes/No margin of the first answer token: above 0 towards Yes, below 0 towards No."""
 
     shift: float
-    yes_no_only: ClassVar[bool] = True  # an open answer has no such margin
+    yes_no_only: ClassVar[bool] = True  # open answers have no such margin
 
     def __post_init__(self) -> None:
-        """UserError unless the shift is a finite number."""
         check_shift(self.shift)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with the shift at the first step, half on each side; the returned margins are shifted too.
-
-        See ``ConstantShiftLogitsProcessor``.
-        """
+        """Greedy answers with the shift at the first step (``ConstantShiftLogitsProcessor``); margins include it."""
         from mitigation.processors import ConstantShiftLogitsProcessor
 
         yes, no = vlm.answer_ids
@@ -46,7 +42,7 @@ class ConstantShift:
 
 @dataclass(frozen=True)
 class CalibratedShift:
-    """Finds the constant; the answers are ``ConstantShift``'s. It must not be fitted on the cases it is judged on."""
+    """Fits the constant on labelled cases; answers with ``ConstantShift``. Do not evaluate it on the same cases."""
 
     yes_no_only: ClassVar[bool] = True
     fitted_to: ClassVar[str] = "labels"
@@ -59,15 +55,15 @@ class CalibratedShift:
 def balanced_shift(margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "case"]) -> float:
     """The shift that maximises balanced accuracy.
 
-    That is the mean of the share of safe cases shifted above 0 and the share of unsafe cases that are not. Any
-    threshold between two neighbouring margins gives the same verdicts, so the middle of such a gap is taken: of
-    several equally good gaps the widest, of several equally wide the one nearest the median margin, then the lower.
-    Where answering every case alike does as well (chance), everything is answered No, with the threshold one logit
-    above the highest margin. A constant added to the margins changes the shift by exactly minus that constant.
+    Balanced accuracy is the mean of the share of safe cases shifted above 0 and the share of unsafe cases that are not.
+    Any threshold between two neighbouring margins gives the same verdicts, so the middle of the gap is taken. Ties
+    between gaps: the widest, then the one nearest the median margin, then the lower. If no gap beats answering every
+    case alike (chance), everything is answered No, with the threshold one logit above the highest margin. A constant
+    added to the margins changes the shift by exactly minus that constant.
 
     Args:
         margins: unshifted, in logits.
-        safe: True where Yes is right.
+        safe: True where Yes is correct.
 
     Raises:
         UserError: a class is missing, a margin is not finite, or the lengths differ.
@@ -82,14 +78,14 @@ def balanced_shift(margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "c
     width = np.where(right == right.max(), upper - lower, -1.0)
     middle = lower + (upper - lower) / 2
     distance = np.where(width == width.max(), np.abs(middle - np.median(margins)), np.inf)
-    return -_inside(lower, upper, int(np.argmin(distance)))  # the first, so the lower, of two that are equally near
+    return -_inside(lower, upper, int(np.argmin(distance)))  # argmin takes the first, so the lower of two ties
 
 
 def matching_shift(margins: Float[np.ndarray, "case"], yes_share: float) -> float:
     """The shift after which the share of ``margins`` above 0 is nearest to ``yes_share``, a fraction of 1.
 
-    Equal margins move together. Of two shares equally near, the lower is taken; of the shifts that give it, the middle
-    of the gap (one logit beyond the outermost margin where all or none say Yes).
+    Of two shares equally near, the lower is taken. Among the shifts that give it, the middle of the gap is taken, or
+    one logit beyond the outermost margin if all or none say Yes.
 
     Args:
         margins: unshifted, in logits.
@@ -107,7 +103,7 @@ def matching_shift(margins: Float[np.ndarray, "case"], yes_share: float) -> floa
     if not 0 <= yes_share <= 1:
         raise UserError(f"target_yes_share={yes_share!r}; a share of answers lies between 0 and 1")
     values = np.unique(margins)
-    # Thresholds from above all margins (nobody says Yes) down to below all of them.
+    # Thresholds from above all margins (no Yes) down to below all of them.
     edges = np.concatenate([[values[0] - 2.0], values, [values[-1] + 2.0]])[::-1]
     lower, upper = edges[1:], edges[:-1]
     shares = 1 - np.searchsorted(margins, lower, side="right") / margins.size
@@ -117,13 +113,13 @@ def matching_shift(margins: Float[np.ndarray, "case"], yes_share: float) -> floa
 def candidate_shifts(
     margins: Float[np.ndarray, "case"],
 ) -> tuple[Float[np.ndarray, "shift"], Float[np.ndarray, "shift"]]:
-    """Every shift that gives other verdicts, and the width of the gap it lies in.
+    """All shifts that give distinct verdicts, and the width of the gap that each lies in.
 
-    Minus the midpoints between neighbouring margins, and one that calls nothing safe (width 0).
+    They are minus the midpoints between neighbouring margins, and one that calls nothing safe (width 0).
     """
     values = np.unique(margins)
     middle = values[:-1] + np.diff(values) / 2
-    between = middle < values[1:]  # neighbouring floats have no middle
+    between = middle < values[1:]  # adjacent floats have no midpoint
     shifts = -np.append(middle[between], values[-1] + 1.0)
     return shifts, np.append(np.diff(values)[between], 0.0)
 
@@ -131,10 +127,10 @@ def candidate_shifts(
 def best_admissible(
     balanced: Float[np.ndarray, "shift"], width: Float[np.ndarray, "shift"], admissible: Bool[np.ndarray, "shift"]
 ) -> int:
-    """The index of the admissible shift with the highest balanced accuracy: of equal ones the widest gap, then the
-    first.
+    """The index of the admissible shift with the highest balanced accuracy; ties: the widest gap, then the first.
 
-    Accuracies are compared to 12 decimals and widths to 9, so that the choice moves with the margins.
+    Accuracies are compared to 12 decimals and widths to 9, so that adding a constant to the margins does not change the
+    choice.
     """
     return int(
         min(np.flatnonzero(admissible), key=lambda at: (-round(float(balanced[at]), 12), -round(float(width[at]), 9)))
@@ -142,15 +138,15 @@ def best_admissible(
 
 
 def _inside(lower: Float[np.ndarray, "gap"], upper: Float[np.ndarray, "gap"], gap: int) -> float:
-    """The middle of a gap; its lower end between neighbouring floats, as the upper margin must stay above."""
+    """The middle of a gap, or its lower end between adjacent floats, so that the upper margin stays above."""
     middle = lower[gap] + (upper[gap] - lower[gap]) / 2
     return float(middle if middle < upper[gap] else lower[gap])
 
 
 class Gaps(NamedTuple):
-    """The thresholds between neighbouring distinct margins, from low to high.
+    """The gaps between neighbouring distinct margins, from low to high.
 
-    ``right`` is balanced accuracy times 2·n_safe·n_unsafe, an integer, so that equally good gaps compare equal.
+    ``right`` is balanced accuracy times 2·n_safe·n_unsafe, an integer, so that ties compare equal.
     """
 
     lower: Float[np.ndarray, "gap"]

@@ -1,6 +1,6 @@
-"""Checks of methods' settings and prompts, made before any weights load.
+"""Checks of methods' settings and prompts, before any weights load. Each raises ``UserError`` if it fails.
 
-Imports no torch, so that a mistake in a configuration is reported at once.
+Imports no torch, so that mistakes in a configuration are reported at once.
 """
 
 import math
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 NOISE_STEPS = 1000
 NOISE_KINDS = ("diffusion", "blur", "black", "swapped")
-"""How the picture of the second branch is made worse; see ``mitigation.contrastive.corruption``."""
+"""How the picture of the second branch is distorted; see ``mitigation.contrastive.corruption``."""
 
 PRIORS = ("none", "blank", "noise", "neutral", "swapped")
-"""What the sentence is asked with in place of its picture; see ``mitigation.prior_correction``."""
+"""What replaces the picture of a sentence; see ``mitigation.prior_correction``."""
 
 PRIOR_PICTURES = 32
 
 BRANCHES = ("sequential", "paired", "lazy")
-"""How the second branch is forwarded; see ``mitigation.vcd.VCD``."""
+"""How the second branch is run; see ``mitigation.vcd.VCD``."""
 
 
 def check_alpha(alpha: Any) -> None:
-    """UserError unless α, the weight of the contrast, is a finite number of at least 0."""
+    """Checks that α, the weight of the contrast, is a finite number of at least 0."""
     if not _is_number(alpha) or not math.isfinite(alpha) or alpha < 0:
         raise UserError(f"alpha={alpha!r}; the contrast weight is a finite number, 0 or more; 0 means no contrast")
 
 
 def check_beta(beta: Any) -> None:
-    """UserError unless β, the plausibility cutoff relative to the likeliest token, is in (0, 1] or None."""
+    """Checks that β, the plausibility cutoff relative to the most likely token, is in (0, 1] or None."""
     if beta is not None and not (_is_number(beta) and 0 < beta <= 1):
         raise UserError(f"beta={beta!r}; the plausibility cutoff lies in (0, 1]; null (None) switches it off")
 
 
 def check_noise_step(step: Any) -> None:
-    """UserError unless ``step`` is one of the diffusion's steps."""
+    """Checks that ``step`` is one of the diffusion's steps."""
     if not _is_integer(step) or not 0 <= step < NOISE_STEPS:
         raise UserError(
             f"noise_step={step!r}; the noise step is an integer from 0 (least) to {NOISE_STEPS - 1} (most noise)"
@@ -46,7 +46,7 @@ def check_noise_step(step: Any) -> None:
 
 
 def check_noise_kind(kind: Any) -> None:
-    """UserError unless ``kind`` is one of ``NOISE_KINDS``."""
+    """Checks that ``kind`` is one of ``NOISE_KINDS``."""
     if kind not in NOISE_KINDS:
         raise UserError(
             f"noise={kind!r}; the second picture is one of {', '.join(NOISE_KINDS)}; for none at all take "
@@ -55,7 +55,7 @@ def check_noise_kind(kind: Any) -> None:
 
 
 def check_branch(branch: Any, beta: Any) -> None:
-    """UserError unless ``branch`` is one of ``BRANCHES`` and has, if lazy, a cutoff ``beta``."""
+    """Checks that ``branch`` is one of ``BRANCHES``, and that there is a cutoff ``beta`` if it is lazy."""
     if branch not in BRANCHES:
         raise UserError(
             f"branch={branch!r}; the second branch is {', '.join(BRANCHES[:-1])} or {BRANCHES[-1]}; the answers are "
@@ -69,20 +69,20 @@ def check_branch(branch: Any, beta: Any) -> None:
 
 
 def check_weight(weight: Any, *, least: float = -math.inf) -> None:
-    """UserError unless ``weight`` is a finite number of at least ``least``."""
+    """Checks that ``weight`` is a finite number of at least ``least``."""
     if not _is_number(weight) or not math.isfinite(weight) or weight < least:
         bound = "" if least == -math.inf else f", {least:g} or more"
         raise UserError(f"weight={weight!r}; the weight is a finite number{bound}; 0 changes nothing")
 
 
 def check_gamma(gamma: Any) -> None:
-    """UserError unless γ, the weight of guidance, is a finite number of at least 1."""
+    """Checks that γ, the weight of guidance, is a finite number of at least 1."""
     if not _is_number(gamma) or not math.isfinite(gamma) or gamma < 1:
         raise UserError(f"gamma={gamma!r}; the weight of guidance is a finite number, 1 or more; 1 means none")
 
 
 def check_prior(prior: Any, pictures: Any) -> None:
-    """UserError unless ``prior`` is one of ``PRIORS`` and ``pictures`` a number of pictures that it may have."""
+    """Checks that ``prior`` is one of ``PRIORS``, and ``pictures`` a number of pictures that it supports."""
     if prior not in PRIORS:
         raise UserError(f"prior={prior!r}; the sentence alone is asked with {', '.join(PRIORS)}; choose one of these")
     if not _is_integer(pictures) or not 1 <= pictures <= PRIOR_PICTURES:
@@ -92,14 +92,14 @@ def check_prior(prior: Any, pictures: Any) -> None:
 
 
 def check_pictured(prompts: "Sequence[Prompt]", why: str) -> None:
-    """UserError if a prompt has no image; ``why`` says what needs one."""
+    """Checks that every prompt has an image; ``why`` goes into the error message."""
     blind = [prompt.key or prompt.text for prompt in prompts if prompt.image is None]
     if blind:
         raise UserError(f"no image in prompt '{blind[0]}'; {why}; ask it with another method")
 
 
 def check_layers(layers: Any) -> None:
-    """UserError unless ``layers`` are None (all) or indices of layers, each once."""
+    """Checks that ``layers`` are None (all) or distinct indices of layers."""
     if layers is None:
         return
     listed = isinstance(layers, list | tuple | range) and len(layers) > 0
@@ -108,7 +108,7 @@ def check_layers(layers: Any) -> None:
 
 
 def check_temperature(temperature: Any) -> None:
-    """UserError unless ``temperature`` is a finite number above 0."""
+    """Checks that ``temperature`` is a finite number above 0."""
     if not _is_number(temperature) or not math.isfinite(temperature) or temperature <= 0:
         raise UserError(
             f"temperature={temperature!r}; the temperature of sampling is a finite number above 0; 1 leaves the "
@@ -117,13 +117,13 @@ def check_temperature(temperature: Any) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """UserError unless ``seed`` is an integer."""
+    """Checks that ``seed`` is an integer."""
     if not _is_integer(seed):
         raise UserError(f"seed={seed!r}; a seed is an integer, such as 0")
 
 
 def check_shift(shift: Any) -> None:
-    """UserError unless ``shift`` is a finite number of logits."""
+    """Checks that ``shift`` is a finite number of logits."""
     if not _is_number(shift) or not math.isfinite(shift):
         raise UserError(
             f"shift={shift!r}; the shift of the Yes/No margin is a finite number of logits; 0 changes nothing"
@@ -131,13 +131,13 @@ def check_shift(shift: Any) -> None:
 
 
 def check_strength(strength: Any) -> None:
-    """UserError unless ``strength``, the factor of what is added to the residual stream, is a finite number."""
+    """Checks that ``strength``, the factor of a vector added to the residual stream, is a finite number."""
     if not _is_number(strength) or not math.isfinite(strength):
         raise UserError(f"strength={strength!r}; the strength is a finite number; 0 changes nothing")
 
 
 def check_point(point: Any) -> None:
-    """UserError unless ``point`` is None or a point of the residual stream after a layer."""
+    """Checks that ``point`` is None or a point of the residual stream after a layer."""
     if point is not None and not (_is_integer(point) and point >= 1):
         raise UserError(
             f"point={point!r}; a point of the residual stream is the number of layers before it, 1 or more; null "

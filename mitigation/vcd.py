@@ -1,4 +1,4 @@
-"""Visual contrastive decoding as a method: Leng et al. 2023, arXiv 2311.16922.
+"""Visual contrastive decoding as a method (Leng et al. 2023, arXiv 2311.16922).
 
 Importing this module loads neither torch nor transformers; generating does.
 """
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VCD:
-    """Greedy decoding from (1 + α)·l(image) − α·l(worse image) over the tokens that pass the plausibility cutoff.
+    """Greedy decoding from (1 + α)·l(image) − α·l(distorted image) over the tokens that pass the plausibility cutoff.
 
-    ``alpha`` is the weight of the contrast (0: none), ``beta`` the cutoff relative to the likeliest token (None:
-    none), ``noise`` how the second image is made worse (``mitigation.contrastive.corruption``), ``noise_step`` how
-    far it is diffused (0 to 999). A case's noise depends on its ``Prompt.key`` and ``seed`` alone; prompts without a
-    key share theirs. Published settings disagree, so none is called the default of the paper.
+    ``alpha`` is the weight of the contrast (0: none), ``beta`` the cutoff relative to the most likely token (None:
+    none), ``noise`` how the second image is distorted (``mitigation.contrastive.corruption``), ``noise_step`` the
+    diffusion step (0 to 999). A case's noise depends only on its ``Prompt.key`` and ``seed``; prompts without a key
+    share theirs. Published settings disagree, so none is called the default of the paper.
 
-    ``branch`` is how the second image is forwarded, with the same answers: ``sequential``, a forward of its own each
-    step; ``paired``, both images in one batch of twice the rows, which reads the weights once; ``lazy``, only where
-    more than one token passes the cutoff. Lazy answers have no margin, for where the first step was skipped nobody
-    knows the contrasted one: for AUROC and tables of margins take one of the others, which always run both.
+    ``branch`` is how the second image is run; the answers are the same. ``sequential``: a separate forward at each
+    step. ``paired``: both images in one batch of twice the rows, which reads the weights once. ``lazy``: only where
+    more than one token passes the cutoff. Lazy answers have no margins, because the contrasted margin is unknown if the
+    first step was skipped; use another branch for AUROC and tables of margins.
     """
 
     alpha: float = 1.0
@@ -45,7 +45,6 @@ class VCD:
     branch: str = "sequential"
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_alpha(self.alpha)
         check_beta(self.beta)
         check_noise_step(self.noise_step)
@@ -55,17 +54,17 @@ class VCD:
 
     @property
     def unscored(self) -> str:
-        """See ``mitigation.method.Abilities``."""
+        """Why there are no margins (lazy); see ``mitigation.method.Abilities``."""
         return "a lazy branch has no margins; method.branch=sequential has" if self.branch == "lazy" else ""
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers; margins are of the contrasted scores before the cutoff, which would make ties; lazy: NaN.
+        """Greedy answers with margins of the contrasted scores before the cutoff, which would make ties.
 
-        ``skips`` says what a lazy branch saved.
+        A lazy branch gives NaN margins, and counts in ``skips`` what it saved.
 
         Raises:
-            UserError: a prompt has no image, the processor cannot work on this model (see
-                ``VisualContrastiveLogitsProcessor``), or attention is recorded while the branch is paired.
+            UserError: a prompt has no image, the model does not support contrasting (see
+                ``VisualContrastiveLogitsProcessor``), or attention is recorded with a paired branch.
         """
         check_pictured(prompts, "VCD contrasts two pictures")
         encoded = vlm.encode(prompts)
@@ -139,7 +138,7 @@ def contrasted(
 ) -> "Generation":
     """Greedy answers to ``prompts`` (``encoded``), contrasted with the inputs ``second``, which may be other prompts.
 
-    Margins are of the contrasted scores before the cutoff; NaN with ``lazy``, whose ``skips`` are filled in.
+    Margins are of the contrasted scores before the cutoff. With ``lazy`` they are NaN, and ``skips`` is set.
     """
     from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 
@@ -155,6 +154,6 @@ def contrasted(
     generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor], encoded=encoded)
     margins = vlm.margin(processor.first_scores).cpu()
     if lazy:
-        # Clean and contrasted margins side by side, or those of the unsure cases alone, would make a wrong AUROC.
+        # A mix of clean and contrasted margins, or margins of the unsure cases only, would give a wrong AUROC.
         return replace(generation, margins=margins.fill_(math.nan), skips=asdict(processor.skips))
     return replace(generation, margins=margins)

@@ -1,6 +1,6 @@
 """Methods around other methods: ``Shifted`` moves a method's threshold, ``Sampled`` draws its tokens.
 
-Both hand the method a VLM whose ``generate`` adds a logits processor after the method's own. Importing this module
+Both pass the method a VLM whose ``generate`` adds a logits processor after the method's own. Importing this module
 loads neither torch nor transformers; generating does.
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class WrappedVLM:
-    """A VLM around another: what is not defined here is the other's own.
+    """A VLM that delegates to another.
 
-    ``generate`` and ``score`` encode here, so that what a subclass encodes is what the model is given.
+    ``generate`` and ``score`` encode here, so that a subclass can change the inputs.
     """
 
     def __init__(self, vlm: "VLM") -> None:
@@ -43,9 +43,9 @@ class WrappedVLM:
 
 
 class ProcessingVLM(WrappedVLM):
-    """A VLM whose ``generate`` runs one more logits processor, after those it is given.
+    """A VLM whose ``generate`` runs an additional logits processor last.
 
-    ``used`` says whether anything was generated through it.
+    ``used``: whether anything was generated through it.
     """
 
     def __init__(self, vlm: "VLM") -> None:
@@ -53,7 +53,7 @@ class ProcessingVLM(WrappedVLM):
         self.used = False
 
     def around(self, other: "VLM") -> "ProcessingVLM":
-        """The same around another model, for a method that answers with one of its own."""
+        """The same wrapper around another model, for a method that answers with its own model."""
         self.used = True
         return self._like(other)
 
@@ -83,7 +83,7 @@ class ProcessingVLM(WrappedVLM):
 
 
 def with_model(vlm: "VLM", other: "VLM") -> "VLM":
-    """``other`` with whatever the methods around this one do to ``vlm``'s answers."""
+    """``other`` in the same wrappers as ``vlm``."""
     return cast("VLM", vlm.around(other)) if isinstance(vlm, ProcessingVLM) else other
 
 
@@ -91,18 +91,17 @@ def with_model(vlm: "VLM", other: "VLM") -> "VLM":
 class Shifted:
     """``method`` with ``shift`` logits added to its Yes/No margin at the first answer token, half on each side.
 
-    The verdict then follows the returned margin: where the method's likeliest first token is an answer, a plausibility
-    cutoff does not hold between the two answers, also at a shift of 0. ``Shifted(Baseline(), s)`` is
-    ``ConstantShift(s)``. To draw tokens, sample the shifted method: ``Sampled(Shifted(method, shift))``. A method that
-    is trained first is shifted by ``ShiftedTrainable``.
+    The verdict follows the returned margin: if the method's most likely first token is an answer, a plausibility cutoff
+    does not apply between the two answers, even at a shift of 0. ``Shifted(Baseline(), s)`` is ``ConstantShift(s)``. To
+    sample, wrap the shifted method: ``Sampled(Shifted(method, shift))``. For trainable methods use
+    ``ShiftedTrainable``.
     """
 
-    method: Any  # a Method; the type of a Hydra node that is built by itself
+    method: Any  # a Method; Any because Hydra instantiates it separately
     shift: float = 0.0
-    yes_no_only: ClassVar[bool] = True  # an open answer has no such margin
+    yes_no_only: ClassVar[bool] = True  # open answers have no such margin
 
     def __post_init__(self) -> None:
-        """UserError unless the shift is a finite number and the method one that can be shifted."""
         check_shift(self.shift)
         if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
             raise UserError(
@@ -112,14 +111,14 @@ class Shifted:
 
     @property
     def unscored(self) -> str:
-        """The method's own reason; see ``mitigation.method.Abilities``."""
+        """As declared by ``method``."""
         return abilities(self.method).unscored
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The method's answers with the shift; margins are the method's plus ``shift``.
 
         Raises:
-            UserError: the method does not answer through ``vlm.generate``, or has no margins (a lazy branch).
+            UserError: the method does not answer through ``vlm.generate``, or has no margins (lazy branch).
         """
         shifting = _ShiftingVLM(vlm, self.shift)
         generation = self.method.generate(cast("VLM", shifting), prompts, max_new_tokens=max_new_tokens)
@@ -130,22 +129,20 @@ class Shifted:
             )
         if bool(generation.margins.isnan().any()):
             raise UserError(
-                "the method knows no margins to shift (branch=lazy leaves the second branch out); take "
-                "branch=sequential"
+                "the method has no margins to shift (branch=lazy leaves the second branch out); take branch=sequential"
             )
         return replace(generation, margins=generation.margins + self.shift)
 
 
 @dataclass(frozen=True)
 class ShiftedTrainable:
-    """A trainable ``method`` whose trained form answers with ``shift`` logits on its margin; see ``Shifted``."""
+    """A trainable ``method`` that answers with ``shift`` logits added to its margin; see ``Shifted``."""
 
-    method: Any  # a TrainableMethod; the type of a Hydra node that is built by itself
+    method: Any  # a TrainableMethod; Any because Hydra instantiates it separately
     shift: float = 0.0
     yes_no_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """UserError unless the shift is a finite number."""
         check_shift(self.shift)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> Shifted:
@@ -158,7 +155,7 @@ class ShiftedTrainable:
 
 
 class _ShiftingVLM(ProcessingVLM):
-    """Shifts the first token's scores."""
+    """A VLM that shifts the first token's scores."""
 
     def __init__(self, vlm: "VLM", shift: float) -> None:
         super().__init__(vlm)
@@ -177,20 +174,19 @@ class _ShiftingVLM(ProcessingVLM):
 
 @dataclass(frozen=True)
 class Sampled:
-    """``method`` with sampled instead of greedy tokens, at ``temperature``; an answer does not depend on its batch.
+    """``method`` with sampled tokens at ``temperature``; an answer does not depend on its batch.
 
-    A case's draw follows from its ``Prompt.key`` and ``seed`` alone (``mitigation.processors``), so that arms share
-    random draws. Margins are those of ``method``: before temperature and draw. Methods with a decoding loop of their
-    own are refused.
+    A case's draws depend only on its ``Prompt.key`` and ``seed`` (``mitigation.processors``), so that arms share random
+    draws. Margins are those of ``method``, before temperature and sampling. Methods with their own decoding loop are
+    rejected.
     """
 
-    method: Any  # a Method; the type of a Hydra node that is built by itself
+    method: Any  # a Method; Any because Hydra instantiates it separately
     temperature: float = 1.0
     seed: int = 0
     unscored: ClassVar[str] = "its answers are sampled, and a score is drawn from nothing"
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_temperature(self.temperature)
         check_seed(self.seed)
         if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
@@ -200,7 +196,7 @@ class Sampled:
         """Sampled answers.
 
         Raises:
-            UserError: as ``method``'s, or ``method`` does not answer through ``vlm.generate``.
+            UserError: ``method`` raises it, or does not answer through ``vlm.generate``.
         """
         sampling = _SamplingVLM(vlm, self.temperature, self.seed)
         generation = self.method.generate(cast("VLM", sampling), prompts, max_new_tokens=max_new_tokens)
@@ -213,7 +209,7 @@ class Sampled:
 
 
 class _SamplingVLM(ProcessingVLM):
-    """Draws the tokens."""
+    """A VLM that samples the tokens."""
 
     def __init__(self, vlm: "VLM", temperature: float, seed: int) -> None:
         super().__init__(vlm)
@@ -227,7 +223,7 @@ class _SamplingVLM(ProcessingVLM):
     ) -> "LogitsProcessor":
         from mitigation.processors import CaseSampler
 
-        # A paired branch stacks its noised rows under the clean ones; both take the token of one draw.
+        # A paired branch stacks noised rows below clean ones; each pair shares one draw.
         copies = len(encoded["input_ids"]) // len(prompts)
         keys = [prompt.key for prompt in prompts] * copies
         return CaseSampler(keys, temperature=self._temperature, seed=self._seed)

@@ -67,10 +67,10 @@ class ModelConfig:
         kind, _, number = self.device.partition(":")
         if kind not in DEVICES or (":" in self.device and not (kind == "cuda" and number.isdigit())):
             raise UserError(
-                f"unknown device {self.device!r}; known: {', '.join(DEVICES)}, cuda:<number>; mend model.device"
+                f"unknown device {self.device!r}; known: {', '.join(DEVICES)}, cuda:<number>; correct model.device"
             )
         if self.memory_gib is not None and not self.memory_gib > 0:
-            raise UserError(f"memory_gib {self.memory_gib} is not above 0; leave it out where it is not known")
+            raise UserError(f"memory_gib {self.memory_gib} is not above 0; leave it out if it is not known")
         self._check_map()
         self._check_bounds()
 
@@ -81,7 +81,7 @@ class ModelConfig:
             )
         if self.device_map is not None and self.device != "auto":
             raise UserError(
-                f"device {self.device} and device_map {self.device_map} are both given; one says where the model goes; "
+                f"device {self.device} and device_map {self.device_map} are both given; both place the model; "
                 "leave one out"
             )
         if self.max_memory is not None and self.device_map is None:
@@ -92,10 +92,10 @@ class ModelConfig:
     def _check_bounds(self) -> None:
         for name, value in self.pixel_bounds:
             if value < 1:
-                raise UserError(f"model.{name}={value} is not above 0; null leaves it to the checkpoint")
+                raise UserError(f"model.{name}={value} is not above 0; null keeps the checkpoint's own")
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
             raise UserError(
-                f"model.min_pixels={self.min_pixels} is above model.max_pixels={self.max_pixels}; mend one of them"
+                f"model.min_pixels={self.min_pixels} is above model.max_pixels={self.max_pixels}; change one of them"
             )
 
     @property

@@ -43,7 +43,7 @@ def find(config: ModelConfig) -> Source:
     if folder.exists() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise UserError(
             f"no model folder at {path}; a model is {ORGANISM}<name>, an existing folder or a hub id owner/name; "
-            f"mend model.path or take the bundled {ORGANISM}llava"
+            f"correct model.path or take the bundled {ORGANISM}llava"
         )
     return _on_hub(path, config.revision)
 
@@ -66,10 +66,10 @@ def _on_hub(repository: str, revision: str | None) -> Source:
     try:
         info = HfApi().model_info(repository, revision=revision, timeout=HUB_TIMEOUT)
     except HFValidationError as error:
-        raise UserError(f"{repository!r} is neither a folder nor a hub id owner/name; mend model.path") from error
+        raise UserError(f"{repository!r} is neither a folder nor a hub id owner/name; correct model.path") from error
     except RevisionNotFoundError as error:
         raise UserError(
-            f"the hub has no revision {revision!r} of {repository}; it is a branch, tag or commit; mend model.revision"
+            f"the hub has no revision {revision!r} of {repository}; it is a branch, tag or commit; fix model.revision"
         ) from error
     except GatedRepoError as error:
         raise UserError(gated(repository)) from error

@@ -124,7 +124,7 @@ def check_format(place: Source) -> None:
     if missing := sorted(_listed(folder) - set(files)):
         raise UserError(
             f"{place.path} lacks {len(missing)} of its weight files ({missing[0]}, ...); a download may have been cut "
-            "short; get the rest"
+            "short; download the others"
         )
 
 
@@ -136,7 +136,7 @@ def _listed(folder: Path) -> set[str]:
     try:
         return set(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"cannot read {index}; it names the files of the weights; get it anew") from error
+        raise UserError(f"cannot read {index}; it names the files of the weights; download it again") from error
 
 
 def read_processor(place: Source, config: ModelConfig) -> Any:
@@ -173,7 +173,7 @@ def set_bounds(image_processor: Any, config: ModelConfig) -> None:
     for name, value in config.pixel_bounds:
         if name not in known:
             raise UserError(
-                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} takes "
+                f"model.{name}={value} does not apply to {config.name}, whose {type(image_processor).__name__} takes "
                 f"{', '.join(known) or 'pictures of one size alone'}; leave it out"
             )
         _set_bound(image_processor, config.name, name, value)

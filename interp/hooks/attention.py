@@ -109,7 +109,7 @@ class AttentionCall:
         cut = mask & ~edges if mask.dtype == torch.bool else mask.masked_fill(edges, torch.finfo(mask.dtype).min)
         if bool((_sees(mask) & ~_sees(cut)).any()):
             raise UserError(
-                "every key of a query is blocked in a layer; leave it at least one; keep the sink or itself"
+                "every key of a query is blocked in a layer; it needs at least one; keep the sink or itself"
             )
         return replace(self, mask=cut)
 

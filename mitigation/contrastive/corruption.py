@@ -1,8 +1,8 @@
-"""The worse picture that contrastive decoding contrasts with: noised, blurred, black, another one, or none.
+"""The distorted picture of contrastive decoding: noised, blurred, black, another picture, or none.
 
 Diffusion noise is added to the normalised pixels, by the published schedule (Leng et al. 2023, arXiv 2311.16922,
-equation 2, and its code). The others change the picture before the processor sees it and keep its size, so that every
-family tiles it as before. A case's picture depends on its own picture, its key and the seed alone, never on its batch.
+equation 2, and its code). The other kinds change the picture before preprocessing and keep its size, so that tiling
+does not change. A case's distorted picture depends only on its own picture, its key and the seed, not on its batch.
 """
 
 import colorsys
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 NONE = "none"
 BLUR_SIGMA = 0.1
-"""Standard deviation of the blur as a share of the picture's shorter side: colours and layout stay, objects do not."""
+"""Standard deviation of the blur relative to the picture's shorter side: keeps colours and layout, removes objects."""
 DONORS = 32
-"""How many pictures the bank has from which ``swapped`` takes one where the caller hands in none."""
+"""Number of pictures in the bank that ``swapped`` chooses from without ``donors``."""
 
 
 class Mixture(NamedTuple):
-    """How much of the amplitude is picture and how much noise; the squares sum to 1."""
+    """The amplitudes of picture and noise; their squares sum to 1."""
 
     signal: float
     noise: float
@@ -62,7 +62,7 @@ def mixture(step: int) -> Mixture:
 def _schedule() -> tuple[Mixture, ...]:
     """√ᾱ_t and √(1 − ᾱ_t) for every step, with β_t = sigmoid(linspace(−6, 6))·(0.005 − 1e-5) + 1e-5."""
     betas = torch.sigmoid(torch.linspace(-6, 6, NOISE_STEPS)) * (0.5e-2 - 1e-5) + 1e-5
-    kept = torch.cumprod(1 - betas, dim=0)  # float32 as in the published code, whose outputs the golden file holds
+    kept = torch.cumprod(1 - betas, dim=0)  # float32 as in the published code, whose outputs are in the golden file
     return tuple(Mixture(*pair) for pair in zip(kept.sqrt().tolist(), (1 - kept).sqrt().tolist(), strict=True))
 
 
@@ -75,8 +75,8 @@ def diffuse(
 ) -> Float[Tensor, "*shape"]:
     """√ᾱ_t·pixels + √(1 − ᾱ_t)·ε in float32, unclipped; ``pixels`` are normalised, ``step`` is t.
 
-    ε is ``eps`` if given, else standard normal from ``generator`` (torch's global one if None), drawn on the
-    generator's device, so that a CPU generator gives the same noise on every accelerator.
+    ε is ``eps`` if given, else standard normal from ``generator`` (None: torch's global one), drawn on the generator's
+    device, so that a CPU generator gives the same noise on every accelerator.
 
     Raises:
         UserError: a step outside 0 to 999.
@@ -91,14 +91,14 @@ def diffuse(
 def diffuse_images(
     inputs: Mapping[str, Any], keys: Sequence[str], *, step: int, seed: int, model: Any = None
 ) -> dict[str, Any]:
-    """A processor's ``inputs`` with every image diffused to ``step``; everything else is handed on as it is.
+    """A processor's ``inputs`` with every image diffused to ``step``; other inputs do not change.
 
-    ``keys`` has one entry per image, in the order of the prompts; images with equal keys and sizes get equal noise,
-    whatever else the batch holds. Noise is added to normalised pixels: where a family cuts the picture into patches and
-    writes each pixel twice (Qwen), it is drawn on the whole picture and both copies get the same; tiles, and the
-    thumbnail beside them, each get their own, as in the published code. Padding stays as it is. The sum is computed in
-    float32 and returned in the dtype of ``pixel_values``. ``model`` is needed where a row of ``pixel_values`` is not an
-    image (Qwen, InternVL).
+    ``keys`` has one entry per image, in the order of the prompts. Images with equal keys and sizes get equal noise,
+    regardless of the rest of the batch. Noise is added to normalised pixels. For families that cut the picture into
+    patches and repeat each pixel (Qwen), it is drawn on the whole picture, and the copies share it. Tiles and their
+    thumbnail get separate noise, as in the published code. Padding does not change. The sum is computed in float32 and
+    returned in the dtype of ``pixel_values``. ``model`` is needed if a row of ``pixel_values`` is not an image (Qwen,
+    InternVL).
 
     Raises:
         UserError: as ``mitigation.contrastive.pixels.pictures_of``, and for a step or seed out of range.
@@ -119,7 +119,7 @@ def _diffuse_views(
     step: int,
     generator: torch.Generator,
 ) -> Float[Tensor, "view channel height width"]:
-    # A draw a view and only of what is shown: the noise must not depend on what fills the picture up to the batch's.
+    # One draw per view, without padding: the noise must not depend on the batch's largest picture.
     noised = views.float().clone()
     if copies:
         eps = torch.randn(views.shape[1:], generator=generator, device=generator.device)
@@ -130,10 +130,10 @@ def _diffuse_views(
 
 
 def case_generator(key: str, seed: int) -> torch.Generator:
-    """A CPU generator that depends on the case's ``key`` and ``seed`` alone.
+    """A CPU generator that depends only on the case's ``key`` and ``seed``.
 
     Raises:
-        UserError: ``seed`` is no integer.
+        UserError: ``seed`` is not an integer.
     """
     check_seed(seed)
     digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
@@ -149,21 +149,20 @@ def corrupt_inputs(
     seed: int,
     donors: Mapping[str, Image.Image] | None = None,
 ) -> "BatchFeature | dict[str, Any]":
-    """Inputs of the second branch: what ``vlm.encode`` gives for ``prompts``, with a worse picture.
+    """Inputs of the second branch: those of ``vlm.encode(prompts)`` with a distorted picture.
 
     Args:
         kind: ``diffusion`` (noise at ``step`` on the normalised pixels), ``blur`` (a Gaussian, sigma = ``BLUR_SIGMA`` ×
-            the shorter side), ``black``, ``swapped`` (another picture, resized to this one's size), or ``none`` (the
-            text alone, so that the token ids differ and are fewer).
-        step: of the diffusion alone.
-        seed: of the diffusion, and of which picture of the bank is taken.
-        donors: prompt key → the picture that ``swapped`` shows in place of the prompt's own, for a caller who knows the
-            benchmark. None: one of a bank of ``DONORS`` drawn pictures of coloured shapes, by hash of key and seed. A
-            donor from the batch itself would make an answer depend on who is asked beside it.
+            the shorter side), ``black``, ``swapped`` (another picture, resized to this one's size), or ``none`` (text
+            only, with fewer token ids).
+        step: diffusion step, for ``diffusion``.
+        seed: for the diffusion noise and the choice from the bank.
+        donors: prompt key → replacement picture for ``swapped``. None: one of a bank of ``DONORS`` drawn pictures of
+            coloured shapes, by hash of key and seed. Donors from the same batch would make answers depend on the batch.
 
     Raises:
         UserError: an unknown kind, a step or seed out of range, a prompt without image or without donor, or a family
-            that cannot be asked without an image.
+            that does not support prompts without an image.
     """
     if kind != NONE:
         check_noise_kind(kind)
@@ -205,7 +204,7 @@ def _donor(key: str, seed: int, donors: Mapping[str, Image.Image] | None) -> Ima
 
 @cache
 def bank_picture(number: int, side: int = 336) -> Image.Image:
-    """Picture ``number`` of the bank: a background of one colour and two to four shapes, equal on every machine."""
+    """Picture ``number`` of the bank: two to four shapes on a plain background, identical on every machine."""
     rng = np.random.default_rng(number)
     image = Image.new("RGB", (side, side), _colour(rng))
     pen = ImageDraw.Draw(image)

@@ -1,7 +1,7 @@
-"""Formulas of contrastive decoding over next-token logits. Pure.
+"""Formulas of contrastive decoding over next-token logits.
 
 Visual contrastive decoding (Leng et al. 2023, arXiv 2311.16922, equations 3 to 5), prior correction, M3ID and PAI. All
-in float32: in bfloat16, logits of 16 to 32 sit on a grid of 0.125 and ties appear.
+are computed in float32: in bfloat16, logits between 16 and 32 are multiples of 0.125, which causes ties.
 """
 
 import math
@@ -17,10 +17,10 @@ from mitigation.validation import check_alpha, check_beta
 def contrast(
     clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"], *, alpha: float
 ) -> Float[Tensor, "row vocab"]:
-    """(1 + α)·clean − α·noised in float32: what the picture adds, counted α times more (equation 3).
+    """(1 + α)·clean − α·noised in float32 (equation 3).
 
-    Both are raw logits for the same text, ``clean`` with the picture and ``noised`` with a worse one. A token that is
-    −inf in ``clean`` (forbidden) stays −inf. α = 0 returns ``clean`` exactly.
+    Both are raw logits for the same text, ``clean`` with the picture and ``noised`` with a distorted one. A token that
+    is −inf in ``clean`` (forbidden) stays −inf. α = 0 returns ``clean`` exactly.
 
     Raises:
         UserError: α is negative or not finite.
@@ -30,9 +30,10 @@ def contrast(
 
 
 def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[Tensor, "row vocab"]:
-    """True where a token has at least β times the probability of the row's likeliest one (equation 4).
+    """True where a token has at least β times the probability of the row's most likely one (equation 4).
 
-    Computed from the clean logits, not the contrasted ones. The likeliest token always passes; ``beta=None`` keeps all.
+    Computed from the clean logits, not the contrasted ones. The most likely token always passes. ``beta=None`` keeps
+    all tokens.
 
     Raises:
         UserError: β is outside (0, 1].
@@ -47,10 +48,10 @@ def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[
 def uncut_answers(
     scores: Float[Tensor, "row vocab"], uncut: Float[Tensor, "row vocab"], answers: Sequence[int]
 ) -> Float[Tensor, "row vocab"]:
-    """``scores``, where a row's likeliest token is one of ``answers``, with those tokens' scores taken from ``uncut``.
+    """In rows whose most likely token is one of ``answers``, replaces the answers' scores by those of ``uncut``.
 
-    ``uncut`` are the same scores before the plausibility cutoff, which would otherwise hold a confident Yes or No
-    against its own margin.
+    ``uncut`` are the same scores before the plausibility cutoff, which would otherwise fix a confident Yes or No
+    regardless of its margin.
     """
     ids = torch.tensor([*answers], device=scores.device)
     verdict = torch.isin(scores.argmax(dim=1, keepdim=True), ids)
@@ -66,10 +67,10 @@ def less_prior(
 ) -> Float[Tensor, "row vocab"]:
     """Prior correction: log p(clean) − weight × the mean over ``priors`` of log p.
 
-    With ``answers`` (the tokens of Yes and of No, at the first token) every spelling of an answer has the prior of that
-    answer in any spelling: the margin is then exactly the clean one less weight × the mean of the priors' margins, and
-    a spelling that is rare in the prior does not win by its rarity. Where the likeliest clean token is an answer, all
-    other tokens are −inf, for the same reason.
+    With ``answers`` (the tokens of Yes and of No, for the first token) every spelling of an answer gets the prior of
+    the answer over all spellings. The margin is then exactly the clean one minus weight × the mean of the priors'
+    margins, and a spelling does not win because it is rare in the prior. For the same reason, all other tokens are −inf
+    if the most likely clean token is an answer.
     """
     prior = priors.log_softmax(-1)
     if answers is None:
@@ -103,5 +104,5 @@ def m3id(
 def guided(
     clean: Float[Tensor, "row vocab"], blind: Float[Tensor, "row vocab"], *, gamma: float
 ) -> Float[Tensor, "row vocab"]:
-    """γ·log p(clean) − (γ − 1)·log p(blind): PAI's refinement (arXiv 2407.21771), on logs as its code has it."""
+    """γ·log p(clean) − (γ − 1)·log p(blind): PAI's refinement (arXiv 2407.21771), with log p as in its code."""
     return gamma * clean.log_softmax(-1) - (gamma - 1) * blind.log_softmax(-1)

@@ -1,8 +1,7 @@
-"""Contrast and plausibility cutoff in one go, as a decode step needs them: a Triton kernel and its plain torch twin.
+"""Contrast and plausibility cutoff fused for a decoding step: a Triton kernel and the same in plain torch.
 
-Both compute ``mitigation.contrastive.formulas`` in float32 and neither makes the host wait. The twin is the default
-and the kernel an option: nobody has measured the two on a GPU yet. ``task=bench_kernels`` does; its numbers belong
-here, and the default follows from them. Knows nothing of images, models or caches.
+Both compute ``mitigation.contrastive.formulas`` in float32 without synchronising with the host. Plain torch is the
+default, because the two have not been compared on a GPU yet; ``task=bench_kernels`` does that.
 """
 
 import math
@@ -17,7 +16,7 @@ from interp.errors import UserError
 from mitigation.contrastive.formulas import contrast, plausible
 from mitigation.validation import check_alpha, check_beta
 
-Fused = Callable[..., Tensor]  # contrast_and_cut, or what computes the same
+Fused = Callable[..., Tensor]  # the signature of contrast_and_cut
 
 
 def contrast_and_cut(
@@ -30,9 +29,8 @@ def contrast_and_cut(
 ) -> Float[Tensor, "row vocab"]:
     """(1 + α)·clean − α·noised where ``plausible(clean, beta)``, −inf elsewhere, plus ``gumbel`` if given; float32.
 
-    With standard Gumbel noise (−log(−log u)) the argmax of a row is a draw from the softmax of its scores; at
-    temperature T hand over T times the noise. A row with a NaN among its clean logits has no largest one, so with a
-    cutoff all of it is −inf.
+    With standard Gumbel noise (−log(−log u)) the argmax of a row is a draw from the softmax of its scores; for
+    temperature T pass T times the noise. With a cutoff, a row with a NaN among its clean logits is all −inf.
 
     Raises:
         UserError: α or β is out of range.
@@ -51,9 +49,9 @@ def contrast_and_cut_triton(
     beta: float | None,
     gumbel: Float[Tensor, "row vocab"] | None = None,
 ) -> Float[Tensor, "row vocab"]:
-    """``contrast_and_cut`` in two launches, one without a cutoff; any strides, read once or (``clean``) twice.
+    """``contrast_and_cut`` in two kernel launches, or one without a cutoff. Accepts any strides.
 
-    Every operation rounds as the twin's does.
+    Every operation rounds as in the torch version.
 
     Raises:
         UserError: α or β is out of range, shapes or devices differ, triton is not installed, or the tensors are on a
@@ -72,7 +70,7 @@ def contrast_and_cut_triton(
     peaks = scores.new_empty((rows, chunks)) if beta is not None else scores
     noise = scores if gumbel is None else gumbel
     grid = (rows, chunks)
-    with torch.cuda.device_of(clean):  # a launch goes to the current device, which need not be the tensors'
+    with torch.cuda.device_of(clean):  # launch on the tensors' device
         if beta is not None:
             kernels.chunk_peaks[grid](clean, *clean.stride(), peaks, vocab, chunks, CHUNK=kernels.CHUNK)
         kernels.contrast_chunk[grid](
@@ -83,7 +81,7 @@ def contrast_and_cut_triton(
             GUMBEL=gumbel is not None,
             CHUNKS=1 << (chunks - 1).bit_length(),
             CHUNK=kernels.CHUNK,
-            enable_fp_fusion=False,  # torch rounds both products, and so does this
+            enable_fp_fusion=False,  # round both products, as torch does
         )
     return scores
 
@@ -92,10 +90,10 @@ _BY_NAME: dict[str, Fused] = {"torch": contrast_and_cut, "triton": contrast_and_
 
 
 def fused(kernel: str = "torch") -> Fused:
-    """The implementation of that name, ``torch`` (the twin) or ``triton``; see the module for why the twin comes first.
+    """The implementation named ``torch`` or ``triton``.
 
     Raises:
-        UserError: another name, or triton where it is not installed: before a model is built, not at its first step.
+        UserError: another name, or triton is not installed (reported before the model is built).
     """
     if kernel not in _BY_NAME:
         raise UserError(f"unknown kernel {kernel!r}; known: {', '.join(_BY_NAME)}; take one of them")
@@ -105,7 +103,7 @@ def fused(kernel: str = "torch") -> Fused:
 
 
 def _kernels() -> ModuleType:
-    """The compiled half, imported when it is first asked for: triton is an optional extra."""
+    """The Triton module, imported on first use: triton is an optional dependency."""
     try:
         from mitigation.contrastive import kernels_triton
     except ModuleNotFoundError as error:
@@ -119,7 +117,11 @@ def _kernels() -> ModuleType:
 
 
 def _check_alike(clean: Tensor, noised: Tensor, gumbel: Tensor | None) -> None:
-    """UserError unless all have one shape and device: a kernel reads where it is told to, whatever lies there."""
+    """Checks that all tensors have the same shape and device, which a kernel does not.
+
+    Raises:
+        UserError: they differ.
+    """
     for name, other in (("noised", noised), ("gumbel", gumbel)):
         if other is not None and (other.shape != clean.shape or other.device != clean.device):
             raise UserError(
@@ -129,7 +131,11 @@ def _check_alike(clean: Tensor, noised: Tensor, gumbel: Tensor | None) -> None:
 
 
 def _check_place(clean: Tensor, kernels: ModuleType) -> None:
-    """UserError for tensors on a CPU, unless Triton interprets its kernels."""
+    """Checks that the tensors are on a GPU, unless Triton runs in interpreter mode.
+
+    Raises:
+        UserError: they are on a CPU.
+    """
     compiled = isinstance(kernels.chunk_peaks, kernels.triton.JITFunction)
     if compiled and clean.device.type == "cpu":
         raise UserError(

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
 """The two passes of ``mitigation.contrastive.kernels.contrast_and_cut_triton`` over logits, in Triton.
 
-A row is longer than a block, so the first pass finds the largest clean logit of every chunk, and the second the row's
-among those, while it contrasts its own chunk. Both run a program for each row and chunk: a decode step has few rows,
-and one program a row would leave most of a GPU idle. Importing this module needs triton; nothing else here does.
+A row is longer than a block, so the first pass finds the largest clean logit of every chunk. The second finds the row's
+maximum among those while it contrasts its own chunk. Both run one program per row and chunk: a decoding step has few
+rows, and one program per row would leave most of a GPU idle. Importing this module requires triton.
 """
 
 from typing import no_type_check
@@ -11,20 +11,20 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-CHUNK = 2048  # tokens a program; a power of two
+CHUNK = 2048  # tokens per program; a power of two
 
 
 @triton.jit
-@no_type_check  # what compiles this reads its source: no checker may wrap it while the tests run
+@no_type_check  # triton compiles the source: a runtime type checker must not wrap it
 def chunk_peaks(clean, row_stride, token_stride, peaks, vocab, chunks, CHUNK: tl.constexpr):
     """Writes the largest logit of each chunk of each row to ``peaks`` (row × chunk), NaN where the chunk has one."""
-    row = tl.program_id(0).to(tl.int64)  # 64 bits: a row of whole prompts' logits starts beyond 2³¹
+    row = tl.program_id(0).to(tl.int64)  # 64 bits: offsets into the logits of whole prompts exceed 2³¹
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(
         clean + row * row_stride + token.to(tl.int64) * token_stride, mask=token < vocab, other=float("-inf")
     ).to(tl.float32)
-    # As torch has it: a GPU's own maximum would leave a NaN out.
+    # Propagate NaN as torch does; the GPU's maximum would drop it.
     broken = tl.max((logits != logits).to(tl.int32), axis=0)
     tl.store(peaks + row * chunks + chunk, tl.where(broken != 0, float("nan"), tl.max(logits, axis=0)))
 
@@ -53,7 +53,7 @@ def contrast_chunk(
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Writes a chunk of ``scores`` (row × vocab). ``CHUNKS`` is the power of two that ``chunks`` fit into."""
+    """Writes a chunk of ``scores`` (row × vocab). ``CHUNKS`` is ``chunks`` rounded up to a power of two."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab

@@ -1,8 +1,7 @@
-"""Contrastive decoding in one batch: the clean rows, then as many noised ones, each pair given one choice.
+"""Contrastive decoding in one batch: the clean rows, then as many noised ones; each pair gets the same token.
 
-A decoding step then reads the weights once. ``generate`` itself stays as it is: a processor contrasts the two halves of
-the scores and hands both the same row, so that the same token is appended to both. Knows nothing of how a picture was
-made worse.
+A decoding step then reads the weights only once. ``generate`` is not changed: a logits processor contrasts the two
+halves of the scores and returns the same row for both, so that the same token is appended to both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,15 +35,15 @@ from mitigation.contrastive.kernels import fused
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta, check_temperature
 
-# What fills a token's tensors up on the left where the halves' prompts differ in length. Everything else in a
-# processor's output is by picture, or (the Q-Former's text) not padded on the left.
+# Left padding values of tensors by token, for halves whose prompts differ in length. Other processor outputs are by
+# picture, or (the Q-Former's text) not padded on the left.
 _FILL = {"input_ids": None, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
 _FILL |= {name: 0 for layout in LAYOUTS.values() for name in layout.along}
 _PLAIN: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": None, "top_p": 1.0}
 
 
-# What moves finite scores before the contrast: setting, neutral value and processor. The published method contrasts raw
-# logits. Processors that only forbid tokens (−inf) are harmless: forbidden stays forbidden.
+# Settings that change finite scores before the contrast: name, neutral value and processor. The published method
+# contrasts raw logits. Processors that only forbid tokens (−inf) are harmless: forbidden stays forbidden.
 _UNEVEN: tuple[tuple[str, float | None, type[LogitsProcessor]], ...] = (
     ("repetition_penalty", 1.0, RepetitionPenaltyLogitsProcessor),
     ("encoder_repetition_penalty", 1.0, EncoderRepetitionPenaltyLogitsProcessor),
@@ -55,7 +54,7 @@ _UNEVEN: tuple[tuple[str, float | None, type[LogitsProcessor]], ...] = (
 
 
 class PairedOutput(NamedTuple):
-    """``sequences`` as ``generate`` gives them for the clean rows; ``first_scores`` contrasted, before the cutoff."""
+    """``sequences`` of ``generate`` for the clean rows; ``first_scores`` are contrasted, before the cutoff."""
 
     sequences: Int[Tensor, "row position"]
     first_scores: Float[Tensor, "row vocab"]
@@ -82,16 +81,16 @@ def generate_paired(
     """Visual contrastive decoding (arXiv 2311.16922) of ``inputs`` against ``noised``, both from the processor.
 
     The tokens are those of ``VisualContrastiveLogitsProcessor``. Sampling is exact: transformers' own warpers
-    (``temperature``, then ``top_k`` and ``top_p``; 0 and 1 are off) shape the contrasted scores, and the largest sum of
-    score and Gumbel noise from ``generator`` is a draw from their softmax. A checkpoint's own sampling settings are not
-    used. Needs memory for twice the rows; never waits for the device itself. ``streamer`` is given the clean rows.
-    ``logits_processor`` run before the contrast, on both halves; ``kernel`` is one of
+    (``temperature``, then ``top_k`` and ``top_p``; 0 and 1 disable them) are applied to the contrasted scores, and the
+    argmax of score plus Gumbel noise from ``generator`` is a draw from their softmax. The checkpoint's own sampling
+    settings are ignored. Needs memory for twice the rows; adds no synchronisation with the device. ``streamer``
+    receives the clean rows. ``logits_processor`` run before the contrast, on both halves. ``kernel`` is one of
     ``mitigation.contrastive.kernels``.
 
     Raises:
-        UserError: settings out of range, beams or several sequences a prompt, a penalty or bias (also of
-            ``model.generation_config``: say ``repetition_penalty=1.0``), right padding, prompts without image, inputs
-            that do not fit together, or attention that is being recorded or edited, which would see both halves.
+        UserError: settings out of range, beams or several sequences per prompt, a penalty or bias (also from
+            ``model.generation_config``: pass ``repetition_penalty=1.0``), right padding, prompts without image, inputs
+            that do not fit together, or attention is being recorded or edited, which would see both halves.
     """
     sampling = Sampling(temperature, top_k, top_p, generator) if do_sample else None
     pairing = PairedContrastLogitsProcessor(alpha=alpha, beta=beta, sampling=sampling, kernel=kernel)
@@ -118,7 +117,7 @@ def generate_paired(
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a pair draws its token: transformers' settings, and where the noise comes from (None: torch's global one)."""
+    """Sampling settings of transformers, and the generator of the noise (None: torch's global one)."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -126,7 +125,6 @@ class Sampling:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
         check_temperature(self.temperature)
         if not isinstance(self.top_k, int) or self.top_k < 0:
             raise UserError(f"top_k={self.top_k!r}; top_k is an integer, 0 or more; 0 keeps every token")
@@ -134,7 +132,7 @@ class Sampling:
             raise UserError(f"top_p={self.top_p!r}; top_p is a probability above 0; 1 keeps every token")
 
     def warpers(self) -> LogitsProcessorList:
-        """Those of ``generate``, in its order."""
+        """The warpers of ``generate``, in its order."""
         warpers = LogitsProcessorList()
         if self.temperature != 1.0:
             warpers.append(TemperatureLogitsWarper(float(self.temperature)))
@@ -146,12 +144,12 @@ class Sampling:
 
 
 class PairedContrastLogitsProcessor(LogitsProcessor):
-    """Contrasts the first half of the rows with the second and gives both the result, so that both go on alike.
+    """Contrasts the first half of the rows with the second and returns the result for both halves.
 
-    With ``sampling`` the result is already the draw: 0 at its token, −inf elsewhere, for a greedy ``generate`` to pick.
-    Made for one ``generate`` call: another with prompts a token longer than the last step looks like the next step.
-    ``kernel`` is one of ``mitigation.contrastive.kernels``. What runs before it changes both halves alike; the caller
-    of ``generate`` refuses penalties (``refuse_uneven``).
+    With ``sampling`` the result is the draw itself: 0 at its token, −inf elsewhere, for a greedy ``generate`` to pick.
+    Use it for one ``generate`` call: prompts that are one token longer than the last step would look like the next
+    step. ``kernel`` is one of ``mitigation.contrastive.kernels``. Earlier processors apply to both halves; the caller
+    of ``generate`` must reject penalties (``refuse_uneven``).
 
     Raises:
         UserError: settings out of range, an odd number of rows, or noise from another device than the scores'.
@@ -182,11 +180,11 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The pairs' contrasted scores, or draws, twice."""
+        """The pairs' contrasted scores or draws, for both halves."""
         if len(scores) % 2:
             raise UserError(f"{len(scores)} rows; a pair is two: first all clean rows, then as many noised ones")
         clean, noised = scores.chunk(2)
-        # A token forbidden in both halves: −inf on either side would make a NaN of it, also after times α.
+        # For a token that is forbidden in both halves, −inf − (−inf) would give NaN.
         noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
         before, self._length = self._length, input_ids.shape[1]
         if before is None or self._length != before + 1:
@@ -216,8 +214,8 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
 def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mapping[str, Any]) -> dict[str, Any]:
     """One batch of twice the rows: all of ``inputs``, then all of ``noised``.
 
-    Where the noised prompts are longer or shorter (another picture, none) the shorter half is padded further on the
-    left, and pictures in tiles to the larger number.
+    If the noised prompts differ in length (another picture, or none), the shorter half gets more left padding, and
+    tiled pictures are padded to the larger number of tiles.
 
     Raises:
         UserError: right padding, clean prompts without image, or halves that do not fit together.
@@ -232,14 +230,14 @@ def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mappi
     for name, clean in inputs.items():
         worse = noised.get(name)
         if worse is None and name not in _FILL:
-            both[name] = clean  # noised prompts without a picture take none of the pictures' features
+            both[name] = clean  # noised prompts without a picture use no image features
         elif isinstance(clean, Tensor):
             both[name] = _joined(name, clean, torch.zeros_like(noised["input_ids"]) if worse is None else worse)
     return both
 
 
 def _refuse_bare_rows(model: PreTrainedModel, noised: Mapping[str, Any]) -> None:
-    """Llama 3.2 skips its cross-attention layers for a batch without pictures, and cannot for half of one."""
+    """Rejects noised rows without pictures for Llama 3.2, which skips cross-attention layers for whole batches only."""
     layout = layout_for(model)
     if layout.cross_attended and noised.get("pixel_values") is None:
         raise UserError(
@@ -252,7 +250,7 @@ def _refuse_bare_rows(model: PreTrainedModel, noised: Mapping[str, Any]) -> None
 def _joined(name: str, clean: Tensor, worse: Tensor) -> Tensor:
     if name in _FILL:
         width = max(clean.shape[1], worse.shape[1])
-        # What stands under a mask of 0 is never looked at, so a repeated first token serves; a 0 may be no token.
+        # Masked tokens are never read; repeat the first token, since 0 may not be a valid id.
         halves = [_widen(half, width, _FILL[name]) for half in (clean, worse)]
     elif clean.ndim > 3 and clean.shape[2:] == worse.shape[2:]:
         tiles = max(clean.shape[1], worse.shape[1])
@@ -282,11 +280,11 @@ def _widen(tokens: Int[Tensor, "row _ *rest"], width: int, fill: int | None) -> 
 def refuse_uneven(
     config: GenerationConfig, given: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
 ) -> None:
-    """Refuses what would change finite scores before the contrast.
+    """Rejects settings and processors that change finite scores before the contrast.
 
     Args:
-        config: generation's settings, of which those in ``given`` replace some.
-        given: settings of this call.
+        config: generation settings.
+        given: settings of this call, which override ``config``.
         processors: logits processors that run before the contrast.
 
     Raises:
@@ -302,7 +300,11 @@ def refuse_uneven(
 
 
 def refuse_recording(model: PreTrainedModel) -> None:
-    """UserError while attention of ``model`` is recorded or edited: half of the rows are not those that were asked."""
+    """Rejects a paired batch while attention of ``model`` is recorded or edited: half of the rows are noised.
+
+    Raises:
+        UserError: attention is being recorded or edited.
+    """
     if model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME):
         raise UserError(
             "attention is being recorded or edited, and a paired batch holds the noised rows beside those that were "
@@ -311,7 +313,7 @@ def refuse_recording(model: PreTrainedModel) -> None:
 
 
 class _CleanRows(BaseStreamer):
-    """Hands on the first half of what ``generate`` streams."""
+    """Forwards the first half of the rows that ``generate`` streams."""
 
     def __init__(self, streamer: BaseStreamer) -> None:
         self._streamer = streamer

@@ -1,9 +1,9 @@
-"""How families lay out ``pixel_values``: as pictures and back, and which rows belong to which prompt.
+"""How families lay out ``pixel_values``: conversion to pictures and back, and the rows of each prompt.
 
 Five layouts: one row per picture (LLaVA, PaliGemma, Gemma 3, InstructBLIP); one row per picture with a second axis of
 tiles (LLaVA-NeXT, Idefics3, SmolVLM; IDEFICS, with one tile), before which Llama 3.2 has an axis of pictures; one row
 per tile (InternVL); one row per patch, each pixel repeated ``temporal_patch_size`` times (Qwen2-VL, Qwen2.5-VL,
-Qwen3-VL). For the last two, the prompts' image tokens say which rows are whose.
+Qwen3-VL). For the last two, rows are assigned to prompts by their numbers of image tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.families import layout_for
 
-GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, an image a row
+GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, one row per image
 
 
 def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
-    """The rows of ``pixel_values`` that belong to each prompt, in order; ``config`` is the whole model's.
+    """The rows of ``pixel_values`` of each prompt, in order; ``config`` is the top-level config.
 
     Raises:
         UserError: the prompts' image tokens do not divide among those rows.
@@ -36,7 +36,7 @@ def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
 
 
 def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
-    """The images of each prompt; without grids, each row of ``pixel_values`` counts as one image of equal size."""
+    """The images of each prompt. Without grids, each row of ``pixel_values`` counts as one image."""
     count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])
     if count == len(inputs["input_ids"]):
         return [range(row, row + 1) for row in range(count)]
@@ -59,7 +59,7 @@ def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
 
 
 def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> dict[str, Any]:
-    """The inputs of the prompts ``rows`` alone, in that order, as the processor gave them to the whole batch.
+    """The inputs of the prompts ``rows`` only, in that order, taken from the inputs of the whole batch.
 
     A tensor's first axis counts the prompts, the rows of ``pixel_values``, or the images.
     """
@@ -76,10 +76,10 @@ def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Every picture as its views, and how to put changed views together again.
+    """The views of every picture, and how to join changed views.
 
-    A view is a tile of the picture or, where ``copies`` is true, one more copy of the whole of it. ``shown`` gives, by
-    picture and view, the height and width that are picture and not padding (0, 0: the whole view is padding).
+    A view is a tile of the picture or, if ``copies`` is true, a copy of the whole picture. ``shown`` gives, by picture
+    and view, the height and width without padding (0, 0: the whole view is padding).
     """
 
     views: list[Float[Tensor, "_ channel _ _"]]  # view, channel, height, width
@@ -91,12 +91,11 @@ class Pictures:
 def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> Pictures:
     """The ``count`` pictures of a processor's ``inputs``; ``join`` of the unchanged views gives ``pixel_values`` back.
 
-    ``model`` (or its config) is needed where a row is not a picture, for the size of a patch or of a tile's tokens.
+    ``model`` (or its config) is needed if a row is not a picture, for the patch size or the number of tokens per tile.
 
     Raises:
-        UserError: no pixel values, a layout that needs ``model`` where it is None, videos, or another number of
-        pictures
-            than ``count``.
+        UserError: no pixel values, a layout that needs ``model`` without it, videos, or a number of pictures other than
+            ``count``.
     """
     pixels = inputs.get("pixel_values")
     if pixels is None:
@@ -125,7 +124,7 @@ def _check_count(count: int, found: int) -> None:
 
 
 def _rows_by_picture(inputs: Mapping[str, Any], model: Any) -> list[int]:
-    """How many rows of ``pixel_values`` each prompt's picture has: one, or as many as the prompt has tiles."""
+    """The number of rows of ``pixel_values`` of each prompt's picture: one, or its number of tiles."""
     pixels, config = inputs["pixel_values"], getattr(model, "config", model)
     layout = layout_for(model)
     if layout.geometry != "tiles" or pixels.ndim == 5:
@@ -140,7 +139,7 @@ def _size(view: Float[Tensor, "*tiles channel height width"]) -> tuple[int, int]
 def _shown(
     pixels: Float[Tensor, "picture tile channel height width"], mask: Int[Tensor, "picture tile height width"] | None
 ) -> list[list[tuple[int, int]]]:
-    """Tiles of zeros fill a picture up to the batch's largest; a mask says where a tile itself is padded."""
+    """Height and width of each tile without padding. Tiles of zeros are padding; ``mask`` marks it inside tiles."""
     if mask is None:
         return [[_size(tile) if bool(tile.any()) else (0, 0) for tile in picture] for picture in pixels]
     rows, columns = mask.bool().any(dim=-1).sum(dim=-1), mask.bool().any(dim=-2).sum(dim=-1)
@@ -157,7 +156,7 @@ def _patched(pixels: Float[Tensor, "patch value"], grids: Int[Tensor, "picture 3
     if len(grids) != count:
         raise UserError(f"{count} keys for {len(grids)} images; a key seeds the noise of one image; give one an image")
     if bool((grids[:, 0] != 1).any()):
-        raise UserError("an image of several frames; pictures alone are noised; give a picture instead of a video")
+        raise UserError("an image of several frames; only pictures are noised; give a picture instead of a video")
     vision = getattr(model, "config", model).vision_config
     sizes = {"mh": vision.spatial_merge_size, "mw": vision.spatial_merge_size, "copy": vision.temporal_patch_size,
              "ph": vision.patch_size, "pw": vision.patch_size}  # fmt: skip

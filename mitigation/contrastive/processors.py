@@ -1,7 +1,7 @@
 """Logits processors of contrastive decoding for plain ``model.generate(..., logits_processor=[...])``.
 
-Each forwards its own second branch (``mitigation.contrastive.second_branch``) over other inputs, beside the running
-``generate``, which hands it the tokens so far and the clean scores.
+Each runs its own second branch (``mitigation.contrastive.second_branch``) on other inputs, and gets the tokens so far
+and the clean scores from ``generate``.
 """
 
 import weakref
@@ -36,30 +36,30 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         vcd = VisualContrastiveLogitsProcessor(model, noised, alpha=1.0, beta=0.1)
         model.generate(**inputs, logits_processor=[vcd])
 
-    ``noised`` is ``inputs`` with a worse picture. Greedy, sampled and streamed decoding all apply it. One processor
-    serves one batch of prompts and any number of ``generate`` calls: each call starts clean. Costs a second forward per
-    token, and never synchronises with the device.
+    ``noised`` is ``inputs`` with a distorted picture. Works with greedy, sampled and streamed decoding. One processor
+    serves one batch of prompts and any number of ``generate`` calls. Costs a second forward per token, and never
+    synchronises with the device.
 
     Args:
-        model: transformers' model, or peft's around one.
+        model: a transformers model, or a peft wrapper of one.
         noised: the second branch's inputs, from the model's processor.
         alpha: weight of the contrast, at least 0.
         beta: plausibility cutoff relative to the likeliest token, in (0, 1]; None: no cutoff.
-        lazy: leaves the second forward out wherever a single token passes the cutoff, since the contrast then cannot
-            change the choice. The chosen tokens are the eager ones; the scores of a skipped row and step are the clean
-            ones, and each step synchronises with the device once.
-        prompt_ids: the prompts that generation starts from, where those of ``noised`` differ (it may then be text
-            alone).
-        ends: tokens that end an answer. A lazy branch forwards and counts no row that has said one; with none given,
+        lazy: skip the second forward where a single token passes the cutoff, since the contrast then cannot change the
+            choice. The chosen tokens are the same; the scores of a skipped row and step are the clean ones, and each
+            step synchronises with the device once.
+        prompt_ids: the prompts that generation starts from, if those of ``noised`` differ (``noised`` may then be text
+            only).
+        ends: tokens that end an answer. A lazy branch neither runs nor counts rows that have ended; without ``ends``,
             every row counts to the last step.
-        kernel: of the eager steps (``mitigation.contrastive.kernels``).
+        kernel: implementation of the eager steps (``mitigation.contrastive.kernels``).
 
     Raises:
         UserError: settings out of range; lazy without a cutoff; right padding; prompts without image. While generating:
-            other prompts or rows than those of ``noised`` (so beam search and several sequences a prompt); steps out of
-            order (assisted decoding); scores that a penalty, a bias or another processor changed before this one, which
-            are told by comparing them with the model's own logits. On an accelerator the contents of tokens and scores
-            are compared without waiting, so that these errors can come a step late.
+            prompts or rows other than those of ``noised`` (as in beam search or with several sequences per prompt);
+            steps out of order (assisted decoding); scores that a penalty, a bias or another processor changed before
+            this one, detected by comparison with the model's own logits. On an accelerator the comparisons do not wait
+            for the device, so these errors can come one step late.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         if len(self.branch.prompt_ids) != self._steps.rows:
             raise UserError(
                 f"{len(self.branch.prompt_ids)} noised prompts for {self._steps.rows} clean ones; each row is "
-                f"contrasted with its own; hand over as many"
+                f"contrasted with its own; pass as many"
             )
         self._first_scores: Tensor | None = None
         self._skips = Skips()
@@ -108,13 +108,13 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
 
     @property
     def skips(self) -> Skips:
-        """What the last call cost. Eager: nothing is skipped, and rows that have ended are counted on."""
+        """The cost of the last call. In eager mode nothing is skipped, and ended rows are counted too."""
         return self._skips
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The contrasted scores in float32, −inf where the clean ``scores`` find a token implausible."""
+        """The contrasted scores in float32, −inf for tokens that are implausible by the clean ``scores``."""
         generated = self._steps.follow(input_ids, scores)
         first = not generated.shape[1]
         if first:
@@ -141,7 +141,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         scores: Float[Tensor, "row vocab"],
         kept: Bool[Tensor, "row vocab"],
     ) -> Float[Tensor, "row vocab"]:
-        """The clean scores, contrasted in the rows of which several tokens are plausible (and their groups)."""
+        """The clean scores, contrasted in rows with several plausible tokens (and in their groups)."""
         if not generated.shape[1]:
             lazy.reset()
         ended = torch.isin(generated, self._ends).any(dim=1)
@@ -165,11 +165,11 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
 
 
 class RuleLogitsProcessor(LogitsProcessor):
-    """``rule`` over the scores of ``generate`` and those after the prompts ``others``, then the plausibility cutoff.
+    """Applies ``rule`` to the scores of ``generate`` and of the branches ``others``, then the plausibility cutoff.
 
-    ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (with other
-    pictures, other words, or none; one row for each row). ``answers`` are the tokens of Yes and No: where the likeliest
-    first token is one of them, the cutoff does not hold between them. Costs a forward a branch and token.
+    ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (other
+    pictures, other words, or no picture; row by row). ``answers`` are the tokens of Yes and No: if the most likely
+    first token is one of them, the cutoff does not apply between them. Costs one forward per branch and token.
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -200,7 +200,7 @@ class RuleLogitsProcessor(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The rule's scores, −inf where the clean ``scores`` find a token implausible."""
+        """The rule's scores, −inf for tokens that are implausible by the clean ``scores``."""
         generated = self._steps.follow(input_ids, scores)
         step = generated.shape[1]
         others = [branch.extend(generated[:, -1:]) if step else branch.start() for branch in self._branches]
@@ -213,17 +213,17 @@ class RuleLogitsProcessor(LogitsProcessor):
 
 
 class Steps:
-    """Follows the tokens of one ``generate`` call after another: the prompts, then one more for every row a step.
+    """Follows the tokens of consecutive ``generate`` calls: the prompts, then one more token per row and step.
 
-    Shapes are checked at once. Contents are compared on their own device, and the outcome is copied to the host and
-    read there without waiting, so that on an accelerator an error can come a step late.
+    Shapes are checked at once. Contents are compared on the device, and the result is copied to the host without
+    waiting, so that on an accelerator an error can come one step late.
     """
 
     def __init__(self, prompt_ids: Int[Tensor, "row position"], speaker: torch.nn.Module) -> None:
         self.prompt_ids = prompt_ids
         self._clean = CleanLogits(speaker)
         self._seen: Tensor | None = None
-        # Whether other tokens came than expected, and whether scores were changed on the way.
+        # Whether unexpected tokens came, and whether scores were changed.
         self._wrong = torch.zeros(2, dtype=torch.bool, device=prompt_ids.device)
         self._read = torch.zeros(2, dtype=torch.bool, pin_memory=prompt_ids.is_cuda)
 
@@ -254,7 +254,7 @@ class Steps:
             other = self._wrong.new_zeros(())
         else:
             other = (input_ids[:, : expected.shape[1]] != expected).any()
-        # Kept from step to step, for the next copy may come before this one is read.
+        # Sticky: the next copy may arrive before this one is read.
         self._wrong = self._wrong | torch.stack([other, self._clean.changed(scores).to(other.device)])
         self._read.copy_(self._wrong, non_blocking=True)
         self.check()
@@ -262,7 +262,11 @@ class Steps:
         return input_ids[:, width:]
 
     def check(self) -> None:
-        """UserError if other tokens than expected, or changed scores, are known to have come."""
+        """Raises the errors found so far.
+
+        Raises:
+            UserError: unexpected tokens or changed scores.
+        """
         other, changed = self._read.tolist()
         if other or changed:
             self._read.zero_()
@@ -277,9 +281,9 @@ class Steps:
 
 
 class CleanLogits:
-    """The logits of forwards of ``speaker``, the module that owns the output head; not those of a second branch.
+    """The logits of forwards of ``speaker``, the module with the output head, without those of second branches.
 
-    A forward hook hears them for as long as this object lives, and keeps only weak references: ``generate`` holds its
+    A forward hook collects them during this object's lifetime. It keeps only weak references: ``generate`` holds its
     logits until its processors have run.
     """
 
@@ -295,10 +299,10 @@ class CleanLogits:
         weakref.finalize(self, speaker.register_forward_hook(hear).remove)
 
     def changed(self, scores: Float[Tensor, "row vocab"]) -> Bool[Tensor, ""]:
-        """Whether finite scores differ from the model's own; False where no forward was heard.
+        """Whether finite scores differ from the model's own; False if no forward was seen.
 
-        A token that was forbidden (−inf) is no difference: it stays forbidden in the contrast. Logits that are still
-        alive for another reason than the running ``generate`` do no harm: one equal set is enough.
+        Forbidden tokens (−inf) are not a difference: they stay forbidden in the contrast. Logits that are alive for
+        other reasons do no harm: one equal set is enough.
         """
         heard = [logits for ref in self._heard if (logits := ref()) is not None and logits.shape[::2] == scores.shape]
         if not heard:
@@ -308,5 +312,5 @@ class CleanLogits:
 
 
 def _true_rows(*masks: Bool[Tensor, "row"]) -> list[list[int]]:
-    """The rows where each mask is true, for one wait for the device."""
+    """The rows where each mask is true, with a single synchronisation."""
     return [[row for row, true in enumerate(mask) if true] for mask in torch.stack(masks).tolist()]

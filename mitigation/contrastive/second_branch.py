@@ -1,11 +1,11 @@
-"""The second branch of contrastive decoding: the same continuation after another prompt, with a cache of its own.
+"""The second branch of contrastive decoding: the same continuation after another prompt, with its own cache.
 
-It shares nothing with the running ``generate``: positions are computed once for the prompt and then counted on, so that
-no state of the model module (Qwen's ``rope_deltas``) is read or written, and the first forward makes the cache.
+It shares no state with the running ``generate``: positions are computed once for the prompt and then incremented, so
+that no state of the model (Qwen's ``rope_deltas``) is read or written, and the first forward creates the cache.
 
-``LazyBranch`` forwards it only where it can matter. Where one token alone passes the plausibility cutoff, the contrast
-cannot change the choice, so that row's step is skipped; if a later step needs the branch, the skipped tokens are fed in
-one chunk. This is exact.
+``LazyBranch`` runs it only where it can matter. If a single token passes the plausibility cutoff, the contrast cannot
+change the choice, so the row skips the step; if a later step needs the branch, the skipped tokens are fed in one chunk.
+The result is exact.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -22,39 +22,39 @@ from interp.families import Layout, layout_for
 from interp.hooks.forward import paused
 from mitigation.contrastive.pixels import select_rows
 
-# More groups fit the rows more tightly but read the weights more often per step; the last one takes all rows left over.
+# More groups fit the rows more tightly but read the weights more often per step; the last one takes the remaining rows.
 MAX_GROUPS = 4
 
 
 class SecondBranch:
-    """The same text over another picture, forwarded step by step by ``model`` (transformers', or peft's around one).
+    """The same text after another picture, run step by step by ``model`` (transformers, or a peft wrapper).
 
-    ``inputs`` is what the model's processor gave for the whole batch, the picture already replaced: ``input_ids`` and
-    ``attention_mask`` (left padded), ``pixel_values``, and whatever else the first forward of the family needs.
-    ``blind`` allows prompts without a picture. ``speaker`` is the module that owns the output head.
+    ``inputs`` are the processor's outputs for the whole batch, with the pictures replaced: ``input_ids`` and
+    ``attention_mask`` (left-padded), ``pixel_values``, and the other inputs of the family's first forward. ``blind``
+    allows prompts without a picture. ``speaker`` is the module with the output head.
 
     Raises:
         UserError: right padding or missing images.
     """
 
     def __init__(self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
-        if hasattr(model, "get_base_model"):  # peft's wrapper, around the model that has the adapter's layers in it
+        if hasattr(model, "get_base_model"):  # a peft wrapper; the inner model contains the adapter's layers
             model = model.get_base_model()
         layout = layout_for(model)
         check_inputs(model, inputs, blind=blind)
         self._model, self._along = model, layout.along
-        # InstructBLIP's outer forward embeds picture and prompt; an inner model decodes after them.
+        # InstructBLIP's outer forward embeds picture and prompt; the inner model decodes.
         self.speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
         self._prompts = _prompts(model, layout, inputs)
         self.reset()
 
     @property
     def prompt_ids(self) -> Int[Tensor, "row position"]:
-        """The prompts this branch starts from."""
+        """Token ids of this branch's prompts."""
         return self._prompts.inputs["input_ids"]
 
     def part(self, rows: Sequence[int]) -> "SecondBranch":
-        """A branch over the prompts ``rows`` alone, in that order, not started."""
+        """A new, unstarted branch over the prompts ``rows``, in that order."""
         branch: SecondBranch = object.__new__(SecondBranch)
         branch._model, branch.speaker, branch._along = self._model, self.speaker, self._along
         branch._prompts = self._prompts.part(rows, self._model.config)
@@ -62,19 +62,19 @@ class SecondBranch:
         return branch
 
     def reset(self) -> None:
-        """Forgets everything after the prompt, and the prompt's keys and values."""
+        """Discards the cache and all tokens after the prompt."""
         self._cache: Any = None
         self._seen: dict[str, Any] = {}
         self._mask = self._prompts.mask
         self._next = self._prompts.positions[..., -1:] + 1
 
     def start(self) -> Float[Tensor, "row vocab"]:
-        """Raw float32 logits for the first token after the prompt; begins anew."""
+        """Runs the prompt from scratch and returns raw float32 logits for the first token after it."""
         self.reset()
         return self._forward(self._model, self._prompts.positions, **self._prompts.inputs)
 
     def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
-        """Raw float32 logits after ``tokens``, one or several, were appended to every row."""
+        """Appends ``tokens`` (one or several per row) and returns the raw float32 logits after them."""
         count = tokens.shape[1]
         positions = self._next if count == 1 else self._next + torch.arange(count, device=tokens.device)
         self._next = positions[..., -1:] + 1
@@ -83,7 +83,7 @@ class SecondBranch:
         return self._forward(self.speaker, positions, input_ids=tokens, **self._of_the_picture(count))
 
     def _of_the_picture(self, count: int) -> dict[str, Any]:
-        """What ``count`` new tokens see of a picture read by cross-attention: what the prompt's last token saw."""
+        """Cross-attention masks for ``count`` new tokens: those of the prompt's last token."""
         given = self._prompts.inputs
         masks = {name: given[name][:, -1:] for name in self._along if given.get(name) is not None}
         rows = {name: mask.expand(-1, count, *mask.shape[2:]) for name, mask in masks.items()}
@@ -93,9 +93,9 @@ class SecondBranch:
     def _forward(
         self, module: Any, positions: Int[Tensor, "*axis row new"], **inputs: Any
     ) -> Float[Tensor, "row vocab"]:
-        with paused():  # attention is recorded and edited in the branch that answers, not in this one
+        with paused():  # attention is recorded and edited in the main branch only
             outputs = module(
-                # generate() drops a mask of ones, which lets attention run without one; both branches take one path.
+                # Like generate(), drop a mask of ones, so that both branches use the same attention path.
                 attention_mask=self._mask if self._prompts.padded else None,
                 position_ids=positions,
                 past_key_values=self._cache,
@@ -104,9 +104,11 @@ class SecondBranch:
                 return_dict=True,
                 **inputs,
             )
-        # Made by the first forward, so it is shared with nobody.
+        # Created by the first forward, so not shared.
         self._cache = getattr(outputs, "language_model_outputs", outputs).past_key_values
-        if "image_attention_mask" in self._along:  # IDEFICS keeps no keys of the picture, and takes its features again
+        if (
+            "image_attention_mask" in self._along
+        ):  # IDEFICS does not cache the picture's keys and needs its features again
             resampled = self._model.config.use_resampler
             name = "perceiver_embeddings" if resampled else "image_encoder_embeddings"
             self._seen = {name: outputs.image_hidden_states}
@@ -115,11 +117,11 @@ class SecondBranch:
 
 @dataclass(frozen=True)
 class _Prompts:
-    """A batch of prompts: the processor's ``inputs`` without their mask, and a position for every token."""
+    """A batch of prompts: the processor's ``inputs`` without the mask, and the position of every token."""
 
     inputs: dict[str, Any]
     mask: Int[Tensor, "row position"]
-    positions: Int[Tensor, "*axis row position"]  # Qwen: the text's count, then frame, row and column
+    positions: Int[Tensor, "*axis row position"]  # Qwen: text position, then frame, row and column
     padded: bool
 
     def part(self, rows: Sequence[int], config: Any) -> "_Prompts":
@@ -133,7 +135,7 @@ class _Prompts:
 
 
 def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) -> _Prompts:
-    """Positions as generate() counts them: from 0 at the first real token, padding at 0."""
+    """The prompts with positions as in generate(): from 0 at the first real token; 0 for padding."""
     rest = dict(inputs)
     mask: Tensor = rest.pop("attention_mask")
     positions = (mask.long().cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
@@ -148,7 +150,11 @@ def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) 
 
 
 def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
-    """UserError for missing inputs, right padding and (unless ``blind``) prompts without a picture."""
+    """Checks the processor's outputs.
+
+    Raises:
+        UserError: missing inputs, right padding or (unless ``blind``) prompts without a picture.
+    """
     layout = layout_for(model)
     needed = ("input_ids", "attention_mask") if blind else ("input_ids", "attention_mask", "pixel_values")
     absent = [key for key in needed if inputs.get(key) is None]
@@ -157,7 +163,7 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
             f"no {' and no '.join(absent)} in the inputs; contrasting pictures needs them; hand over all that the "
             f"processor returns for a text with an image"
         )
-    # The last column alone: InstructBLIP's processor puts the picture's tokens before the padding.
+    # Check the last column only: InstructBLIP's processor puts the image tokens before the padding.
     if not bool(inputs["attention_mask"][:, -1].all()):
         raise UserError(
             "the prompts are padded on the right; generate() continues from the last column; set padding_side='left'"
@@ -177,10 +183,10 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
 
 @dataclass(frozen=True)
 class Skips:
-    """What one ``generate`` call cost, in rows: ``steps`` counts row × step, while the row had not ended.
+    """The cost of one ``generate`` call. ``steps`` counts row × step for rows that had not ended.
 
-    ``skipped`` of them were decided without the second branch. ``prefills`` rows had their noised prompt forwarded,
-    ``skipped_prefills`` never.
+    ``skipped`` of these did not need the second branch. ``prefills`` counts rows whose noised prompt was run,
+    ``skipped_prefills`` those whose was not.
     """
 
     steps: int = 0
@@ -202,10 +208,10 @@ class _Group:
     branch: SecondBranch
     rows: frozenset[int]
     index: Int[Tensor, "some"] | None
-    fed: int | None = None  # generated tokens that the branch has seen; None before its prompt
+    fed: int | None = None  # number of generated tokens the branch has seen; None before its prompt
 
     def advance(self, generated: Int[Tensor, "row new"]) -> Consulted:
-        """Catches up with everything generated so far. No group is asked twice at one step."""
+        """Feeds all tokens generated since the last call. Call at most once per step."""
         own = generated if self.index is None else generated.index_select(0, self.index)
         if self.fed is None:
             self.fed, logits = 0, self.branch.start()
@@ -216,25 +222,25 @@ class _Group:
 
 
 class LazyBranch:
-    """``whole`` is the eager branch over all rows, of which only parts are ever started."""
+    """Runs parts of ``whole``, the branch over all rows, on demand."""
 
     def __init__(self, whole: SecondBranch) -> None:
         self._whole = whole
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything, for another call of ``generate``."""
+        """Discards all state, for another call of ``generate``."""
         self._groups: list[_Group] = []
 
     @property
     def started(self) -> int:
-        """Rows whose prompt was forwarded."""
+        """Number of rows whose prompt was run."""
         return sum(len(group.rows) for group in self._groups)
 
     def consult(self, generated: Int[Tensor, "row new"], *, unsure: Set[int], alive: Sequence[int]) -> list[Consulted]:
         """Logits for at least the rows ``unsure``, after the tokens ``generated`` so far.
 
-        Rows that need the branch for the first time together form a group. ``alive`` are the rows not yet ended.
+        Rows that first need the branch at the same step form a group. ``alive`` are the rows that have not ended.
         """
         if not unsure:
             return []

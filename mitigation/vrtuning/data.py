@@ -132,7 +132,7 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
     import pyarrow.compute as pc
 
     if len(dataset) == 0:
-        raise UserError("the dataset is empty; training needs at least one example; look at which rows were skipped")
+        raise UserError("the dataset is empty; training needs at least one example; check which rows were skipped")
     if "images" not in dataset.column_names:
         raise UserError("the dataset has no pictures; a column 'images' holds one a row; build it with vrtuning.data")
     if missing := [name for name in _NEEDED[trainer] if name not in dataset.column_names]:
@@ -208,9 +208,9 @@ def _read(path: Path, image_root: Path | None, parse: _Parse) -> Iterator[tuple[
     for place in (path, root):
         refuse_path(place)
     if not path.is_file():
-        raise UserError(f"no file {path}; training data is a JSONL file; mend the path")
+        raise UserError(f"no file {path}; training data is a JSONL file; correct the path")
     if not root.is_dir():
-        raise UserError(f"no folder {root}; the pictures of {path.name} lie in it; mend image_root")
+        raise UserError(f"no folder {root}; the pictures of {path.name} lie in it; correct image_root")
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():

@@ -61,7 +61,7 @@ def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
     if not any(re.fullmatch(pattern, name) for name, _ in model.named_modules()):
         raise UserError(
             f"no layer named {', '.join(settings.targets)} in the language model of this {layout.model_type} "
-            f"checkpoint ({layout.layers}); an adapter needs at least one; mend targets"
+            f"checkpoint ({layout.layers}); an adapter needs at least one; correct targets"
         )
     return LoraConfig(
         r=settings.rank,
@@ -144,9 +144,7 @@ def _load(vlm: VLM, folder: Path) -> _Layers:
 
     model = vlm.model
     if any(isinstance(module, BaseTunerLayer) for module in model.modules()):
-        raise UserError(
-            f"{vlm.name} already carries an adapter; another on top would be neither; pass the plain base model"
-        )
+        raise UserError(f"{vlm.name} already carries an adapter; adapters cannot be stacked; pass the plain base model")
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
         with warnings.catch_warnings(record=True) as said:
