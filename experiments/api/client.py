@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Any
 
 from experiments.api.config import SHORTEST_SECRET, ApiConfig
-from experiments.api.reply import Answer, Garbage, Refusal, classify, plain, read_completion
+from experiments.api.reply import FailureKind, Garbage, Reply, classify, one_line, read_completion
 from experiments.runs.directory import read_object
 from experiments.types import Status
 from interp.errors import UserError
@@ -102,7 +102,7 @@ class AnswerCache:
 
     folder: Path
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> Reply | None:
         """The answer kept under ``key``; None where there is none, or none that can be read."""
         kept = read_object(self._path(key))
         try:
@@ -111,9 +111,9 @@ class AnswerCache:
             return None
         if status not in KEPT or not isinstance(text, str) or not isinstance(margin, float | int | None):
             return None
-        return Answer(status, text, "", math.nan if margin is None else float(margin), str(kept.get("model", "")))
+        return Reply(status, text, "", math.nan if margin is None else float(margin), str(kept.get("model", "")))
 
-    def put(self, key: str, answer: Answer) -> None:
+    def put(self, key: str, answer: Reply) -> None:
         """Keeps an answer in which the model spoke; others are passed over.
 
         Raises:
@@ -141,7 +141,7 @@ class AnswerCache:
 class _Again(Exception):
     """Worth another attempt, after ``wait`` seconds if the endpoint said so. ``last`` is the answer if none follows."""
 
-    def __init__(self, last: Answer, wait: float | None = None) -> None:
+    def __init__(self, last: Reply, wait: float | None = None) -> None:
         super().__init__(last.reason)
         self.last, self.wait = last, wait
 
@@ -166,7 +166,7 @@ class Endpoint:
         self._key = config.key()
         self._client = _client(config, self._key)
 
-    def ask(self, request: Request, stop: threading.Event) -> Answer:
+    def ask(self, request: Request, stop: threading.Event) -> Reply:
         """The answer, or what became of the request instead. ``stop`` ends the waiting between attempts.
 
         Raises:
@@ -186,12 +186,12 @@ class Endpoint:
             if empty == 2:
                 return last  # twice nothing: that is the answer
             if wait > PATIENCE:
-                return Answer(last.status, reason=f"{last.reason}; asked to wait {wait:g} s")
+                return Reply(last.status, reason=f"{last.reason}; asked to wait {wait:g} s")
             if attempt < self.config.retries and stop.wait(wait):
                 return last
-        return Answer(last.status, reason=f"{last.reason} ({self.config.retries + 1} attempts)")
+        return Reply(last.status, reason=f"{last.reason} ({self.config.retries + 1} attempts)")
 
-    def _attempt(self, request: Request) -> Answer:
+    def _attempt(self, request: Request) -> Reply:
         import openai
 
         fields = self._fields(request)
@@ -245,7 +245,7 @@ class Endpoint:
             fields["extra_body"] = dict(self.config.extra_body)
         return fields
 
-    def _refused(self, error: Any, request: Request, *, with_logprobs: bool) -> Answer:
+    def _refused(self, error: Any, request: Request, *, with_logprobs: bool) -> Reply:
         """The answer that an error status amounts to.
 
         Raises:
@@ -255,18 +255,18 @@ class Endpoint:
         status, body = error.status_code, error.response.text
         reason = self._clean(f"{status}: {_message(body)}")
         kind = classify(status, body, with_image=request.with_image, with_logprobs=with_logprobs)
-        if kind is Refusal.STOP:
+        if kind is FailureKind.STOP:
             raise UserError(f"{self.config.base_url} refuses {self.config.model}: {reason}; {self._way_out(status)}")
-        if kind is Refusal.NO_LOGPROBS:
+        if kind is FailureKind.NO_LOGPROBS:
             self._logprobs = False
             raise _Again(_failed(reason), wait=0.0)
-        if kind is Refusal.RETRY:
+        if kind is FailureKind.RETRY:
             wait = retry_after(error.response.headers.get("retry-after"))
             if wait is not None and wait <= PATIENCE and status in (429, 503):
                 self._pace.hold(wait)
             raise _Again(_failed(reason), wait)
-        statuses = {Refusal.BLOCKED: Status.PROVIDER_BLOCKED, Refusal.BAD_IMAGE: Status.BAD_IMAGE}
-        return Answer(statuses.get(kind, Status.TRANSPORT_FAILED), reason=reason)
+        statuses = {FailureKind.BLOCKED: Status.PROVIDER_BLOCKED, FailureKind.BAD_IMAGE: Status.BAD_IMAGE}
+        return Reply(statuses.get(kind, Status.TRANSPORT_FAILED), reason=reason)
 
     def _way_out(self, status: int) -> str:
         if status in (401, 403):
@@ -277,7 +277,7 @@ class Endpoint:
 
     def _clean(self, text: str) -> str:
         """One line for a record."""
-        return plain(self._without_key(text))
+        return one_line(self._without_key(text))
 
     def _without_key(self, text: str) -> str:
         # Endpoints echo the key in their errors, and a hostile one may do so in its answers.
@@ -309,8 +309,8 @@ def _client(config: ApiConfig, key: str | None) -> Any:
     return openai.OpenAI(api_key="unused", base_url=config.base_url, http_client=http, max_retries=0)
 
 
-def _failed(reason: str) -> Answer:
-    return Answer(Status.TRANSPORT_FAILED, reason=reason)
+def _failed(reason: str) -> Reply:
+    return Reply(Status.TRANSPORT_FAILED, reason=reason)
 
 
 def _message(body: str) -> str:

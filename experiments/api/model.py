@@ -15,7 +15,7 @@ from PIL import Image
 
 from experiments.api.client import AnswerCache, Endpoint, Request, content_key
 from experiments.api.config import ApiConfig
-from experiments.api.reply import Answer, plain
+from experiments.api.reply import Reply, one_line
 from experiments.benchmarks.images import pixel_digest
 from experiments.types import Status
 from interp.errors import UserError
@@ -87,7 +87,7 @@ class ApiModel:
             reasons=[answer.reason for answer in answers],
         )
 
-    def _answers(self, prompts: "Sequence[Prompt]", budget: int) -> list[Answer]:
+    def _answers(self, prompts: "Sequence[Prompt]", budget: int) -> list[Reply]:
         stop = threading.Event()
         with ThreadPoolExecutor(min(self.config.concurrency, len(prompts))) as pool:
             futures = [pool.submit(self._answer, prompt, budget, stop) for prompt in prompts]
@@ -102,13 +102,13 @@ class ApiModel:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _answer(self, prompt: "Prompt", budget: int, stop: threading.Event) -> Answer:
+    def _answer(self, prompt: "Prompt", budget: int, stop: threading.Event) -> Reply:
         try:
             picture = None if prompt.image is None else self._fitted(prompt.image)
             url = "" if picture is None else _data_url(picture)
         except Exception as error:  # whatever Pillow raises over a picture that it cannot scale or write
-            reason = f"the image cannot be sent ({type(error).__name__}: {plain(str(error))})"
-            return Answer(Status.BAD_IMAGE, reason=reason)
+            reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
+            return Reply(Status.BAD_IMAGE, reason=reason)
         key = self._content_key(prompt, picture, budget)
         kept = self._cache.get(key) if self._cache else None
         if kept is not None:

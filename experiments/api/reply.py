@@ -25,7 +25,7 @@ LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """What became of one request. ``margin`` is log P(Yes) − log P(No) at the first token, NaN where not told."""
 
     status: Status
@@ -39,7 +39,7 @@ class Garbage(Exception):
     """A reply that is no answer in the protocol; asking again may give one."""
 
 
-class Refusal(StrEnum):
+class FailureKind(StrEnum):
     """What an error status says about asking again."""
 
     RETRY = "retry"
@@ -50,7 +50,7 @@ class Refusal(StrEnum):
     FAILED = "failed"
 
 
-def read_completion(raw: bytes) -> Answer:
+def read_completion(raw: bytes) -> Reply:
     """The answer in the body of a reply with status 200.
 
     Raises:
@@ -59,7 +59,7 @@ def read_completion(raw: bytes) -> Answer:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Garbage(f"the reply is not JSON: {plain(raw[:80].decode(errors='replace'))!r}") from error
+        raise Garbage(f"the reply is not JSON: {one_line(raw[:80].decode(errors='replace'))!r}") from error
     if not isinstance(body, dict):
         raise Garbage("the reply is not a JSON object")
     choices = body.get("choices")
@@ -71,33 +71,33 @@ def read_completion(raw: bytes) -> Answer:
     blocked = finish.partition(":")[0].strip() in BLOCKED
     if not isinstance(message, dict):
         if blocked:
-            return Answer(Status.PROVIDER_BLOCKED, reason=f"finish_reason {finish}")
+            return Reply(Status.PROVIDER_BLOCKED, reason=f"finish_reason {finish}")
         raise Garbage("the reply has no message")
     text = _text(message)
-    model = plain(str(body.get("model") or ""))
+    model = one_line(str(body.get("model") or ""))
     if blocked:
-        return Answer(Status.PROVIDER_BLOCKED, text, f"finish_reason {plain(finish)}", model=model)
+        return Reply(Status.PROVIDER_BLOCKED, text, f"finish_reason {one_line(finish)}", model=model)
     if not text:
-        return Answer(Status.EMPTY, reason=f"no text; finish_reason {plain(finish) or 'missing'}", model=model)
+        return Reply(Status.EMPTY, reason=f"no text; finish_reason {one_line(finish) or 'missing'}", model=model)
     margin = first_token_margin(choice.get("logprobs"))
     if finish == "length":
-        return Answer(Status.TRUNCATED, text, "", margin, model)
-    return Answer(Status.ANSWERED, text, "", margin, model)
+        return Reply(Status.TRUNCATED, text, "", margin, model)
+    return Reply(Status.ANSWERED, text, "", margin, model)
 
 
-def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> Refusal:
+def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -> FailureKind:
     """What a reply with an error status means; ``body`` is its text."""
     if status in (400, 403, 422, 451) and POLICY.search(body):
-        return Refusal.BLOCKED
+        return FailureKind.BLOCKED
     if status in (400, 404, 422, 501) and with_logprobs and re.search("log_?prob", body, re.IGNORECASE):
-        return Refusal.NO_LOGPROBS
+        return FailureKind.NO_LOGPROBS
     if with_image and (status == 413 or (status in (400, 415, 422) and IMAGE.search(body))):
-        return Refusal.BAD_IMAGE
+        return FailureKind.BAD_IMAGE
     if status in (401, 402, 403, 404, 405) or (status == 429 and "insufficient_quota" in body):
-        return Refusal.STOP
+        return FailureKind.STOP
     if status in (408, 409, 425, 429) or status >= 500:
-        return Refusal.RETRY
-    return Refusal.FAILED
+        return FailureKind.RETRY
+    return FailureKind.FAILED
 
 
 def first_token_margin(logprobs: Any) -> float:
@@ -119,18 +119,20 @@ def first_token_margin(logprobs: Any) -> float:
     return yes - no
 
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """One printable line of at most 300 characters, for reasons: no control codes, no lone surrogates."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
 
 
-def _without_choice(body: dict[str, Any]) -> Answer:
+def _without_choice(body: dict[str, Any]) -> Reply:
     error = body.get("error")
     said = json.dumps({k: v for k, v in body.items() if k != "usage"})
     if POLICY.search(said):
-        return Answer(Status.PROVIDER_BLOCKED, reason=plain(said))
-    raise Garbage(f"an error in place of an answer: {plain(json.dumps(error))}" if error else "the reply has no choice")
+        return Reply(Status.PROVIDER_BLOCKED, reason=one_line(said))
+    raise Garbage(
+        f"an error in place of an answer: {one_line(json.dumps(error))}" if error else "the reply has no choice"
+    )
 
 
 def _text(message: dict[str, Any]) -> str:

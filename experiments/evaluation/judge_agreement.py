@@ -23,7 +23,7 @@ from experiments.types import Item, Judge, Verdict
 Completions = Mapping[str, Sequence[LabelledCompletion]]
 
 
-class Readings(NamedTuple):
+class JudgeRefusals(NamedTuple):
     """One judge's refusals by model; ``judged`` is false where it failed, which leaves the agreement."""
 
     refused: dict[str, Bool[np.ndarray, "prompt"]]
@@ -38,7 +38,7 @@ def features(completions: Completions) -> dict[str, LabelledAnswers]:
     }
 
 
-def read_by(judge: Judge, completions: Completions) -> Readings:
+def read_by(judge: Judge, completions: Completions) -> JudgeRefusals:
     """A judge that was trained on none of the answers reads them all."""
     refused, judged = {}, {}
     for model, rows in completions.items():
@@ -46,22 +46,22 @@ def read_by(judge: Judge, completions: Completions) -> Readings:
         verdicts = [found.verdict for found in judge.judge(items)]
         refused[model] = np.array([verdict in (Verdict.REFUSED, Verdict.PARTIAL) for verdict in verdicts])
         judged[model] = np.array([verdict is not Verdict.JUDGE_FAILED for verdict in verdicts])
-    return Readings(refused, judged)
+    return JudgeRefusals(refused, judged)
 
 
 def read_by_classifier(
     completions: Completions, answers: Mapping[str, LabelledAnswers], settings: Mapping[str, ClassifierSettings]
-) -> Readings:
+) -> JudgeRefusals:
     """The classifier reads each model's answers after training on the others', with settings chosen on the others."""
     refused = {}
     for model, rows in completions.items():
         rest = joined([other for name, other in answers.items() if name != model])
         weights = fit(rest, settings[model], trained_on=f"all but {model}")
         refused[model] = np.array([weights.probability(row.response) >= weights.threshold for row in rows])
-    return Readings(refused, {model: np.ones(len(rows), dtype=bool) for model, rows in completions.items()})
+    return JudgeRefusals(refused, {model: np.ones(len(rows), dtype=bool) for model, rows in completions.items()})
 
 
-def measured(completions: Completions, readings: Readings, *, seed: int, draws: int) -> dict[str, Any]:
+def measured(completions: Completions, readings: JudgeRefusals, *, seed: int, draws: int) -> dict[str, Any]:
     """One judge's agreement with people: by model, over all answers, and the mean κ of the models."""
     people = {model: np.array([row.refused for row in rows]) for model, rows in completions.items()}
     cases = {model: [row.case for row in rows] for model, rows in completions.items()}

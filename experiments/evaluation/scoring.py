@@ -8,13 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-from rich.console import RenderableType
 
 from experiments.config import Run
+from experiments.metrics.judge_error import corrected_rates
 from experiments.metrics.refusal import results as refusal
-from experiments.metrics.refusal.correction import corrected
 from experiments.metrics.yes_no import results as yes_no
-from experiments.report import terminal
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
 from experiments.types import Kind, Loaded
@@ -86,13 +84,8 @@ def evaluate(
 
 def _with_corrected(result: dict[str, Any], judge: str, card: str) -> dict[str, Any]:
     """The raw rates with the corrected ones beside."""
-    found = corrected(result, Path(card), judge)
+    found = corrected_rates(result, Path(card), judge)
     return result | {"corrected": found, "caveats": [*result["caveats"], *refusal_words.correction(found)]}
-
-
-def shown(result: Mapping[str, Any]) -> RenderableType:
-    """The result as a terminal shows it."""
-    return terminal.results(result)
 
 
 def shortfall(loaded: Loaded) -> str:

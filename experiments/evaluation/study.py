@@ -21,6 +21,7 @@ from experiments.config import Run
 from experiments.evaluation import scoring, training
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
+from experiments.report import terminal
 from experiments.report.build import build
 from experiments.runs import provenance, records
 from experiments.runs.directory import PREDICTIONS, RunStore, open_run
@@ -274,7 +275,7 @@ class Study:
         added = [] if after is None else list(after(self))
         if not lost:
             self.store.finish()
-        self.console.print(scoring.shown(result))
+        self.console.print(terminal.results(result))
         for sentence in [*_savings(skips), *self.answering.shared()]:
             self.console.print(sentence, highlight=False, markup=False)
         self.console.print(f"report: {page}", highlight=False, soft_wrap=True)

@@ -6,10 +6,13 @@ result under ``findings``; ``experiments/report/findings/<subject>.py`` turns th
 looks at an interval to choose one. A new subject adds its rules beside its numbers, and one module of templates there.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import numpy as np
 
 Evidence = Mapping[str, Any]  # plain numbers by name
 
@@ -90,3 +93,46 @@ def found(findings: Iterable[Mapping[str, Any]], question: str, about: str = "")
     """The finding of a file's ``findings`` that answers ``question`` about ``about``; None where nobody asked."""
     kept = (one for one in findings if (one["question"], one.get("about", "")) == (question, about))
     return next((Finding.from_json(one) for one in kept), None)
+
+
+def whether(question: str, holds: bool, evidence: Evidence, about: str) -> Finding:
+    """A finding whose answer is YES or NO."""
+    return Finding(question, Answer.YES if holds else Answer.NO, evidence, about)
+
+
+def with_findings(
+    metrics: Mapping[str, Any],
+    limits: Callable[[Mapping[str, Any], Mapping[str, Any] | None, str], Iterable[Finding]],
+) -> dict[str, Any]:
+    """The contents of metrics.json in built-in types, with ``findings``: those of its comparisons, then its ``limits``.
+
+    ``metrics`` has ``arms`` and ``comparisons``; the latter's own ``findings`` are moved. ``limits`` takes the block of
+    an arm, its comparison (None without one) and its name.
+    """
+    compared = [one for comparison in metrics["comparisons"].values() for one in comparison.pop("findings")]
+    result = plain(metrics)
+    limited = [
+        one.as_json()
+        for name, block in result["arms"].items()
+        for one in limits(block, result["comparisons"].get(name), name)
+    ]
+    return {**result, "findings": plain(compared) + limited}
+
+
+def plain(value: Any) -> Any:
+    """The same with built-in types only, so that JSON can hold it; what is not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return [plain(item) for item in value]

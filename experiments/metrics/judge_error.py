@@ -1,15 +1,19 @@
-"""A rate as a judge counts it, corrected for the judge's known error (Rogan and Gladen 1978). Pure."""
+"""Refusal rates corrected for the error of the judge that counted them (Rogan and Gladen 1978)."""
 
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
 from experiments.metrics.bootstrap import CONFIDENCE, Interval
+from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 
 
-class Corrected(NamedTuple):
+class CorrectedRate(NamedTuple):
     """A corrected rate. ``unclipped`` outside 0 to 1: the judge's error here is hardly the one that was measured."""
 
     rate: float  # between 0 and 1
@@ -31,7 +35,7 @@ def rogan_gladen(
     positives: int | None = None,
     negatives: int | None = None,
     confidence: float = CONFIDENCE,
-) -> Corrected:
+) -> CorrectedRate:
     """(rate + specificity − 1) / (sensitivity + specificity − 1), clipped to 0 … 1.
 
     The interval is by the delta method, over the counts behind all three numbers with a success and a failure added to
@@ -58,12 +62,12 @@ def rogan_gladen(
     raw = (rate + specificity - 1) / (sensitivity + specificity - 1)
     clipped = min(1.0, max(0.0, raw))
     if n is None or positives is None or negatives is None:
-        return Corrected(clipped, raw, None)
+        return CorrectedRate(clipped, raw, None)
     if min(n, positives, negatives) < 1:
         raise UserError(f"n={n}, positives={positives}, negatives={negatives}; each must be at least 1; a rate over no "
                         "cases cannot be corrected")  # fmt: skip
     interval = _interval((rate, n), (sensitivity, positives), (specificity, negatives), confidence)
-    return Corrected(clipped, raw, interval)
+    return CorrectedRate(clipped, raw, interval)
 
 
 def _interval(
@@ -80,3 +84,41 @@ def _interval(
     spread = variances[0] + inside**2 * variances[1] + (1 - inside) ** 2 * variances[2]
     half = float(ndtri((1 + confidence) / 2) * np.sqrt(spread)) / youden
     return Interval(min(1.0, max(0.0, middle - half)), min(1.0, max(0.0, middle + half)))
+
+
+def corrected_rates(metrics: Mapping[str, Any], card: Path, judge: str) -> dict[str, Any]:
+    """By arm and subset, the rates of a refusal benchmark's ``metrics`` corrected by ``rogan_gladen``.
+
+    ``card`` is a judge_card.json (``task=judge_validation``). The result goes beside the raw rates and replaces none.
+
+    Raises:
+        UserError: the card cannot be read or does not measure ``judge``, or the judge is no better than guessing.
+    """
+    known = _pooled(card, judge)
+    sensitivity, specificity = float(known["sensitivity"]), float(known["specificity"])
+    positives = int(known["refused"])
+    counts = {"positives": positives, "negatives": int(known["n"]) - positives}
+    arms: dict[str, dict[str, Any]] = {}
+    for name, arm in metrics["arms"].items():
+        for subset in REFUSAL_SUBSETS:
+            rate, n = arm["refusal_rate"][subset], arm["n_by_subset"][subset][0]
+            if rate is not None and n:
+                found = rogan_gladen(rate, sensitivity, specificity, n=n, **counts)
+                arms.setdefault(name, {})[subset] = found._asdict() | {"impossible": found.impossible}
+    return {"judge": judge, "sensitivity": sensitivity, "specificity": specificity, **counts, "arms": arms}
+
+
+def _pooled(card: Path, judge: str) -> Mapping[str, Any]:
+    try:
+        judges = json.loads(card.read_text(encoding="utf-8"))["judges"]
+        known = {name: one["pooled"] for name, one in judges.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"judge_card={card}: is no judge card; task=judge_validation writes judge_card.json; give that file's path"
+        ) from None
+    if judge not in known:
+        raise UserError(
+            f"judge_card={card}: does not measure {judge} (it has {', '.join(known)}); "
+            f"make one with task=judge_validation judge={judge}"
+        )
+    return known[judge]

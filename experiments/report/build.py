@@ -11,10 +11,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from experiments.report import cases, figures, page, safety_figure
-from experiments.report.attention import attention
 from experiments.report.cases import attention_of_cases
 from experiments.report.figures import svg_bytes
-from experiments.report.sections import Drawn, Section, read_sections, write_section
+from experiments.report.sections import Section, SectionFigure, attention_section, read_sections, write_section
 from experiments.report.table import copies
 from experiments.runs.saved import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
@@ -43,7 +42,7 @@ def build(run_dir: Path) -> Path:
     html = templates.get_template("report.html.j2").render(
         **page.context(run),
         **drawn,
-        attention=attention(run_dir),
+        attention=attention_section(run_dir),
         sections=read_sections(run_dir),
         **_browser(run, templates),
     )
@@ -51,7 +50,7 @@ def build(run_dir: Path) -> Path:
     return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
 
 
-def add_section(run_dir: Path, name: str, section: Section, figures: Mapping[str, Drawn] | None = None) -> Path:
+def add_section(run_dir: Path, name: str, section: Section, figures: Mapping[str, SectionFigure] | None = None) -> Path:
     """Keep a section of a study's own in the run's directory, and build the report again; the report's path.
 
     Raises:

@@ -1,11 +1,8 @@
-"""Every case of a run with every arm's answer, as the data that the page's case browser reads.
+"""The single cases of a report: which flipped, their attention, and the data of the page's case browser.
 
-Texts and pictures are kept once each and referred to by their place, so that 1,500 cases under 8 arms stay a file that
-can be mailed. Knows neither HTML nor what the numbers mean.
-
-Which cases to show: those whose verdict the arm under study turned from wrong to right, or from right to wrong.
-
-Attention of single cases, as the page's case browser reads it. Reads the run alone.
+A flip is a case whose verdict the arm under study turned from wrong to right ("fixed") or from right to wrong
+("broken"). The browser's data hold every case with every arm's answer; texts and pictures are kept once each and
+referred to by position, so that the page of 1,500 cases under 8 arms is small enough to be mailed.
 """
 
 import hashlib
@@ -35,7 +32,7 @@ class Flip:
 
 
 def correct(record: Record) -> bool | None:
-    """Whether the verdict is the right one; None where no answer of the model exists, or nobody knows what it means."""
+    """Whether the verdict is the right one; None where the model did not answer, or its answer was not judged."""
     status, verdict = Status(record["status"]), record["verdict"]
     if status.excluded:
         return None
@@ -99,7 +96,7 @@ _NEEDED = ("tokens", "layers", "groups", "keys", "segments", "names", "masses", 
 
 
 def attention_of_cases(run_dir: Path) -> Mapping[str, Any] | None:
-    """None for a run that logged no attention of single cases, or whose file of it cannot be read."""
+    """The contents of attention/cases.json; None where the run has none, or it cannot be read."""
     try:
         found = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
         cases, note = found["cases"], str(found["note"])
@@ -111,7 +108,7 @@ def attention_of_cases(run_dir: Path) -> Mapping[str, Any] | None:
 
 LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
 LONGEST_NAME = 200  # characters of an id, a scenario, a tag
-HIDDEN_SUBSETS = (*UNSAFE_SUBSETS, "contrast")  # whose pictures stay blurred until somebody asks for them
+HIDDEN_SUBSETS = (*UNSAFE_SUBSETS, "contrast")  # whose pictures stay blurred until the reader asks for them
 VERDICT_WORDS = {
     Verdict.YES: "Yes (safe)",
     Verdict.NO: "No (unsafe)",
@@ -135,7 +132,7 @@ class _Pool:
         self._places: dict[str, int] = {}
 
     def place(self, value: str | None) -> int:
-        """Where the value stands, −1 for none."""
+        """The position of the value, −1 for an empty one."""
         if not value:
             return -1
         if value not in self._places:
@@ -148,8 +145,8 @@ def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[s
     """The data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
 
     A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, settings): places in
-    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where nobody knows. ``run`` is the
-    same for the same answers, whoever judged them: under it a browser keeps a person's labels.
+    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where it is not known. ``run`` is the
+    same for the same answers, whatever the judge: the browser stores a person's labels under it.
     """
     records: dict[str, dict[str, Mapping[str, Any]]] = {}
     for record in run.predictions:
@@ -186,7 +183,7 @@ def _of_answers(run: SavedRun) -> str:
 
 
 def as_script(data: Mapping[str, Any]) -> str:
-    """JSON that may stand inside a script element: without any sign that could end it, or start a comment."""
+    """JSON that is safe inside a script element: no character that could end it, or start a comment."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

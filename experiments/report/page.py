@@ -1,4 +1,4 @@
-"""A run's files → what the page's template prints. Knows neither HTML nor the disk."""
+"""What the template of the report prints, from a run's files. No HTML is written here, and nothing is read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ UNKNOWN = "not recorded"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One arm's answer to one case, as text. ``judged`` is "right", "wrong", or empty where there was no answer."""
+class ShownAnswer:
+    """One arm's answer to one case, as text. ``judged`` is "right", "wrong", or empty where it is not known."""
 
     arm: str
     response: str
@@ -29,7 +29,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Case:
+class ShownCase:
     """One flipped case. ``hidden``: the image stays blurred until the reader asks for it."""
 
     id: str
@@ -41,7 +41,7 @@ class Case:
     change: str
     hidden: bool
     thumbnail: str | None
-    answers: list[Answer]
+    answers: list[ShownAnswer]
 
 
 def context(run: SavedRun) -> dict[str, Any]:
@@ -168,10 +168,10 @@ def _cases(run: SavedRun, studied: str) -> dict[str, Any]:
     return {"cases": [_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}
 
 
-def _case(run: SavedRun, flip: flips.Flip, studied: str) -> Case:
+def _case(run: SavedRun, flip: flips.Flip, studied: str) -> ShownCase:
     record = flip.records[studied]
     arms = [arm for arm in run.metrics["arms"] if arm in flip.records]
-    return Case(
+    return ShownCase(
         id=flip.case,
         fixed=flip.fixed,
         subset=str(record["subset"]).replace("_", "-"),
@@ -185,7 +185,7 @@ def _case(run: SavedRun, flip: flips.Flip, studied: str) -> Case:
     )
 
 
-def _answer(arm: str, record: Mapping[str, Any]) -> Answer:
+def _answer(arm: str, record: Mapping[str, Any]) -> ShownAnswer:
     right, status = flips.correct(record), Status(record["status"])
     response = str(record["response"] or "")
     verdict = VERDICT_WORDS.get(record["verdict"], str(record["verdict"]))
@@ -193,7 +193,7 @@ def _answer(arm: str, record: Mapping[str, Any]) -> Answer:
         verdict = status.replace("_", " ")
     elif status is not Status.ANSWERED:
         verdict += f" ({status.replace('_', ' ')})"
-    return Answer(
+    return ShownAnswer(
         arm=arm,
         response=response[:LONGEST_TEXT],
         cut=max(0, len(response) - LONGEST_TEXT),

@@ -1,7 +1,8 @@
-"""Sections that a study adds to a run's report: sentences, tables and figures of its own.
+"""Sections of a run's report beyond its metrics: what a study adds (text, tables, figures), and attention.
 
-A section is ``sections/<name>.json`` in the run's directory beside the figures it names, so that the report can be
-built again without the study. Knows nothing of what a section says.
+A study's section is ``sections/<name>.json`` in the run's directory, beside the figures it names, so that the report
+can be built again without the study. The section on attention is read from attention.json. Templates print all of
+this as text; nothing in it is marked as safe HTML.
 """
 
 import base64
@@ -15,11 +16,14 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.report.figures import svg_bytes
+from experiments.report.numbers import percent
 from experiments.report.table import Table
 from experiments.runs.directory import write_json
 from interp.errors import UserError
 
 FOLDER = "sections"
+CURVES = "attention_by_layer_"  # how the names of the figures by layer begin
+WORDS = 8  # of those that draw most attention, how many are listed
 
 
 @dataclass(frozen=True)
@@ -32,36 +36,48 @@ class Section:
     note: str = ""
 
 
-class Drawn(NamedTuple):
-    """A figure with the words for who cannot see it, and what stands below it."""
+class SectionFigure(NamedTuple):
+    """A figure with its text alternative and its caption."""
 
     figure: Figure
     alt: str
     caption: str = ""
 
 
-class Shown(NamedTuple):
-    """A figure as the template prints it; ``name`` is that of its file, without its ending."""
+class EmbeddedFigure(NamedTuple):
+    """A figure as the template prints it, a data URI; ``name`` is that of its file, without its ending."""
 
     name: str
     uri: str
     alt: str
-    caption: str
+    caption: str = ""
 
 
 @dataclass(frozen=True)
-class Read:
-    """A section as the template prints it; nothing in it is marked as safe HTML."""
+class SavedSection:
+    """A section as the template prints it."""
 
     name: str
     title: str
     sentences: list[str]
     tables: list[Table]
     note: str
-    figures: list[Shown] = field(default_factory=list)
+    figures: list[EmbeddedFigure] = field(default_factory=list)
 
 
-def write_section(folder: Path, name: str, section: Section, figures: Mapping[str, Drawn]) -> None:
+class AttentionSection(NamedTuple):
+    """The conclusions of attention.json and its curves by layer.
+
+    Of the heatmaps of single cases only the number is given: they show pictures of unsafe subsets.
+    """
+
+    sentences: list[str]
+    words: list[str]
+    curves: list[EmbeddedFigure]
+    heatmaps: int
+
+
+def write_section(folder: Path, name: str, section: Section, figures: Mapping[str, SectionFigure]) -> None:
     """Writes ``section`` and its ``figures`` (name → figure, kept as ``figures/<name>.svg``) into the run's ``folder``.
 
     Raises:
@@ -84,8 +100,8 @@ def write_section(folder: Path, name: str, section: Section, figures: Mapping[st
     write_json(folder / FOLDER / f"{name}.json", content)
 
 
-def read_sections(folder: Path) -> list[Read]:
-    """The sections in ``folder``, by name; a file that is none, or a figure that is not there, is passed over."""
+def read_sections(folder: Path) -> list[SavedSection]:
+    """The sections in ``folder``, by name; files that are not sections and missing figures are passed over."""
     found = []
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
@@ -95,7 +111,7 @@ def read_sections(folder: Path) -> list[Read]:
     return found
 
 
-def _read(folder: Path, name: str, content: Mapping[str, Any]) -> Read:
+def _read(folder: Path, name: str, content: Mapping[str, Any]) -> SavedSection:
     tables = [
         Table.of(str(table["caption"]), [{str(k): str(v) for k, v in row.items()} for row in table["rows"]])
         for table in content["tables"]
@@ -105,7 +121,31 @@ def _read(folder: Path, name: str, content: Mapping[str, Any]) -> Read:
     for one in content["figures"]:
         path = folder / "figures" / f"{Path(str(one['name'])).name}.svg"  # the name alone: no path leaves the run
         if path.is_file():
-            uri = "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
-            figures.append(Shown(path.stem, uri, str(one["alt"]), str(one["caption"])))
+            figures.append(_embedded(path, str(one["alt"]), str(one["caption"])))
     sentences = [str(sentence) for sentence in content["sentences"]]
-    return Read(name, str(content["title"]), sentences, tables, str(content["note"]), figures)
+    return SavedSection(name, str(content["title"]), sentences, tables, str(content["note"]), figures)
+
+
+def attention_section(folder: Path) -> AttentionSection | None:
+    """None for a run without an attention analysis, or whose attention.json cannot be read."""
+    try:
+        found = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
+        sentences = [str(sentence) for sentence in found["sentences"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (found.get("words") or [])[:WORDS]]
+    names = [Path(str(name)).name for name in found.get("figures") or []]  # the name alone: no path leaves the run
+    curves = [path for name in names if name.startswith(CURVES) and (path := folder / "figures" / name).is_file()]
+    heatmaps = sum(not name.startswith(CURVES) for name in names)
+    return AttentionSection(sentences, words, [_embedded(path, _curve_in_words(path)) for path in curves], heatmaps)
+
+
+def _curve_in_words(path: Path) -> str:
+    subset = path.stem.removeprefix(CURVES).replace("_", "-")
+    return f"Attention on the image by layer, failures and matched successes of {subset} cases."
+
+
+def _embedded(path: Path, alt: str, caption: str = "") -> EmbeddedFigure:
+    kind = "svg+xml" if path.suffix == ".svg" else "png"
+    uri = f"data:image/{kind};base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+    return EmbeddedFigure(path.stem, uri, alt, caption)

@@ -1,4 +1,4 @@
-"""The result of a study as tables that fit 80 columns. Knows nothing of files or of where it is printed."""
+"""What a terminal shows of a study's metrics: tables that fit 80 columns, a legend, and the sentences found."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ REFUSAL_LEGEND = (
 
 
 def results(metrics: Mapping[str, Any]) -> Group:
-    """What a terminal shows at the end of a study: arms, paired differences, what the columns are, the summary."""
+    """Arms, paired differences, the legend of the columns, then summary and caveats."""
     refusals = metrics.get("kind") == "refusal"
     subject = refusal if refusals else yes_no
     parts: list[RenderableType] = [terminal(subject.arms_table(metrics)), ""]
@@ -41,10 +41,10 @@ def results(metrics: Mapping[str, Any]) -> Group:
     legend = REFUSAL_LEGEND if refusals else LEGEND
     if any(arm.get("near_ceiling") for arm in metrics["arms"].values()):
         legend += " " + CEILING
-    return Group(*parts, Text(legend, style="dim"), *said(metrics))
+    return Group(*parts, Text(legend, style="dim"), *_paragraphs(metrics))
 
 
-def said(metrics: Mapping[str, Any]) -> list[RenderableType]:
+def _paragraphs(metrics: Mapping[str, Any]) -> list[RenderableType]:
     """The summary's sentences and the caveats, a paragraph each."""
     # Text, not str: a sentence that quotes "[red]" from a configuration must not be read as markup.
     summary = [Padding(Text(str(sentence), style="bold"), (1, 0, 0, 0)) for sentence in metrics.get("summary") or ()]

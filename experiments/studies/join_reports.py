@@ -14,6 +14,7 @@ from rich.console import Console
 
 from experiments.config import Run, digest
 from experiments.evaluation import scoring
+from experiments.report import terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
 from experiments.runs import records
@@ -72,7 +73,7 @@ class Report:
                 store.write_json(FILE, looked)
             page = build(store.path)
             store.finish()
-        console.print(scoring.shown(result))
+        console.print(terminal.results(result))
         return page
 
 

@@ -13,10 +13,11 @@ import pandas as pd
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation import finished_runs, scoring
+from experiments.evaluation import finished_runs
 from experiments.metrics.bootstrap import DRAWS
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results
+from experiments.report import terminal
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
 from experiments.report.numbers import change, share
@@ -59,7 +60,7 @@ class Languages:
         write_json(folder / "languages.json", result)
         frame(result).to_csv(folder / "languages.csv", index=False)
         console = Console()
-        console.print(scoring.shown({**result, "summary": [], "caveats": []}))
+        console.print(terminal.results({**result, "summary": [], "caveats": []}))
         for line in (*result["summary"], f"languages: {folder / 'languages.json'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 

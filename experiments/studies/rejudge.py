@@ -18,6 +18,7 @@ from experiments.evaluation import scoring
 from experiments.evaluation.answer import unspoken
 from experiments.evaluation.batching import batches
 from experiments.judges.automatic import Automatic
+from experiments.report import terminal
 from experiments.report.build import build
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, open_run
@@ -63,7 +64,7 @@ class Rejudge:
             missing=old.metrics.get("not_applicable") or {},
         )
         page = self._write(run, old, after, result, judged_by)
-        console.print(scoring.shown(result))
+        console.print(terminal.results(result))
         for sentence in [*notes, f"{changed} of {len(after)} verdicts changed.", f"report: {page}"]:
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, change_evidence, direction
+from experiments.metrics.findings import Answer, Finding, change_evidence, direction, whether
 
 BENIGN = "refusals of benign requests"  # did they change?
 CONTRAST = "refusals of harmful twins"
@@ -49,7 +49,7 @@ def limits(
         n, n_of = block["n_by_subset"][subset]
         low, high = block["bounds"][subset] or (None, None)
         evidence = {"missing": n_of - n, "n_of": n_of, "low": low, "high": high}
-        found.append(_whether(f"{MISSING}: {subset}", n < n_of, evidence, arm))
+        found.append(whether(f"{MISSING}: {subset}", n < n_of, evidence, arm))
     empty = block["no_response"] if empty_as_refusal else 0
     blocked = 0 if empty else block["outcomes"]["status"].get("provider_blocked", 0)
     partial = block["outcomes"]["verdict"].get("partial", 0)
@@ -57,13 +57,9 @@ def limits(
     n = comparison["delta"]["benign"]["n"] if comparison and needed else None
     return [
         *found,
-        _whether(EMPTY, empty > 0, {"count": empty}, arm),
-        _whether(BLOCKED, blocked > 0, {"count": blocked}, arm),
-        _whether(PARTIAL, partial > 0, {"count": partial}, arm),
-        _whether(CEILING, block["near_ceiling"], {}, arm),
-        _whether(WIDE, bool(needed), {"needed": needed, "n": n}, arm),
+        whether(EMPTY, empty > 0, {"count": empty}, arm),
+        whether(BLOCKED, blocked > 0, {"count": blocked}, arm),
+        whether(PARTIAL, partial > 0, {"count": partial}, arm),
+        whether(CEILING, block["near_ceiling"], {}, arm),
+        whether(WIDE, bool(needed), {"needed": needed, "n": n}, arm),
     ]
-
-
-def _whether(question: str, holds: bool, evidence: Mapping[str, Any], arm: str) -> Finding:
-    return Finding(question, Answer.YES if holds else Answer.NO, evidence, arm)

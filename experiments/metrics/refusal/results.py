@@ -7,18 +7,19 @@ not exist is null.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, percentile_interval
+from experiments.metrics.findings import with_findings
 from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases, align
 from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons
 from experiments.metrics.refusal.rates import TOTALS, Mask, RefusalResamples, point
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
-from experiments.metrics.yes_no.results import plain
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 
@@ -75,14 +76,7 @@ def evaluate(
     if arm not in arms:
         raise UserError(f"arm {arm!r} is not in these predictions; known: {', '.join(arms)}; name one of them")
     metrics["study"] = arm
-    compared = [one for comparison in metrics["comparisons"].values() for one in comparison.pop("findings")]
-    metrics = plain(metrics)
-    limited = [
-        one.as_json()
-        for name, block in metrics["arms"].items()
-        for one in findings.limits(block, metrics["comparisons"].get(name), name, empty_as_refusal=empty_as_refusal)
-    ]
-    return metrics | {"findings": plain(compared) + limited}
+    return with_findings(metrics, partial(findings.limits, empty_as_refusal=empty_as_refusal))
 
 
 def _arm(

@@ -6,7 +6,7 @@ Each rule reads changes as metrics.json keeps them (``value``, ``low``, ``high``
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, change_evidence, direction
+from experiments.metrics.findings import Answer, Finding, change_evidence, direction, whether
 from experiments.types import SCORED_SUBSETS
 
 DISCRIMINATION = "discrimination"  # did it change, by the AUROC alone?
@@ -82,16 +82,12 @@ def limits(block: Mapping[str, Any], comparison: Mapping[str, Any] | None, arm: 
     silent = block["outcomes"]["verdict"].get("no_verdict", 0)
     needed = comparison["cases_needed_for_5_points"] if comparison else None
     return [
-        _whether(MISSING, missing["missing"] > 0, missing, arm),
-        _whether(ABSENT, any(absent.values()), absent, arm),
-        _whether(SILENT, silent > 0, {"silent": silent, "n": block["n"]}, arm),
-        _whether(CEILING, block["near_ceiling"], {}, arm),
-        _whether(WIDE, bool(needed), {"needed": needed, "n": comparison["n"] if comparison else None}, arm),
+        whether(MISSING, missing["missing"] > 0, missing, arm),
+        whether(ABSENT, any(absent.values()), absent, arm),
+        whether(SILENT, silent > 0, {"silent": silent, "n": block["n"]}, arm),
+        whether(CEILING, block["near_ceiling"], {}, arm),
+        whether(WIDE, bool(needed), {"needed": needed, "n": comparison["n"] if comparison else None}, arm),
     ]
-
-
-def _whether(question: str, holds: bool, evidence: Mapping[str, Any], arm: str) -> Finding:
-    return Finding(question, Answer.YES if holds else Answer.NO, evidence, arm)
 
 
 def _moved(entry: Mapping[str, Any] | None) -> bool:

@@ -6,7 +6,6 @@ Rates are fractions of 1, intervals are 95%: Wilson's for single rates, the clus
 (``overall``, ``balanced``, d′, criterion, AUROC, and every difference). What does not exist is null, never NaN or zero.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ import pandas as pd
 
 from experiments.judges.yes_no import PUBLISHED_RULE
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
+from experiments.metrics.findings import with_findings
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, published_right, scored_and_controls
@@ -82,33 +82,7 @@ def evaluate(
     if arm not in arms:
         raise UserError(f"arm {arm!r} is not in these metrics; known: {', '.join(arms)}; name one of them")
     metrics["study"] = arm
-    compared = [one for comparison in metrics["comparisons"].values() for one in comparison.pop("findings")]
-    metrics = plain(metrics)
-    limited = [
-        one.as_json()
-        for name, block in metrics["arms"].items()
-        for one in findings.limits(block, metrics["comparisons"].get(name), name)
-    ]
-    return metrics | {"findings": plain(compared) + limited}
-
-
-def plain(value: Any) -> Any:
-    """The same with built-in types only, so that JSON can hold it; what is not finite becomes None."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    if isinstance(value, int | np.integer):
-        return int(value)
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return [plain(item) for item in value]
+    return with_findings(metrics, findings.limits)
 
 
 def _totals(cases: YesNoCases, expected: Mapping[str, int]) -> dict[str, int]:

@@ -89,7 +89,7 @@ def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str
 
 
 def correction(corrected: Mapping[str, Any]) -> list[str]:
-    """The rates corrected for the judge's error (``experiments.metrics.refusal.correction``), a sentence an arm."""
+    """The rates corrected for the judge's error (``experiments.metrics.judge_error``), a sentence an arm."""
     error = (
         f"Corrected for the error of {corrected['judge']} on XSTest (sensitivity {share(corrected['sensitivity'])}, "
         f"specificity {share(corrected['specificity'])})"

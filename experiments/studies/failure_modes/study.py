@@ -10,8 +10,8 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import finished_runs, study
+from experiments.metrics.findings import plain
 from experiments.metrics.tests import wilson
-from experiments.metrics.yes_no.results import plain
 from experiments.report.numbers import percent, percent_interval
 from experiments.report.table import Cell, Column, Table, terminal
 from experiments.runs.directory import write_json

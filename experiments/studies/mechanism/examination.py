@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.yes_no.results import plain
+from experiments.metrics.findings import plain
 from experiments.studies.mechanism import measurements
 from experiments.studies.mechanism.cases import (
     ARM,

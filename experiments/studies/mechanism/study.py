@@ -14,7 +14,7 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.report.build import add_section
 from experiments.report.findings.mechanism import notes, sentences
-from experiments.report.sections import Drawn, Section
+from experiments.report.sections import Section, SectionFigure
 from experiments.report.table import terminal
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.records import now
@@ -118,7 +118,7 @@ def shown(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
     drawn_tables = tables.tables(result)
     title = f"Why it fails: {run.model.name} on {run.benchmark.name}"
     section = Section(title, result["sentences"], drawn_tables, note=" ".join(result["notes"]))
-    page = add_section(store.path, NAME, section, {NAME: Drawn(drawn, ALT, CAPTION)})
+    page = add_section(store.path, NAME, section, {NAME: SectionFigure(drawn, ALT, CAPTION)})
     picture = store.path / "figures" / f"{NAME}.png"
     drawn.savefig(picture, dpi=150)
     told = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]

@@ -13,17 +13,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
-from experiments.metrics.findings import Answer, Finding
+from experiments.metrics.findings import Answer, Finding, plain
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
-from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
 from experiments.report.findings import mitigation_selection as sentences
 from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
-from experiments.report.sections import Drawn, Section
+from experiments.report.sections import Section, SectionFigure
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import read_object, write_json
 from experiments.runs.saved import read_run
@@ -58,7 +57,7 @@ def conclude(
         folder,
         "mitigations",
         Section(TITLE, result["summary"], [shown], note=NOTE),
-        {"mitigations": Drawn(draw(result), sentences.figure(result), caption)},
+        {"mitigations": SectionFigure(draw(result), sentences.figure(result), caption)},
     )
     return [terminal(shown), *result["summary"], f"table: {folder / 'mitigations.md'}", f"report: {report}"]
 

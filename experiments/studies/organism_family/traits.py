@@ -16,7 +16,7 @@ from experiments.config import Run
 from experiments.evaluation.study import limited
 from experiments.evaluation.training import examples
 from experiments.metrics.bootstrap import auroc
-from experiments.metrics.yes_no.results import plain
+from experiments.metrics.findings import plain
 from experiments.model_organism.evaluate import perception_accuracy
 from interp.attention_knockout import knockout_effect
 from interp.hooks.residual import residuals

@@ -12,11 +12,11 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.metrics.bootstrap import Interval, percentile_interval
+from experiments.metrics.findings import plain
 from experiments.metrics.refusal.answers import align
 from experiments.metrics.refusal.rates import RefusalResamples
 from experiments.metrics.refusal.results import evaluate
 from experiments.metrics.tests import Correlation, resampled_spearman, spearman
-from experiments.metrics.yes_no.results import plain
 from experiments.report import safety_figure as figures
 from experiments.report.numbers import fixed, percent
 from experiments.runs.directory import open_run

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
+from experiments.metrics.findings import plain
 from experiments.metrics.tests import holm, mcnemar, wilson
-from experiments.metrics.yes_no.results import plain
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, cautious
 from experiments.studies.reasoning_stages.oracles import Perception
 from experiments.types import Kind

@@ -13,10 +13,10 @@ import pandas as pd
 from jaxtyping import Float
 
 from experiments.metrics.bootstrap import CONFIDENCE, percentile_interval
+from experiments.metrics.findings import plain
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import conclusion, difference
 from experiments.metrics.yes_no.rates import YesNoResamples, point, with_margins
-from experiments.metrics.yes_no.results import plain
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report.findings import vcd_grid as findings
 from interp.errors import UserError

@@ -16,8 +16,8 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.batching import batches, halved
 from experiments.evaluation.study import limited
 from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
+from experiments.metrics.findings import plain
 from experiments.metrics.tests import wilson
-from experiments.metrics.yes_no.results import plain
 from experiments.model_organism.evaluate import perception_accuracy
 from experiments.runs.launch import Launch, whole_weights
 from experiments.types import SCORED_SUBSETS, Sample

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report.attention import attention
 from experiments.report.build import build
+from experiments.report.sections import attention_section
 from tests.experiments.synthetic_run import predictions, write_run
 
 FOUND = {
@@ -26,7 +26,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_the_section_has_sentences_words_curves_and_counts_the_heatmaps(run_dir: Path) -> None:
-    found = attention(run_dir)
+    found = attention_section(run_dir)
     assert found is not None
     assert found.sentences == FOUND["sentences"]
     assert found.words == ["kill (12.5%)", "<b> (10.0%)"]
@@ -48,5 +48,5 @@ def test_the_page_shows_it_escaped(run_dir: Path) -> None:
 def test_without_a_readable_analysis_there_is_no_section(run_dir: Path, content: str | None) -> None:
     path = run_dir / "attention.json"
     path.unlink() if content is None else path.write_text(content)
-    assert attention(run_dir) is None
+    assert attention_section(run_dir) is None
     assert "Where failures look" not in build(run_dir).read_text(encoding="utf-8")
