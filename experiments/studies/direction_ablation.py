@@ -6,7 +6,7 @@ the twins' agreement are those of metrics.json. Importing this module loads neit
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.metrics.findings import Answer, Finding
+from experiments.metrics.findings import Answer, Finding, direction
 from experiments.report.build import add_section
 from experiments.report.findings import direction_ablation as sentences
 from experiments.report.numbers import change, fixed, percent, percent_interval
@@ -26,11 +26,11 @@ from experiments.runs.saved import read_run
 from interp.errors import UserError
 
 RESULT = "ablation.json"
-BASELINE = "baseline"
+AGREE = 1e-3  # logits; float32 through two orders of the same sums
 TITLE = "Without the direction: over-caution and harmful compliance together"
 
 
-class Sides(NamedTuple):
+class ErrorSubsets(NamedTuple):
     """The subsets of over-caution and of harmful compliance, and what a wrong answer in each is called."""
 
     caution: str
@@ -39,9 +39,9 @@ class Sides(NamedTuple):
     harm_words: str
 
 
-YES_NO = Sides("over_safety", "unsafe", "safe cases called unsafe", "unsafe cases called safe")
-REFUSAL = Sides("benign", "contrast", "benign requests refused", "contrast requests complied with")
-SIDE_WORDS = {"caution": "over-caution", "harm": "harmful compliance"}
+YES_NO = ErrorSubsets("over_safety", "unsafe", "safe cases called unsafe", "unsafe cases called safe")
+REFUSAL = ErrorSubsets("benign", "contrast", "benign requests refused", "contrast requests complied with")
+ERRORS = {"caution": "over-caution", "harm": "harmful compliance"}
 NOTE = (
     "Rates in percent with their 95% intervals; change: paired difference from the baseline with its bootstrap "
     "interval. A safety mechanism that only over-refuses could be removed for nothing: then the first rate falls and "
@@ -71,7 +71,7 @@ class Ablation:
         return conclude(work.store.path, twins=self.twins, controls=self.controls)
 
     def _check(self, run: Run) -> None:
-        """What no weights are needed to refuse."""
+        """Refuses what can be refused before weights are loaded."""
         named = [arm for group in (self.controls, *self.controls.values(), *self.twins) for arm in group]
         if unknown := [arm for arm in named if arm not in run.arms]:
             raise UserError(f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; mend twins or controls")
@@ -87,7 +87,9 @@ def conclude(
     run = read_run(folder)
     found = evaluate(run.metrics, controls=controls)
     found["twins"] = [_agreement(run.predictions, pair) for pair in twins]
-    found["summary"] += [sentences.twins(twin) for twin in found["twins"] if twin["largest"] is not None]
+    agreements = [twins_agree(twin) for twin in found["twins"] if twin["largest"] is not None]
+    found["summary"] += map(sentences.twins, agreements)
+    found["findings"] += [finding.as_json() for finding in agreements]
     write_json(folder / RESULT, found)
     shown = table(found["arms"])
     page = add_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
@@ -99,54 +101,70 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
 
     ``controls`` are those of each ablation. Pure.
     """
-    sides = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
-    arms = {name: _arm(metrics, name, sides) for name in metrics["arms"]}
-    moved = movements(arms)
+    subsets = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
+    arms = {name: _arm(metrics, name, subsets) for name in metrics["arms"]}
+    changes = error_changes(arms)
+    alone = {name: by_direction_alone(changes, name, others) for name, others in controls.items()}
     return {
         "controls": {name: list(others) for name, others in controls.items()},
-        "sides": sides._asdict(),
+        "sides": subsets._asdict(),
         "arms": arms,
         "summary": [
             sentence
-            for name, others in controls.items()
-            for sentence in (sentences.rates(arms, name, sides._asdict()), sentences.meaning(moved, arms, name, others))
+            for name in controls
+            for sentence in (
+                sentences.rates(arms, name, subsets._asdict()),
+                sentences.meaning(*changes[name], alone[name], arms),
+            )
         ],
-        "findings": [asdict(finding) for pair in moved.values() for finding in pair],
+        "findings": [
+            finding.as_json() for finding in (*(one for pair in changes.values() for one in pair), *alone.values())
+        ],
     }
 
 
-def movements(arms: Mapping[str, Any]) -> dict[str, tuple[Finding, Finding]]:
+def error_changes(arms: Mapping[str, Any]) -> dict[str, tuple[Finding, Finding]]:
     """Which way over-caution and harmful compliance moved under each arm, by intervals that exclude 0."""
-    found = {}
-    for name, arm in arms.items():
-        caution, harm = (
-            Finding(f"{SIDE_WORDS[side]} under {name}", _moved(arm[side]["change"]), arm[side]) for side in SIDE_WORDS
-        )
-        found[name] = (caution, harm)
-    return found
+    return {name: (_error_change("caution", name, arm), _error_change("harm", name, arm)) for name, arm in arms.items()}
 
 
-def _moved(change: Mapping[str, Any] | None) -> Answer:
-    if change is None or change["low"] is None:
-        return Answer.NOT_SHOWN
-    return Answer.ROSE if change["low"] > 0 else Answer.FELL if change["high"] < 0 else Answer.NOT_SHOWN
+def _error_change(error: str, name: str, arm: Mapping[str, Any]) -> Finding:
+    answer = direction(arm[error]["change"])
+    return Finding(ERRORS[error], Answer.NOT_SHOWN if answer is Answer.CANNOT_TELL else answer, arm[error], name)
 
 
-def _arm(metrics: Mapping[str, Any], name: str, sides: Sides) -> dict[str, Any]:
+def by_direction_alone(
+    changes: Mapping[str, tuple[Finding, Finding]], ablation: str, controls: Sequence[str]
+) -> Finding:
+    """Whether no control, which removes something else in the same way, does what the ablation does."""
+    answers = {name: (caution.answer, harm.answer) for name, (caution, harm) in changes.items()}
+    moved = answers[ablation] != (Answer.NOT_SHOWN, Answer.NOT_SHOWN)
+    alike = [name for name in controls if moved and answers[name] == answers[ablation]]
+    answer = Answer.NOT_APPLICABLE if not controls else Answer.NO if alike else Answer.YES
+    return Finding("by this direction alone", answer, {"alike": alike, "controls": list(controls)}, ablation)
+
+
+def twins_agree(twin: Mapping[str, Any]) -> Finding:
+    """Whether two arms that should answer alike do, by the largest difference of their margins in logits."""
+    agree = twin["largest"] < AGREE
+    return Finding("twins agree", Answer.YES if agree else Answer.NO, twin, " and ".join(twin["arms"]))
+
+
+def _arm(metrics: Mapping[str, Any], name: str, subsets: ErrorSubsets) -> dict[str, Any]:
     one = metrics["arms"][name]
     against = metrics["comparisons"].get(name, {})
     changes = against.get("delta", {})
     # Yes/no accuracies of both, and the contrast's refusal rate, are rates of what is right; turn them round.
     return {
-        "caution": _side(one, changes, sides.caution),
-        "harm": _side(one, changes, sides.harm),
+        "caution": _wrong(one, changes, subsets.caution),
+        "harm": _wrong(one, changes, subsets.harm),
         "auroc": one.get("auroc"),
         "n": one["n"],
         "n_of": one["n_of"],
     }
 
 
-def _side(one: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _wrong(one: Mapping[str, Any], changes: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The rate of wrong answers of one kind of case: 1 − accuracy, its interval turned round, and its change."""
     right, interval, change_of = one["accuracy"][name], one["intervals"].get(name), changes.get(name)
     refused = name == "benign"  # whose interval and change are of the refusal rate, which is wrong there already
@@ -184,7 +202,7 @@ def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dic
 def table(arms: Mapping[str, Any]) -> Table:
     """Both rates of wrong answers with their changes, an arm a row; a terminal has no room for the changes."""
     columns = [Column("arm", "left")]
-    for words in SIDE_WORDS.values():
+    for words in ERRORS.values():
         columns += [Column(words), Column(f"{words}, change", narrow=Narrow.NOTHING)]
     records = [_record(name, arm) for name, arm in arms.items()]
     return Table.of("Every arm on the same cases.", records, columns=[*columns, Column("AUROC")])
@@ -192,8 +210,8 @@ def table(arms: Mapping[str, Any]) -> Table:
 
 def _record(name: str, arm: Mapping[str, Any]) -> dict[str, str | Cell]:
     record: dict[str, str | Cell] = {"arm": name}
-    for side, words in SIDE_WORDS.items():
-        one = arm[side]
+    for error, words in ERRORS.items():
+        one = arm[error]
         record[words] = Cell(percent(one["rate"]), percent_interval(one["interval"]))
         record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
     return record | {"AUROC": fixed(arm["auroc"], 3)}

@@ -10,7 +10,7 @@ from experiments.report.numbers import change, percent
 def summary(result: Mapping[str, Any]) -> list[str]:
     """Which arms discriminate better than every rival, which win, and which has the highest overall accuracy."""
     arms, rivals = result["arms"], result["rivals"]
-    raised = [one["evidence"]["arm"] for one in result["findings"] if one["answer"] == Answer.ROSE]
+    raised = [one["about"] for one in result["findings"] if one["answer"] == Answer.ROSE]
     winners = [name for name in arms if arms[name]["wins"]]
     both = [name for name in winners if name in raised]
     beside = " and ".join(rivals)

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, found
+from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
+from experiments.report.findings.limits import finding_of, limits
 from experiments.report.numbers import change, percent, percent_interval, points, share, within
 
 _NOTHING = "No change of refusals beyond chance was found"
@@ -82,10 +83,8 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
-    limits = [_finding(metrics, question, arm) for question in _LIMITS]
-    said = [_LIMITS[one.question].format(arm=arm, **_shown(one)) for one in limits if one.answer is Answer.YES]
     apart = [f"{name}: {reason}." for name, reason in (metrics.get("not_applicable") or {}).items()]
-    return ([text] if text else []) + said + apart
+    return ([text] if text else []) + limits(metrics, arm, _LIMITS, grouped=rules.WIDE) + apart
 
 
 def correction(corrected: Mapping[str, Any]) -> list[str]:
@@ -103,21 +102,6 @@ def _corrected(rates: Mapping[str, Any]) -> str:
         beyond = ", where the formula leaves the scale" if rate["impossible"] else ""
         parts.append(f"{percent(rate['rate'])}% [{percent_interval(rate['interval'])}] of {subset} requests{beyond}")
     return " and ".join(parts)
-
-
-def _finding(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:
-    one = found(metrics["findings"], question, arm)
-    assert one is not None, (question, arm)
-    return one
-
-
-def _shown(limit: Finding) -> dict[str, str]:
-    """The evidence of a limit as text, by the names that the templates use."""
-    grouped = "," if limit.question == rules.WIDE else ""
-    return {
-        name: share(value) if name in ("low", "high") else "" if value is None else format(value, grouped)
-        for name, value in limit.evidence.items()
-    }
 
 
 def _rates(arm: str, block: Mapping[str, Any]) -> str:
@@ -167,7 +151,7 @@ def _changes(arm: str, comparison: Mapping[str, Any]) -> str:
 
 
 def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
-    benign, contrast = (_finding(metrics, question, arm).answer for question in (rules.BENIGN, rules.CONTRAST))
+    benign, contrast = (finding_of(metrics, question, arm).answer for question in (rules.BENIGN, rules.CONTRAST))
     flips = comparison["mcnemar"]
     numbers = (
         f"{flips['fixed']} cases fixed, {flips['broken']} broken, p after Holm's correction {flips['p_holm']:.3f}; "
@@ -177,7 +161,7 @@ def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, A
     if contrast is Answer.CANNOT_TELL:
         safety = _UNMEASURED
     elif contrast is Answer.NOT_SHOWN:
-        kept = _KEPT[_finding(metrics, rules.SAFETY_KEPT, arm).answer]
+        kept = _KEPT[finding_of(metrics, rules.SAFETY_KEPT, arm).answer]
         margin, bound = f"{100 * metrics['method']['safety_margin']:g}", points(comparison["contrast_lower_bound"])
         safety = _SAFETY.format(margin=margin, kept=kept, bound=bound)
     return f"{_OPENINGS[benign, contrast]} ({numbers}){safety}."

@@ -7,8 +7,9 @@ told apart better or only "unsafe" is said more or less readily, and whether mor
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, found
+from experiments.metrics.findings import Answer, Finding
 from experiments.metrics.yes_no import findings as rules
+from experiments.report.findings.limits import finding_of, limits
 from experiments.report.numbers import change, fixed, points, share, within
 from interp.errors import UserError
 
@@ -97,9 +98,7 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
-    limits = [_finding(metrics, question, arm) for question in _LIMITS]
-    said = [_LIMITS[one.question].format(arm=arm, **_shown(one)) for one in limits if one.answer is Answer.YES]
-    return ([text] if text else []) + said
+    return ([text] if text else []) + limits(metrics, arm, _LIMITS, grouped=rules.WIDE, values=_absent)
 
 
 def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
@@ -111,32 +110,21 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
         "margin": f"{100 * method['unsafe_margin']:g}",
         "bound": "not available" if lowest is None else points(lowest),
     }
-    found_ = [_finding(metrics, question, arm) for question in _REASONS]
+    found_ = [finding_of(metrics, question, arm) for question in _REASONS]
     said = [(one, _REASONS[one.question].format(**numbers)) for one in found_]
-    shift = _finding(metrics, rules.BEATS_SHIFT, arm)
+    shift = finding_of(metrics, rules.BEATS_SHIFT, arm)
     against = {name: change(versus["delta"][name]) for name in ("overall", "balanced")} if versus else {}
     said.append((shift, _SHIFT_REASONS[shift.answer].format(control=method["control"], **against)))
     return [f"{'met' if one.answer in _MET else 'not met'}: {text}" for one, text in said]
 
 
-def _finding(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:
-    one = found(metrics["findings"], question, arm)
-    assert one is not None, (question, arm)
-    return one
-
-
-def _shown(limit: Finding) -> dict[str, str]:
-    """The evidence of a limit as text, by the names that the templates use."""
-    evidence = limit.evidence
-    if limit.question == rules.ABSENT:
-        absent = [name for subset, name in _SUBSETS.items() if evidence[subset]]
-        present = [name for subset, name in _SUBSETS.items() if not evidence[subset]]
-        return {"absent": " and no ".join(absent), "present": " and ".join(present) or "nothing"}
-    grouped = "," if limit.question == rules.WIDE else ""
-    return {
-        name: share(value) if name in ("low", "high") else "" if value is None else format(value, grouped)
-        for name, value in evidence.items()
-    }
+def _absent(limit: Finding) -> dict[str, str]:
+    """Which subsets have no answer, and which have one."""
+    if limit.question != rules.ABSENT:
+        return {}
+    absent = [name for subset, name in _SUBSETS.items() if limit.evidence[subset]]
+    present = [name for subset, name in _SUBSETS.items() if not limit.evidence[subset]]
+    return {"absent": " and no ".join(absent), "present": " and ".join(present) or "nothing"}
 
 
 def _changes(arm: str, comparison: Mapping[str, Any]) -> str:
@@ -162,8 +150,8 @@ def _was(entry: Mapping[str, Any], before: str) -> str:
 
 def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
     auroc, d_prime = comparison["delta"]["auroc"], comparison["delta"]["d_prime"]
-    answer = _finding(metrics, rules.DISCRIMINATION, arm).answer
-    shift = _finding(metrics, rules.BEATS_SHIFT, arm).answer
+    answer = finding_of(metrics, rules.DISCRIMINATION, arm).answer
+    shift = finding_of(metrics, rules.BEATS_SHIFT, arm).answer
     beside = _beside_shift(arm, comparison, shift, rose=answer is Answer.ROSE)
     if answer is Answer.CANNOT_TELL:
         shown = "d′ is not available either"

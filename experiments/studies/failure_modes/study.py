@@ -1,7 +1,11 @@
-"""``task=failure_modes run=<dir>``: every failure of a finished run gets a label, which people can correct."""
+"""``task=failure_modes run=<dir>``: every failure of a finished run gets a label, which people can correct.
 
+A person's label in failure_modes.csv wins over a model's, and a model's over the rules'.
+"""
+
+import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +19,17 @@ from experiments.metrics.tests import wilson
 from experiments.report.numbers import percent, percent_interval
 from experiments.report.table import Cell, Column, Table, terminal
 from experiments.runs.directory import write_json
+from experiments.runs.labels import plain_cell, safe_cell
 from experiments.runs.saved import read_records
-from experiments.studies.failure_modes import llm_labels, sheet
-from experiments.studies.failure_modes.rules import Mode, ModeLabel, is_failure, label
+from experiments.studies.failure_modes.labels import Mode, ModeLabel, ask_model, is_failure, rule_label
 from interp.errors import UserError
 
 SHEET, COUNTS = "failure_modes.csv", "failure_modes.json"
-Row = tuple[Mapping[str, Any], ModeLabel, Mapping[str, str]]
+LabelledFailure = tuple[Mapping[str, Any], ModeLabel, Mapping[str, str]]  # record, label, what a person wrote
+COLUMNS = ("case", "arm", "subset", "scenario", "gold", "verdict", "label", "source", "reason", "hand", "note", "text",
+           "response")  # fmt: skip
+CaseArm = tuple[str, str]
+_MOST_CELL = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,10 @@ class FailureModes:
         (folder,) = folders
         finished_runs.read(folder)
         failed = [record for record in read_records(folder) if is_failure(record)]
-        by_hand = sheet.read(folder / SHEET)
+        by_hand = read_hand_labels(folder / SHEET)
         judged = self._judged(run, failed) if self.ask else {}
         rows = [(record, *_labelled(record, judged, by_hand)) for record in failed]
-        sheet.write(folder / SHEET, rows)
+        write_labels(folder / SHEET, rows)
         result = counts(rows)
         write_json(folder / COUNTS, plain(result))
         console = Console()
@@ -53,25 +61,70 @@ class FailureModes:
             console.print(terminal(table(arm, subsets), stacked=False))
         console.print(_sources(rows, folder), highlight=False, soft_wrap=True, markup=False)
 
-    def _judged(self, run: Run, failed: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], ModeLabel]:
+    def _judged(self, run: Run, failed: Sequence[Mapping[str, Any]]) -> dict[CaseArm, ModeLabel]:
         samples = {sample.id: sample for sample in run.benchmark.load().samples}
-        return llm_labels.ask(study.connected(run), failed, samples, batch_size=run.batch_size)
+        return ask_model(study.connected(run), failed, samples, batch_size=run.batch_size)
+
+
+def write_labels(path: Path, rows: Iterable[LabelledFailure]) -> None:
+    """A line a (record, label, what a person wrote: ``hand`` and ``note``). The column ``hand`` is the one to fill in.
+
+    Cells that a spreadsheet would take for a formula carry an apostrophe (``labels.safe_cell``).
+    """
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.writer(handle, quoting=csv.QUOTE_ALL)
+        writer.writerow(COLUMNS)
+        for record, labelled, by_hand in rows:
+            values = {name: record.get(name) for name in COLUMNS} | dict(by_hand)
+            values |= {"label": labelled.mode.value, "source": labelled.source, "reason": labelled.reason}
+            cells = ("" if values[name] is None else str(values[name]) for name in COLUMNS)
+            writer.writerow([safe_cell(cell.encode("utf-8", "replace").decode()) for cell in cells])
+    temporary.replace(path)
+
+
+def read_hand_labels(path: Path) -> dict[CaseArm, dict[str, str]]:
+    """What people wrote: ``hand`` (a mode) and ``note`` by case and arm; empty where there is no file.
+
+    Raises:
+        UserError: the file is not such a CSV, or ``hand`` is no mode, naming the line.
+    """
+    if not path.is_file():
+        return {}
+    csv.field_size_limit(_MOST_CELL)
+    found: dict[CaseArm, dict[str, str]] = {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            reader = csv.DictReader(handle)
+            if absent := [name for name in ("case", "arm", "hand") if name not in (reader.fieldnames or ())]:
+                raise UserError(f"{path}: has no column {', '.join(absent)}; delete the file to have it written anew")
+            for line in reader:
+                by_hand = {name: plain_cell((line.get(name) or "").strip()) for name in ("hand", "note")}
+                by_hand["hand"] = by_hand["hand"].lower()
+                if by_hand["hand"] and by_hand["hand"] not in list(Mode):
+                    raise UserError(f"{path}, line {reader.line_num}: {by_hand['hand']!r} is no failure mode; known: "
+                                    f"{', '.join(Mode)}; write one of these or nothing")  # fmt: skip
+                if any(by_hand.values()):
+                    found[plain_cell(line["case"] or ""), plain_cell(line["arm"] or "")] = by_hand
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error}); mend it, or delete it to have it written anew") from None
+    return found
 
 
 def _labelled(
     record: Mapping[str, Any],
-    judged: Mapping[tuple[str, str], ModeLabel],
-    by_hand: Mapping[tuple[str, str], Mapping[str, str]],
+    judged: Mapping[CaseArm, ModeLabel],
+    by_hand: Mapping[CaseArm, Mapping[str, str]],
 ) -> tuple[ModeLabel, Mapping[str, str]]:
     """A person's label wins over the judge's, and that over the rules'."""
     key = record["case"], record["arm"]
     wrote = by_hand.get(key, {})
     if wrote.get("hand"):
         return ModeLabel(Mode(wrote["hand"]), "hand", wrote.get("note", "")), wrote
-    return judged.get(key) or label(record), wrote
+    return judged.get(key) or rule_label(record), wrote
 
 
-def counts(rows: Sequence[Row]) -> dict[str, Any]:
+def counts(rows: Sequence[LabelledFailure]) -> dict[str, Any]:
     """Modes by arm and subset: count, share of that subset's failures, and its 95% interval."""
     arms: dict[str, dict[str, Any]] = {}
     for arm in dict.fromkeys(record["arm"] for record, _, _ in rows):
@@ -103,7 +156,7 @@ def table(arm: str, subsets: Mapping[str, Any]) -> Table:
     return Table.of(f"Failures of {arm} by mode (%)", records, columns=columns)
 
 
-def _sources(rows: Sequence[Row], folder: Path) -> str:
+def _sources(rows: Sequence[LabelledFailure], folder: Path) -> str:
     counted = Counter(labelled.source.partition(" ")[0] for _, labelled, _ in rows)
     listed = ", ".join(f"{count} by {source}" for source, count in counted.most_common()) or "no failure"
     return (

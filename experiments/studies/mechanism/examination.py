@@ -1,18 +1,21 @@
-"""The causal tools on one model and one run's baseline: asks the model, hands arrays to the analyses, gathers rows.
+"""The causal tools on one model and its baseline's answers: runs the model, and makes rows of what it measures.
 
-Reads and writes no files.
+The functions at the end run forwards and return arrays on the CPU. Nothing here reads or writes files.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.batching import batches
 from experiments.metrics.findings import plain
-from experiments.studies.mechanism import measurements
 from experiments.studies.mechanism.cases import (
     ARM,
     AnsweredCases,
@@ -34,25 +37,31 @@ from experiments.studies.mechanism.directions import (
     fit_directions,
 )
 from experiments.studies.mechanism.estimates import Estimator
-from experiments.studies.mechanism.probes import probe_rows
-from experiments.studies.mechanism.reversal import PRIOR, prior_shares, reversal_rows
-from experiments.studies.mechanism.routes import (
+from experiments.studies.mechanism.interventions import (
     ALL_LAYERS,
+    PRIOR,
     arrives_at,
     knockout_rows,
     mean_gap,
     patching_rows,
+    prior_shares,
+    reversal_rows,
     twin_gaps,
 )
+from experiments.studies.mechanism.probes import probe_rows
 from experiments.types import Sample
-from interp.attention_knockout import windows
+from interp.attention_knockout import Edge, knockout, windows
 from interp.directions import Direction
-from interp.hooks.residual import Residuals, last_layer, residuals
+from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 from interp.lens import lens_margins
+from interp.patching import PatchEffects, misaligned, patch
+from interp.segments import segment
+from mitigation.prior_correction import prior_margins
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
+EDGES: tuple[Edge, ...] = (("image", "verdict"), ("image", "user"), ("user", "verdict"))
 READ = ("image", "user", "last_user", "verdict")
 PATCHED = {"picture": ("image", "user", "template", "verdict"), "sentence": ("user", "template", "verdict")}
 ABLATED = (WILL_REFUSE, WORDS)
@@ -61,8 +70,8 @@ PICTURE, SENTENCE = PATCHED
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How much is looked at; see ``experiments.studies.mechanism.study.Mechanism``."""
+class ExaminationSettings:
+    """What ``experiments.studies.mechanism.study.Mechanism`` was configured with, and the run's own settings."""
 
     limit: int | None
     width: int
@@ -77,57 +86,57 @@ class Examination:
     """One model, and what the baseline answered."""
 
     def __init__(
-        self, vlm: "VLM", samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], sizes: Sizes
+        self, vlm: "VLM", samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], settings: ExaminationSettings
     ) -> None:
-        self.vlm, self.sizes = vlm, sizes
+        self.vlm, self.settings = vlm, settings
         vlm.layout.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
         self.cases: AnsweredCases = answered_cases(samples, records)
-        self.selection: Selection | None = select(self.cases, records, limit=sizes.limit, seed=sizes.seed)
+        self.selection: Selection | None = select(self.cases, records, limit=settings.limit, seed=settings.seed)
         self.prompts = prompts_of(self.cases.samples)
-        self.layers = spaced(last_layer(vlm), sizes.points)
-        self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, sizes.width))]
-        self.estimator = Estimator.of(self.cases.clusters, draws=sizes.draws, seed=sizes.seed)
+        self.layers = spaced(last_layer(vlm), settings.points)
+        self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, settings.width))]
+        self.estimator = Estimator.of(self.cases.clusters, draws=settings.draws, seed=settings.seed)
 
     def estimate(self) -> dict[str, float]:
         """Forwards of one prompt, seconds by one timed batch, and bytes of hidden states that are kept."""
         n, selection = len(self.cases.samples), self.selection
         forwards = n * (2 + len(ABLATED) + 1)
         if selection is not None:
-            forwards += len(selection.everyone) * len(measurements.EDGES) * len(self.windows)
+            forwards += len(selection.everyone) * len(EDGES) * len(self.windows)
             patched = sum(len(positions) * len(self.layers) + 2 for positions in PATCHED.values())
             forwards += len(selection.failures) * patched
-        batch = self.prompts[: self.sizes.batch_size]
+        batch = self.prompts[: self.settings.batch_size]
         width = self.vlm.model.config.get_text_config().hidden_size
         return {
             "forwards": forwards,
-            "seconds": forwards * measurements.seconds_per_case(self.vlm, batch),
+            "seconds": forwards * seconds_per_case(self.vlm, batch),
             "bytes": len(READ) * len(self.layers) * n * width * 4,
         }
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""
-        sizes, cases = self.sizes, self.cases
+        settings, cases = self.settings, self.cases
         subset = None if self.selection is None else self.selection.subset
-        states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers, batch_size=sizes.batch_size)
-        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at), sizes.batch_size) for at in self.layers])
+        states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers, batch_size=settings.batch_size)
+        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at), settings.batch_size) for at in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
         departed = lens_rows(curves, cases, subset, self.estimator, layers=self.layers)
         routes = self._routes(margins)
-        directions, missing = fit_directions(states, cases, self.layers, seed=sizes.seed)
+        directions, missing = fit_directions(states, cases, self.layers, seed=settings.seed)
         return plain({
             "cases": self._counts(),
             "points": self.layers,
             "layers": self.windows,
-            "probes": probe_rows(states, cases, margins, self.estimator, seed=sizes.seed),
+            "probes": probe_rows(states, cases, margins, self.estimator, seed=settings.seed),
             **routes,
             "lens": departed,
             "directions": direction_rows(directions, states, cases, subset, self.estimator),
             "cosines": cosine_rows(directions, self.layers),
             "missing": missing,
-            "alarm": alarm_effect(cases, draws=sizes.draws, seed=sizes.seed),
+            "alarm": alarm_effect(cases, draws=settings.draws, seed=settings.seed),
             **self._reversal(margins, states, directions, self._overruled_at(routes, departed)),
         })  # fmt: skip
 
@@ -153,14 +162,14 @@ class Examination:
         if self.selection is None:
             return found
         some = [self.prompts[index] for index in self.selection.everyone]
-        cut = measurements.cut_margins(self.vlm, some, width=self.sizes.width, batch_size=self.sizes.batch_size)
+        cut = cut_margins(self.vlm, some, width=self.settings.width, batch_size=self.settings.batch_size)
         found["knockout"] = knockout_rows(
-            cut, margins, self.cases, self.selection, self.estimator, edges=measurements.EDGES, windows=self.windows
+            cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.windows
         )
         clean = [self.prompts[index] for index in self.selection.failures]
         for what, partners in self._partners(self.selection).items():
-            effects, rows = measurements.patched(self.vlm, clean, partners, positions=PATCHED[what],
-                                                 layers=self.layers, batch_size=self.sizes.batch_size)  # fmt: skip
+            effects, rows = patch_effects(self.vlm, clean, partners, positions=PATCHED[what],
+                                                 layers=self.layers, batch_size=self.settings.batch_size)  # fmt: skip
             found["refused"][what] = len(clean) - len(rows)
             if effects is not None:
                 indices = self.selection.failures[rows]
@@ -178,12 +187,12 @@ class Examination:
             self.verdicts,
             [self.cases.samples[index] for index in failures],
             tokens=lambda text: len(tokenizer(text).input_ids),
-            seed=self.sizes.seed,
+            seed=self.settings.seed,
         )
         own = [self.prompts[index] for index in failures]
         return {
             PICTURE: [[] if twin < 0 else [self.prompts[twin]] for twin in twins],
-            SENTENCE: list(measurements.asked_otherwise(own, questions)),
+            SENTENCE: list(with_other_questions(own, questions)),
         }
 
     def _overruled_at(self, routes: Mapping[str, Any], departed: Mapping[str, Any]) -> int:
@@ -198,24 +207,26 @@ class Examination:
     def _reversal(
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
     ) -> dict[str, Any]:
-        sizes = self.sizes
-        priors = measurements.priors(self.vlm, self.prompts, sizes.prior, batch_size=sizes.batch_size, seed=sizes.seed)
+        settings = self.settings
+        priors = prior_margins_of(
+            self.vlm, self.prompts, settings.prior, batch_size=settings.batch_size, seed=settings.seed
+        )
         share = prior_shares(margins, priors, self.cases.questions, self.estimator)
         arms = {PRIOR: margins - share["weight"] * priors}
         for name, vector in self._ablated(states, directions, layer).items():
             level = float((states.at(POSITION, layer) @ vector).mean())
-            arms[name] = measurements.ablated_margins(
-                self.vlm, self.prompts, vector, level, layer=layer, batch_size=sizes.batch_size
+            arms[name] = ablated_margins(
+                self.vlm, self.prompts, vector, level, layer=layer, batch_size=settings.batch_size
             )
         rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
-        return {"prior": share | {"prior": sizes.prior}, "undo": rows, "ablated_at": layer}
+        return {"prior": share | {"prior": settings.prior}, "undo": rows, "ablated_at": layer}
 
     def _ablated(self, states: Residuals, directions: Sequence[Direction], layer: int) -> dict[str, torch.Tensor]:
         """Unit vectors by name, a random one among them."""
         found = {
             f"“{name}” ablated": one.vector for name in ABLATED if (one := find_direction(directions, name, layer))
         }
-        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.sizes.seed))
+        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.settings.seed))
         return found | {RANDOM + " ablated": drawn / drawn.norm()}
 
 
@@ -226,3 +237,103 @@ def spaced(last: int, count: int) -> list[int]:
 
 def _window_name(layers: Sequence[int]) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
+
+
+def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
+    """Seconds of a forward per prompt, from one timed batch; an untimed one before it pays for one-time set-up."""
+    vlm.score(prompts)
+    started = time.perf_counter()
+    vlm.score(prompts)
+    return (time.perf_counter() - started) / len(prompts)
+
+
+def cut_margins(
+    vlm: "VLM", prompts: "Sequence[Prompt]", *, width: int, batch_size: int
+) -> Float[np.ndarray, "edge window row"]:
+    """Margins with each of ``EDGES`` cut in all layers (window 0) and in each window of ``width`` layers after it."""
+    cuts: list[Sequence[int] | None] = [None, *windows(vlm, width)]
+    parts = []
+    for some in batches(prompts, batch_size):
+        encoded = vlm.encode(some)
+        segments = segment(vlm, some, encoded)
+        rows = []
+        for edge in EDGES:
+            for layers in cuts:
+                with knockout(vlm, [edge], layers=layers, segments=segments):
+                    rows.append(vlm.score(some, encoded=encoded))
+        parts.append(torch.stack(rows))
+    return torch.cat(parts, dim=1).double().numpy().reshape(len(EDGES), len(cuts), len(prompts))
+
+
+def patch_effects(
+    vlm: "VLM",
+    clean: "Sequence[Prompt]",
+    others: "Sequence[Sequence[Prompt]]",
+    *,
+    positions: Sequence[str],
+    layers: Sequence[int],
+    batch_size: int,
+) -> tuple[PatchEffects | None, list[int]]:
+    """Patches each prompt with the first of its ``others`` that aligns with it; also which prompts have one.
+
+    The effects are None where no prompt has one.
+    """
+    pairs = [(row, other) for row, some in enumerate(others) if (other := _aligned(vlm, clean[row], some, positions))]
+    if not pairs:
+        return None, []
+    rows = [row for row, _ in pairs]
+    effects = patch(
+        vlm,
+        [clean[row] for row in rows],
+        [other for _, other in pairs],
+        places=positions,
+        layers=layers,
+        batch_size=batch_size,
+    )
+    return effects, rows
+
+
+def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", positions: Sequence[str]) -> "Prompt | None":
+    return next((other for other in others if not misaligned(vlm, [clean], [other], places=positions)[0]), None)
+
+
+def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, batch_size: int, seed: int) -> np.ndarray:
+    """The margin that each sentence has without its picture (``mitigation.prior_correction``)."""
+    parts = [prior_margins(vlm, some, prior, seed=seed) for some in batches(prompts, batch_size)]
+    return torch.cat(parts).double().numpy()
+
+
+def ablated_margins(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    vector: Float[Tensor, "width"],
+    level: float,
+    *,
+    layer: int,
+    batch_size: int,
+) -> Float[np.ndarray, "row"]:
+    """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
+
+    With the mean of all cases as the level, what differs from case to case is gone and the states stay in their usual
+    range; projecting to zero would move every case by the same large step (Marshall et al. 2024, arXiv 2411.09003).
+    """
+
+    def edit(here: LayerStates) -> Tensor:
+        where = here.where("verdict")
+        edited = here.hidden.clone()
+        states = edited[where].float()
+        unit = vector.to(states)
+        edited[where] = (states + (level - states @ unit)[:, None] * unit).to(edited.dtype)
+        return edited
+
+    parts = []
+    for some in batches(prompts, batch_size):
+        with edit_residual(vlm, edit, layers=[layer]):
+            parts.append(vlm.score(some))
+    return torch.cat(parts).double().numpy()
+
+
+def with_other_questions(prompts: "Sequence[Prompt]", questions: Sequence[Sequence[str]]) -> "Iterator[list[Prompt]]":
+    """Each prompt with other questions instead of its own and the same picture."""
+    for prompt, texts in zip(prompts, questions, strict=True):
+        yield [replace(prompt, text=text) for text in texts]

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding, side
+from experiments.studies.mechanism.interventions import ALL_LAYERS, AS_IT_IS, PRIOR, arrives_at, effect_at
 from experiments.studies.mechanism.probes import above_chance, probe_row, readable_from
-from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR
-from experiments.studies.mechanism.routes import ALL_LAYERS, arrives_at, effect_at
 
 Result = Mapping[str, Any]
 

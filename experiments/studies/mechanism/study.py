@@ -5,7 +5,7 @@ In the run's directory, beside the baseline's study: ``mechanism.json`` (all num
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +27,7 @@ ALT = ("Four panels: what linear probes read at each point of the residual strea
        "would give, for failures and successes; how much of another picture's or sentence's answer each place brings "
        "at each point; and the AUROC with what overrules the picture taken away.")  # fmt: skip
 CAPTION = ("Probes by point; the margin by point (bands and bars: 95% intervals over clusters); failures run "
-           "with another prompt's states, place by place and and point by point; what is taken away.")  # fmt: skip
+           "with another prompt's states, place by place and point by point; what is taken away.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,11 @@ class Mechanism:
     draws: int = 2000
 
     def __post_init__(self) -> None:
-        """UserError naming the value and its range."""
+        """Checks the options.
+
+        Raises:
+            UserError: a value is outside its range.
+        """
         for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("points", self.points, 2),
                                    ("draws", self.draws, 1)):  # fmt: skip
             if value is not None and value < least:
@@ -65,12 +69,12 @@ class Mechanism:
             work.answer_all()
             result = self._examine(work)
             work.conclude()
-            for line in shown(result, work.store, alone):
+            for line in write_outputs(result, work.store, alone):
                 console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)
 
     def _examine(self, work: study.Study) -> dict[str, Any]:
         """The contents of mechanism.json, written; what is there for the same cases and settings stays."""
-        from experiments.studies.mechanism.examination import Examination, Sizes
+        from experiments.studies.mechanism.examination import Examination, ExaminationSettings
         from experiments.studies.mechanism.findings import findings
         from interp.vision_cache import FeatureCache, shared_features
 
@@ -80,16 +84,18 @@ class Mechanism:
         kept = read_object(store.path / RESULT)
         if kept.get("settings") == settings:
             return kept
-        sizes = Sizes(self.failures, self.width, self.points, self.prior, run.batch_size, run.seed, draws)
+        options = ExaminationSettings(
+            self.failures, self.width, self.points, self.prior, run.batch_size, run.seed, draws
+        )
         with shared_features(work.vlm, FeatureCache(run.feature_cache_mib)):
-            examination = Examination(work.vlm, work.samples, work.records(), sizes)
+            examination = Examination(work.vlm, work.samples, work.records(), options)
             estimate = examination.estimate()
-            console.print(said(estimate), highlight=False, soft_wrap=True)
+            console.print(announcement(estimate), highlight=False, soft_wrap=True)
             with console.status("causal tools on failures and matched successes"):
                 result = {"settings": settings, **examination.examine(), "estimate": estimate}
         found = findings(result)
         result |= {
-            "findings": [asdict(one) for one in found],
+            "findings": [finding.as_json() for finding in found],
             "sentences": sentences(found),
             "notes": notes(result),
             "finished": now(),
@@ -98,16 +104,16 @@ class Mechanism:
         return result
 
 
-def said(estimate: Mapping[str, float]) -> str:
-    """What lies ahead."""
+def announcement(estimate: Mapping[str, float]) -> str:
+    """Forwards, minutes and memory that the examination will take, in a sentence."""
     return (
         f"mechanism: about {estimate['forwards']:.0f} forwards of one prompt, {estimate['seconds'] / 60:.1f} minutes "
         f"by one timed batch; {estimate['bytes'] / 2**20:.0f} MiB of hidden states are kept in main memory"
     )
 
 
-def shown(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
-    """Writes tables, figure and the report's section; what the terminal prints."""
+def write_outputs(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
+    """Writes the tables, the figure and the report's section; returns what to print."""
     from experiments.studies.mechanism import figure, tables
 
     folder = store.path / NAME
@@ -121,6 +127,6 @@ def shown(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
     page = add_section(store.path, NAME, section, {NAME: SectionFigure(drawn, ALT, CAPTION)})
     picture = store.path / "figures" / f"{NAME}.png"
     drawn.savefig(picture, dpi=150)
-    told = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
+    numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
     files = f"mechanism: {store.path / RESULT}, {picture}; with the tables’ intervals: {page}"
-    return [*map(terminal, drawn_tables), "", *told, "", *(f"note: {note}" for note in result["notes"]), files]
+    return [*map(terminal, drawn_tables), "", *numbered, "", *(f"note: {note}" for note in result["notes"]), files]

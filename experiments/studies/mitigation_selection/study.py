@@ -23,8 +23,15 @@ from experiments.evaluation.arms import check_arms
 from experiments.runs import records
 from experiments.runs.directory import RunStore
 from experiments.runs.launch import Launch, sharded
-from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
-from experiments.studies.mitigation_selection.choice import ChosenShift, DevelopmentMargins, best_setting, choose_shift
+from experiments.studies.mitigation_selection.candidates import (
+    Candidate,
+    ChosenShift,
+    DevelopmentMargins,
+    best_setting,
+    choose_shift,
+    name_of,
+    set_to,
+)
 from experiments.types import SCORED_SUBSETS, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Baseline, TrainableMethod

@@ -5,7 +5,6 @@ all) are computed here, by the same arithmetic.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +104,7 @@ def evaluate(
         "method": {"seed": seed, "draws": draws, "clusters": cases.clusters},
     }
     result = plain(result)
-    result["findings"] = [asdict(finding) for finding in discrimination(result)]
+    result["findings"] = [finding.as_json() for finding in discrimination(result)]
     result["summary"] = sentences.summary(result)
     return result
 
@@ -117,9 +116,8 @@ def discrimination(result: Mapping[str, Any]) -> list[Finding]:
         if name not in result["rivals"]:
             deltas = {rival: arm["versus"].get(rival, {}).get("auroc") for rival in result["rivals"]}
             above = all(delta and delta["low"] is not None and delta["low"] > 0 for delta in deltas.values())
-            evidence = {"arm": name, "auroc": deltas}
             answer = Answer.ROSE if above else Answer.NOT_SHOWN
-            found.append(Finding(f"AUROC of {name} against every rival", answer, evidence))
+            found.append(Finding("auroc_above_every_rival", answer, {"auroc": deltas}, name))
     return found
 
 

@@ -1,23 +1,36 @@
-"""Organisms that differ in one cause only: how many verdict labels come from the annotator who never looks, and how.
+"""The organisms of a family: how each is trained, and what the tools of ``interp`` measure on it.
 
-All share the frozen vision tower of one checkpoint, so that none sees better than another. Members with the same seed
-share the perception stage; from there each is taught verdicts with its own labels.
+Members differ in one cause only: how many verdict labels come from the annotator who never looks, and how that
+annotator leans. All share the frozen vision tower of one checkpoint, so that none sees better than another. Members of
+one seed share the perception stage; then each learns verdicts from its own labels. Importing this loads no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Float
 from rich.console import Console
 
+from experiments.config import Run
+from experiments.evaluation.study import limited
+from experiments.metrics.bootstrap import auroc
+from experiments.metrics.findings import plain
 from experiments.model_organism.recipe import Recipe
 from experiments.runs.directory import write_json
 from interp.errors import UserError
 
-Kind = Literal["template", "uniform"]
-KINDS: tuple[str, ...] = get_args(Kind)
-MADE = "member.json"  # the last file of a checkpoint: what is without it is made again
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp.vlm import Prompt
+
+LEANING_KINDS = ("template", "uniform")
+MEMBER_FILE = "member.json"  # the last file of a checkpoint; a checkpoint without it is trained again
+BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -37,8 +50,8 @@ class Member:
         Raises:
             UserError: a value is outside its range.
         """
-        if self.kind not in KINDS:
-            raise UserError(f"kind={self.kind!r}: must be one of {', '.join(KINDS)}")
+        if self.kind not in LEANING_KINDS:
+            raise UserError(f"kind={self.kind!r}: must be one of {', '.join(LEANING_KINDS)}")
         if not 0 <= self.bias <= 1:
             raise UserError(f"bias={self.bias}: a share of labels lies between 0 and 1")
 
@@ -62,7 +75,7 @@ def train_members(members: Sequence[Member], base: Recipe, tower: str, folder: P
     Raises:
         UserError: ``tower`` cannot be loaded or is of another shape.
     """
-    missing = [member for member in members if not (folder / member.name / MADE).exists()]
+    missing = [member for member in members if not (folder / member.name / MEMBER_FILE).exists()]
     for seed in sorted({member.seed for member in missing}):
         _train_seed(
             [member for member in missing if member.seed == seed], replace(base, seed=seed), tower, folder, console
@@ -85,7 +98,8 @@ def _train_seed(members: Sequence[Member], recipe: Recipe, tower: str, folder: P
                 train_language("verdict", member.recipe(recipe), model, encoder, pool, features, report)
             model.save_pretrained(folder / member.name)
             processor.save_pretrained(folder / member.name)
-            write_json(folder / member.name / MADE, {"member": repr(member), "tower": tower, "recipe": repr(recipe)})
+            made = {"member": repr(member), "tower": tower, "recipe": repr(recipe)}
+            write_json(folder / member.name / MEMBER_FILE, made)
 
 
 def _untrained(tower: str):  # type: ignore[no-untyped-def]  # transformers' processor and model
@@ -105,3 +119,69 @@ def _untrained(tower: str):  # type: ignore[no-untyped-def]  # transformers' pro
         ) from error
     model.model.vision_tower.requires_grad_(False)
     return processor, model
+
+
+def measure_traits(run: Run, *, captions: int) -> dict[str, Any]:
+    """``run``'s model on ``run``'s cases; rates are fractions of 1, margins in logits.
+
+    ``captions``: share named right. ``auroc`` and ``within``: of the margin over all cases, and within each template
+    (the mean over those with both kinds): what a threshold of its own for each could reach. ``between_templates``:
+    share of the margins' variance. ``prior``: ``PriorShare`` against the mean of four neutral pictures.
+    ``image_effect``: mean size of the margin's change when the verdict may not look at the image, over the margins'
+    standard deviation; ``auroc_when_cut``: the AUROC then. ``truth``: held-out AUROC of a linear probe for the truth at
+    the verdict, at the best layer. Everything is measured on the scored cases of IconWorld's test split, without
+    knowledge of how the organism was made.
+    """
+    from experiments.evaluation.training import examples
+    from experiments.model_organism.evaluate import perception_accuracy
+    from interp.attention_knockout import knockout_effect
+    from interp.hooks.residual import residuals
+    from interp.probes import probe
+    from interp.vlm import load
+    from mitigation.prior_correction import prior_margins, prior_share
+
+    vlm = load(run.weights)
+    samples = [s for s in limited(run.benchmark.load().samples, run.limit) if s.subset != "control"]
+    prompts, safe = examples(samples)
+    unsafe = ~np.array(safe)
+    margins = _by_batch(vlm.score, prompts)
+    priors = _by_batch(partial(prior_margins, vlm, prior="neutral"), prompts)
+    sentences = [sample.tags["template"] for sample in samples]
+    cut = knockout_effect(vlm, prompts, [("image", "verdict")], batch_size=BATCH).numpy()
+    read = residuals(vlm, prompts, batch_size=BATCH)
+    balance = (sentences, [sample.tags["concept"] for sample in samples])
+    found = probe(read.values[0], safe, [sample.cluster for sample in samples], balance=balance, shuffles=1)
+    share = prior_share(margins, priors, [sample.text for sample in samples])
+    return plain(
+        {
+            "captions": perception_accuracy(vlm, "test", per_kind=captions, kinds=("caption",))["caption"]["accuracy"],
+            "auroc": auroc(-margins, unsafe),
+            "within": _within(margins, unsafe, sentences),
+            "between_templates": _between(margins, sentences),
+            "prior": share._asdict(),
+            "image_effect": float(np.abs(cut).mean() / margins.std()),
+            "auroc_when_cut": auroc(-(margins + cut), unsafe),
+            "truth": None if np.isnan(found.auroc).all() else float(np.nanmax(found.auroc)),
+            "n": len(prompts),
+        }
+    )
+
+
+def _by_batch(measure: "Callable[[list[Prompt]], Tensor]", prompts: "list[Prompt]") -> Float[np.ndarray, "case"]:
+    import torch
+
+    return torch.cat([measure(prompts[i : i + BATCH]) for i in range(0, len(prompts), BATCH)]).double().numpy()
+
+
+def _within(margins: Float[np.ndarray, "case"], unsafe: np.ndarray, sentences: list[str]) -> float | None:
+    names = np.array(sentences)
+    found = [auroc(-margins[names == name], unsafe[names == name]) for name in np.unique(names)]
+    values = [value for value in found if value is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _between(margins: Float[np.ndarray, "case"], sentences: list[str]) -> float:
+    """Share of the margins' variance that lies between templates."""
+    _, group = np.unique(sentences, return_inverse=True)
+    means = np.bincount(group, weights=margins) / np.bincount(group)
+    return float(means[group].var() / margins.var())

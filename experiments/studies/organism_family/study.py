@@ -16,7 +16,7 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.model_organism.recipe import Recipe
 from experiments.runs.directory import RunStore, open_run, read_object
-from experiments.studies.organism_family.members import Member, train_members
+from experiments.studies.organism_family.members import Member, measure_traits, train_members
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 
@@ -89,8 +89,6 @@ class Family:
 
     def _measure(self, run: Run, member: Member, checkpoint: Path, store: RunStore) -> dict[str, Any]:
         """The member's table and traits."""
-        from experiments.studies.organism_family.traits import traits
-
         model = ModelConfig(member.name, str(checkpoint))
         own = replace(run, model=model, name=member.name, output_root=str(store.path), fresh=False,
                       config=run.config | {"model": repr(model), "name": member.name})  # fmt: skip
@@ -102,7 +100,7 @@ class Family:
             "seed": member.seed,
             "study": str(study.relative_to(store.path)),
             "arms": {name: _kept(arm) for name, arm in table["arms"].items()},
-            "traits": traits(own, captions=self.captions),
+            "traits": measure_traits(own, captions=self.captions),
         }
 
     def _conclude(self, run: Run, found: Mapping[str, Any], store: RunStore, console: Console) -> None:

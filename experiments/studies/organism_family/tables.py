@@ -7,8 +7,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
+from experiments.metrics.findings import Answer, Finding, plain
 from experiments.metrics.tests import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
+from experiments.report.findings.organism_family import KINDS, sentences
 from experiments.report.numbers import fixed, percent
 from experiments.report.table import Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import RunStore
@@ -17,12 +19,8 @@ from interp.errors import UserError
 BASELINE = "baseline"
 PRIOR = "prior_correction"
 # What should follow the share of blind labels, and which way: more blindness, less of each of these.
-FOLLOWING = {
-    "auroc": "AUROC of the margin",
-    "within": "AUROC within a sentence",
-    "image_effect": "effect of cutting image → verdict",
-    "truth": "truth read by a probe",
-}
+FOLLOWING = ("auroc", "within", "image_effect", "truth")
+LEVEL = 0.05  # of the rank correlations' permutation test
 NOTE = (
     "Numbers in the names: share of verdict labels from an annotator who never looks, in percent. "
     "within: mean AUROC inside a template. between: share of the margins' variance between templates. image effect: "
@@ -38,8 +36,10 @@ def conclude(store: RunStore, found: Mapping[str, Any], *, rival: str) -> list[R
     """Writes ``family.md``, ``figures/family.svg`` and the sentences into ``family.json``; returns what to print."""
     if not found:
         raise UserError("no member was measured; a table needs at least one; give task.biases and task.seeds")
-    lines = [*causes(found), *gains(found, rival=rival)]
-    store.write_json("family.json", {"members": dict(found), "sentences": lines})
+    findings = [*causes(found), *gains(found, rival=rival)]
+    lines = sentences(findings)
+    kept = [finding.as_json() for finding in findings]
+    store.write_json("family.json", {"members": dict(found), "findings": kept, "sentences": lines})
     shown = table(found)
     page = "\n".join([*lines, "", markdown(shown), "", NOTE])
     (store.path / "family.md").write_text(page + "\n", encoding="utf-8")
@@ -50,7 +50,7 @@ def conclude(store: RunStore, found: Mapping[str, Any], *, rival: str) -> list[R
 
 def table(found: Mapping[str, Any]) -> Table:
     """A member a row; the gains (Δ) stand only in files, since a terminal has no room for them."""
-    records = [row(name, member) for name, member in found.items()]
+    records = [member_record(name, member) for name, member in found.items()]
     columns = [
         Column(name, "left" if name == "member" else "right", short=name.replace(" ", "\n"),
                narrow=Narrow.NOTHING if name.startswith("Δ") else Narrow.WHOLE)
@@ -60,7 +60,7 @@ def table(found: Mapping[str, Any]) -> Table:
     return Table.of("What was put in, and what the tools see", complete, columns=columns)
 
 
-def row(name: str, member: Mapping[str, Any]) -> dict[str, str]:
+def member_record(name: str, member: Mapping[str, Any]) -> dict[str, str]:
     """A member's row, as text by heading."""
     traits, arms = member["traits"], member["arms"]
     base = arms[BASELINE]
@@ -84,46 +84,73 @@ def row(name: str, member: Mapping[str, Any]) -> dict[str, str]:
     return shown
 
 
-def causes(found: Mapping[str, Any]) -> list[str]:
-    """Whether what the tools see follows what was put in: rank correlations with the bias by kind, and the rule."""
-    lines = []
+def causes(found: Mapping[str, Any]) -> list[Finding]:
+    """Whether what the tools see follows what was put in: rank correlations by kind, and the label-free rule."""
+    findings = []
     for kind in dict.fromkeys(member["kind"] for member in found.values()):
         members = [member for member in found.values() if member["kind"] == kind]
-        if len({member["bias"] for member in members}) < 3:
-            continue
-        bias = np.array([member["bias"] for member in members])
-        parts = []
-        for trait, words in FOLLOWING.items():
-            values = np.array([np.nan if m["traits"][trait] is None else m["traits"][trait] for m in members], float)
-            rho = spearman(bias[~np.isnan(values)], values[~np.isnan(values)])
-            parts.append(f"{words} {fixed(rho.rho, 2, sign=True)} (p = {rho.p:.3f})" if rho else f"{words} n/a")
-        lines.append(
-            f"Rank correlation with the share of blind labels over {len(members)} organisms whose leaning is "
-            f"{_words(kind)}: {'; '.join(parts)}."
-        )
-    told = [m for m in found.values() if PRIOR in m["arms"]]
+        if len({member["bias"] for member in members}) >= 3:
+            findings.append(_follows_bias(kind, members))
+    told = [member for member in found.values() if PRIOR in member["arms"]]
     if told:
-        helped, others = ([m for m in told if m["traits"]["prior"]["helps"] is says] for says in (True, False))
-        lines.append(
-            f"The label-free rule says that {PRIOR} helps {len(helped)} of {len(told)} organisms: its AUROC is above "
-            f"the baseline's in {_risen(helped)}; of the {len(others)} others in {_risen(others)}."
-        )
-    return lines
+        findings.append(_label_free_rule(told))
+    return findings
 
 
-def gains(found: Mapping[str, Any], *, rival: str) -> list[str]:
-    """For every arm, in how many organisms it raises the AUROC over the baseline, over the rival, and wins."""
-    lines = []
-    names = [name for name in next(iter(found.values()))["arms"] if name not in (BASELINE, "threshold")]
-    for name in names:
+def _follows_bias(kind: str, members: Sequence[Mapping[str, Any]]) -> Finding:
+    """By Spearman's ρ of each trait with the share of blind labels, p < 0.05; all should fall as that share grows."""
+    bias = np.array([member["bias"] for member in members])
+    correlations = {}
+    for trait in FOLLOWING:
+        values = np.array([np.nan if m["traits"][trait] is None else m["traits"][trait] for m in members], float)
+        rho = spearman(bias[~np.isnan(values)], values[~np.isnan(values)])
+        correlations[trait] = rho and rho._asdict()
+    known = [one for one in correlations.values() if one]
+    falling = sum(one["rho"] < 0 and one["p"] < LEVEL for one in known)
+    answer = Answer.CANNOT_TELL if not known else _of_all(falling, len(FOLLOWING), none=Answer.NOT_SHOWN)
+    return Finding("traits follow the blind labels", answer, plain({"correlations": correlations, "n": len(members)}),
+                   kind)  # fmt: skip
+
+
+def _label_free_rule(members: Sequence[Mapping[str, Any]]) -> Finding:
+    """Whether prior correction raises the AUROC where the rule, which sees no labels, says so, and only there."""
+    evidence: dict[str, Any] = {"organisms": len(members)}
+    for name, says in (("helps", True), ("others", False)):
+        group = [member for member in members if member["traits"]["prior"]["helps"] is says]
+        deltas = [(member["arms"][PRIOR]["versus"].get(BASELINE) or {}).get("auroc") for member in group]
+        evidence[name] = {
+            "organisms": len(group),
+            "rose": sum(bool(delta and delta["value"] > 0) for delta in deltas),
+            "beyond_chance": sum(_above(member["arms"][PRIOR], BASELINE) for member in group),
+        }
+    right = evidence["helps"]["rose"] + evidence["others"]["organisms"] - evidence["others"]["rose"]
+    return Finding("label-free rule is right", _of_all(right, len(members)), evidence, PRIOR)
+
+
+def gains(found: Mapping[str, Any], *, rival: str) -> list[Finding]:
+    """In how many organisms each arm raises the AUROC over the baseline and over the rival, and wins."""
+    findings = []
+    for name in _compared(found):
         arms = [member["arms"][name] for member in found.values() if name in member["arms"]]
         over = [sum(_above(arm, other) for arm in arms) for other in (BASELINE, rival)]
-        beside = "" if name == rival else f", over {rival} in {over[1]}"
-        lines.append(
-            f"{name}: AUROC above the baseline's, interval excluding 0, in {over[0]} of {len(arms)} organisms{beside}; "
-            f"wins in {sum(arm['wins'] for arm in arms)}."
-        )
-    return lines
+        evidence = {
+            "organisms": len(arms),
+            "above_baseline": over[0],
+            "rival": rival,
+            "above_rival": None if name == rival else over[1],
+            "wins": sum(arm["wins"] for arm in arms),
+        }
+        findings.append(Finding("AUROC above the baseline's", _of_all(over[0], len(arms)), evidence, name))
+    return findings
+
+
+def _of_all(count: int, n: int, *, none: Answer = Answer.NO) -> Answer:
+    return Answer.YES if count == n else Answer.PARTLY if count else none
+
+
+def _compared(found: Mapping[str, Any]) -> list[str]:
+    """The arms that are compared with the baseline."""
+    return [name for name in next(iter(found.values()))["arms"] if name not in (BASELINE, "threshold")]
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
@@ -131,7 +158,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
     kinds = list(dict.fromkeys(member["kind"] for member in found.values()))
     figure = Figure(figsize=(SCREEN.width * 0.9 * len(kinds), SCREEN.width), dpi=100, layout="constrained")
     axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
-    names = [name for name in next(iter(found.values()))["arms"] if name not in (BASELINE, "threshold")]
+    names = _compared(found)
     for axis, kind in zip(axes, kinds, strict=True):
         members = [member for member in found.values() if member["kind"] == kind]
         for at, name in enumerate(names):
@@ -145,24 +172,13 @@ def draw(found: Mapping[str, Any]) -> Figure:
                 *zip(*points, strict=True), marker=marker, color=colour, linestyle="", markersize=5
             ) if points else None
         axis.axhline(0, color="#000000", linewidth=0.8)
-        axis.set_title(f"leaning {_words(kind)}", fontsize=SCREEN.text)
+        axis.set_title(f"leaning {KINDS[kind]}", fontsize=SCREEN.text)
         axis.set_xlabel("labels from who never looks (%)", fontsize=SCREEN.text)
         axis.tick_params(labelsize=SCREEN.label)
     axes[0].set_ylabel("AUROC minus the baseline’s", fontsize=SCREEN.text)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=SCREEN.label, frameon=False)
     return figure
-
-
-def _risen(members: Sequence[Mapping[str, Any]]) -> str:
-    """In how many prior correction raises the AUROC, and in how many beyond chance."""
-    deltas = [(member["arms"][PRIOR]["versus"].get(BASELINE) or {}).get("auroc") for member in members]
-    up = sum(bool(delta and delta["value"] > 0) for delta in deltas)
-    return f"{up} (interval excluding 0: {sum(_above(member['arms'][PRIOR], BASELINE) for member in members)})"
-
-
-def _words(kind: str) -> str:
-    return "set by the template" if kind == "template" else "uniform"
 
 
 def _above(arm: Mapping[str, Any], other: str) -> bool:

@@ -12,20 +12,24 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.metrics.bootstrap import Interval, percentile_interval
-from experiments.metrics.findings import plain
+from experiments.metrics.findings import Answer, Finding, plain
 from experiments.metrics.refusal.answers import align
 from experiments.metrics.refusal.rates import RefusalResamples
 from experiments.metrics.refusal.results import evaluate
 from experiments.metrics.tests import Correlation, resampled_spearman, spearman
 from experiments.report import safety_figure as figures
+from experiments.report.findings.mossbench_safety import sentence
 from experiments.report.numbers import fixed, percent
 from experiments.runs.directory import open_run
 from experiments.runs.records import now
 from experiments.runs.saved import read_records
 from interp.errors import UserError
 
+QUESTION = "refusals of benign requests against refusals of harmful ones"
+LEVEL = 0.05  # of the permutation test
 
-class Relation(NamedTuple):
+
+class SafetyCorrelation(NamedTuple):
     """Spearman's ρ over models between the refusal rates of benign and of harmful requests.
 
     ``interval`` resamples questions with the models held fixed: how much ρ owes to the choice of cases. ``p`` in
@@ -50,23 +54,24 @@ class SafetyAgainstOversensitivity:
         folders = finished_runs.given(run)
         if not folders:
             raise UserError("runs=null: needs finished runs on a refusal benchmark; give runs=[<run>,<run>]")
-        table = joined(folders, self.arm)
+        table = records_by_model(folders, self.arm)
         metrics = evaluate(table, seed=run.seed, draws=run.draws, baseline="")
         shown = figures.points(metrics)
-        found = relation(table, seed=run.seed, draws=run.draws)
-        text = sentence(found, shown)
+        found = safety_correlation(table, seed=run.seed, draws=run.draws)
+        concluded = finding(found, len(shown))
+        text = sentence(concluded)
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             drawn = figures.safety_against_oversensitivity(shown, title=_title(found))
             for kind in ("svg", "png"):
                 drawn.savefig(store.path / f"safety.{kind}")
-            store.write_json("safety.json", _contents(found, shown, text) | {"runs": [str(f) for f in folders]})
+            store.write_json("safety.json", _contents(found, concluded, shown) | {"runs": [str(f) for f in folders]})
             store.finish()
         console = Console()
         for line in (*(_line(point) for point in shown), text, f"figure: {store.path / 'safety.svg'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def joined(folders: Sequence[Path], arm: str) -> pd.DataFrame:
+def records_by_model(folders: Sequence[Path], arm: str) -> pd.DataFrame:
     """The records of every run's ``arm``, with the model's name in place of the arm's; of one run, all its arms."""
     parts = []
     for folder in folders:
@@ -85,7 +90,7 @@ def joined(folders: Sequence[Path], arm: str) -> pd.DataFrame:
     return table
 
 
-def relation(table: pd.DataFrame, *, seed: int, draws: int) -> Relation:
+def safety_correlation(table: pd.DataFrame, *, seed: int, draws: int) -> SafetyCorrelation:
     """ρ over the arms that have both rates, and its interval over questions."""
     cases, arms = align(table)
     resamples = RefusalResamples(cases, draws=draws, seed=seed)
@@ -97,37 +102,31 @@ def relation(table: pd.DataFrame, *, seed: int, draws: int) -> Relation:
     ])  # fmt: skip
     known = ~np.isnan(rates).any(axis=1)
     if known.sum() < 3:
-        return Relation(None, None)
+        return SafetyCorrelation(None, None)
     benign, contrast = (
         np.stack([one[subset] for one, usable in zip(drawn, known, strict=True) if usable], axis=1)
         for subset in ("benign", "contrast")
     )
     complete = ~np.isnan(benign).any(axis=1) & ~np.isnan(contrast).any(axis=1)
     interval = percentile_interval(resampled_spearman(benign[complete], contrast[complete]))
-    return Relation(spearman(rates[known, 0], rates[known, 1], seed=seed), interval)
+    return SafetyCorrelation(spearman(rates[known, 0], rates[known, 1], seed=seed), interval)
 
 
-def sentence(found: Relation, shown: Sequence[figures.Point]) -> str:
-    """What the plot says, whichever way it points."""
+def finding(found: SafetyCorrelation, models: int) -> Finding:
+    """Whether models that refuse more harmful requests refuse more benign ones, or fewer; by p < 0.05 over models.
+
+    ``models`` is the number of models with both rates.
+    """
     if found.correlation is None:
-        return (
-            f"Whether safer models are more oversensitive cannot be told from {len(shown)} models with both rates; "
-            "it takes three that differ."
-        )
-    rho, p, n = found.correlation
-    interval = "no interval"
-    if found.interval:
-        interval = f"95% interval over questions {fixed(found.interval.low, 2)} to {fixed(found.interval.high, 2)}"
-    read = "no relation is found"
-    if p < 0.05:
-        read = f"models that refuse more harmful requests refuse {'more' if rho > 0 else 'fewer'} benign ones"
-    return (
-        f"Over {n} models, Spearman's ρ between refusal of harmful and of benign requests is {fixed(rho, 2)} "
-        f"({interval}; permutation p {p:.3f}): {read}."
-    )
+        return Finding(QUESTION, Answer.CANNOT_TELL, {"models": models})
+    answer = Answer.NOT_SHOWN
+    if found.correlation.p < LEVEL:
+        answer = Answer.MORE if found.correlation.rho > 0 else Answer.LESS
+    interval = found.interval and found.interval._asdict()
+    return Finding(QUESTION, answer, plain(found.correlation._asdict() | {"interval": interval, "models": models}))
 
 
-def _title(found: Relation) -> str:
+def _title(found: SafetyCorrelation) -> str:
     if found.correlation is None:
         return ""
     return f"Spearman's ρ = {fixed(found.correlation.rho, 2)} over {found.correlation.n} models"
@@ -137,9 +136,10 @@ def _line(point: figures.Point) -> str:
     return f"  {point.name}: benign refused {percent(point.benign)}%, harmful refused {percent(point.contrast)}%"
 
 
-def _contents(found: Relation, shown: Sequence[figures.Point], text: str) -> dict[str, Any]:
+def _contents(found: SafetyCorrelation, concluded: Finding, shown: Sequence[figures.Point]) -> dict[str, Any]:
     return plain({
-        "sentence": text,
+        "sentence": sentence(concluded),
+        "findings": [concluded.as_json()],
         "spearman": None if found.correlation is None else found.correlation._asdict(),
         "interval_over_questions": found.interval,
         "models": [point._asdict() for point in shown],

@@ -111,8 +111,7 @@ class VcdGrid:
 
     def _conclude(self, work: study.Study, grid: Mapping[str, VCD]) -> None:
         from experiments.report.table import terminal
-        from experiments.studies.vcd_grid.scores import evaluate
-        from experiments.studies.vcd_grid.tables import draw, table
+        from experiments.studies.vcd_grid.frontier import draw, evaluate, table
 
         run, store = work.run, work.store
         where = f"{run.model.name} on the {self.split} cases of {run.benchmark.name}"

@@ -25,9 +25,19 @@ from experiments.studies.mechanism.directions import alarm_effect
 from experiments.studies.mechanism.estimates import Estimator, onward
 from experiments.studies.mechanism.examination import spaced
 from experiments.studies.mechanism.findings import findings
+from experiments.studies.mechanism.interventions import (
+    AS_IT_IS,
+    PRIOR,
+    arrives_at,
+    effect_at,
+    knockout_rows,
+    patching_rows,
+    prior_shares,
+    reversal_rows,
+    shifted,
+    twin_gaps,
+)
 from experiments.studies.mechanism.probes import probe_rows, readable_from
-from experiments.studies.mechanism.reversal import AS_IT_IS, PRIOR, prior_shares, reversal_rows, shifted
-from experiments.studies.mechanism.routes import arrives_at, effect_at, knockout_rows, patching_rows, twin_gaps
 from experiments.studies.mechanism.study import Mechanism
 from experiments.types import Sample
 from interp.errors import UserError

@@ -8,15 +8,15 @@ import pytest
 from PIL import Image
 
 from experiments.report.findings.mechanism import sentences
-from experiments.studies.mechanism.examination import Examination, Sizes
+from experiments.studies.mechanism.examination import Examination, ExaminationSettings
 from experiments.studies.mechanism.findings import findings
-from experiments.studies.mechanism.routes import effect_at
+from experiments.studies.mechanism.interventions import effect_at
 from experiments.types import Sample
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.planted import Plan, coloured, planted
 
-SIZES = Sizes(limit=4, width=1, points=9, prior="blank", batch_size=32, seed=0, draws=60)
+SIZES = ExaminationSettings(limit=4, width=1, points=9, prior="blank", batch_size=32, seed=0, draws=60)
 HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
 
 

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from experiments.metrics.yes_no import results
 from experiments.report.findings.yes_no import worded
-from experiments.studies.mitigation_selection.candidates import Candidate, name_of, set_to
-from experiments.studies.mitigation_selection.choice import ChosenShift, DevelopmentMargins, best_setting, choose_shift
+from experiments.studies.mitigation_selection.candidates import (
+    Candidate,
+    ChosenShift,
+    DevelopmentMargins,
+    best_setting,
+    choose_shift,
+    name_of,
+    set_to,
+)
 from experiments.studies.mitigation_selection.study import Mitigations
 from experiments.studies.mitigation_selection.tables import draw, evaluate
 from interp.errors import UserError

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from experiments.metrics.refusal.results import evaluate
+from experiments.report.findings.mossbench_safety import sentence
 from experiments.runs.directory import write_json
-from experiments.studies.paper_tables.mossbench_safety import joined, relation, sentence
+from experiments.studies.paper_tables.mossbench_safety import finding, records_by_model, safety_correlation
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.refused import frame
@@ -35,23 +36,23 @@ def write(folder: Path, model: str, table: pd.DataFrame) -> Path:
 
 def test_models_that_refuse_more_of_both_correlate() -> None:
     table = frame(SUBSETS, MODELS)
-    found = relation(table, seed=0, draws=200)
+    found = safety_correlation(table, seed=0, draws=200)
     assert found.correlation is not None
     assert found.interval is not None
     assert found.correlation.rho == pytest.approx(0.97, abs=0.01)  # d and e tie on one side
     assert found.interval.low <= found.correlation.rho <= found.interval.high
-    assert "refuse more benign ones" in sentence(found, [])
+    assert "refuse more benign ones" in sentence(finding(found, 0))
 
 
 def test_two_models_are_no_correlation() -> None:
-    found = relation(frame(SUBSETS, {name: MODELS[name] for name in "ab"}), seed=0, draws=20)
+    found = safety_correlation(frame(SUBSETS, {name: MODELS[name] for name in "ab"}), seed=0, draws=20)
     assert found.correlation is None
-    assert "cannot be told" in sentence(found, [])
+    assert "cannot be told" in sentence(finding(found, 0))
 
 
 def test_a_model_without_twins_is_left_out() -> None:
     table = frame(SUBSETS, MODELS | {"only benign": "r" * 20 + "x" * 20})
-    found = relation(table, seed=0, draws=20)
+    found = safety_correlation(table, seed=0, draws=20)
     assert found.correlation is not None
     assert found.correlation.n == 5
 
@@ -69,11 +70,11 @@ def test_runs_become_a_figure_and_a_sentence(tmp_path: Path) -> None:
     assert [model["name"] for model in found["models"]] == [f"model {name}" for name in "abcd"]
     assert found["spearman"]["rho"] == pytest.approx(1)
     assert (folder / "safety.svg").stat().st_size > 1000
-    assert set(joined(folders[:1], "baseline")["arm"]) == {"baseline", "prompt"}, "of one run, its arms"
+    assert set(records_by_model(folders[:1], "baseline")["arm"]) == {"baseline", "prompt"}, "of one run, its arms"
     with pytest.raises(UserError, match=r"two runs are of the model model a"):
-        joined([folders[0], folders[0]], "baseline")
+        records_by_model([folders[0], folders[0]], "baseline")
     with pytest.raises(UserError, match="no arm 'vcd'"):
-        joined(folders, "vcd")
+        records_by_model(folders, "vcd")
 
 
 def test_without_runs_or_with_others_it_says_what_it_needs(tmp_path: Path) -> None:
@@ -81,4 +82,4 @@ def test_without_runs_or_with_others_it_says_what_it_needs(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"runs=null"):
         run.task(run)
     with pytest.raises(UserError, match="no refusal benchmark"):
-        joined([write_run(tmp_path / "run", predictions(20), draws=20)], "baseline")
+        records_by_model([write_run(tmp_path / "run", predictions(20), draws=20)], "baseline")

@@ -9,8 +9,9 @@ import torch
 from rich.console import Console
 
 from experiments.model_organism.recipe import Recipe
-from experiments.studies.organism_family.members import MADE, Member, train_members
-from experiments.studies.organism_family.tables import causes, draw, gains, row
+from experiments.report.findings.organism_family import sentences
+from experiments.studies.organism_family.members import MEMBER_FILE, Member, train_members
+from experiments.studies.organism_family.tables import causes, draw, gains, member_record
 from interp.errors import UserError
 from interp.vlm import load
 from tests.experiments.compose import run_of
@@ -37,16 +38,16 @@ def test_members_share_the_tower_and_the_perception_of_their_seed(tmp_path: Path
     base = Recipe(threads=1, batch_size=4, images_per_thing=1, perception_steps=1, verdict_steps=1)
     members = [Member("template", 0.5, 0), Member("uniform", 1.0, 0)]
     train_members(members[:1], base, "organism:llava", tmp_path, Console(quiet=True))
-    before = (tmp_path / members[0].name / MADE).stat().st_mtime_ns
+    before = (tmp_path / members[0].name / MEMBER_FILE).stat().st_mtime_ns
     train_members(members, base, "organism:llava", tmp_path, Console(quiet=True))
-    assert (tmp_path / members[0].name / MADE).stat().st_mtime_ns == before  # what is there is not made again
+    assert (tmp_path / members[0].name / MEMBER_FILE).stat().st_mtime_ns == before  # what is there is not made again
     one, two, bundled = (load(str(path)) for path in (*(tmp_path / m.name for m in members), "organism:llava"))
     towers = [vlm.model.model.vision_tower.state_dict() for vlm in (one, two, bundled)]
     for key, value in towers[2].items():
         torch.testing.assert_close(towers[0][key], value)
         torch.testing.assert_close(towers[1][key], value)
     assert not torch.equal(one.model.lm_head.weight, two.model.lm_head.weight)
-    assert json.loads((tmp_path / members[1].name / MADE).read_text())["tower"] == "organism:llava"
+    assert json.loads((tmp_path / members[1].name / MEMBER_FILE).read_text())["tower"] == "organism:llava"
 
 
 def member(kind: str, bias: float, seed: int) -> dict[str, Any]:
@@ -76,7 +77,8 @@ def member(kind: str, bias: float, seed: int) -> dict[str, Any]:
 def test_the_table_sets_the_tools_beside_the_cause() -> None:
     found = {f"{k}-{b}-{s}": member(k, b, s) for k, bs in (("template", (0.5, 0.7, 1.0)), ("uniform", (0.85,)))
              for b in bs for s in range(3)}  # fmt: skip
-    said = causes(found)
+    said = sentences(causes(found))
+    assert [finding.answer for finding in causes(found)] == ["yes", "partly"]
     assert "over 9 organisms whose leaning is set by the template" in said[0]
     assert "effect of cutting image → verdict \N{MINUS SIGN}0.9" in said[0]
     assert "helps 9 of 12 organisms: its AUROC is above the baseline's in 9 (interval excluding 0: 9)" in said[-1]
@@ -87,15 +89,15 @@ def test_the_table_sets_the_tools_beside_the_cause() -> None:
         "low": -0.2,
         "high": 0,
     }
-    assert "helps 10 of 12 organisms: its AUROC is above the baseline's in 9 (" in causes(found)[-1]
-    lines = gains(found, rival="vcd")
+    assert "helps 10 of 12 organisms: its AUROC is above the baseline's in 9 (" in sentences(causes(found))[-1]
+    lines = sentences(gains(found, rival="vcd"))
     assert (
         "prior_correction: AUROC above the baseline's, interval excluding 0, in 11 of 12 organisms, over vcd in 12"
         in lines[1]
     )
     assert "wins in 9." in lines[1]
     assert "in 0 of 12 organisms" in lines[0]
-    shown = row("template-0.5-0", found["template-0.5-0"])
+    shown = member_record("template-0.5-0", found["template-0.5-0"])
     assert (shown["Δ prior_correction"], shown["Δ vcd"]) == ("+0.200* wins", "+0.010 wins".removesuffix(" wins"))
     assert len(draw(found).axes) == 2
 

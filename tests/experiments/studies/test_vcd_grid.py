@@ -15,9 +15,8 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.table import terminal
-from experiments.studies.vcd_grid.scores import evaluate
+from experiments.studies.vcd_grid.frontier import evaluate, table
 from experiments.studies.vcd_grid.sweep import SharedBranches
-from experiments.studies.vcd_grid.tables import table
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.vcd import VCD

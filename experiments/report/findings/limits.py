@@ -1,0 +1,44 @@
+"""What limits the numbers of an arm, in words: shared by the sentences of yes/no and of refusal benchmarks."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from experiments.metrics.findings import Answer, Finding, found
+from experiments.report.numbers import share
+
+
+def finding_of(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:
+    """The finding of metrics.json that answers ``question`` about ``arm``, which every finished comparison has."""
+    finding = found(metrics["findings"], question, arm)
+    assert finding is not None, (question, arm)
+    return finding
+
+
+def limits(
+    metrics: Mapping[str, Any],
+    arm: str,
+    templates: Mapping[str, str],
+    *,
+    grouped: str,
+    values: Callable[[Finding], dict[str, str]] | None = None,
+) -> list[str]:
+    """A sentence for each limit that holds for ``arm``; ``templates`` are by question.
+
+    Args:
+        grouped: the question whose numbers are large enough for thousands separators.
+        values: what the templates name beyond ``arm`` and the evidence.
+    """
+    said = []
+    for question, template in templates.items():
+        limit = finding_of(metrics, question, arm)
+        if limit.answer is Answer.YES:
+            more = values(limit) if values else {}
+            said.append(template.format(arm=arm, **_evidence(limit, "," if question == grouped else ""), **more))
+    return said
+
+
+def _evidence(limit: Finding, spec: str) -> dict[str, str]:
+    return {
+        name: share(value) if name in ("low", "high") else "" if value is None else format(value, spec)
+        for name, value in limit.evidence.items()
+    }
