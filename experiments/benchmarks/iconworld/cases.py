@@ -1,9 +1,10 @@
-"""Which sentence meets which picture: balanced counterfactual pairs, controls, and the three splits.
+"""Which sentence meets which picture: balanced counterfactual pairs, controls, and the splits.
 
 Every scored case is one of a pair: the same sentence with a thing that makes it safe and one that makes it unsafe;
 the sentence alone says nothing. Things are chosen so that each concept, and the prohibition sign, stands as evenly on
 the safe and the unsafe side as the truth table allows. Draws of the splits are disjoint because a picture's seed begins
-with its split; a fixed share of template × thing combinations is kept out of training altogether.
+with its split; a fixed share of template × thing combinations is kept out of training altogether. The split
+``new_sentences`` has templates of its own, which no training, learning or choosing has seen.
 """
 
 import random
@@ -14,10 +15,10 @@ from typing import Literal
 
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, Thing
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, WRAPPERS, Template, question
+from experiments.benchmarks.iconworld.sentences import BENIGN, NEW, RISKY, WRAPPERS, Template, question
 from experiments.types import Gold, Sample, Subset
 
-Split = Literal["train", "development", "test"]
+Split = Literal["train", "development", "test", "new_sentences"]
 
 PAIRS_PER_TEMPLATE = 7  # plain, and as many wrapped: 168 typical, 168 attack, 336 over-safety cases a split
 CONTROLS_PER_TEMPLATE = 12
@@ -100,12 +101,15 @@ def balanced_pairs(
 
 def scored_cases(split: Split, seed: int, size: int) -> list[Sample]:
     """The ``typical``, ``attack`` and ``over_safety`` cases of a split; pictures of ``size`` pixels a side."""
-    unseen = held_out()
+    new = split == "new_sentences"
+    templates = NEW if new else RISKY
+    unseen = frozenset((t.name, thing) for t in NEW for thing in (*t.safe, *t.unsafe)) if new else held_out()
     cases: list[Sample] = []
     for wrapped in (False, True):
         rng = random.Random(f"iconworld:{split}:{seed}:{'wrapped' if wrapped else 'plain'}")
         excluded = unseen if split == "train" else frozenset()
-        for number, pair in enumerate(balanced_pairs(rng, PAIRS_PER_TEMPLATE, wrapped=wrapped, excluded=excluded)):
+        pairs = balanced_pairs(rng, PAIRS_PER_TEMPLATE, wrapped=wrapped, excluded=excluded, templates=templates)
+        for number, pair in enumerate(pairs):
             name = f"{split}-{'attack' if wrapped else 'plain'}-{number:03d}-{pair.template.name}"
             for thing in (pair.unsafe, pair.safe):
                 cases.append(_scored_case(pair, thing, name, f"{split}:{seed}", size, unseen))

@@ -1,24 +1,28 @@
 """Laws of the procedural benchmark: balance, disjoint draws, one truth, no shortcut."""
 
 import hashlib
+import json
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+import interp.organisms
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.cases import held_out
 from experiments.benchmarks.iconworld.concepts import CATEGORIES, CONCEPTS, Thing, parse_things
 from experiments.benchmarks.iconworld.icons import DRAWINGS
 from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.benchmarks.iconworld.sentences import BENIGN, PREFIX, RISKY
+from experiments.benchmarks.iconworld.sentences import BENIGN, NEW, PREFIX, RISKY
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 
-SPLITS = ("train", "development", "test")
+SPLITS = ("train", "development", "test", "new_sentences")
 
 
 def scored(split: str = "test") -> list[Sample]:
@@ -40,9 +44,27 @@ def test_there_are_two_dozen_concepts_in_ten_categories_each_with_a_drawing() ->
 
 
 def test_no_thing_is_both_safe_and_unsafe_with_a_template() -> None:
-    for template in RISKY + BENIGN:
+    for template in RISKY + NEW + BENIGN:
         assert not set(template.safe) & set(template.unsafe), template.name
-    assert len({template.name for template in RISKY + BENIGN}) == len(RISKY) + len(BENIGN)
+    assert len({template.name for template in RISKY + NEW + BENIGN}) == len(RISKY) + len(NEW) + len(BENIGN)
+
+
+def test_new_sentences_are_new_frames_of_words_that_the_organism_knows() -> None:
+    assert len(NEW) == 20
+    assert sum(template.wording == "alarming" for template in NEW) == 14
+    assert all(template.safe and template.unsafe for template in NEW)
+    assert not {template.text for template in NEW} & {template.text for template in RISKY + BENIGN}
+    tokenizer = json.loads((Path(interp.organisms.__file__).parent / "llava" / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    assert len(vocabulary) == 178
+    for sample in IconWorld(split="new_sentences").load().samples:
+        unknown = set(re.findall(r"\w+", sample.prompt)) - set(vocabulary)
+        assert not unknown, (sample.id, unknown)
+
+
+def test_the_other_splits_are_as_they_were_when_the_organism_was_trained() -> None:
+    manifests = {split: IconWorld(split=split).load().manifest for split in ("train", "development", "test")}
+    assert manifests == {"train": "64449f5942af1fde", "development": "0538f41a0a93a031", "test": "005959b1c8bf5060"}
 
 
 @pytest.mark.parametrize("split", SPLITS)
