@@ -173,7 +173,7 @@ def set_bounds(image_processor: Any, config: ModelConfig) -> None:
     for name, value in config.pixel_bounds:
         if name not in known:
             raise UserError(
-                f"model.{name}={value} does not apply to {config.name}, whose {type(image_processor).__name__} takes "
+                f"model.{name}={value} means nothing to {config.name}, whose {type(image_processor).__name__} takes "
                 f"{', '.join(known) or 'pictures of one size alone'}; leave it out"
             )
         _set_bound(image_processor, config.name, name, value)

@@ -197,7 +197,7 @@ def _donor(key: str, seed: int, donors: Mapping[str, Image.Image] | None) -> Ima
     if key not in donors:
         raise UserError(
             f"no donor picture for the prompt with key '{key}'; swapped shows another picture in place of the prompt's "
-            "own; hand in one a key, or donors=None for the bundled bank"
+            "own; pass one for each key, or donors=None for the bundled bank"
         )
     return donors[key].convert("RGB")
 

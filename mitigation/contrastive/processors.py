@@ -44,7 +44,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         model: a transformers model, or a peft wrapper of one.
         noised: the second branch's inputs, from the model's processor.
         alpha: weight of the contrast, at least 0.
-        beta: plausibility cutoff relative to the likeliest token, in (0, 1]; None: no cutoff.
+        beta: plausibility cutoff relative to the most likely token, in (0, 1]; None: no cutoff.
         lazy: skip the second forward where a single token passes the cutoff, since the contrast then cannot change the
             choice. The chosen tokens are the same; the scores of a skipped row and step are the clean ones, and each
             step synchronises with the device once.

@@ -160,7 +160,7 @@ def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bo
     absent = [key for key in needed if inputs.get(key) is None]
     if absent:
         raise UserError(
-            f"no {' and no '.join(absent)} in the inputs; contrasting pictures needs them; hand over all that the "
+            f"no {' and no '.join(absent)} in the inputs; contrasting pictures needs them; pass all that the "
             f"processor returns for a text with an image"
         )
     # Check the last column only: InstructBLIP's processor puts the image tokens before the padding.

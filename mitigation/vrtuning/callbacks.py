@@ -1,4 +1,4 @@
-"""What keeps a training sound when it is interrupted: complete resume points, a stop at NaN, a model put back."""
+"""Robust training: markers of complete resume points, a stop at NaN, and restoring the model afterwards."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from transformers import TrainerCallback
 from interp.errors import UserError
 from interp.vlm import VLM
 
-COMPLETE = "complete"  # a file in a resume point that was written to its end
+COMPLETE = "complete"  # marker file in a completely written resume point
 
 
 class Marker(TrainerCallback):
-    """Marks a resume point once every process has written its part of it, and passes losses on."""
+    """Marks a resume point once every process has written its part, and reports losses."""
 
     def __init__(self, report: Callable[[int, int, float], None] | None = None) -> None:
         self.report = report
@@ -33,7 +33,7 @@ class Marker(TrainerCallback):
 
 
 def last_complete(folder: Path, *, clean: bool) -> Path | None:
-    """The newest resume point that was written to its end; with ``clean`` those that were not are removed."""
+    """The newest complete resume point, or None. ``clean`` removes incomplete ones."""
     points = sorted(folder.glob("checkpoint-*"), key=lambda point: int(point.name.rpartition("-")[2]))
     complete = [point for point in points if (point / COMPLETE).exists()]
     if clean:
@@ -43,7 +43,7 @@ def last_complete(folder: Path, *, clean: bool) -> Path | None:
 
 
 def refuse_nan(trainer: Any, learning_rate: float) -> None:
-    """Makes ``trainer`` stop with one UserError at the first loss that is not finite, before that step is taken."""
+    """Makes ``trainer`` raise a UserError at the first loss that is not finite, before the optimiser step."""
     step = trainer.training_step
 
     def checked(*arguments: Any, **named: Any) -> torch.Tensor:
@@ -60,9 +60,9 @@ def refuse_nan(trainer: Any, learning_rate: float) -> None:
 
 @contextmanager
 def untouched(vlm: VLM) -> Iterator[None]:
-    """Puts the model back as it was: trainers wrap its forward, freeze its weights and put adapters into it.
+    """Restores the model afterwards: trainers wrap its forward, freeze its weights and insert adapters.
 
-    Meanwhile its own dropout is off (InstructBLIP's Q-Former has some): the frozen base is trained on as it answers.
+    While open, the base model's dropout is off (InstructBLIP's Q-Former has some), as when it answers.
     """
     model, side = vlm.model, vlm.tokenizer.padding_side
     attributes = dict(model.__dict__)
@@ -90,7 +90,7 @@ def untouched(vlm: VLM) -> Iterator[None]:
 
 
 def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Modules with the attribute that says how much they drop: torch's own layers, and transformers' attentions."""
+    """Modules with dropout, with the attribute and its rate: torch's layers and transformers' attentions."""
     found = [(module, "p", module.p) for module in model.modules() if isinstance(module, nn.Dropout)]
     named = [(module, "attention_dropout", getattr(module, "attention_dropout", None)) for module in model.modules()]
     return found + [(module, name, share) for module, name, share in named if isinstance(share, float)]
@@ -99,7 +99,7 @@ def _dropouts(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 def _without_checkpointing(model: Any) -> None:
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         model.gradient_checkpointing_disable()
-    # Both TRL and the Trainer put these hooks in, and transformers remembers, and would take out, the second set alone.
+    # TRL and the Trainer both add these hooks, and transformers only remembers and removes the second set.
     for module in model.modules():
         for key, hook in list(module._forward_hooks.items()):
             if "make_inputs_require_grads" in getattr(hook, "__qualname__", ""):

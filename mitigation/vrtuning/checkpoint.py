@@ -1,4 +1,4 @@
-"""An adapter on disk: peft's two files, what it was made from (``vrtuning.json``), and a model card written from that.
+"""An adapter on disk: peft's two files, its origin (``vrtuning.json``), and a model card generated from that.
 
 Importing this module loads neither torch nor transformers.
 """
@@ -26,7 +26,7 @@ HASH_LENGTH = 12
 
 @dataclass(frozen=True)
 class Origin:
-    """What an adapter was made from. ``base_revision`` is a hub commit or hash of weights, None for a model in memory;
+    """How an adapter was trained. ``base_revision`` is a hub commit or hash of weights, None for a model in memory;
     ``data`` describes the examples, ``data_digest`` is their hash."""
 
     base: str
@@ -43,7 +43,7 @@ class Origin:
 
 
 def folder_of(adapter: Path) -> Path:
-    """The folder that holds the adapter's files: ``adapter``, or ``adapter/adapter`` of a run's folder.
+    """The folder with the adapter's files: ``adapter`` itself, or its subfolder ``adapter`` for a run's folder.
 
     Raises:
         UserError: neither holds both files.
@@ -58,7 +58,7 @@ def folder_of(adapter: Path) -> Path:
 
 
 def adapter_hash(folder: Path) -> str:
-    """``sha256:`` and 12 hex digits over both files; changes whenever an answer could."""
+    """``sha256:`` and 12 hex digits over both files."""
     digest = hashlib.sha256()
     for name in (CONFIG, WEIGHTS):
         with (folder / name).open("rb") as stream:
@@ -67,7 +67,7 @@ def adapter_hash(folder: Path) -> str:
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """The record beside an adapter; None where there is none (an adapter from elsewhere) or it is not ours."""
+    """The record of an adapter; None if it has none (an adapter from elsewhere) or an unknown one."""
     try:
         found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return Origin(**found)
@@ -76,10 +76,13 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def check_base(folder: Path, vlm: "VLM") -> None:
-    """UserError where the adapter was trained on other weights than ``vlm``'s.
+    """Checks that the adapter was trained on the weights of ``vlm``.
 
-    Weights are compared by hash or commit where both are known, else by name; of an adapter without a record nothing is
-    known but its shapes, which peft compares.
+    Compares hashes or commits if both are known, else names. An adapter without a record passes; peft checks its
+    shapes.
+
+    Raises:
+        UserError: it was trained on other weights.
     """
     origin = read_origin(folder)
     if origin is None:
@@ -94,10 +97,10 @@ def check_base(folder: Path, vlm: "VLM") -> None:
 
 
 def save(model: Any, folder: Path, origin: Origin) -> None:
-    """Writes the adapter of the peft ``model`` with record and card; ``folder`` is made."""
+    """Writes the adapter of the peft ``model`` with its record and card to ``folder``, which is created."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = origin.base_path or None
-    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would ask the hub whether they have grown
+    model.save_pretrained(folder, save_embedding_layers=False)  # "auto" would query the hub for the vocabulary size
     record = json.dumps(dataclasses.asdict(origin), indent=2, sort_keys=True, ensure_ascii=False)
     (folder / RECORD).write_text(record + "\n", encoding="utf-8")
     write_card(folder)
@@ -106,7 +109,7 @@ def save(model: Any, folder: Path, origin: Origin) -> None:
 def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
     """Writes base + adapter as one checkpoint with its processor, which transformers loads without peft.
 
-    A ``VLM`` is copied first and stays as it is; of a ``ModelConfig`` a fresh one is loaded.
+    A ``VLM`` is copied first and does not change; for a ``ModelConfig`` the model is loaded.
     """
     import copy
 
@@ -125,7 +128,7 @@ def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
 
 
 def write_card(folder: Path, before_after: Sequence[Mapping[str, str]] = ()) -> Path:
-    """(Re)writes README.md from the record; ``before_after`` are the rows of the table, column → cell.
+    """Writes README.md from the record; ``before_after`` are rows of the before/after table (column → cell).
 
     Raises:
         UserError: no record in ``folder``.
@@ -139,7 +142,7 @@ def write_card(folder: Path, before_after: Sequence[Mapping[str, str]] = ()) -> 
 
 
 def card(origin: "Origin", rows: Sequence[Mapping[str, str]]) -> str:
-    """The card as Markdown; ``rows`` are those of the table before and after, column → cell."""
+    """The card as Markdown; ``rows`` are those of the before/after table (column → cell)."""
     revision = f" (`{origin.base_revision}`)" if origin.base_revision else ", built in memory"
     versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
     return f"""\
@@ -197,5 +200,5 @@ def _cell(value: Any) -> str:
 
 
 def settings_record(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON has them."""
+    """The settings as plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(settings)))

@@ -1,8 +1,8 @@
-"""Training examples → model inputs, with each prompt's tokens exactly those that ``VLM.encode`` makes in evaluation.
+"""Training examples → model inputs. Each prompt has exactly the tokens of ``VLM.encode`` in evaluation.
 
-TRL's own collator never lets the tokenizer put its begin token, which some checkpoints' templates leave to it
-(LLaVA-1.5), and takes the end token from the chat template, which some leave out: the adapter would be trained on other
-prompts than it is asked, and not to stop.
+TRL's own collator never adds the tokenizer's begin token, which some checkpoints' templates omit (LLaVA-1.5), and takes
+the end token from the chat template, which some omit too. The adapter would be trained on prompts that differ from
+those in evaluation, and would not learn to stop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ ALONG = {name for layout in LAYOUTS.values() for name in layout.along}
 def appended(
     batch: Mapping[str, Any], tails: Sequence[Sequence[int]], *, pad: int, side: Literal["left", "right"], kind: int = 0
 ) -> dict[str, Any]:
-    """The batch with each row's own tokens behind its prompt, padded afresh on ``side``; all else as it was.
+    """The batch with each row's tokens appended to its prompt, padded again on ``side``.
 
-    ``kind`` is the type of the new tokens where the family has ``token_type_ids``.
+    ``kind`` is the type of the new tokens if the family has ``token_type_ids``.
     """
     mask = batch["attention_mask"].bool()
     fills = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
@@ -40,7 +40,7 @@ def appended(
             new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
             rows.append(torch.cat([row[kept], row.new_tensor(new)]))
         grown[name] = _padded(rows, fill, side)
-    for name in sorted(set(ALONG) & batch.keys()):  # a new token sees of the picture what the prompt's last one sees
+    for name in sorted(set(ALONG) & batch.keys()):  # new tokens get the cross-attention mask of the prompt's last one
         rows = [
             torch.cat([row[kept], row[-1:].expand(len(tail), *row.shape[1:])])
             for row, kept, tail in zip(batch[name], mask, tails, strict=True)
@@ -54,16 +54,16 @@ def _padded(rows: list[Tensor], fill: int, side: Literal["left", "right"]) -> In
 
 
 def answer_kind(vlm: VLM) -> int:
-    """The token type of an answer: PaliGemma's prompt sees both ways and has 0, so its answer has 1."""
+    """The token type of an answer: 1 for PaliGemma, whose prompt (type 0) has bidirectional attention."""
     return int(vlm.layout.model_type == "paligemma")
 
 
 @dataclass
 class Collator:
-    """Batches of dataset rows for ``SFTTrainer`` (``labels`` on the completion alone, so not on image tokens either).
+    """Batches of dataset rows for ``SFTTrainer``, with ``labels`` on the completion only.
 
-    Of preference rows (``chosen``, ``rejected``) it makes TRL's batch for DPO: the chosen answers' rows, then the
-    rejected ones', with ``completion_mask`` in place of labels.
+    Preference rows (``chosen``, ``rejected``) become TRL's batch for DPO: the rows of chosen answers, then those of
+    rejected ones, with ``completion_mask`` instead of labels.
     """
 
     vlm: VLM
@@ -94,11 +94,11 @@ class Collator:
         return Prompt(texts["user"], image, system=texts.get("system"))
 
     def completion_ids(self, prompt: Prompt, answer: str) -> list[int]:
-        """The tokens of ``answer`` as they continue the rendered prompt, and the token that ends an answer."""
+        """The tokens of ``answer`` as a continuation of the rendered prompt, and the end token."""
         rendered = self.vlm.render(prompt)
         space = "" if rendered[-1:].isspace() else " "
         before, after = (self._ids(text) for text in (rendered, rendered + space + answer))
-        if after[: len(before)] != before:  # the answer changes the prompt's own last token: taken on its own
+        if after[: len(before)] != before:  # the answer changes the prompt's last token: tokenize it separately
             before, after = [], self._ids(answer)
         return [*after[len(before) :], self._end()]
 
@@ -106,7 +106,7 @@ class Collator:
         return list(self.vlm.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _end(self) -> int:
-        """The token that ``VLM.generate`` stops at; the tokenizer's own where the checkpoint names several."""
+        """The token that ``VLM.generate`` stops at; the tokenizer's own if the checkpoint has several."""
         speaker = self.vlm.model.get_submodule(self.vlm.layout.lm_head.rpartition(".")[0])
         own, ends = self.vlm.tokenizer.eos_token_id, speaker.generation_config.eos_token_id
         known = [ends] if isinstance(ends, int) else list(ends or [own])

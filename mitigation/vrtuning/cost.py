@@ -1,4 +1,4 @@
-"""What a training will need, in memory and time, before it starts: arithmetic with its assumptions, not measured.
+"""Estimates the memory and time of a training before it starts. Computed from stated assumptions, not measured.
 
 Importing this module loads neither torch nor transformers; reading a checkpoint's shape does, but no weights.
 """
@@ -10,18 +10,18 @@ from interp.checkpoints.config import ModelConfig
 from mitigation.vrtuning.settings import Settings, total_steps
 
 GIB = 2**30
-TFLOPS = 350.0  # what one GPU is taken to do in bfloat16: about 35% of an H100's dense peak of 989
-TOKENS = 1024  # an example's length, image tokens among them: LLaVA-1.5's 576 and about 450 of words
-ADAPTER_BYTES = 16  # a trained weight: float32 itself, its gradient, Adam's two moments
+TFLOPS = 350.0  # assumed for one GPU in bfloat16: about 35% of an H100's dense peak of 989
+TOKENS = 1024  # assumed length of an example: LLaVA-1.5's 576 image tokens and about 450 text tokens
+ADAPTER_BYTES = 16  # per trained weight in float32: the weight, its gradient, Adam's two moments
 FOUR_BIT_BYTES = 0.516  # NF4 with double quantisation: 4.127 bits a weight (Dettmers et al. 2023, arXiv 2305.14314)
-LAYER_BYTES = 34  # a token and unit of width in one layer's activations, 16 bit (Korthikanti et al. 2022, 2205.05198)
-TILE = (4096, 32768)  # positions and vocabulary entries whose logits TRL 1.16 holds at a time, in bfloat16
-RUNTIME_GIB = 1.5  # CUDA's context and libraries
+LAYER_BYTES = 34  # activations per token, layer and unit of width, 16 bit (Korthikanti et al. 2022, 2205.05198)
+TILE = (4096, 32768)  # positions × vocabulary entries whose logits TRL 1.16 holds at a time, in bfloat16
+RUNTIME_GIB = 1.5  # CUDA context and libraries
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a checkpoint: weights in all, in the decoder's linear layers (what 4 bits hold), and of its adapter."""
+    """Numbers of weights: of the checkpoint, of the decoder's linear layers (stored in 4 bits), and of the adapter."""
 
     parameters: int
     linear: int
@@ -33,7 +33,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Estimate:
-    """GiB on each GPU and hours of the whole run, with what was assumed, a sentence each."""
+    """GiB on each GPU and hours of the whole run, with the assumptions as sentences."""
 
     gib: float
     hours: float
@@ -72,22 +72,22 @@ def estimate(
 
 
 def memory_gib(settings: Settings, shape: Shape, tokens: int) -> float:
-    """Peak GiB of one GPU: weights, adapter with optimiser, activations, a tile of logits, and the runtime."""
+    """Peak GiB of one GPU: weights, adapter with optimiser states, activations, a tile of logits, and the runtime."""
     quantised = shape.linear if settings.four_bit else 0
     weights = 2 * (shape.parameters - quantised) + FOUR_BIT_BYTES * quantised
     width = settings.batch_size * tokens * shape.hidden
     if settings.checkpointing == "off":
         activations = LAYER_BYTES * width * shape.layers
-    else:  # every layer's input, and one layer in full while it is computed again
+    else:  # every layer's input, and one layer's activations during recomputation
         activations = 2 * width * shape.layers + LAYER_BYTES * width
     logits = 2 * min(settings.batch_size * tokens, TILE[0]) * min(shape.vocabulary, TILE[1])
     return (weights + ADAPTER_BYTES * shape.adapter + activations + logits) / GIB + RUNTIME_GIB
 
 
 def flops_per_token(shape: Shape, tokens: int, *, recomputed: bool) -> float:
-    """Two a weight forward, two backward (the frozen weights need no gradient), two more where it is computed again.
+    """Per weight: two forward, two backward (frozen weights need no gradient), and two more if recomputed.
 
-    The adapter's own three, and attention's 4 × tokens × width a layer and pass, are added.
+    Plus the adapter's own, and attention's 4 × tokens × width per layer and pass.
     """
     passes = 3 if recomputed else 2
     attention = 4 * tokens * shape.hidden * shape.layers
@@ -98,7 +98,7 @@ def shape_of(config: ModelConfig, settings: Settings) -> Shape:
     """The checkpoint's sizes, from its configuration alone.
 
     Raises:
-        UserError: as ``interp.load`` where it cannot be found.
+        UserError: the checkpoint cannot be found; as ``interp.load``.
     """
     import torch
     from transformers import AutoModelForImageTextToText
@@ -119,7 +119,7 @@ def _measured(model: Any, layout: Any, settings: Settings) -> Shape:
 
     from mitigation.vrtuning.model import lora_config, target_pattern
 
-    lora_config(model, layout, settings)  # refuses targets that the model has none of
+    lora_config(model, layout, settings)  # raises if no layer matches the targets
     pattern = target_pattern(layout, settings.targets)
     decoder = layout.module(model, "layers")
     text = model.config.get_text_config()

@@ -1,9 +1,9 @@
 """Reasoning data: rows, or JSONL with local pictures, → a dataset in TRL's vision prompt-completion format.
 
-Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists, contents plain strings), and
-``kind``; for preferences ``chosen`` and ``rejected`` in place of ``completion``. Rows that cannot be used are left out
-and listed with their line and the reason. Picture files are treated as untrusted: confined to a folder, bounded in
-pixels, decoded in full. Benchmarks that may not be trained on are refused as a whole (``data_policy``).
+Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists with plain string contents),
+and ``kind``; for preferences ``chosen`` and ``rejected`` instead of ``completion``. Unusable rows are left out and
+listed with line and reason. Picture files are untrusted: they must be inside a folder, are limited in pixels, and are
+decoded in full. Benchmarks that may not be trained on are rejected as a whole (``data_policy``).
 """
 
 import hashlib
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _NEEDED = {"sft": ("prompt", "completion"), "dpo": ("prompt", "chosen", "rejected")}
 _CHUNK = 1000  # rows read at once
 MAX_PIXELS = 50_000_000
-# Decoders that work on the bytes alone; others that Pillow knows start outside programs.
+# Decoders that only parse bytes; some of Pillow's others start external programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 ORDERS = ("first", "last")
 VERDICT = "verdict"
-# Of question and answer together, about 2,000 tokens. Nothing is cut: longer rows are left out.
+# Of question and answer together, about 2,000 tokens. Nothing is truncated: longer rows are left out.
 MAX_CHARACTERS = 8000
 STAGES = ("SUMMARY", "CAPTION", "REASONING", "CONCLUSION")
 _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
@@ -42,10 +42,10 @@ _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Row:
-    """One example: a question about a picture, what to think of it, and the answer.
+    """One example: a question about a picture, the reasoning, and the answer.
 
-    ``kind`` is ``"verdict"``, where ``verdict`` must be Yes or No, or any other word (``"perception"``), where it is an
-    answer in free words. ``rejected`` is the verdict that a preference is taught against.
+    If ``kind`` is ``"verdict"``, ``verdict`` must be Yes or No; for any other kind (``"perception"``) it is free text.
+    ``rejected`` is the rejected verdict of a preference.
     """
 
     image: Image.Image | Path
@@ -58,20 +58,20 @@ class Row:
 
 
 class Skipped(NamedTuple):
-    """A row that was left out. ``line`` counts from 1; of rows handed in, it is their place."""
+    """A row that was left out. ``line`` is its line or position, from 1."""
 
     line: int
     reason: str
 
 
 class Data(NamedTuple):
-    """The dataset, and what of the source is not in it."""
+    """The dataset, and the rows left out of it."""
 
     dataset: "Dataset"
     skipped: list[Skipped]
 
     def summary(self) -> str:
-        """How many rows of which kind, and how many were left out for which reason, in one line."""
+        """The numbers of rows by kind and of rows left out by reason, on one line."""
         kinds = Counter(self.dataset["kind"])
         text = f"{len(self.dataset)} rows (" + ", ".join(f"{kind} {n}" for kind, n in sorted(kinds.items())) + ")"
         return f"{text}; {len(self.skipped)} skipped" if self.skipped else text
@@ -80,7 +80,7 @@ class Data(NamedTuple):
 def from_rows(
     rows: Iterable[Row], *, order: str = "last", preferences: bool = False, max_characters: int = MAX_CHARACTERS
 ) -> Data:
-    """The dataset of ``rows``; with ``preferences``, of chosen and rejected answers that differ in the verdict alone.
+    """The dataset of ``rows``; with ``preferences``, chosen and rejected answers that differ only in the verdict.
 
     Raises:
         UserError: an unknown order, or a picture of a benchmark that may not be trained on.
@@ -96,7 +96,7 @@ def reasoned_jsonl(
     preferences: bool = False,
     max_characters: int = MAX_CHARACTERS,
 ) -> Data:
-    """A JSONL file of ``image``, ``question``, ``reasoning``, ``verdict`` (and, if wanted, ``kind``, ``rejected``).
+    """Reads a JSONL file with ``image``, ``question``, ``reasoning``, ``verdict`` (optional: ``kind``, ``rejected``).
 
     ``image`` is a path under ``image_root``, by default the file's own folder.
     """
@@ -104,18 +104,18 @@ def reasoned_jsonl(
 
 
 def llava_cot(path: Path, image_root: Path, *, order: str = "last", max_characters: int = MAX_CHARACTERS) -> Data:
-    """A JSONL file in the format of LLaVA-CoT-100k (Xu et al. 2024, arXiv 2411.10440), with its pictures on disk.
+    """Reads a JSONL file in the format of LLaVA-CoT-100k (Xu et al. 2024, arXiv 2411.10440), with its pictures on disk.
 
-    The set could not be fetched here, so this is our reading of its format: ``image``, a path under ``image_root``, and
-    ``conversations``, turns with ``from`` (``human`` or ``gpt``) and ``value``; a gpt turn holds the stages in tags,
-    ``<SUMMARY>``, ``<CAPTION>``, ``<REASONING>``, ``<CONCLUSION>``. The conclusion is the verdict, in free words (kind
-    ``"cot"``), the other stages are the reasoning, without the tags. Each exchange of a dialogue is a row on its own.
+    Written from the published description, without access to the data set: ``image`` is a path under ``image_root``,
+    ``conversations`` are turns with ``from`` (``human`` or ``gpt``) and ``value``. A gpt turn holds the stages in tags,
+    ``<SUMMARY>``, ``<CAPTION>``, ``<REASONING>``, ``<CONCLUSION>``. The conclusion becomes the verdict as free text
+    (kind ``"cot"``), the other stages become the reasoning, without tags. Each exchange of a dialogue is a row.
     """
     return _build(_read(Path(path), image_root, _exchanges), order, False, max_characters)
 
 
 def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
-    """Reasoning and verdict as one answer, the verdict as a sentence of its own, first or last."""
+    """Reasoning and verdict as one answer, with the verdict as a separate sentence, first or last."""
     verdict = row.verdict if verdict is None else verdict
     if row.kind == VERDICT and (match := _VERDICT.fullmatch(verdict)):
         verdict = f"{match[1].capitalize()}."
@@ -123,12 +123,16 @@ def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
     if not reasoning:
         return verdict
     if reasoning[-1] not in ".!?":
-        reasoning += "."  # the verdict parser reads a last sentence that is only Yes or No
+        reasoning += "."  # the verdict parser needs a final sentence of only Yes or No
     return f"{verdict} {reasoning}" if order == "first" else f"{reasoning} {verdict}"
 
 
 def check_dataset(dataset: "Dataset", trainer: str) -> None:
-    """UserError for an empty dataset, one without the trainer's columns, or with a row that has not one picture."""
+    """Checks that the dataset is usable by ``trainer``.
+
+    Raises:
+        UserError: it is empty, lacks a column of the trainer, or has a row without exactly one picture.
+    """
     import pyarrow.compute as pc
 
     if len(dataset) == 0:
@@ -150,7 +154,7 @@ def check_dataset(dataset: "Dataset", trainer: str) -> None:
 
 
 def data_digest(dataset: "Dataset") -> str:
-    """``sha256:`` and 12 hex digits over the texts and pictures (their bytes, or paths), in order."""
+    """``sha256:`` and 12 hex digits over texts and pictures (bytes or paths), in order."""
     digest = hashlib.sha256()
     for batch in dataset.with_format("arrow").iter(_CHUNK):
         for row in batch.to_pylist():
@@ -161,7 +165,7 @@ def data_digest(dataset: "Dataset") -> str:
 
 
 def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
-    """The picture, scaled down to at most ``max_pixels`` pixels with its proportions kept; itself where it fits."""
+    """The picture, scaled down to at most ``max_pixels`` pixels if necessary, keeping its aspect ratio."""
     if max_pixels is None or math.prod(image.size) <= max_pixels:
         return image
     scale = math.sqrt(max_pixels / math.prod(image.size))
@@ -173,16 +177,20 @@ class Unusable(Exception):
 
 
 def usable(name: str, root: Path) -> Path:
-    """The absolute path of the picture ``name`` under ``root``, once it has been decoded in full. Raises Unusable."""
+    """The absolute path of the picture ``name`` under ``root``, after decoding it in full.
+
+    Raises:
+        Unusable: the path or the picture cannot be used.
+    """
     try:
         path = (root / name).resolve()
         if not path.is_relative_to(root.resolve()):
             raise Unusable(f"image {name} leads outside {root}")
         if not path.exists():
             raise Unusable(f"image {name} is missing")
-        if not path.is_file():  # reading a pipe or a device would wait for ever
+        if not path.is_file():  # reading a pipe or a device could block
             raise Unusable(f"image {name} is not a regular file")
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a NUL character in the name
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of symlinks, or a NUL character in the name
         raise Unusable(f"image {name!r} cannot be opened ({error})") from error
     try:
         with Image.open(path, formats=FORMATS) as image:
@@ -191,7 +199,7 @@ def usable(name: str, root: Path) -> Path:
             image.load()
     except Unusable:
         raise
-    except Exception as error:  # the decoders raise whatever bad bytes provoke
+    except Exception as error:  # decoders raise many types for corrupt files
         raise Unusable(f"image {name} is not a complete {', '.join(FORMATS)} ({type(error).__name__})") from error
     return path
 

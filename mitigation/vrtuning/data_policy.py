@@ -1,7 +1,7 @@
-"""What may not be trained on: the two benchmarks that this project evaluates on, recognised by what is in them.
+"""Rejects training on the two benchmarks that this project evaluates on, recognised by name and content.
 
-MOSSBench's README forbids training on it, MMSafeAware is for research use. Whoever trains on either also measures
-nothing with it any more. A picture copied out of its folder and renamed is not recognised.
+MOSSBench's README forbids training on it; MMSafeAware is for research use. Training on either would also invalidate its
+evaluation. A picture that was copied out of its folder and renamed is not recognised.
 """
 
 import json
@@ -23,17 +23,20 @@ _REASONS = {
 _NAMES = {
     "mossbench": "MOSSBench",
     "mmsafeaware": "MMSafeAware",
-    "mmsafetyawareness": "MMSafeAware",  # the name of its repository
+    "mmsafetyawareness": "MMSafeAware",  # its repository's name
 }
-_HEAD = 4096  # bytes of a file that are looked at
-_FIELDS = ("short description", "pid")  # of every MOSSBench case, beside metadata.over
+_HEAD = 4096  # bytes of a file that are inspected
+_FIELDS = ("short description", "pid")  # in every MOSSBench case, next to metadata.over
 
 
 def refuse_path(path: Path) -> None:
-    """UserError where ``path``, links resolved, is one of the benchmarks' files or folders or lies in one.
+    """Rejects paths (with symlinks resolved) to or inside the benchmarks' files and folders.
 
-    A folder counts as theirs by its name, or by what lies in it: ``prompt.txt`` with MMSafeAware's sentence,
+    A folder is recognised by its name or content: ``prompt.txt`` with MMSafeAware's sentence, or
     ``images_information/information.json`` with MOSSBench's fields.
+
+    Raises:
+        UserError: the path belongs to a benchmark.
     """
     resolved = path.resolve()
     if name := _found(resolved) or _above(resolved.parent):
@@ -41,7 +44,11 @@ def refuse_path(path: Path) -> None:
 
 
 def refuse_record(record: Mapping[str, Any], where: str) -> None:
-    """UserError where a JSON object is one of the benchmarks' cases: its question in their words, or their fields."""
+    """Rejects JSON objects that are cases of the benchmarks, by the wording of the question or by their fields.
+
+    Raises:
+        UserError: the object is such a case.
+    """
     metadata = record.get("metadata")
     if all(field in record for field in _FIELDS) or (isinstance(metadata, Mapping) and "over" in metadata):
         raise _refusal("MOSSBench", where)
@@ -51,7 +58,7 @@ def refuse_record(record: Mapping[str, Any], where: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _above(folder: Path) -> str | None:
-    """The benchmark that ``folder`` is of or lies in; asked once a folder, since many pictures lie in one."""
+    """The benchmark that ``folder`` belongs to, or None. Cached, since many pictures share a folder."""
     return next(filter(None, map(_found, (folder, *folder.parents))), None)
 
 

@@ -18,12 +18,12 @@ VERDICT_LAST = "its verdict comes after its own reasoning, which a single token 
 
 @dataclass(frozen=True)
 class VRTuning:
-    """Answers with the adapter of the folder ``adapter`` in effect, and leaves the model as it was.
+    """Answers with the adapter in the folder ``adapter`` active, and restores the model afterwards.
 
-    ``inner`` is the method that answers meanwhile (``VCD``, a prompt; greedy without one). ``answer`` says where the
-    adapter puts its verdict: for ``"last"`` the margin is read after the answer's own reasoning, at the token of the
-    verdict, as ``inner`` sees it there; NaN where there is no verdict. ``revision`` is the adapter's hash, so that
-    another adapter under the same path is another method.
+    ``inner`` is the method that answers with the adapted model (``VCD``, a prompt; None: greedily). ``answer`` is where
+    the adapter puts its verdict: for ``"last"`` the margin is read after the answer's own reasoning, at the token of
+    the verdict, with ``inner`` applied; NaN if there is no verdict. ``revision`` is the adapter's hash, so that another
+    adapter at the same path is another method.
 
     Raises:
         UserError: no adapter in the folder, or an unknown ``answer``.
@@ -52,7 +52,7 @@ class VRTuning:
         """See ``Method.generate``.
 
         Raises:
-            UserError: the adapter does not fit this model, or whatever ``inner`` refuses.
+            UserError: the adapter does not fit this model, or ``inner`` raises it.
         """
         from mitigation.vrtuning.model import adapted
 
@@ -64,7 +64,7 @@ class VRTuning:
     def _at_verdicts(
         self, vlm: "VLM", prompts: "Sequence[Prompt]", generation: "Generation", inner: Any
     ) -> "Generation":
-        """The same answers with margins at their verdicts: the later ones asked again where the verdict comes next."""
+        """The same answers with margins at their verdicts. Runs the model again just before later verdicts."""
         from mitigation.vrtuning.model import Continued, verdict_position
 
         places = [verdict_position(vlm, ids) for ids in generation.token_ids]

@@ -1,9 +1,8 @@
-"""The model side of an adapter: where LoRA sits, the base in 4 bits, a saved adapter in effect, and the verdict's
-place.
+"""Adapters in a model: LoRA targets, 4-bit loading, activating a saved adapter, and the position of the verdict.
 
-LoRA sits on the linear layers of the language model and nowhere else; paths come from the layout. A saved adapter is
-loaded once per model, and putting it into effect only swaps modules. In answers that reason first, the verdict's margin
-is read where the verdict stands: the model is asked again with the answer so far.
+LoRA applies only to linear layers of the language model; paths come from the layout. A saved adapter is loaded once per
+model; activating it only swaps modules. In answers that reason first, the margin is read at the verdict, by running the
+model again with the answer so far.
 """
 
 import copy
@@ -33,17 +32,17 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 KEPT = 2  # adapters kept loaded for one model
-_Layers = dict[str, nn.Module]  # full name of the replaced layer → that layer with the adapter around it
-# By model: whatever goes out of use takes its adapters along. They hold its layers, but never the model itself.
+_Layers = dict[str, nn.Module]  # full name of the replaced layer → the wrapped layer
+# Keyed weakly by model. Values hold its layers but not the model itself, so that both can be freed.
 _LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _Layers]] = WeakKeyDictionary()
 _CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
 _OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
 
 
 def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
-    """A regular expression that the full names of the adapted layers match (peft uses ``re.fullmatch``).
+    """A regular expression for the full names of the adapted layers (peft uses ``re.fullmatch``).
 
-    The vision tower has layers of the same names (``q_proj``), so the decoder's path is part of it.
+    It includes the decoder's path, because the vision tower has layers of the same names (``q_proj``).
     """
     names = "|".join(re.escape(name) for name in targets)
     return rf"{re.escape(layout.layers)}\.\d+\.(?:.+\.)?(?:{names})"
@@ -53,7 +52,7 @@ def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
     """peft's settings for ``model``.
 
     Raises:
-        UserError: no layer of it has one of the names.
+        UserError: no layer has one of the target names.
     """
     from peft import LoraConfig
 
@@ -65,7 +64,7 @@ def lora_config(model: Any, layout: Layout, settings: Settings) -> "LoraConfig":
         )
     return LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft says int and divides
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # annotated int, but only divided
         lora_dropout=settings.dropout,
         target_modules=pattern,
         task_type="CAUSAL_LM",
@@ -76,7 +75,7 @@ def load_four_bit(config: ModelConfig) -> VLM:
     """The model with its language model's linear layers in NF4, the rest in bfloat16.
 
     Raises:
-        UserError: no GPU, no bitsandbytes, or whatever ``interp.load`` refuses.
+        UserError: no GPU, no bitsandbytes, or as ``interp.load``.
     """
     device = resolve_device(config.device)
     if device.type != "cuda":
@@ -113,10 +112,10 @@ def load_four_bit(config: ModelConfig) -> VLM:
 
 @contextmanager
 def adapted(vlm: VLM, folder: Path, revision: str) -> Iterator[VLM]:
-    """``vlm`` with the adapter of ``folder`` (hash ``revision``) in effect; afterwards with its own layers back.
+    """``vlm`` with the adapter of ``folder`` (hash ``revision``) active; restores its own layers afterwards.
 
     Raises:
-        UserError: the adapter was trained on another base, does not fit this one, or the model carries one already.
+        UserError: the adapter was trained on another base, does not fit this one, or the model has an adapter already.
     """
     layers = _layers(vlm, folder, revision)
     own = {name: vlm.model.get_submodule(name) for name in layers}
@@ -161,7 +160,7 @@ def _load(vlm: VLM, folder: Path) -> _Layers:
             weight.requires_grad_(flag)
     if missing := [str(one.message) for one in said if "missing adapter keys" in str(one.message).lower()]:
         raise _unfit(vlm, folder, missing[0][:200])
-    return around  # type: ignore[return-value]  # each is a Module, which its base class does not say
+    return around  # type: ignore[return-value]  # each is a Module too, unlike its declared base class
 
 
 def _swap(model: nn.Module, layers: Mapping[str, Any]) -> None:
@@ -178,10 +177,10 @@ def _unfit(vlm: VLM, folder: Path, why: str) -> UserError:
 
 
 def verdict_position(vlm: VLM, ids: Sequence[int]) -> int | None:
-    """The index in the generated ``ids`` of the token that says Yes or No, None where there is no verdict.
+    """The index in the generated ``ids`` of the token that says Yes or No, or None without a verdict.
 
-    That is the last such token if no word follows it, or else the first token of an answer that begins with its
-    verdict; as the evaluation's verdict rule reads answers.
+    By the evaluation's rule for verdicts: the last such token if no word follows it, else the first token of an answer
+    that begins with its verdict.
     """
     answers = {token for spellings in vlm.answer_ids for token in spellings}
     last = next((place for place in reversed(range(len(ids))) if ids[place] in answers), None)
@@ -195,9 +194,9 @@ def _text(vlm: VLM, ids: Sequence[int]) -> str:
 
 
 class Continued(VLM):
-    """The model asked to go on after ``begun``, the tokens each prompt's answer has so far (a list a row, in order).
+    """A model that continues answers: ``begun`` are the tokens of each prompt's answer so far (one list per row).
 
-    Every method works on it unchanged, so its margins are read as that method sees them.
+    Methods work on it unchanged, so margins include their effect.
     """
 
     begun: Sequence[Sequence[int]]
@@ -207,7 +206,7 @@ class Continued(VLM):
         self.begun = begun
 
     def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """As ``VLM.inputs``, with the answers begun."""
+        """As ``VLM.inputs``, followed by the answers so far."""
         batch = super().inputs(prompts)
         pad = self.tokenizer.pad_token_id
         return BatchFeature(appended(batch, self.begun, pad=pad, side="left", kind=answer_kind(self)))

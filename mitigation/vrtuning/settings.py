@@ -1,7 +1,7 @@
-"""Everything that one training run is told, in one place. Imports neither torch nor transformers.
+"""The settings of a training run. Imports neither torch nor transformers.
 
-MMSafeAware (arXiv 2502.11184) publishes neither the data nor the settings of its VRTuning: these are ours, and what
-they train is "VRTuning-style".
+MMSafeAware (arXiv 2502.11184) publishes neither the data nor the settings of its VRTuning. These are ours, hence
+"VRTuning-style".
 """
 
 import math
@@ -20,14 +20,14 @@ class Settings:
 
     ``trainer`` is ``sft`` (completion-only cross-entropy) or ``dpo`` (chosen against rejected answers, weight
     ``beta``). ``targets`` are the linear layers of the language model that get an adapter of ``rank``, scaled by
-    ``alpha / rank``. The length is ``steps`` optimiser steps, or ``epochs`` where ``steps`` is None; a step sees
-    ``batch_size`` × ``accumulation`` examples a process. The learning rate rises over ``warmup`` (a share of the steps)
-    and falls to zero on a cosine. A resume point is written every ``save_steps`` steps. Pictures of more than
-    ``max_pixels`` pixels are scaled down to them; no text is ever cut.
+    ``alpha / rank``. Training takes ``steps`` optimiser steps, or ``epochs`` if ``steps`` is None; each step uses
+    ``batch_size`` × ``accumulation`` examples per process. The learning rate warms up over ``warmup`` (a share of the
+    steps) and decays to zero on a cosine. A resume point is written every ``save_steps`` steps. Pictures are scaled
+    down to ``max_pixels`` pixels; text is never truncated.
 
-    ``bf16`` and ``checkpointing`` (gradients) are ``on``, ``off`` or ``auto``, which is on on a GPU and off elsewhere.
-    ``four_bit`` holds the base in NF4 (needs a GPU and bitsandbytes); ``merge`` also writes base + adapter as one
-    checkpoint. ``report_to`` is handed to transformers' Trainer ("none", "wandb", "tensorboard", ...).
+    ``bf16`` and ``checkpointing`` (of gradients) are ``on``, ``off`` or ``auto`` (on for a GPU, else off). ``four_bit``
+    stores the base in NF4 (needs a GPU and bitsandbytes). ``merge`` also writes base + adapter as one checkpoint.
+    ``report_to`` is passed to transformers' Trainer ("none", "wandb", "tensorboard", ...).
 
     Raises:
         UserError: a number outside its range or an unknown name.
@@ -78,11 +78,11 @@ class Settings:
 
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise UserError(f"{name}={getattr(self, name)}; it must be {rule}; mend it")
+            raise UserError(f"{name}={getattr(self, name)}; it must be {rule}; change it")
 
 
 def total_steps(settings: Settings, examples: int, processes: int = 1) -> int:
-    """Optimiser steps of a run."""
+    """The number of optimiser steps."""
     if settings.steps is not None:
         return settings.steps
     return max(1, math.ceil(settings.epochs * examples / (settings.batch_size * settings.accumulation * processes)))

@@ -1,10 +1,10 @@
-"""Trains one adapter with TRL and peft, from a dataset to a checkpoint, and goes on where a killed run stopped.
+"""Trains one adapter with TRL and peft, from a dataset to a checkpoint, and resumes interrupted runs.
 
-``out/`` holds ``trainer/`` while training (resume points: the one place with pickles, read from this run's own folder
-only and deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, if asked for,
-``merged/``. ``adapter/`` appears in one rename as the last act: where it is, the run is finished. The same call under
-``accelerate launch`` trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning;
-``trainer=dpo`` is TRL's DPO for vision, the grounded verdict preferred over the one that the text suggests.
+``out/`` holds ``trainer/`` while training (resume points: the only pickles, read only from this run's own folder and
+deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, optionally, ``merged/``.
+``adapter/`` is renamed into place last: if it exists, the run is finished. The same call under ``accelerate launch``
+trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning; ``trainer=dpo`` is TRL's DPO
+for vision, which prefers the grounded verdict over the one that the text suggests.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Report = Callable[[int, int, float], None]  # step, steps, loss
-LOGGED = 500  # points of a loss curve at most
+LOGGED = 500  # maximum number of points of a loss curve
 VERSIONS = ("torch", "transformers", "trl", "peft")
 
 
@@ -48,8 +48,8 @@ VERSIONS = ("torch", "transformers", "trl", "peft")
 class Trained:
     """A finished training.
 
-    ``losses`` are (optimiser step, mean training loss since the last one); ``resumed_at`` is the step that this call
-    went on from: 0 from the start, ``steps`` where there was nothing left to do.
+    ``losses`` are (optimiser step, mean training loss since the previous entry). ``resumed_at`` is the step that this
+    call continued from: 0 for a new run, ``steps`` for a finished one.
     """
 
     adapter: Path
@@ -69,14 +69,14 @@ def train(
     data: str = "",
     report: Report | None = None,
 ) -> Trained:
-    """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; a ``VLM`` is left as it was.
+    """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; a ``VLM`` is restored afterwards.
 
-    Called again on an unfinished ``out`` it goes on from the last resume point, on a finished one it returns what is
-    there. ``data`` describes the examples in the model card; ``report`` hears of every logged loss.
+    If ``out`` is unfinished, training resumes from the last resume point; if finished, its result is returned. ``data``
+    describes the examples in the model card; ``report`` is called with every logged loss.
 
     Raises:
-        UserError: an empty dataset, or one without pictures or the columns that the trainer needs; ``out`` holds
-            another training; a loss that is not a number; or 4-bit weights where they cannot be.
+        UserError: an empty dataset, or one without pictures or the trainer's columns; ``out`` holds another training; a
+            loss that is not finite; or 4-bit weights that are not supported here.
     """
     check_dataset(dataset, settings.trainer)
     out = Path(out)
@@ -91,15 +91,15 @@ def train(
         return done
     _claim(out, origin)
     with untouched(vlm), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # TRL's word
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by TRL
         return _run(model, vlm, dataset, settings, out, origin, report)
 
 
 def dpo_trainer(given: dict[str, Any], arguments: dict[str, Any], *, beta: float, layout: Layout) -> Any:
-    """TRL's trainer; the reference is the same model with its adapter switched off, so no second copy is held.
+    """TRL's DPO trainer. The reference is the same model with the adapter disabled, so there is no second copy.
 
     Raises:
-        UserError: the family's output head is where TRL's fused log-probabilities do not look for it (InstructBLIP).
+        UserError: TRL's fused log-probabilities do not find the family's output head (InstructBLIP).
     """
     if "." in layout.lm_head:
         raise UserError(
@@ -112,7 +112,7 @@ def dpo_trainer(given: dict[str, Any], arguments: dict[str, Any], *, beta: float
 
 
 def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = "") -> Figure:
-    """Training loss over optimiser steps: each logged value, and their running mean over a twentieth of the run."""
+    """Training loss by optimiser step: the logged values, and their running mean over a twentieth of the run."""
     figure = Figure(figsize=(WIDTH, 3.6), dpi=100, layout="constrained")
     if title:
         figure.suptitle(title, fontsize=TEXT, parse_math=False)
@@ -189,7 +189,7 @@ def _origin(
 
 
 def _identity(origin: checkpoint.Origin) -> dict[str, Any]:
-    """What must be equal for a run to be continued; where its figures go and what its card says need not be."""
+    """The fields that must be equal to resume a run."""
     found = dataclasses.asdict(dataclasses.replace(origin, data="", base_path="", final_loss=0.0, versions={}))
     for name in ("report_to", "merge"):
         found["settings"].pop(name, None)
@@ -203,7 +203,7 @@ def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Train
     there = checkpoint.read_origin(folder)
     if there is None or _identity(there) != _identity(origin):
         raise UserError(f"{out} holds the adapter of another training; name a new folder, or remove this one")
-    shutil.rmtree(out / "trainer", ignore_errors=True)  # still there if the run was killed after its last act
+    shutil.rmtree(out / "trainer", ignore_errors=True)  # left over if the run was killed just after finishing
     found = json.loads((out / "training.json").read_text(encoding="utf-8"))
     merged = out / "merged"
     losses = [(int(step), float(loss)) for step, loss in found["losses"]]
@@ -216,7 +216,7 @@ def _finished(out: Path, origin: checkpoint.Origin, settings: Settings) -> Train
 
 
 def _claim(out: Path, origin: checkpoint.Origin) -> None:
-    """Writes down whose resume points lie in ``out``, or checks that they are this training's."""
+    """Records the training's identity in ``out``, or checks that existing resume points belong to it."""
     path = out / "trainer" / "run.json"
     text = json.dumps(_identity(origin), sort_keys=True)
     if path.is_file():
@@ -226,13 +226,13 @@ def _claim(out: Path, origin: checkpoint.Origin) -> None:
             )
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")  # every process writes the same; a rename is never seen half
+    draft = path.with_suffix(f".{os.getpid()}")  # every process writes the same; renames are atomic
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 
 def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str, Any]:
-    """What TRL's two trainers are told alike."""
+    """The arguments common to TRL's two trainers."""
     gpu = vlm.device.type == "cuda"
     switched = {"auto": gpu, "on": True, "off": False}
     return {
@@ -247,7 +247,7 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
         "max_grad_norm": settings.max_grad_norm,
         "bf16": switched[settings.bf16],
         "gradient_checkpointing": switched[settings.checkpointing],
-        "max_length": None,  # TRL's default of 1024 would cut image tokens
+        "max_length": None,  # TRL's default of 1024 would truncate image tokens
         "seed": settings.seed,
         "data_seed": settings.seed,
         "save_strategy": "steps",
@@ -258,9 +258,9 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
         "report_to": settings.report_to,
         "disable_tqdm": True,
         "use_cpu": vlm.device.type == "cpu",
-        "dataloader_pin_memory": False,  # the collator's tensors are where the model is
+        "dataloader_pin_memory": False,  # the collator's tensors are on the model's device already
         "remove_unused_columns": True,
-        "ddp_find_unused_parameters": False,  # every example has a picture, and only the adapter is trained
+        "ddp_find_unused_parameters": False,  # every example uses all trained weights
     }
 
 
@@ -282,10 +282,10 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
     else:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
         if "." in vlm.layout.lm_head:
-            # TRL's fused head looks for the decoder directly under the model; InstructBLIP's is a level further down.
+            # TRL's fused head expects the decoder directly under the model; InstructBLIP's is one level deeper.
             trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
-    trainer.processing_class = None  # the collator has it; here it would only be saved with every resume point
+    trainer.processing_class = None  # the collator has its own; here it would be saved with every resume point
     return trainer
 
 
@@ -312,7 +312,7 @@ def _publish(
         part = out / "merged.part"
         shutil.rmtree(part, ignore_errors=True)
         checkpoint.merge(model, draft, part)
-        shutil.rmtree(out / "merged", ignore_errors=True)  # of a run that was killed right here
+        shutil.rmtree(out / "merged", ignore_errors=True)  # left over from a run that was killed here
         part.rename(out / "merged")
     draft.rename(out / "adapter")
     shutil.rmtree(out / "trainer")

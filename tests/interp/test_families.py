@@ -89,7 +89,7 @@ def test_position_kind(pieces):
 
 
 def test_an_unknown_family_is_told_how_to_add_one():
-    with pytest.raises(UserError, match=r"no layout for 'llama'; known: llava, .*; add one in interp/layout\.py"):
+    with pytest.raises(UserError, match=r"no layout for 'llama'; known: llava, .*; add one in interp/families\.py"):
         layout_for(LlamaConfig())
 
 
