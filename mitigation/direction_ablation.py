@@ -205,7 +205,7 @@ class AblateRandom:
 
 
 def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor", *, batch_size: int = 32) -> float:
-    """The mean margin of ``prompts`` with the direction removed."""
+    """The mean margin of ``prompts`` without the direction: high if cases called unsafe are then called safe."""
     from mitigation.orthogonalization import projected
 
     with projected(vlm, direction):

@@ -49,7 +49,8 @@ def contrast_and_cut_triton(
     beta: float | None,
     gumbel: Float[Tensor, "row vocab"] | None = None,
 ) -> Float[Tensor, "row vocab"]:
-    """``contrast_and_cut`` in two kernel launches, or one without a cutoff. Accepts any strides.
+    """``contrast_and_cut`` in two kernel launches, or one without a cutoff. Accepts any strides;
+    reads each tensor once, ``clean`` twice with a cutoff.
 
     Every operation rounds as in the torch version.
 

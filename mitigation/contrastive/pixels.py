@@ -36,7 +36,7 @@ def pixel_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
 
 
 def image_rows(inputs: Mapping[str, Any], config: Any) -> list[range]:
-    """The images of each prompt. Without grids, each row of ``pixel_values`` counts as one image."""
+    """The images of each prompt. Without grids, each row of ``pixel_values`` counts as one image of equal size."""
     count = len(inputs[GRIDS] if inputs.get(GRIDS) is not None else inputs["pixel_values"])
     if count == len(inputs["input_ids"]):
         return [range(row, row + 1) for row in range(count)]

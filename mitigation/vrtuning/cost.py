@@ -87,7 +87,7 @@ def memory_gib(settings: Settings, shape: Shape, tokens: int) -> float:
 def flops_per_token(shape: Shape, tokens: int, *, recomputed: bool) -> float:
     """Per weight: two forward, two backward (frozen weights need no gradient), and two more if recomputed.
 
-    Plus the adapter's own, and attention's 4 × tokens × width per layer and pass.
+    Plus the adapter's own three passes, and attention's 4 × tokens × width per layer and pass.
     """
     passes = 3 if recomputed else 2
     attention = 4 * tokens * shape.hidden * shape.layers
