@@ -19,12 +19,12 @@ from experiments.runs.directory import open_run
 from interp.errors import UserError
 
 if TYPE_CHECKING:
-    from experiments.bench.attention_variants import Reader, Seen
+    from experiments.bench.attention_variants import ForwardRunner, SeenAttention
 
 TEMPLATE_TOKENS = 16  # more than the chat template and one word take
 
 
-class Row(NamedTuple):
+class AttentionCost(NamedTuple):
     """The result at one prompt length. Ratios of times are medians over rounds.
 
     ``max_error`` is the largest absolute difference of a mass or of a map's weight from eager attention;
@@ -40,20 +40,20 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Measured:
+class LengthMeasurements:
     """All that was measured at one prompt length; ``peaks`` are bytes above the model itself, by variant."""
 
     tokens: int
     turns: Turns
     peaks: dict[str, int] = field(default_factory=dict)
-    seen: "dict[str, Seen]" = field(default_factory=dict)
+    seen: "dict[str, SeenAttention]" = field(default_factory=dict)
     max_error: float = 0.0
 
-    def row(self) -> Row:
+    def row(self) -> AttentionCost:
         """The result of these measurements."""
         eager = self.peaks["eager"] - self.peaks["native"]
         mass = self.peaks["mass"] - self.peaks["native"]
-        return Row(
+        return AttentionCost(
             tokens=self.tokens,
             mass_over_native=self.turns.ratio("mass", "native"),
             maps_over_native=self.turns.ratio("maps", "native"),
@@ -115,14 +115,14 @@ class AttentionBench:
             console.print(terminal(table(measured)))
             console.print(summary(measured[-1]), highlight=False)
 
-    def measure(self, console: Console, *, deadline: float) -> list[Measured]:
+    def measure(self, console: Console, *, deadline: float) -> list[LengthMeasurements]:
         """Shortest prompt first, so that a peak is never that of a longer one before it."""
-        from experiments.bench.attention_variants import VARIANTS, Children, Probe, Setting
+        from experiments.bench.attention_variants import VARIANTS, AttentionSetting, ChildRunners, LocalRunner
         from interp.checkpoints.load import resolve_device
 
         device = resolve_device(self.device)
         lengths = sorted(set(self.lengths))
-        setting = Setting(self.size, str(device), lengths[-1], self.seed)
+        setting = AttentionSetting(self.size, str(device), lengths[-1], self.seed)
         with Progress(
             TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
         ) as progress:
@@ -132,17 +132,17 @@ class AttentionBench:
                 progress.update(bar, description=what)
 
             if device.type == "cuda":
-                probe = Probe(setting)
+                probe = LocalRunner(setting)
                 for variant in VARIANTS:
                     probe.read(variant, lengths[0], keep=False)
                 return self._alternate(probe, lengths, deadline, say)
-            with Children(setting) as children:
+            with ChildRunners(setting) as children:
                 children.warm_up(lengths[0])
                 return self._alternate(children, lengths, deadline, say)
 
     def _alternate(
-        self, reader: "Reader", lengths: list[int], deadline: float, say: Callable[[str], None]
-    ) -> list[Measured]:
+        self, reader: "ForwardRunner", lengths: list[int], deadline: float, say: Callable[[str], None]
+    ) -> list[LengthMeasurements]:
         from experiments.bench.attention_variants import VARIANTS, largest_error
 
         measured = [_prepared(reader, tokens, tuple(VARIANTS), say) for tokens in lengths]
@@ -156,7 +156,7 @@ class AttentionBench:
                     one.turns.run(without={"eager"})
         return measured
 
-    def _metrics(self, measured: list[Measured], seconds: float, busy: float) -> dict[str, Any]:
+    def _metrics(self, measured: list[LengthMeasurements], seconds: float, busy: float) -> dict[str, Any]:
         return {
             "benchmark": "attention",
             "weights": f"random, seed {self.seed}",
@@ -171,7 +171,9 @@ class AttentionBench:
         }
 
 
-def _prepared(reader: "Reader", tokens: int, variants: tuple[str, ...], say: Callable[[str], None]) -> Measured:
+def _prepared(
+    reader: "ForwardRunner", tokens: int, variants: tuple[str, ...], say: Callable[[str], None]
+) -> LengthMeasurements:
     def variant(name: str) -> Callable[[], float]:
         def taking() -> float:
             say(f"{tokens} tokens, {name}")
@@ -184,11 +186,11 @@ def _prepared(reader: "Reader", tokens: int, variants: tuple[str, ...], say: Cal
 
         return taking
 
-    one = Measured(tokens, Turns({name: variant(name) for name in variants}))
+    one = LengthMeasurements(tokens, Turns({name: variant(name) for name in variants}))
     return one
 
 
-def table(measured: list[Measured]) -> Table:
+def table(measured: list[LengthMeasurements]) -> Table:
     """A row per prompt length: medians of seconds, ratios, peaks above the model in MiB, error."""
     columns = [
         Column("tokens"),
@@ -206,7 +208,7 @@ def table(measured: list[Measured]) -> Table:
     return Table.of("Logging attention: one forward pass of the prompt", map(_record, measured), columns=columns)
 
 
-def _record(one: Measured) -> dict[str, str]:
+def _record(one: LengthMeasurements) -> dict[str, str]:
     row, native = one.row(), one.peaks["native"]
     memory = row.mass_memory_over_eager
     return {
@@ -224,7 +226,7 @@ def _record(one: Measured) -> dict[str, str]:
     }
 
 
-def summary(longest: Measured) -> str:
+def summary(longest: LengthMeasurements) -> str:
     """The result at the longest prompt, as a sentence."""
     row = longest.row()
     return (

@@ -124,7 +124,7 @@ class EvalBench:
             from experiments.bench.models import model_of
 
             texts = [sample.prompt for sample in loaded.samples]
-            bench = Bench(given, model_of(self.size, texts, device=device, seed=self.seed), loaded, Path(folder))
+            bench = AnswerTimes(given, model_of(self.size, texts, device=device, seed=self.seed), loaded, Path(folder))
             busy = load_average()
             with console.status("measuring"):
                 bench.measure(self.repeats, self.seconds)
@@ -134,7 +134,7 @@ class EvalBench:
             console.print(*sentences(result), sep="\n", highlight=False)
             console.print(f"report of a whole study: {bench.study()}", highlight=False, soft_wrap=True)
 
-    def _metrics(self, bench: "Bench", device: str, busy: float) -> dict[str, Any]:
+    def _metrics(self, bench: "AnswerTimes", device: str, busy: float) -> dict[str, Any]:
         rows = bench.rows()
         return {
             "benchmark": "eval",
@@ -146,13 +146,13 @@ class EvalBench:
             "rows": rows,
             "seconds": bench.turns.rounds,
             "peak_mib": bench.peak,
-            "answers_unlike_the_loop": bench.unlike(),
+            "answers_unlike_the_loop": bench.answers_unlike_loop(),
             "bound": {"times": rows[STUDY]["times"], "least": LEAST["cpu" if device == "cpu" else "cuda"]},
         }
 
 
 @dataclass
-class Bench:
+class AnswerTimes:
     """One model, its cases, and the variants of asking them."""
 
     run: Run
@@ -226,7 +226,7 @@ class Bench:
             for name in self.turns.variants
         }
 
-    def unlike(self) -> int:
+    def answers_unlike_loop(self) -> int:
         """Answers of the study that read otherwise than the loop's; in bfloat16 a batch rounds otherwise than a row."""
         return sum(text != self.answers[LOOP][key] for key, text in self.answers[STUDY].items())
 

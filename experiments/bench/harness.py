@@ -151,11 +151,11 @@ class Child:
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, work: Callable[..., T], *arguments: object) -> "Future[T]":
-        """``work(*arguments)`` over there; ``answer`` waits for it."""
+        """``work(*arguments)`` over there; ``result_of`` waits for it."""
         return self._pool.submit(work, *arguments)
 
 
-def answer(waiting: "Future[T]", otherwise: str) -> T:
+def result_of(waiting: "Future[T]", otherwise: str) -> T:
     """What a child returned; UserError saying ``otherwise`` where it died, as the kernel ends what has no memory."""
     try:
         return waiting.result()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CALLS = 50  # between two synchronisations: a single call is over sooner than a clock can say
 
 
-class Row(NamedTuple):
+class KernelTimes(NamedTuple):
     """Microseconds a call, the medians over rounds; ``largest_error`` is of scores from eager torch's."""
 
     rows: int
@@ -87,13 +87,13 @@ class KernelBench:
             store.write_json("metrics.json", self._metrics(rows))
             console.print(terminal(table(rows)))
 
-    def measure(self, device: str, make: "Callable[[], dict[str, Fused]] | None" = None) -> list[Row]:
+    def measure(self, device: str, make: "Callable[[], dict[str, Fused]] | None" = None) -> list[KernelTimes]:
         """Every case in turn; within it the variants that ``make`` returns (``implementations``) by turns."""
         make = make or implementations
         cases = product(self.vocabularies, (False, True), self.rows)
         return [self._row(device, make(), *case) for case in cases]
 
-    def _row(self, device: str, variants: "dict[str, Fused]", vocabulary: int, noise: bool, rows: int) -> Row:
+    def _row(self, device: str, variants: "dict[str, Fused]", vocabulary: int, noise: bool, rows: int) -> KernelTimes:
         import torch
 
         from experiments.bench.harness import meter_for
@@ -121,9 +121,9 @@ class KernelBench:
         kept = scores["torch"].isfinite()
         errors = [(scores[name][kept] - scores["torch"][kept]).abs().max().item() for name in ("compile", "triton")]
         taken = {f"{name}_us": 1e6 * turns.median(name) / CALLS for name in variants}
-        return Row(rows, vocabulary, self.dtype, noise, **taken, largest_error=max(errors))
+        return KernelTimes(rows, vocabulary, self.dtype, noise, **taken, largest_error=max(errors))
 
-    def _metrics(self, rows: list[Row]) -> dict[str, Any]:
+    def _metrics(self, rows: list[KernelTimes]) -> dict[str, Any]:
         import torch
         import triton
 
@@ -149,7 +149,7 @@ def implementations() -> "dict[str, Fused]":
     return {"torch": contrast_and_cut, "compile": compiled, "triton": fused("triton")}
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[KernelTimes]) -> Table:
     """A row per case, in microseconds a call."""
     records = [
         {

@@ -21,11 +21,11 @@ from experiments.runs.directory import open_run
 from interp.errors import UserError
 
 if TYPE_CHECKING:
-    from experiments.bench.vcd_variants import Probe, Reading
+    from experiments.bench.vcd_variants import DecodingRunner, GenerationReading
 
 
 @dataclass(frozen=True)
-class Bound:
+class RatioBound:
     """``ratio`` of a row at this size, type and number of items is to be at most (``least``: at least) ``limit``."""
 
     size: str
@@ -41,16 +41,16 @@ class Bound:
 
 
 BOUNDS = (
-    Bound("tiny", "float32", 1, "paired_over_plain", 1.40),
-    Bound("tiny", "float32", 1, "two_forward_over_paired", 1.25, least=True),
-    Bound("tiny", "float32", 1, "lazy_over_plain", 1.25),
-    Bound("cpu", "bfloat16", 1, "paired_over_plain", 1.50),
-    Bound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
-    Bound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
+    RatioBound("tiny", "float32", 1, "paired_over_plain", 1.40),
+    RatioBound("tiny", "float32", 1, "two_forward_over_paired", 1.25, least=True),
+    RatioBound("tiny", "float32", 1, "lazy_over_plain", 1.25),
+    RatioBound("cpu", "bfloat16", 1, "paired_over_plain", 1.50),
+    RatioBound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
+    RatioBound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
 )
 
 
-class Row(NamedTuple):
+class DecodingCost(NamedTuple):
     """The result for one model and number of items; every ratio is of seconds a decoded token, the prompt left out.
 
     A generation's seconds are the median of its steps', a ratio the median over rounds in which both were measured.
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Measured:
+class DecodingMeasurements:
     """All that was measured of one model with one number of items; ``peaks`` are bytes above the model, by variant."""
 
     size: str
@@ -79,7 +79,7 @@ class Measured:
     prefills: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0  # that its rounds have taken, prompts included
     peaks: dict[str, int] = field(default_factory=dict)
-    first: "dict[str, Reading]" = field(default_factory=dict)
+    first: "dict[str, GenerationReading]" = field(default_factory=dict)
 
     @property
     def cost(self) -> float:
@@ -93,10 +93,10 @@ class Measured:
         self.turns.run()
         self.seconds += time.monotonic() - began
 
-    def row(self) -> Row:
+    def row(self) -> DecodingCost:
         """The result of these measurements."""
         ratio = self.turns.ratio
-        return Row(
+        return DecodingCost(
             size=self.size,
             dtype=self.dtype,
             items=self.items,
@@ -126,24 +126,24 @@ class Measured:
         return median(taken[name] for taken in self.prefills)
 
 
-def judged(rows: Iterable[Row]) -> list[tuple[Bound, float]]:
+def applicable_bounds(rows: Iterable[DecodingCost]) -> list[tuple[RatioBound, float]]:
     """The bounds that these rows are held to, each with the value measured."""
     measured = {(row.size, row.dtype, row.items): row._asdict() for row in rows}
     keys = {bound: (bound.size, bound.dtype, bound.items) for bound in BOUNDS}
     return [(bound, measured[key][bound.ratio]) for bound, key in keys.items() if key in measured]
 
 
-def verdicts(rows: Iterable[Row]) -> list[str]:
+def bound_sentences(rows: Iterable[DecodingCost]) -> list[str]:
     """A sentence a bound."""
     return [
         f"{bound.size} {bound.dtype}, {bound.items} item{'s' * (bound.items > 1)}: {bound.ratio.replace('_', ' ')} "
         f"{value:.2f}, {'at least' if bound.least else 'at most'} {bound.limit:.2f} wanted: "
         f"{'kept' if bound.met(value) else 'missed'}"
-        for bound, value in judged(rows)
+        for bound, value in applicable_bounds(rows)
     ]
 
 
-def tables(measured: Iterable[Measured]) -> list[Table]:
+def tables(measured: Iterable[DecodingMeasurements]) -> list[Table]:
     """Medians and ratios of a decoded token; seconds to the first one, and peaks above the model in MiB."""
     listed = list(measured)
     return [
@@ -170,7 +170,7 @@ def _columns(headings: Sequence[str]) -> list[Column]:
     return [Column(name, "left" if name == "model" else "right", short[name]) for name in headings]
 
 
-def _token_record(one: Measured) -> dict[str, str]:
+def _token_record(one: DecodingMeasurements) -> dict[str, str]:
     row = one.row()
     return {
         "model": f"{row.size} {row.dtype}",
@@ -180,7 +180,7 @@ def _token_record(one: Measured) -> dict[str, str]:
     } | {heading: f"{getattr(row, ratio):.2f}" for heading, ratio in RATIOS.items()}
 
 
-def _prompt_record(one: Measured) -> dict[str, str]:
+def _prompt_record(one: DecodingMeasurements) -> dict[str, str]:
     peaks = {name: one.peaks.get(name) for name in PEAKED}
     return (
         {"model": f"{one.size} {one.dtype}", "items": str(one.items)}
@@ -239,9 +239,9 @@ class VcdBench:
             measured = self.measure(console, deadline=started + self.seconds)
             store.write_json("metrics.json", self._metrics(measured, time.monotonic() - started, busy))
             console.print(*map(terminal, tables(measured)), sep="\n")
-            console.print(*verdicts([one.row() for one in measured]), sep="\n", highlight=False)
+            console.print(*bound_sentences([one.row() for one in measured]), sep="\n", highlight=False)
 
-    def measure(self, console: Console, *, deadline: float) -> list[Measured]:
+    def measure(self, console: Console, *, deadline: float) -> list[DecodingMeasurements]:
         """Models in the order of ``sizes``, of each its types, of each the numbers of items."""
         from interp.checkpoints.load import resolve_device
 
@@ -259,20 +259,22 @@ class VcdBench:
             self._repeat(measured, deadline)
         return measured
 
-    def _prepared(self, device: str, say: Callable[[str], None]) -> list[Measured]:
-        from experiments.bench.vcd_variants import VARIANTS, Probe, Setting, peaks_elsewhere
+    def _prepared(self, device: str, say: Callable[[str], None]) -> list[DecodingMeasurements]:
+        from experiments.bench.vcd_variants import VARIANTS, DecodingRunner, DecodingSetting, peaks_in_child
 
         settings = [
-            Setting(size, dtype, device, self.seed) for size in self.sizes for dtype in DECODING_SIZES[size].dtypes
+            DecodingSetting(size, dtype, device, self.seed)
+            for size in self.sizes
+            for dtype in DECODING_SIZES[size].dtypes
         ]
-        apart: dict[tuple[Setting, int], dict[str, int]] = {}
+        apart: dict[tuple[DecodingSetting, int], dict[str, int]] = {}
         if self.memory and device == "cpu":
             first = [setting for setting in settings if setting.dtype == DECODING_SIZES[setting.size].dtypes[0]]
-            apart = peaks_elsewhere(first, self.items, say)
+            apart = peaks_in_child(first, self.items, say)
         measured = []
         for setting in settings:
             say(f"{setting.size} {setting.dtype}, building")
-            probe = Probe(setting)
+            probe = DecodingRunner(setting)
             for variant in VARIANTS:  # once, so that no first time is measured
                 probe.read(variant, 1, new_tokens=3)
             for items in self.items:
@@ -283,13 +285,13 @@ class VcdBench:
                 measured.append(one)
         return measured
 
-    def _begin(self, one: Measured) -> None:
+    def _begin(self, one: DecodingMeasurements) -> None:
         """A round, and more where they are short, so that what has a bound does not hang on a single one."""
         one.round()
         while one.seconds + one.cost < FIRST_SECONDS and len(one.turns.rounds) < self.repeats:
             one.round()
 
-    def _repeat(self, measured: list[Measured], deadline: float) -> None:
+    def _repeat(self, measured: list[DecodingMeasurements], deadline: float) -> None:
         """The one that has taken least time goes next: where a round is short, there are more of them."""
         while True:
             now = time.monotonic()
@@ -298,7 +300,7 @@ class VcdBench:
                 return
             min(fitting, key=lambda m: m.seconds).round()
 
-    def _metrics(self, measured: list[Measured], seconds: float, busy: float) -> dict[str, Any]:
+    def _metrics(self, measured: list[DecodingMeasurements], seconds: float, busy: float) -> dict[str, Any]:
         rows = [one.row() for one in measured]
         return {
             "benchmark": "vcd",
@@ -308,12 +310,16 @@ class VcdBench:
             "environment": machine(self.device, busy),
             "seconds": round(seconds, 1),
             "rows": [row._asdict() for row in rows],
-            "bounds": [asdict(bound) | {"value": value, "met": bound.met(value)} for bound, value in judged(rows)],
+            "bounds": [
+                asdict(bound) | {"value": value, "met": bound.met(value)} for bound, value in applicable_bounds(rows)
+            ],
             "details": [one.details() for one in measured],
         }
 
 
-def _measured(probe: "Probe", size: str, dtype: str, items: int, say: Callable[[str], None]) -> Measured:
+def _measured(
+    probe: "DecodingRunner", size: str, dtype: str, items: int, say: Callable[[str], None]
+) -> DecodingMeasurements:
     from experiments.bench.vcd_variants import VARIANTS
 
     def variant(name: str) -> Callable[[], float]:
@@ -326,5 +332,5 @@ def _measured(probe: "Probe", size: str, dtype: str, items: int, say: Callable[[
 
         return taking
 
-    one = Measured(size, dtype, items, Turns({name: variant(name) for name in VARIANTS}))
+    one = DecodingMeasurements(size, dtype, items, Turns({name: variant(name) for name in VARIANTS}))
     return one

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from experiments.bench.harness import Child, answer, meter_for
+from experiments.bench.harness import Child, meter_for, result_of
 from experiments.bench.models import DECODING_SIZES, build, prompt_of
 from experiments.model_organism.architecture import SPECIAL
 from interp.errors import UserError
@@ -28,7 +28,7 @@ CERTAINTY = 1e4  # of a head whose second-best token is never within a factor of
 
 
 @dataclass(frozen=True)
-class Setting:
+class DecodingSetting:
     """Which model and where: all that a child process needs to build the same one."""
 
     size: str
@@ -37,7 +37,7 @@ class Setting:
     seed: int
 
 
-class Reading(NamedTuple):
+class GenerationReading(NamedTuple):
     """One generation. ``prefill`` are seconds from the call to its first token, ``token`` the median of those between.
 
     ``skipped`` is the share of the rows' steps that went without their noised branch, None where it is not counted.
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
     skipped: float | None
 
 
-class Stamps(BaseStreamer):
+class TokenTimes(BaseStreamer):
     """When each token was there; on a GPU the copy that ``generate`` makes for a streamer has waited for it."""
 
     def __init__(self) -> None:
@@ -76,36 +76,36 @@ class Decoded(NamedTuple):
     skipped: float | None = None
 
 
-Decode = Callable[[Any, Batch, Stamps, int], Decoded]
+Decode = Callable[[Any, Batch, TokenTimes, int], Decoded]
 
 
-def _options(stamps: Stamps, new_tokens: int) -> dict[str, Any]:
+def _options(stamps: TokenTimes, new_tokens: int) -> dict[str, Any]:
     # No token ends an answer: every generation has as many steps as the others.
     return {"max_new_tokens": new_tokens, "streamer": stamps, "eos_token_id": None, "pad_token_id": 0}
 
 
-def _plain(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+def _plain(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
     return Decoded(model.generate(**batch.clean, do_sample=False, **_options(stamps, new_tokens)))
 
 
-def _sequential(model: Any, batch: Batch, stamps: Stamps, new_tokens: int, *, lazy: bool = False) -> Decoded:
+def _sequential(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int, *, lazy: bool = False) -> Decoded:
     vcd = VisualContrastiveLogitsProcessor(model, batch.noised, alpha=ALPHA, beta=BETA, lazy=lazy)
     options = _options(stamps, new_tokens)
     sequences = model.generate(**batch.clean, do_sample=False, logits_processor=[vcd], **options)
     return Decoded(sequences, vcd.skips.skipped / vcd.skips.steps)
 
 
-def _lazy(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+def _lazy(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
     return _sequential(model, batch, stamps, new_tokens, lazy=True)
 
 
-def _paired(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+def _paired(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
     options = _options(stamps, new_tokens)
     return Decoded(generate_paired(model, batch.clean, batch.noised, alpha=ALPHA, beta=BETA, **options).sequences)
 
 
 @torch.no_grad()
-def _two_forward(model: Any, batch: Batch, stamps: Stamps, new_tokens: int) -> Decoded:
+def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
     """The published loop, a forward of either branch a token, without what ``generate`` does around it.
 
     Each branch has a cache (the published code's shared one is a bug). Prompts are of equal length, so that it needs
@@ -162,10 +162,10 @@ def certain_head(vlm: VLM) -> Iterator[None]:
         head.weight = usual
 
 
-class Probe:
+class DecodingRunner:
     """A model with random weights in this process, and batches for it."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: DecodingSetting) -> None:
         size, device = DECODING_SIZES[setting.size], torch.device(setting.device)
         dtype = getattr(torch, setting.dtype)
         longest = size.prompt_tokens + size.new_tokens
@@ -175,9 +175,9 @@ class Probe:
         self.seed, self.size, self.device = setting.seed, size, device
         self._batches: dict[int, Batch] = {}
 
-    def read(self, variant: str, items: int, *, new_tokens: int | None = None) -> Reading:
+    def read(self, variant: str, items: int, *, new_tokens: int | None = None) -> GenerationReading:
         """Decodes a batch of ``items`` prompts; lazy, with a head that is always sure."""
-        batch, stamps = self._batch(items), Stamps()
+        batch, stamps = self._batch(items), TokenTimes()
         with certain_head(self.vlm) if variant == "lazy" else nullcontext():
             meter_for(self.device).synchronise()
             start = time.perf_counter()
@@ -188,7 +188,7 @@ class Probe:
         first = stamps.times[1] - start
         between = [later - earlier for earlier, later in zip(stamps.times[1:], stamps.times[2:], strict=False)]
         answers = decoded.sequences[:, batch.clean["input_ids"].shape[1] :]
-        return Reading(first, median(between), answers.tolist(), decoded.skipped)
+        return GenerationReading(first, median(between), answers.tolist(), decoded.skipped)
 
     def peak(self, variant: str, items: int) -> int:
         """Bytes that a short generation holds at most, above what was there before it."""
@@ -207,16 +207,16 @@ class Probe:
         return self._batches[items]
 
 
-def peaks_elsewhere(
-    settings: Sequence[Setting], items: Sequence[int], say: Callable[[str], None]
-) -> dict[tuple[Setting, int], dict[str, int]]:
+def peaks_in_child(
+    settings: Sequence[DecodingSetting], items: Sequence[int], say: Callable[[str], None]
+) -> dict[tuple[DecodingSetting, int], dict[str, int]]:
     """Peaks on a CPU, each measured in one child process."""
-    found: dict[tuple[Setting, int], dict[str, int]] = {}
+    found: dict[tuple[DecodingSetting, int], dict[str, int]] = {}
     with Child() as child:
         for setting, many, variant in product(settings, items, VARIANTS):
             say(f"memory of {setting.size} {setting.dtype}, {many} items, {variant}")
             waiting = child.submit(_peak, setting, variant, many)
-            found.setdefault((setting, many), {})[variant] = answer(waiting, no_memory(variant, many))
+            found.setdefault((setting, many), {})[variant] = result_of(waiting, no_memory(variant, many))
     return found
 
 
@@ -229,11 +229,11 @@ def no_memory(variant: str, items: int) -> str:
 
 
 @lru_cache(maxsize=1)  # one model at a time
-def _probe(setting: Setting) -> Probe:
-    probe = Probe(setting)
-    probe.read("paired", 1, new_tokens=3)  # what is made once and kept is not a variant's
-    return probe
+def _runner(setting: DecodingSetting) -> DecodingRunner:
+    runner = DecodingRunner(setting)
+    runner.read("paired", 1, new_tokens=3)  # what is made once and kept is not a variant's
+    return runner
 
 
-def _peak(setting: Setting, variant: str, items: int) -> int:
-    return _probe(setting).peak(variant, items)
+def _peak(setting: DecodingSetting, variant: str, items: int) -> int:
+    return _runner(setting).peak(variant, items)

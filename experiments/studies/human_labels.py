@@ -21,7 +21,7 @@ RESULT = "labels.json"
 
 
 @dataclass(frozen=True)
-class Labelling:
+class HumanLabels:
     """The task, on the directory ``run.run``: ``export`` names the sheet to write, ``read`` the filled ones to read."""
 
     export: str | None = None
@@ -46,14 +46,14 @@ class Labelling:
                     "fill in the columns annotator and label, then read it with task.read=[<csv>]"]  # fmt: skip
         else:
             labels = read_labels([Path(name) for name in self.read])
-            result = summary(lines, labels, seed=run.seed, draws=run.draws)
+            result = summarise_labels(lines, labels, seed=run.seed, draws=run.draws)
             write_json(folder / RESULT, result)
             said = [*result["notes"], *sentences(result)]
         for sentence in said:
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
 
-def summary(lines: Sequence[Record], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
+def summarise_labels(lines: Sequence[Record], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
     """How many labels there are and fit the run, α of the annotators, and the run's judge against their majority.
 
     The judge is compared where people's majority and its verdict are both of a side: refusal (full or partial) or
@@ -90,7 +90,7 @@ def _side(verdict: str | None) -> bool | None:
 
 
 def sentences(result: dict[str, Any]) -> list[str]:
-    """What a person wants to know of ``summary``."""
+    """The contents of ``summarise_labels`` in sentences."""
     alpha = result["krippendorff_alpha"]
     said = [f"{result['labels']} labels by {len(result['annotators'])} annotators; {result['records_labelled']} of "
             f"{result['records']} records have people's verdicts.",

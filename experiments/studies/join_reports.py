@@ -24,11 +24,11 @@ from experiments.types import Kind
 from interp.errors import UserError
 
 BASELINE = "baseline"
-SAME = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what one case is, whatever answered it
+CASE_FIELDS = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what one case is, whatever answered it
 
 
 @dataclass(frozen=True)
-class Report:
+class BuildReport:
     """The task: builds the report of ``run.run`` again, or joins ``run.runs``; the first baseline is the reference."""
 
     def __call__(self, run: Run) -> None:
@@ -89,8 +89,8 @@ def joined(parts: Sequence[SavedRun], names: Sequence[str]) -> list[dict[str, An
     for part, name in zip(parts, names, strict=True):
         for record in part.predictions:
             case, arm = str(record["case"]), str(record["arm"])
-            is_same = known.setdefault(case, {key: record.get(key) for key in SAME})
-            differing = [key for key in SAME if record.get(key) != is_same[key]]
+            is_same = known.setdefault(case, {key: record.get(key) for key in CASE_FIELDS})
+            differing = [key for key in CASE_FIELDS if record.get(key) != is_same[key]]
             if differing:
                 raise UserError(
                     f"case {case} of {part.directory} has another {differing[0]} than in an earlier run; "

@@ -56,7 +56,9 @@ class Languages:
         folder = folders[0] if folders else finished_runs.studied(run)
         if not Launch.current().first:
             return
-        result = compare(read_records(folder), arm=self.arm, reference=self.reference, seed=run.seed, draws=run.draws)
+        result = compare_languages(
+            read_records(folder), arm=self.arm, reference=self.reference, seed=run.seed, draws=run.draws
+        )
         write_json(folder / "languages.json", result)
         frame(result).to_csv(folder / "languages.csv", index=False)
         console = Console()
@@ -65,7 +67,7 @@ class Languages:
             console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def compare(
+def compare_languages(
     records: Sequence[Mapping[str, Any]],
     *,
     arm: str = "baseline",

@@ -23,7 +23,7 @@ from interp.errors import UserError
 
 MODELS = Path(conf.__file__).parent / "model"
 CONTRACT = Path(interp.__file__).parent / "contract.json"
-SHOWN = {  # capability in the contract's words → column
+CAPABILITIES = {  # capability in the contract's words → column
     "generate": "generate",
     "attention": "attention",
     "maps": "maps",
@@ -64,7 +64,7 @@ class ModelRow:
 
 
 @dataclass
-class Notes:
+class NumberedNotes:
     """Sentences, numbered from 1 as they first come up; equal ones have one number."""
 
     sentences: list[str] = field(default_factory=list)
@@ -90,8 +90,8 @@ class ModelTable:
             UserError: the contract's results or a configuration cannot be read, or a file not be written.
         """
         contract = read_contract(CONTRACT)
-        notes = Notes()
-        models = [described(config, contract, notes) for config in configurations(MODELS)]
+        notes = NumberedNotes()
+        models = [model_row(config, contract, notes) for config in configurations(MODELS)]
         closing = provenance(contract)
         console = Console(highlight=False, markup=False)
         for table in tables(models):
@@ -134,12 +134,12 @@ def read_contract(path: Path) -> dict[str, Any]:
     return dict(contract)
 
 
-def described(node: dict[str, Any], contract: dict[str, Any], notes: Notes) -> ModelRow:
+def model_row(node: dict[str, Any], contract: dict[str, Any], notes: NumberedNotes) -> ModelRow:
     """One row; what its notes say is added to ``notes``."""
     name = str(node["name"])
     if _remote(node):
         outside, inside = Support(NOT_HERE, (notes.number(REMOTE),)), Support(WORKS, (notes.number(CALLED),))
-        works = {capability: inside if capability == "generate" else outside for capability in SHOWN}
+        works = {capability: inside if capability == "generate" else outside for capability in CAPABILITIES}
         return ModelRow(Support(name), "", str(node["model"]), None, str(node.get("terms", "")), works)
     family = str(node.get("family") or "")
     results = contract["families"].get(family)
@@ -152,11 +152,11 @@ def described(node: dict[str, Any], contract: dict[str, Any], notes: Notes) -> M
         str(node["path"]),
         node.get("memory_gib"),
         str(node.get("licence", "")),
-        {capability: _support(results, capability, notes) for capability in SHOWN},
+        {capability: _support(results, capability, notes) for capability in CAPABILITIES},
     )
 
 
-def _support(results: dict[str, Any] | None, capability: str, notes: Notes) -> Support:
+def _support(results: dict[str, Any] | None, capability: str, notes: NumberedNotes) -> Support:
     found = None if results is None else results["capabilities"].get(capability)
     if found is None:
         return Support(NOT_RUN, (notes.number(UNTRIED),) if results is None else ())
@@ -189,7 +189,7 @@ def tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
     works = [Column("model", "left", fold=16)]
     works += [
         Column(name, "left", short=name.replace(" ", "\n"), fold=max(8, *map(len, name.split())))
-        for name in SHOWN.values()
+        for name in CAPABILITIES.values()
     ]
     return (
         Table("Models", about, [_about(model) for model in models]),
@@ -203,17 +203,17 @@ def _about(model: ModelRow) -> Row:
 
 
 def _works(model: ModelRow) -> Row:
-    return Row([Cell(model.name.said), *(Cell(str(model.works[capability])) for capability in SHOWN)])
+    return Row([Cell(model.name.said), *(Cell(str(model.works[capability])) for capability in CAPABILITIES)])
 
 
-def as_markdown(models: Sequence[ModelRow], notes: Notes, closing: str) -> str:
+def as_markdown(models: Sequence[ModelRow], notes: NumberedNotes, closing: str) -> str:
     """The tables as a page of Markdown."""
     listed = [f"{number}. {sentence}" for number, sentence in enumerate(notes.sentences, start=1)]
     about, works = map(markdown, tables(models))
     return "\n\n".join(["# Models", about, works, "\n".join(listed), closing]) + "\n"
 
 
-def as_json(models: Sequence[ModelRow], notes: Notes, contract: dict[str, Any]) -> dict[str, Any]:
+def as_json(models: Sequence[ModelRow], notes: NumberedNotes, contract: dict[str, Any]) -> dict[str, Any]:
     """The table as JSON can say it; notes are numbered from 1."""
     rows = [
         {

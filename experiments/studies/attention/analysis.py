@@ -21,7 +21,7 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
 from experiments.runs.directory import read_object, write_json
-from experiments.studies.attention.figures import AttendedCase, attended_case, attribute, draw_failures
+from experiments.studies.attention.figures import AttendedCase, attended_case, attribute_cases, draw_failures
 from experiments.studies.attention.summary import summarise
 from experiments.studies.attention.tables import (
     AttentionTables,
@@ -99,7 +99,7 @@ def analyse_failures(
     drawn = _by_turns(worst)[:figures]
     result["figures"] = draw_failures(out_dir, drawn, result)
     if captum:
-        result["attribution"] = attribute(vlm, drawn, out_dir)
+        result["attribution"] = attribute_cases(vlm, drawn, out_dir)
     write_json(out_dir / "attention.json", result)
     return result
 

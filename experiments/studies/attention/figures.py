@@ -164,7 +164,7 @@ def draw_attribution(
 WHOLE_PICTURES = ("patches", "thw", "queries")  # geometries whose pixels can be summed by place in the picture
 
 
-def attribute(vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path) -> dict[str, Any]:
+def attribute_cases(vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path) -> dict[str, Any]:
     """Case → numbers and names of figures for attention.json; in logits of the margin, positive speaking for Yes.
 
     Writes ``attention/attribution_words.parquet`` (case, place, word, gradients, occlusion) and

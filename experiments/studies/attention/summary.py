@@ -83,7 +83,7 @@ def _bootstrap_mean(value: float | None, draws: Float[np.ndarray, "draw"], n: in
     )
 
 
-def as_json(contrast: Contrast) -> dict[str, Any]:
+def contrast_json(contrast: Contrast) -> dict[str, Any]:
     """Plain dicts, for attention.json."""
     return {name: estimate._asdict() for name, estimate in contrast._asdict().items()}
 
@@ -161,7 +161,9 @@ def _over_defined(cases: pd.DataFrame, values: pd.Series, *, seed: int, draws: i
 
 def _contrasts(cases: pd.DataFrame, values: np.ndarray, *, seed: int, draws: int) -> list[dict[str, Any]]:
     failed = (cases["outcome"] == "failure").to_numpy(bool)
-    return [as_json(one) for one in contrasts(values, failed, cases["cluster"].to_numpy(), seed=seed, draws=draws)]
+    return [
+        contrast_json(one) for one in contrasts(values, failed, cases["cluster"].to_numpy(), seed=seed, draws=draws)
+    ]
 
 
 def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:

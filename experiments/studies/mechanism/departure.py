@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import percentile_interval
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Estimator, onward
+from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
 
@@ -47,7 +47,7 @@ def lens_rows(
     fails = here & cases.failed
     towards = np.where(cases.safe, 1.0, -1.0)
     wrong = [estimator.mean((towards * row <= 0).astype(float), fails) for row in lens]
-    settled = onward([int(entry["value"] >= SETTLED) for entry in wrong], 1)
+    settled = first_lasting([int(entry["value"] >= SETTLED) for entry in wrong], 1)
     return found | {
         "wrong": wrong,
         "settled": None if settled is None else layers[settled],

@@ -84,7 +84,7 @@ class Estimator:
         return {"value": value, "low": low, "high": high, "n": int(used.sum()), "clusters": clusters}
 
 
-def onward(sides: Sequence[int], wanted: int) -> int | None:
+def first_lasting(sides: Sequence[int], wanted: int) -> int | None:
     """The first index from which on, to the last, all ``sides`` are ``wanted``; None where the last is not."""
     first = None
     for index in reversed(range(len(sides))):

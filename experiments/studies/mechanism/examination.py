@@ -95,7 +95,7 @@ class Examination:
         self.cases: AnsweredCases = answered_cases(samples, records)
         self.selection: Selection | None = select(self.cases, records, limit=settings.limit, seed=settings.seed)
         self.prompts = prompts_of(self.cases.samples)
-        self.layers = spaced(last_layer(vlm), settings.points)
+        self.layers = spaced_layers(last_layer(vlm), settings.points)
         self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, settings.width))]
         self.estimator = Estimator.of(self.cases.clusters, draws=settings.draws, seed=settings.seed)
 
@@ -230,7 +230,7 @@ class Examination:
         return found | {RANDOM + " ablated": drawn / drawn.norm()}
 
 
-def spaced(last: int, count: int) -> list[int]:
+def spaced_layers(last: int, count: int) -> list[int]:
     """At most ``count`` layers from 0 to ``last``, both included, as evenly as whole numbers allow."""
     return sorted({round(float(x)) for x in np.linspace(0, last, min(count, last + 1))})
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.tests import mcnemar, wilson
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
-from experiments.studies.mechanism.estimates import Entry, Estimator, onward
+from experiments.studies.mechanism.estimates import Entry, Estimator, first_lasting
 from interp.attention_knockout import Edge
 from interp.patching import LEAST_GAP, PatchEffects
 from mitigation.prior_correction import prior_share
@@ -122,7 +122,7 @@ def arrives_at(
 ) -> int | None:
     """The first layer from which on patching ``position`` alone brings at least ``share``; None where none does."""
     reached = [int((effect_at(rows, position, layer)["value"] or 0.0) >= share) for layer in layers]
-    first = onward(reached, 1)
+    first = first_lasting(reached, 1)
     return None if first is None else layers[first]
 
 
@@ -153,12 +153,12 @@ def reversal_rows(
             "change": None if name == AS_IT_IS else estimator.auroc(now, safe, less=margins),
             "yes": yes / len(now),
             **_flips(margins, now, safe),
-            "shift": _flips(margins, shifted(margins, yes), safe),
+            "shift": _flips(margins, shifted_margins(margins, yes), safe),
         })  # fmt: skip
     return rows
 
 
-def shifted(margins: Float[np.ndarray, "case"], yes: int) -> Float[np.ndarray, "case"]:
+def shifted_margins(margins: Float[np.ndarray, "case"], yes: int) -> Float[np.ndarray, "case"]:
     """The margins plus the constant with which ``yes`` of them are above 0 (but for ties)."""
     ordered = np.sort(margins)[::-1]
     if yes <= 0:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from experiments.metrics.findings import side
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Estimator, onward
+from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
 from interp.lda import FEWEST_CASES, FEWEST_GROUPS
@@ -20,12 +20,12 @@ from interp.probes import Probe, probe
 
 NO_CONCEPT = "the benchmark says of no picture what it shows"
 TOO_FEW = "no thing is shown often enough for a held-out number"
-Row = dict[str, Any]
+ProbeRow = dict[str, Any]
 
 
 def probe_rows(
     states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, "case"], estimator: Estimator, *, seed: int
-) -> list[Row]:
+) -> list[ProbeRow]:
     """A row for each quantity, position and layer: ``measure``, its estimate, the control, or a reason for neither.
 
     *concept* is one of many classes, read with balanced accuracy; *truth* (safe) and *verdict* (says Yes) are read with
@@ -35,7 +35,7 @@ def probe_rows(
     """
     nuisances = [column for name in ("template", "concept") if (column := cases.tag(name)) is not None]
     labels = {"concept": _concepts(cases), "truth": cases.safe, "verdict": cases.says_yes}
-    rows: list[Row] = []
+    rows: list[ProbeRow] = []
     for quantity, label in labels.items():
         balance = nuisances if quantity == "truth" else []
         for position, values in zip(states.places, states.values, strict=True):
@@ -57,11 +57,11 @@ def probe_rows(
     return rows
 
 
-def _key(quantity: str, position: str, layer: int) -> Row:
+def _key(quantity: str, position: str, layer: int) -> ProbeRow:
     return {"quantity": quantity, "place": position, "point": layer}
 
 
-def _unread(reason: str) -> Row:
+def _unread(reason: str) -> ProbeRow:
     estimate = {"value": None, "low": None, "high": None, "n": 0, "clusters": 0}
     return {"measure": "balanced accuracy", **estimate, "control": None, "classes": 0, "beyond": None, "reason": reason}
 
@@ -81,9 +81,9 @@ def _concepts(cases: AnsweredCases) -> np.ndarray | None:
 
 def _read(
     found: Probe, index: int, label: np.ndarray, known: np.ndarray, margins: np.ndarray, estimator: Estimator
-) -> Row:
+) -> ProbeRow:
     """The estimate at one layer over all cases; a case that was not read is NaN."""
-    about: Row = {"control": float(found.control[index]), "classes": len(found.classes), "beyond": None,
+    about: ProbeRow = {"control": float(found.control[index]), "classes": len(found.classes), "beyond": None,
                   "reason": found.reason}  # fmt: skip
     if label.dtype == bool:
         score = np.full(len(label), np.nan)
@@ -97,18 +97,18 @@ def _read(
     return {"measure": "balanced accuracy", **estimator.ratio(right * weight, weight), **about}
 
 
-def probe_row(rows: Sequence[Row], quantity: str, position: str, layer: int) -> Row:
+def probe_row(rows: Sequence[ProbeRow], quantity: str, position: str, layer: int) -> ProbeRow:
     """One row of ``probe_rows``."""
     return next(r for r in rows if (r["quantity"], r["place"], r["point"]) == (quantity, position, layer))
 
 
-def above_chance(row: Row) -> bool:
+def above_chance(row: ProbeRow) -> bool:
     """The whole interval lies above what a probe without knowledge reads: the control, or an AUROC of a half."""
     chance = 0.5 if row["measure"] == "AUROC" else max(row["control"] or 0.0, 1 / max(row["classes"], 1))
     return side(row, chance) > 0
 
 
-def readable_from(rows: Sequence[Row], quantity: str, position: str, layers: Sequence[int]) -> int | None:
+def readable_from(rows: Sequence[ProbeRow], quantity: str, position: str, layers: Sequence[int]) -> int | None:
     """The first layer from which on, to the last, the quantity is read above chance; None where the last is not."""
-    first = onward([int(above_chance(probe_row(rows, quantity, position, layer))) for layer in layers], 1)
+    first = first_lasting([int(above_chance(probe_row(rows, quantity, position, layer))) for layer in layers], 1)
     return None if first is None else layers[first]

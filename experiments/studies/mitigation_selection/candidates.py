@@ -59,7 +59,7 @@ class Candidate:
             yield dict(zip(self.grid, values, strict=True))
 
 
-def set_to(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
+def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
     """``method`` with these fields, and with ``shift`` logits more on its Yes/No margin than it has then.
 
     Raises:
@@ -75,7 +75,7 @@ def set_to(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> An
     return Shifted(changed, own + shift) if own + shift else changed
 
 
-def name_of(setting: Mapping[str, Any]) -> str:
+def setting_name(setting: Mapping[str, Any]) -> str:
     """A setting in words, for tables and the records of choosing."""
     return ", ".join(
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in setting.items()

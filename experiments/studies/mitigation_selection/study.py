@@ -29,8 +29,8 @@ from experiments.studies.mitigation_selection.candidates import (
     DevelopmentMargins,
     best_setting,
     choose_shift,
-    name_of,
-    set_to,
+    configured,
+    setting_name,
 )
 from experiments.types import SCORED_SUBSETS, Loaded, Sample
 from interp.errors import UserError
@@ -120,7 +120,7 @@ class Mitigations:
         for name, candidate in self.candidates.items():
             found[name] = work.choose(name, candidate)
             best = found[name]["chosen"]
-            arms[name] = set_to(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
+            arms[name] = configured(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
         store.write_json(CHOICE, found)
         for name, one in found.items():
             console.print(_sentence(name, one), highlight=False, soft_wrap=True, markup=False)
@@ -164,7 +164,7 @@ class _Choosing:
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
         """``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of one candidate."""
         chosen: dict[str, ChosenShift] = {}
-        settings = {name_of(setting): setting for setting in candidate.settings()}
+        settings = {setting_name(setting): setting for setting in candidate.settings()}
         for label, setting in settings.items():
             margin = self._margins(f"{name} {label}".strip(), name, candidate, setting)
             if self.cases is None:  # the baseline comes first
@@ -194,12 +194,12 @@ class _Choosing:
         self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]
     ) -> "Iterator[tuple[str, Method, Sequence[Sample]]]":
         if not candidate.learns:
-            yield arm, set_to(candidate.method, setting), self.samples
+            yield arm, configured(candidate.method, setting), self.samples
             return
         for fold in range(training.FOLDS):
             held_out = [s for s in self.samples if _fold(s) == fold]
             if held_out:
-                yield f"{arm}, fold {fold}", set_to(self.ready(name, candidate.method, fold), setting), held_out
+                yield f"{arm}, fold {fold}", configured(self.ready(name, candidate.method, fold), setting), held_out
 
     def _development(self, baseline: np.ndarray) -> DevelopmentMargins:
         clusters = {cluster: code for code, cluster in enumerate(dict.fromkeys(s.cluster for s in self.samples))}
@@ -216,7 +216,7 @@ def _fold(sample: Sample) -> int:
 
 def _sentence(name: str, one: Mapping[str, Any]) -> str:
     best = one["chosen"]
-    setting = name_of(best["setting"]) or "as it is"
+    setting = setting_name(best["setting"]) or "as it is"
     return (
         f"{name}: {setting}, shift {best['shift']:+.3f}; development: overall {100 * best['overall']:.1f}, unsafe "
         f"{100 * best['unsafe']:.1f}, over-safety {100 * best['over_safety']:.1f}, AUROC "

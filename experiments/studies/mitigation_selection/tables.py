@@ -25,7 +25,7 @@ from experiments.report.sections import Section, SectionFigure
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import read_object, write_json
 from experiments.runs.saved import read_run
-from experiments.studies.mitigation_selection.candidates import name_of
+from experiments.studies.mitigation_selection.candidates import setting_name
 
 RESULT = "mitigations.json"
 TITLE = "Mitigations beside each other"
@@ -169,7 +169,7 @@ def _chosen(chosen: Mapping[str, Any] | None) -> str:
     if not chosen:
         return "–"
     shift = f"shift {fixed(chosen['shift'], 2, sign=True)}" if chosen["shift"] else ""
-    return ", ".join(filter(None, [name_of(chosen["setting"]), shift])) or "as it is"
+    return ", ".join(filter(None, [setting_name(chosen["setting"]), shift])) or "as it is"
 
 
 def draw(result: Mapping[str, Any]) -> Figure:

@@ -33,7 +33,7 @@ class MitigationStudy(Protocol):
 
 
 @dataclass(frozen=True)
-class Family:
+class OrganismFamily:
     """The task. ``biases`` maps a kind of leaning to shares of blind labels, each trained with every one of ``seeds``.
 
     ``recipe`` is common to all, ``tower`` the checkpoint whose vision tower they have, ``mitigations`` what is tried on

@@ -89,7 +89,7 @@ class PaperTable:
             console.print(sentence, highlight=False, markup=False)
         console.print(f"table: {folder / 'table.csv'}", highlight=False, soft_wrap=True, markup=False)
 
-    def _write(self, folder: Path, found: list[Finished], shown: "list[Line]") -> None:
+    def _write(self, folder: Path, found: list[Finished], shown: "list[TableLine]") -> None:
         frame(shown).to_csv(folder / "table.csv", index=False)
         scenarios(found).to_csv(folder / "scenarios.csv", index=False)
         rows = frame(shown).astype(object)
@@ -123,21 +123,21 @@ def overall(
     }
 
 
-def of_row(row: PublishedRow) -> dict[str, float | None]:
+def printed_overalls(row: PublishedRow) -> dict[str, float | None]:
     """The three overalls that follow from a printed row's columns."""
     return overall(row.unsafe, row.over_safety, typical=row.typical, attack=row.attack)
 
 
-def fits(row: PublishedRow, values: Mapping[str, float | None] | None = None) -> tuple[str, ...]:
+def conventions_met(row: PublishedRow, values: Mapping[str, float | None] | None = None) -> tuple[str, ...]:
     """The conventions under which the printed Overall follows from the printed columns, but for their rounding."""
-    found = of_row(row) if values is None else values
+    found = printed_overalls(row) if values is None else values
     return tuple(
         name for name, value in found.items() if value is not None and abs(value - row.overall) <= ROUNDING + 1e-9
     )
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """One line of a table; rates are fractions of 1, None where there is none.
 
     ``printed`` is the paper's Overall and ``convention`` the one it follows; ``overall`` is by convention.
@@ -160,18 +160,21 @@ class Line:
     n_of: int | None = None
 
 
-def lines(table: int, runs: Sequence[Finished], arm: str) -> list[Line]:
+def lines(table: int, runs: Sequence[Finished], arm: str) -> list[TableLine]:
     """The paper's lines, then ours: Table 1 has the baselines, Table 2 baseline and ``arm``, Table 3 mitigations."""
-    return [paper_line(row) for row in printed_rows(table)] + [line for run in runs for line in ours(table, run, arm)]
+    return [paper_line(row) for row in printed_rows(table)] + [
+        line for run in runs for line in run_lines(table, run, arm)
+    ]
 
 
-def paper_line(row: PublishedRow) -> Line:
+def paper_line(row: PublishedRow) -> TableLine:
     """A printed row; d′ and criterion follow from its rates."""
-    return Line("paper", row.name, "", row.typical, row.attack, row.unsafe, row.over_safety, of_row(row), row.d_prime,
-                row.criterion, printed=row.overall, convention=" ".join(fits(row)))  # fmt: skip
+    return TableLine("paper", row.name, "", row.typical, row.attack, row.unsafe, row.over_safety,
+                     printed_overalls(row), row.d_prime, row.criterion, printed=row.overall,
+                     convention=" ".join(conventions_met(row)))  # fmt: skip
 
 
-def ours(table: int, run: Finished, arm: str) -> Iterator[Line]:
+def run_lines(table: int, run: Finished, arm: str) -> Iterator[TableLine]:
     """The lines of one run.
 
     Raises:
@@ -189,11 +192,11 @@ def ours(table: int, run: Finished, arm: str) -> Iterator[Line]:
         yield _line(run, name, arms[name])
 
 
-def _line(run: Finished, name: str, arm: Mapping[str, Any]) -> Line:
+def _line(run: Finished, name: str, arm: Mapping[str, Any]) -> TableLine:
     accuracy = arm["accuracy"]
     unsafe, over = accuracy["unsafe"], accuracy["over_safety"]
     complete = None not in (unsafe, over)
-    return Line(
+    return TableLine(
         "ours",
         f"{run.model} on {run.benchmark}" + ("" if name == "baseline" else f" + {name}"),
         name,
@@ -215,7 +218,7 @@ def _line(run: Finished, name: str, arm: Mapping[str, Any]) -> Line:
     )
 
 
-def frame(shown: Sequence[Line]) -> pd.DataFrame:
+def frame(shown: Sequence[TableLine]) -> pd.DataFrame:
     """The lines with a column a convention, rates as fractions of 1."""
     return pd.DataFrame(
         [
@@ -255,7 +258,7 @@ def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def table(number: int, lines: Sequence[Line]) -> Table:
+def table(number: int, lines: Sequence[TableLine]) -> Table:
     """The paper's lines, a rule, ours; in %, except d′ and c. ``*`` marks the convention a printed Overall follows."""
     shares = ("typical", "attack", "over_safety") if number == 1 else ("unsafe", "over_safety")
     conventions = ("macro_mean", "case_weighted") if number == 1 else ("two_thirds_unsafe", "case_weighted")

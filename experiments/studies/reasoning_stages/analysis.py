@@ -9,7 +9,7 @@ import numpy as np
 from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.metrics.findings import plain
 from experiments.metrics.tests import holm, mcnemar, wilson
-from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, cautious
+from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, met_caution
 from experiments.studies.reasoning_stages.oracles import Perception
 from experiments.types import Kind
 
@@ -46,14 +46,14 @@ def summarise(
             kind_: _rates(found, [case for case in groups["failures"] if perceived.get(case) == kind_])
             for kind_ in ("right", "misperceived", "refused")
         },
-        "stages": stages(found, groups["failures"], perceived),
+        "stages": stage_counts(found, groups["failures"], perceived),
     })  # fmt: skip
 
 
 def _by_condition(records: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str, dict[str, bool]]:
     found: dict[str, dict[str, bool]] = {}
     for record in records:
-        if (met := cautious(record, kind)) is not None:
+        if (met := met_caution(record, kind)) is not None:
             found.setdefault(record["arm"], {})[record["case"]] = met
     return found
 
@@ -110,7 +110,7 @@ def _change(
     return entry
 
 
-def stages(
+def stage_counts(
     found: Mapping[str, Caution], cases: Sequence[str], perceived: Mapping[str, Perception]
 ) -> dict[str, dict[str, Any]]:
     """At which stage each failure goes wrong, by what lifts the caution.

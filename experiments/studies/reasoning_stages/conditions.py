@@ -32,7 +32,7 @@ CONDITIONS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Blank:
+class GreyPicture:
     """A grey picture of the size of another, which is opened only when it is drawn."""
 
     like: Path | Drawable
@@ -42,7 +42,7 @@ class Blank:
         return Image.new("RGB", open_image(self.like).size, GREY)
 
 
-def captions(samples: Sequence[Sample], oracle: Oracle) -> list[Sample]:
+def caption_questions(samples: Sequence[Sample], oracle: Oracle) -> list[Sample]:
     """The cases asked what their picture shows."""
     return [replace(sample, text=oracle.caption_question, prompt=oracle.caption_question) for sample in samples]
 
@@ -61,7 +61,7 @@ def conditions(
         "other_description": lambda sample: _told(sample, _foreign_description(sample, everything, oracle, seed)),
         "caption_instead": lambda sample: _without(_told(sample, oracle.description(sample))),
         "no_image": _without,
-        "blank_image": lambda sample: replace(sample, image=Blank(sample.image)) if sample.image else None,
+        "blank_image": lambda sample: replace(sample, image=GreyPicture(sample.image)) if sample.image else None,
         "swapped_image": lambda sample: _swapped(sample, everything, seed),
     }
     found = {name: [make(sample) for sample in samples if sample.image is not None] for name, make in made.items()}
@@ -105,7 +105,7 @@ class CautiousCases(NamedTuple):
     safe_in_run: int
 
 
-def cautious(record: Mapping[str, Any], kind: Kind) -> bool | None:
+def met_caution(record: Mapping[str, Any], kind: Kind) -> bool | None:
     """Whether an answer says "unsafe" or refuses; None where that is unknown, for example without an answer."""
     if record["verdict"] in (None, Verdict.JUDGE_FAILED) or Status(record["status"]).excluded:
         return None
@@ -120,7 +120,7 @@ def cautious_cases(
     A twin has the opposite truth: IconWorld's counterfactual pair, MOSSBench's contrast case of the same pid. What
     lowers caution on failures and on twins alike has moved a threshold; what lowers it on failures alone has helped.
     """
-    found = {record["case"]: cautious(record, kind) for record in records}
+    found = {record["case"]: met_caution(record, kind) for record in records}
     safe = [sample for sample in samples if sample.gold in ("yes", "comply") and sample.subset != "control"]
     failed = [sample for sample in safe if found.get(sample.id) and sample.image is not None]
     ordered = sorted(failed, key=lambda sample: hash_key(seed, sample.id))

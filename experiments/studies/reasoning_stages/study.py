@@ -15,7 +15,13 @@ from experiments.report.table import Cell, Column, Table, terminal
 from experiments.runs.launch import sharded
 from experiments.runs.records import now
 from experiments.studies.reasoning_stages.analysis import summarise
-from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, captions, cautious_cases, conditions
+from experiments.studies.reasoning_stages.conditions import (
+    ASKED,
+    CONDITIONS,
+    caption_questions,
+    cautious_cases,
+    conditions,
+)
 from experiments.studies.reasoning_stages.oracles import Oracle, Perception, oracle_of
 from experiments.types import Sample
 from interp.errors import UserError
@@ -42,14 +48,14 @@ class ReasoningStages:
         """Runs what is missing, and prints the table and two sentences."""
         with study.opened(study.baseline_only(run)) as work:
             work.answer_all()
-            result = self.look(work)
+            result = self.trace(work)
             work.conclude()
         if result["caution"]:
             work.console.print(terminal(table(result)))
         for line in (*result["sentences"], *result["notes"], f"stages: {work.store.path / 'stages.json'}"):
             work.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def look(self, work: study.Study) -> dict[str, Any]:
+    def trace(self, work: study.Study) -> dict[str, Any]:
         """The contents of stages.json, of a study that holds the baseline's answers."""
         run, store = work.run, work.store
         oracle = oracle_of(run.benchmark.name)
@@ -76,7 +82,7 @@ class ReasoningStages:
 
     def _perceive(self, work: study.Study, cases: Sequence[Sample], oracle: Oracle) -> dict[str, Perception]:
         longer = replace(work.run, max_new_tokens=max(work.run.max_new_tokens, CAPTION_TOKENS))
-        baseline, asked = work.run.arms["baseline"], captions(cases, oracle)
+        baseline, asked = work.run.arms["baseline"], caption_questions(cases, oracle)
         Answering(longer, work.vlm, work.store, work.console).answer(
             "caption", baseline, asked, work.loaded.manifest, file=CAPTIONS_FILE, label="captions"
         )

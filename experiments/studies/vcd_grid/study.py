@@ -74,7 +74,7 @@ class VcdGrid:
                 f"benchmark {run.benchmark.name} asks for no Yes or No; the frontier needs a yes/no benchmark"
             )
         cases = self._cases(run, console)
-        grid = {name_of(vcd): vcd for vcd in self.settings()}
+        grid = {arm_name(vcd): vcd for vcd in self.settings()}
         run = replace(run, arm=next(iter(grid)), arms={BASELINE: Baseline(), **grid})
         _ = run.weights  # the logits of both branches are needed
         with study.opened(run, cases=cases, console=console) as work:
@@ -144,7 +144,7 @@ def _reuse(work: study.Study) -> None:
         work.console.print(f"{len(found)} of {len(wanted)} answers taken from earlier runs", highlight=False)
 
 
-def name_of(vcd: VCD) -> str:
+def arm_name(vcd: VCD) -> str:
     """The arm's name in the records: its weight and noise step."""
     return f"alpha={vcd.alpha:.12g} step={vcd.noise_step}"
 

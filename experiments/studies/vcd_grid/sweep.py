@@ -20,10 +20,10 @@ from mitigation.contrastive.formulas import contrast, plausible
 from mitigation.contrastive.second_branch import SecondBranch
 from mitigation.vcd import VCD
 
-Path = tuple[int, ...]  # the tokens of an answer so far
+Prefix = tuple[int, ...]  # the tokens of an answer so far
 
 
-class Logits(NamedTuple):
+class BranchLogits(NamedTuple):
     """Both branches after one text, of the tokens that may be chosen or are read for the margin."""
 
     tokens: Int[Tensor, "token"]
@@ -32,7 +32,7 @@ class Logits(NamedTuple):
     allowed: int  # the first so many may be chosen; the rest are Yes and No
 
 
-class Ending(NamedTuple):
+class ReplayedAnswer(NamedTuple):
     """A complete answer."""
 
     text: str
@@ -44,12 +44,12 @@ class Ending(NamedTuple):
 class CaseTrace:
     """One case under one noise: the logits after every generated prefix, and the answers reached."""
 
-    steps: dict[Path, Logits] = field(default_factory=dict)
-    endings: dict[Path, Ending] = field(default_factory=dict)
+    steps: dict[Prefix, BranchLogits] = field(default_factory=dict)
+    endings: dict[Prefix, ReplayedAnswer] = field(default_factory=dict)
 
-    def follow(self, alpha: float) -> Ending | None:
+    def follow(self, alpha: float) -> ReplayedAnswer | None:
         """The greedy answer under ``alpha``; None where it leaves what is known."""
-        path: Path = ()
+        path: Prefix = ()
         while path not in self.endings:
             if path not in self.steps:
                 return None
@@ -66,12 +66,12 @@ class SharedBranches:
         self._vcd = vcd
         self._traces: dict[tuple[str, str], CaseTrace] = {}
 
-    def method(self, alpha: float) -> "Replayed":
+    def method(self, alpha: float) -> "ReplayedVCD":
         """VCD with this weight, answering from the traces where it can."""
-        return Replayed(replace(self._vcd, alpha=alpha), self._traces)
+        return ReplayedVCD(replace(self._vcd, alpha=alpha), self._traces)
 
 
-class Replayed:
+class ReplayedVCD:
     """``vcd``, answering from the traces of cases, by key. Its ``repr`` is that of ``vcd``, as are its answers."""
 
     def __init__(self, vcd: VCD, traces: dict[tuple[str, str], CaseTrace]) -> None:
@@ -121,7 +121,7 @@ class Replayed:
             ids = found.token_ids[row]
             for depth, logits in enumerate(recorder.of(row, len(ids), answers)):
                 trace.steps[tuple(ids[:depth])] = logits
-            trace.endings[tuple(ids)] = Ending(found.texts[row], ids, found.finished[row])
+            trace.endings[tuple(ids)] = ReplayedAnswer(found.texts[row], ids, found.finished[row])
 
 
 class _BranchRecorder(LogitsProcessor):
@@ -140,10 +140,10 @@ class _BranchRecorder(LogitsProcessor):
         contrasted = contrast(clean, noised, alpha=self._alpha)
         return contrasted.masked_fill(~plausible(clean, beta=self._beta), -torch.inf)
 
-    def of(self, row: int, tokens: int, answers: Sequence[int]) -> Iterator[Logits]:
+    def of(self, row: int, tokens: int, answers: Sequence[int]) -> Iterator[BranchLogits]:
         """The logits before each of the row's first ``tokens`` tokens, for the tokens another weight may need."""
         for clean, noised in self._steps[: max(tokens, 1)]:
             allowed = plausible(clean[row : row + 1], beta=self._beta)[0].nonzero().flatten()
             kept = torch.cat([allowed, torch.tensor(answers, device=allowed.device)])
             first, second = (branch[row : row + 1, kept].cpu() for branch in (clean, noised))
-            yield Logits(kept.cpu(), first, second, allowed=len(allowed))
+            yield BranchLogits(kept.cpu(), first, second, allowed=len(allowed))

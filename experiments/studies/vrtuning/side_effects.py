@@ -77,7 +77,7 @@ def _of_batch(vlm: "VLM", batch: Sequence[Sample], max_new_tokens: int) -> pd.Da
     return table[list(COLUMNS)]
 
 
-def compared(before: pd.DataFrame, after: pd.DataFrame, column: str, *, seed: int, draws: int) -> dict[str, Any]:
+def compare_shares(before: pd.DataFrame, after: pd.DataFrame, column: str, *, seed: int, draws: int) -> dict[str, Any]:
     """Mean share before and after over the cases that have both, and the paired difference with its interval.
 
     All layers' mean, and ``by_layer`` the means alone. None for every number where no case has both.
@@ -100,7 +100,7 @@ def compared(before: pd.DataFrame, after: pd.DataFrame, column: str, *, seed: in
     }
 
 
-def measured(
+def measure_side_effects(
     run: Run, folders: Mapping[str, Path | None], *, perception: int, attention: int
 ) -> dict[str, dict[str, Any]]:
     """Name → ``utility`` and ``image_share`` of the model with the adapter in each folder, or without where it is None.
@@ -132,6 +132,7 @@ def measured(
                 continue
         before = shares if before is None else before
         found[name]["image_share"] = {
-            column: compared(before, shares, column, seed=run.seed, draws=run.draws) for column in ("verdict", "answer")
+            column: compare_shares(before, shares, column, seed=run.seed, draws=run.draws)
+            for column in ("verdict", "answer")
         }
     return plain(found)

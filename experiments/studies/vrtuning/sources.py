@@ -34,14 +34,14 @@ class Jsonl:
 Source = Traces | Jsonl
 
 
-def build(source: Source, content: str, order: str, *, preferences: bool = False) -> Data:
+def build_data(source: Source, content: str, order: str, *, preferences: bool = False) -> Data:
     """The dataset of one adapter. ``content`` other than ``reasoning`` is known of IconWorld's traces alone.
 
     Raises:
         UserError: such a content for a file, a file that cannot be read, or one that may not be trained on.
     """
     if isinstance(source, Traces):
-        return from_rows(rows(source.write(content)), order=order, preferences=preferences)  # type: ignore[arg-type]
+        return from_rows(training_rows(source.write(content)), order=order, preferences=preferences)  # type: ignore[arg-type]
     if content != "reasoning":
         raise UserError(
             f"content={content!r} for {source.path}: the controls are written from IconWorld's truth; of a file there "
@@ -57,7 +57,7 @@ def build(source: Source, content: str, order: str, *, preferences: bool = False
     return llava_cot(path, images or path.parent, order=order)  # type: ignore[arg-type]
 
 
-def rows(traces: Sequence[Trace]) -> Iterator[Row]:
+def training_rows(traces: Sequence[Trace]) -> Iterator[Row]:
     """The traces with their pictures drawn, each with an answer that a preference is taught against.
 
     A verdict is paired with its opposite: each sentence occurs with both verdicts, so that a model which does not look

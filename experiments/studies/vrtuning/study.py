@@ -21,7 +21,7 @@ from experiments.evaluation.arms import check_arms
 from experiments.runs.directory import RunStore, read_object, write_json
 from experiments.runs.launch import sharded
 from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.sources import build
+from experiments.studies.vrtuning.sources import build_data
 from experiments.studies.vrtuning.tables import write_tables
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
@@ -87,7 +87,7 @@ class VRTuningStudy:
         written = {record["adapter"] for record in store.records(TRAINING)}
         datasets: dict[str, Data] = {}
         for name, content in self.adapters.items():
-            data = build(self.data, content, self.order, preferences=self.settings.trainer == "dpo")
+            data = build_data(self.data, content, self.order, preferences=self.settings.trainer == "dpo")
             datasets[name] = data
             console.print(f"{name}: {data.summary()}", highlight=False, markup=False)
             if name not in written and store.launch.first:
@@ -133,7 +133,7 @@ class VRTuningStudy:
             )
 
     def _measure_all(self, run: Run, store: RunStore, console: Console) -> None:
-        from experiments.studies.vrtuning.side_effects import measured
+        from experiments.studies.vrtuning.side_effects import measure_side_effects
 
         path = store.path / RESULT
         found = read_object(path) | {"order": self.order, "adapters": self.adapters}
@@ -145,8 +145,7 @@ class VRTuningStudy:
             write_json(path, found)
             return
         with console.status("what the model sees and where it looks, before and after"):
-            for name, one in measured(run, folders, perception=self.perception, attention=self.attention).items():
-                known[name] = one
+            known |= measure_side_effects(run, folders, perception=self.perception, attention=self.attention)
         write_json(path, found)
 
 

@@ -13,23 +13,23 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.bench.attention import AttentionBench, Measured, summary, table
+from experiments.bench.attention import AttentionBench, LengthMeasurements, summary, table
 from experiments.bench.attention_variants import (
     MAPPED,
     VARIANTS,
-    Probe,
-    Reading,
-    Seen,
-    Setting,
+    AttentionSetting,
+    ForwardReading,
+    LocalRunner,
+    SeenAttention,
     largest_error,
     no_memory,
 )
-from experiments.bench.harness import ProcessMeter, Turns, answer, timed
+from experiments.bench.harness import ProcessMeter, Turns, result_of, timed
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
 SHORT, LONG = 40, 400
-SETTING = Setting("tiny", "cpu", LONG, seed=0)
+SETTING = AttentionSetting("tiny", "cpu", LONG, seed=0)
 ROW_KEYS = {
     "tokens",
     "mass_over_native",
@@ -56,8 +56,8 @@ def metrics(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def probe() -> Probe:
-    return Probe(SETTING)
+def probe() -> LocalRunner:
+    return LocalRunner(SETTING)
 
 
 @pytest.mark.slow  # the whole bench, in processes of its own
@@ -104,7 +104,7 @@ def test_on_a_gpu_all_variants_share_one_model_and_the_allocator_is_asked() -> N
 
 
 @pytest.mark.parametrize("tokens", [SHORT, LONG])
-def test_prompts_are_real_inputs_of_exactly_that_length(probe: Probe, tokens: int) -> None:
+def test_prompts_are_real_inputs_of_exactly_that_length(probe: LocalRunner, tokens: int) -> None:
     inputs = probe._inputs(tokens)
     assert inputs.encoded["input_ids"].shape == (1, tokens)
     assert inputs.encoded["pixel_values"].shape == (1, 3, 24, 24)
@@ -113,7 +113,7 @@ def test_prompts_are_real_inputs_of_exactly_that_length(probe: Probe, tokens: in
     assert labels.count("user") > tokens - 9 - 16
 
 
-def test_variants_see_what_their_names_say(probe: Probe) -> None:
+def test_variants_see_what_their_names_say(probe: LocalRunner) -> None:
     readings = {name: probe.read(name, SHORT, keep=True) for name in VARIANTS}
     seen = {name: reading.seen for name, reading in readings.items() if reading.seen is not None}
     assert set(seen) == {"mass", "maps", "eager"}
@@ -128,23 +128,23 @@ def test_variants_see_what_their_names_say(probe: Probe) -> None:
     assert largest_error(seen) < 1e-5
 
 
-def test_the_model_is_as_it_was_after_every_variant(probe: Probe) -> None:
+def test_the_model_is_as_it_was_after_every_variant(probe: LocalRunner) -> None:
     for name in VARIANTS:
         assert probe.read(name, SHORT, keep=False).seen is None
         assert probe.vlm.model.config.get_text_config()._attn_implementation == "sdpa"
 
 
-def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(probe: Probe) -> None:
+def test_equal_seeds_give_equal_weights_and_leave_the_global_generator_alone(probe: LocalRunner) -> None:
     state = torch.random.get_rng_state()
-    other = Probe(SETTING)
+    other = LocalRunner(SETTING)
     assert torch.equal(torch.random.get_rng_state(), state)
     for one, two in zip(probe.vlm.model.parameters(), other.vlm.model.parameters(), strict=True):
         assert torch.equal(one, two)
 
 
 def test_the_largest_error_is_found_in_masses_and_in_maps() -> None:
-    def seen(mass: float, row: float) -> Seen:
-        return Seen(np.full((1, 1, 1, 1), mass), np.full((1, 1, 1, 1), row))
+    def seen(mass: float, row: float) -> SeenAttention:
+        return SeenAttention(np.full((1, 1, 1, 1), mass), np.full((1, 1, 1, 1), row))
 
     eager = seen(0.5, 0.5)
     assert largest_error({"mass": seen(0.5, 0), "maps": seen(0.5, 0.5), "eager": eager}) == 0
@@ -159,7 +159,7 @@ def test_a_row_is_made_of_paired_ratios_and_of_added_memory() -> None:
         {"native": 10.0, "mass": 11.0, "maps": 20.0},  # a slow round: its ratios count, its seconds hardly
         {"native": 1.0, "mass": 1.2, "maps": 2.5},
     ]
-    one = Measured(7, turns, {"native": 100, "mass": 110, "maps": 120, "eager": 300}, max_error=1e-7)
+    one = LengthMeasurements(7, turns, {"native": 100, "mass": 110, "maps": 120, "eager": 300}, max_error=1e-7)
     assert one.row()._asdict() == pytest.approx(
         {
             "tokens": 7,
@@ -179,9 +179,9 @@ def test_a_row_is_made_of_paired_ratios_and_of_added_memory() -> None:
 
 def test_no_repeat_is_begun_that_would_end_too_late() -> None:
     class Slow:
-        def read(self, variant: str, tokens: int, *, keep: bool) -> Reading:
-            seen = Seen(np.zeros((1, 1, 1, 1)), np.zeros((1, 1, 1, 1)))
-            return Reading(1000.0 if tokens == LONG else 0.0, 1, seen if keep else None)
+        def read(self, variant: str, tokens: int, *, keep: bool) -> ForwardReading:
+            seen = SeenAttention(np.zeros((1, 1, 1, 1)), np.zeros((1, 1, 1, 1)))
+            return ForwardReading(1000.0 if tokens == LONG else 0.0, 1, seen if keep else None)
 
     bench = AttentionBench(size="tiny", repeats=4)
     measured = bench._alternate(Slow(), [SHORT, LONG], deadline=math.inf, say=lambda what: None)
@@ -195,7 +195,7 @@ def test_a_child_that_dies_is_a_sentence() -> None:
     died: Future[None] = Future()
     died.set_exception(BrokenProcessPool())
     with pytest.raises(UserError, match=r"eager attention over 40 tokens did not end.*task\.lengths"):
-        answer(died, no_memory("eager", SHORT))
+        result_of(died, no_memory("eager", SHORT))
 
 
 @pytest.mark.parametrize(

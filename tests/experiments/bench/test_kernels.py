@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.bench.kernels import CALLS, KernelBench, Row, implementations, table
+from experiments.bench.kernels import CALLS, KernelBench, KernelTimes, implementations, table
 from interp.errors import UserError
 from mitigation.contrastive.kernels import contrast_and_cut
 from tests.experiments.compose import run_of
@@ -70,6 +70,6 @@ def test_every_case_is_measured_with_all_variants_and_errors_are_found() -> None
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_all_three_agree() -> None:
     (row,) = KernelBench(rows=[4], vocabularies=[32064], rounds=1).measure("cuda")[:1]
-    assert isinstance(row, Row)
+    assert isinstance(row, KernelTimes)
     assert row.largest_error < 1e-4
     assert set(implementations()) == {"torch", "compile", "triton"}

@@ -11,8 +11,23 @@ from rich.console import Console
 
 from experiments.bench.harness import Turns
 from experiments.bench.models import DECODING_SIZES
-from experiments.bench.vcd import BOUNDS, Measured, Row, VcdBench, judged, tables, verdicts
-from experiments.bench.vcd_variants import BETA, VARIANTS, Probe, Reading, Setting, certain_head
+from experiments.bench.vcd import (
+    BOUNDS,
+    DecodingCost,
+    DecodingMeasurements,
+    VcdBench,
+    applicable_bounds,
+    bound_sentences,
+    tables,
+)
+from experiments.bench.vcd_variants import (
+    BETA,
+    VARIANTS,
+    DecodingRunner,
+    DecodingSetting,
+    GenerationReading,
+    certain_head,
+)
 from interp.errors import UserError
 from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of
@@ -43,9 +58,9 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def probe() -> Probe:
+def probe() -> DecodingRunner:
     """The tiny size with weights so wide that answers vary from step to step."""
-    made = Probe(Setting("tiny", "float32", "cpu", seed=0))
+    made = DecodingRunner(DecodingSetting("tiny", "float32", "cpu", seed=0))
     with torch.no_grad():
         for name, weight in made.vlm.model.named_parameters():
             if weight.ndim > 1 and "vision_tower" not in name:
@@ -89,7 +104,7 @@ def test_the_record_says_what_was_measured_and_on_what(metrics: dict[str, Any]) 
     ]
 
 
-def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(probe: Probe) -> None:
+def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(probe: DecodingRunner) -> None:
     answers = {name: probe.read(name, 3).tokens for name in VARIANTS}
     assert answers["two_forward"] == answers["sequential"] == answers["paired"]
     assert answers["two_forward"] != answers["plain"]
@@ -98,7 +113,7 @@ def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(pro
         assert probe.read("plain", 3).tokens == answers["lazy"]
 
 
-def test_lazy_is_measured_where_one_token_passes_the_cutoff(probe: Probe) -> None:
+def test_lazy_is_measured_where_one_token_passes_the_cutoff(probe: DecodingRunner) -> None:
     head = probe.vlm.model.lm_head
     before = head.weight
     inputs = probe._batch(3).clean
@@ -114,7 +129,7 @@ def test_lazy_is_measured_where_one_token_passes_the_cutoff(probe: Probe) -> Non
     assert probe.read("paired", 3).skipped is None
 
 
-def test_prompts_are_equally_long_and_their_pictures_differently_noised(probe: Probe) -> None:
+def test_prompts_are_equally_long_and_their_pictures_differently_noised(probe: DecodingRunner) -> None:
     batch = probe._batch(3)
     assert batch.clean["input_ids"].shape == (3, TINY.prompt_tokens)
     assert batch.clean["attention_mask"].all()
@@ -122,7 +137,7 @@ def test_prompts_are_equally_long_and_their_pictures_differently_noised(probe: P
     assert not torch.equal(batch.noised["pixel_values"][0], batch.noised["pixel_values"][1])
 
 
-def test_the_prompt_is_not_part_of_a_tokens_time(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_is_not_part_of_a_tokens_time(probe: DecodingRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     model, forward = probe.vlm.model, probe.vlm.model.forward
 
     def slow_prompt(*arguments: Any, **given: Any) -> Any:
@@ -136,12 +151,14 @@ def test_the_prompt_is_not_part_of_a_tokens_time(probe: Probe, monkeypatch: pyte
     assert reading.token < 0.5
 
 
-def fake(size: str, items: int, seconds: dict[str, float], clock: float = 0.0) -> Measured:
+def fake(size: str, items: int, seconds: dict[str, float], clock: float = 0.0) -> DecodingMeasurements:
     def taking(name: str) -> Any:
         return lambda: one.prefills[-1].setdefault(name, 2.0) and seconds[name]
 
-    one = Measured(size, DECODING_SIZES[size].dtypes[0], items, Turns({name: taking(name) for name in seconds}))
-    one.first = {name: Reading(2.0, 0.1, [[1]], 1.0 if name == "lazy" else None) for name in seconds}
+    one = DecodingMeasurements(
+        size, DECODING_SIZES[size].dtypes[0], items, Turns({name: taking(name) for name in seconds})
+    )
+    one.first = {name: GenerationReading(2.0, 0.1, [[1]], 1.0 if name == "lazy" else None) for name in seconds}
     return one
 
 
@@ -164,22 +181,22 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
             "lazy_skipped": 1.0,
         }
     )
-    assert [bound.met(value) for bound, value in judged([row])] == [False, True, True]
-    paired, two_forward, lazy = verdicts([row])
+    assert [bound.met(value) for bound, value in applicable_bounds([row])] == [False, True, True]
+    paired, two_forward, lazy = bound_sentences([row])
     assert paired == "tiny float32, 1 item: paired over plain 1.50, at most 1.40 wanted: missed"
     assert two_forward.endswith("2.00, at least 1.25 wanted: kept")
     assert lazy.endswith("kept")
     assert [len(shown.rows) for shown in tables([one])] == [1, 1]
     one.peaks = dict.fromkeys(VARIANTS, 2**20)
     assert [len(shown.rows) for shown in tables([one])] == [1, 1]
-    assert not judged([row._replace(items=2)])
+    assert not applicable_bounds([row._replace(items=2)])
 
 
 def test_every_bound_is_of_a_size_type_and_ratio_that_is_measured() -> None:
     for bound in BOUNDS:
         assert bound.dtype in DECODING_SIZES[bound.size].dtypes
         assert bound.items in VcdBench().items
-        assert bound.ratio in Row._fields
+        assert bound.ratio in DecodingCost._fields
 
 
 def test_short_rounds_are_repeated_more_often_and_none_is_begun_too_late() -> None:
@@ -187,7 +204,7 @@ def test_short_rounds_are_repeated_more_often_and_none_is_begun_too_late() -> No
     short, long = fake("tiny", 1, seconds), fake("tiny", 32, seconds)
     order: list[int] = []
 
-    def round_of(one: Measured) -> Any:
+    def round_of(one: DecodingMeasurements) -> Any:
         def taking() -> None:
             order.append(one.items)
             one.turns.run()

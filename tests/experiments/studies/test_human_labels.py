@@ -12,7 +12,7 @@ from sklearn.metrics import cohen_kappa_score
 from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, mean_kappa_interval
 from experiments.runs.directory import PREDICTIONS
 from experiments.runs.labels import read_labels
-from experiments.studies.human_labels import sentences, summary
+from experiments.studies.human_labels import sentences, summarise_labels
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.runs.test_labels import labelled, record
@@ -75,7 +75,7 @@ def test_the_judge_is_compared_with_the_majority(tmp_path: Path) -> None:
     both = ("a,baseline,refused", "b,baseline,refused")
     sheets = [labelled(tmp_path, *both, "d,baseline,refused", name="anna.csv"),
               labelled(tmp_path, *both, "z,baseline,refused", name="ben.csv")]  # fmt: skip
-    found = summary(lines, read_labels(sheets), seed=0, draws=20)
+    found = summarise_labels(lines, read_labels(sheets), seed=0, draws=20)
     assert (found["annotators"], found["labels"], found["records_labelled"], found["records"]) == (
         ["anna", "ben"],
         6,

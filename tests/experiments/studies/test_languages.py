@@ -9,7 +9,7 @@ import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.runs.directory import write_json
-from experiments.studies.languages import by_language, compare, frame
+from experiments.studies.languages import by_language, compare_languages, frame
 from interp.errors import UserError
 from tests.experiments.answered import records as yes_no_records
 from tests.experiments.compose import run_of
@@ -27,7 +27,7 @@ def translated(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_languages_are_paired_by_the_original_case() -> None:
     rows = translated(yes_no_records("ttooo", {"en": "nnyyn", "de": "nynny"}))
-    result = compare(rows, draws=50)
+    result = compare_languages(rows, draws=50)
     delta = result["comparisons"]["de"]["delta"]
     assert delta["unsafe"]["value"] == pytest.approx(1 / 2 - 1)
     assert delta["over_safety"]["value"] == pytest.approx(1 / 3 - 2 / 3)
@@ -41,14 +41,14 @@ def test_languages_are_paired_by_the_original_case() -> None:
 
 def test_a_case_without_a_translation_is_not_compared() -> None:
     rows = translated(yes_no_records("ttoo", {"en": "nnyy", "de": "nnyy"}))
-    result = compare([row for row in rows if row["case"] != "c0003@de"], draws=20)
+    result = compare_languages([row for row in rows if row["case"] != "c0003@de"], draws=20)
     assert (result["comparisons"]["de"]["n"], result["comparisons"]["de"]["n_of"]) == (3, 4)
     assert result["arms"]["de"]["n_by_subset"]["over_safety"] == [1, 2]
 
 
 def test_refusals_are_compared_too_and_the_reference_can_be_chosen() -> None:
     rows = translated(refusal_records("bbcc", {"en": "ccrr", "de": "rcrr", "zh": "rrrr"}))
-    result = compare(rows, draws=50, reference="de")
+    result = compare_languages(rows, draws=50, reference="de")
     assert list(result["comparisons"]) == ["en", "zh"]
     assert result["comparisons"]["zh"]["delta"]["benign"]["value"] == 1 / 2
     assert "benign requests are refused" in result["summary"][0]
@@ -63,19 +63,19 @@ def test_counterfactual_pairs_stay_pairs_within_a_language() -> None:
         row["pair"] = "p" if row["arm"] == "en" else "p@de"
     table, _ = by_language(translated(rows), "baseline")
     assert set(table["pair"]) == {"p"}
-    result = compare(rows, draws=20)
+    result = compare_languages(rows, draws=20)
     assert (result["arms"]["en"]["flip_rate"], result["arms"]["de"]["flip_rate"]) == (1, 0)
 
 
 def test_what_cannot_be_compared_is_refused_by_name() -> None:
     rows = translated(yes_no_records("to", {"en": "ny"}))
     with pytest.raises(UserError, match="has answers in en; a comparison needs two"):
-        compare(rows)
+        compare_languages(rows)
     with pytest.raises(UserError, match="in no language"):
-        compare(yes_no_records("to", {"baseline": "ny"}))
+        compare_languages(yes_no_records("to", {"baseline": "ny"}))
     both = translated(yes_no_records("to", {"en": "ny", "de": "ny"}))
     with pytest.raises(UserError, match="'fr': is none of the languages en, de"):
-        compare(both, reference="fr")
+        compare_languages(both, reference="fr")
     run = run_of("+exp=languages")
     with pytest.raises(UserError, match="has no translations"):
         run.task(run)

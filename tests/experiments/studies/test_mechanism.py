@@ -22,8 +22,8 @@ from experiments.studies.mechanism.cases import (
 )
 from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import alarm_effect
-from experiments.studies.mechanism.estimates import Estimator, onward
-from experiments.studies.mechanism.examination import spaced
+from experiments.studies.mechanism.estimates import Estimator, first_lasting
+from experiments.studies.mechanism.examination import spaced_layers
 from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.interventions import (
     AS_IT_IS,
@@ -34,7 +34,7 @@ from experiments.studies.mechanism.interventions import (
     patching_rows,
     prior_shares,
     reversal_rows,
-    shifted,
+    shifted_margins,
     twin_gaps,
 )
 from experiments.studies.mechanism.probes import probe_rows, readable_from
@@ -103,10 +103,10 @@ def test_what_is_missing_is_left_out_and_one_cluster_gives_no_interval() -> None
 
 def test_sides_and_from_where_on() -> None:
     assert [side({"low": a, "high": b}) for a, b in ((0.1, 1), (-1, -0.1), (-1, 1), (None, None))] == [1, -1, 0, 0]
-    assert onward([1, 0, 1, 1], 1) == 2
-    assert onward([1, 1, 0], 1) is None
-    assert spaced(4, 9) == [0, 1, 2, 3, 4]
-    assert spaced(32, 9) == [0, 4, 8, 12, 16, 20, 24, 28, 32]
+    assert first_lasting([1, 0, 1, 1], 1) == 2
+    assert first_lasting([1, 1, 0], 1) is None
+    assert spaced_layers(4, 9) == [0, 1, 2, 3, 4]
+    assert spaced_layers(32, 9) == [0, 4, 8, 12, 16, 20, 24, 28, 32]
 
 
 def test_failures_are_looked_at_with_matched_successes_and_twins() -> None:
@@ -254,7 +254,7 @@ def test_taking_the_prior_away_brings_back_what_it_hid_and_a_constant_does_not()
     assert without["fixed"] > without["shift"]["fixed"]
     assert moved["change"]["value"] == 0
     assert moved["shift"]["fixed"] == moved["fixed"]
-    assert [int((shifted(margins, yes) > 0).sum()) for yes in (0, 1, 37, 80)] == [0, 1, 37, 80]
+    assert [int((shifted_margins(margins, yes) > 0).sum()) for yes in (0, 1, 37, 80)] == [0, 1, 37, 80]
 
 
 def test_alarm_resamples_sentences() -> None:

@@ -18,8 +18,8 @@ from experiments.studies.mitigation_selection.candidates import (
     DevelopmentMargins,
     best_setting,
     choose_shift,
-    name_of,
-    set_to,
+    configured,
+    setting_name,
 )
 from experiments.studies.mitigation_selection.study import Mitigations
 from experiments.studies.mitigation_selection.tables import draw, evaluate
@@ -88,17 +88,17 @@ def test_a_setting_that_loses_the_unsafe_is_taken_only_where_there_is_no_other()
 def test_settings_are_all_combinations_and_reach_the_method() -> None:
     candidate = Candidate(VCD(), {"alpha": [1.0, 2.0], "noise_step": [500, 999]})
     combinations = list(candidate.settings())
-    assert [name_of(s) for s in combinations][:2] == ["alpha=1, noise_step=500", "alpha=1, noise_step=999"]
-    assert set_to(VCD(), combinations[-1]) == VCD(alpha=2.0, noise_step=999)
-    assert set_to(ConstantShift(1.0), {}, shift=2.5) == ConstantShift(3.5)  # chosen on margins that had the 1.0
-    assert set_to(ConstantShift(1.0), {"shift": -1.0}, shift=2.5) == ConstantShift(1.5)
-    assert set_to(VCD(), {}, shift=0.5) == Shifted(VCD(), 0.5)
-    shifted = set_to(Shifted(VCD(), 1.0), combinations[-1], shift=0.5)
+    assert [setting_name(s) for s in combinations][:2] == ["alpha=1, noise_step=500", "alpha=1, noise_step=999"]
+    assert configured(VCD(), combinations[-1]) == VCD(alpha=2.0, noise_step=999)
+    assert configured(ConstantShift(1.0), {}, shift=2.5) == ConstantShift(3.5)  # chosen on margins that had the 1.0
+    assert configured(ConstantShift(1.0), {"shift": -1.0}, shift=2.5) == ConstantShift(1.5)
+    assert configured(VCD(), {}, shift=0.5) == Shifted(VCD(), 0.5)
+    shifted = configured(Shifted(VCD(), 1.0), combinations[-1], shift=0.5)
     assert shifted == Shifted(VCD(alpha=2.0, noise_step=999), 1.5)
-    assert set_to(Shifted(VCD(), 1.0), {}, shift=-1.0) == VCD()
+    assert configured(Shifted(VCD(), 1.0), {}, shift=-1.0) == VCD()
     for grid, rule in (({"alfa": [1]}, "no field 'alfa'"), ({"alpha": [-1.0]}, "alpha")):
         with pytest.raises(UserError, match=rule):
-            set_to(VCD(), next(Candidate(VCD(), grid).settings()))
+            configured(VCD(), next(Candidate(VCD(), grid).settings()))
     with pytest.raises(UserError, match=r"grid\.alpha"):
         Candidate(VCD(), {"alpha": []})
     with pytest.raises(UserError, match="is no method"):

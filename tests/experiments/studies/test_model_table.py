@@ -13,7 +13,7 @@ from PIL import Image
 
 from experiments.evaluation.answer import _identity
 from experiments.studies import model_table
-from experiments.studies.model_table import MODELS, ModelTable, Notes, configurations, described, read_contract
+from experiments.studies.model_table import MODELS, ModelTable, NumberedNotes, configurations, model_row, read_contract
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import set_bounds
 from interp.errors import UserError
@@ -76,8 +76,8 @@ def test_cells_come_from_the_contract_and_gaps_have_reasons(
 
 
 def test_equal_reasons_have_one_number() -> None:
-    notes = Notes()
-    first = described(LOCAL["llava_1_5_7b"], contract(maps=cell(False, CROSS), captum=cell(False, CROSS)), notes)
+    notes = NumberedNotes()
+    first = model_row(LOCAL["llava_1_5_7b"], contract(maps=cell(False, CROSS), captum=cell(False, CROSS)), notes)
     assert first.works["maps"] == first.works["captum"]
     assert notes.sentences.count(CROSS) == 1
 
@@ -85,8 +85,8 @@ def test_equal_reasons_have_one_number() -> None:
 def test_gated_models_say_so() -> None:
     gated = {name for name, node in LOCAL.items() if node.get("gated")}
     assert gated == {"gemma3_4b", "paligemma2_3b", "llama_3_2_11b_vision"}
-    notes = Notes()
-    described(LOCAL["gemma3_4b"], {"families": {}}, notes)
+    notes = NumberedNotes()
+    model_row(LOCAL["gemma3_4b"], {"families": {}}, notes)
     assert model_table.GATED in notes.sentences
 
 

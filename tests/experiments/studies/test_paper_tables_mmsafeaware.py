@@ -13,10 +13,10 @@ from experiments.metrics.yes_no import results
 from experiments.report.table import terminal
 from experiments.studies.paper_tables.mmsafeaware import (
     PaperTable,
-    fits,
+    conventions_met,
     lines,
-    of_row,
     overall,
+    printed_overalls,
     scenarios,
 )
 from experiments.studies.paper_tables.mmsafeaware import table as table_of
@@ -32,8 +32,8 @@ CLOSED_WITH_PROMPT = ("GPT-4V + Prompt", "GPT-4o + Prompt", "Gemini 1.5 + Prompt
 def test_every_printed_overall_follows_from_its_columns_under_one_convention(table: int, row: Any) -> None:
     weighted = (table == 2 and not row.name.endswith("prompt")) or row.name in CLOSED_WITH_PROMPT
     expected = "macro_mean" if table == 1 else "case_weighted" if weighted else "two_thirds_unsafe"
-    assert expected in fits(row)
-    assert len(fits(row)) == 1, "the conventions can be told apart on every row"
+    assert expected in conventions_met(row)
+    assert len(conventions_met(row)) == 1, "the conventions can be told apart on every row"
 
 
 def test_the_tables_have_all_their_rows() -> None:
@@ -47,8 +47,8 @@ def test_conventions_are_three_and_differ() -> None:
     )
     assert overall(0.5, None) == {"macro_mean": None, "two_thirds_unsafe": None, "case_weighted": None}
     assert overall(None, 0.5)["case_weighted"] is None
-    wrong = of_row(printed_rows(1)[0]) | {"macro_mean": 0.58}
-    assert fits(printed_rows(1)[0], wrong) == ()
+    wrong = printed_overalls(printed_rows(1)[0]) | {"macro_mean": 0.58}
+    assert conventions_met(printed_rows(1)[0], wrong) == ()
 
 
 def evaluated(**arms: str) -> Finished:

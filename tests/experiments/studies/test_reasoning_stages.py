@@ -11,7 +11,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import is_unsafe_twin
 from experiments.report.findings.reasoning_stages import sentences
-from experiments.studies.reasoning_stages.analysis import stages, summarise
+from experiments.studies.reasoning_stages.analysis import stage_counts, summarise
 from experiments.studies.reasoning_stages.conditions import CONDITIONS, CautiousCases, cautious_cases, conditions
 from experiments.studies.reasoning_stages.oracles import DescriptionOracle, IconWorldOracle, Perception
 from experiments.studies.reasoning_stages.study import ReasoningStages
@@ -125,7 +125,7 @@ def test_each_failure_belongs_to_the_stage_that_lifts_its_caution() -> None:
     perceived: dict[str, Perception] = {
         "seen": "right", "unseen": "misperceived", "meant": "right", "stuck": "right", "blind": "refused",
     }  # fmt: skip
-    counted = {name: block["count"] for name, block in stages(found, list(perceived), perceived).items()}
+    counted = {name: block["count"] for name, block in stage_counts(found, list(perceived), perceived).items()}
     assert counted == {"perception": 1, "intent": 2, "decision": 2}
 
 

@@ -14,8 +14,8 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.runs.directory import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.side_effects import compared, image_shares
-from experiments.studies.vrtuning.sources import Jsonl, build
+from experiments.studies.vrtuning.side_effects import compare_shares, image_shares
+from experiments.studies.vrtuning.sources import Jsonl, build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
 from interp.vlm import VLM, load
@@ -157,7 +157,7 @@ def test_the_ablations_differ_in_the_reasoning_alone() -> None:
     assert {arm.adapter for arm in run.arms.values() if isinstance(arm, NewAdapter)} == set(task.adapters)
     rows = {}
     for content in task.adapters.values():
-        data = build(replace(task.data, cases=20), content, task.order)
+        data = build_data(replace(task.data, cases=20), content, task.order)
         rows[content] = [(row["prompt"], row["kind"], row["images"][0].tobytes()) for row in data.dataset]
         answers = [row["completion"][0]["content"] for row in data.dataset]
         assert not data.skipped
@@ -203,11 +203,11 @@ def test_benchmark_cases_under_another_name_are_refused(tmp_path: Path) -> None:
     row = {"image": "a.png", "question": f'{MMSAFEAWARE_PREFIX}\n"x"', "reasoning": "r", "verdict": "Yes"}
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError, match="MMSafeAware"):
-        build(Jsonl(str(path)), "reasoning", "first")
+        build_data(Jsonl(str(path)), "reasoning", "first")
 
 
 def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
-    data = build(Traces(cases=40), "reasoning", "last", preferences=True)
+    data = build_data(Traces(cases=40), "reasoning", "last", preferences=True)
     for row in data.dataset:
         chosen, rejected = (row[name][0]["content"] for name in ("chosen", "rejected"))
         assert chosen != rejected
@@ -222,7 +222,7 @@ def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_pi
 
 def test_a_file_has_no_controls(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="content='filler'"):
-        build(Jsonl(str(tmp_path / "rows.jsonl")), "filler", "first")
+        build_data(Jsonl(str(tmp_path / "rows.jsonl")), "filler", "first")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
     shares = image_shares(vlm, samples, batch_size=2, max_new_tokens=4)
     assert list(shares["case"].unique()) == [sample.id for sample in samples]
     none = image_shares(vlm, [], batch_size=2, max_new_tokens=4)
-    assert compared(none, none, "verdict", seed=0, draws=10)["n"] == 0
+    assert compare_shares(none, none, "verdict", seed=0, draws=10)["n"] == 0
     for sample in samples:
         with record_attention(vlm) as log:
             vlm.generate(prompts_of([sample]), max_new_tokens=1)
@@ -279,13 +279,13 @@ def table(values: list[float]) -> pd.DataFrame:
 
 def test_shares_are_compared_on_the_cases_that_have_both() -> None:
     before, after = table([0.2, 0.4, 0.6]), table([0.3, 0.5, float("nan")])
-    found = compared(before, after, "verdict", seed=0, draws=50)
+    found = compare_shares(before, after, "verdict", seed=0, draws=50)
     assert (found["n"], found["before"], found["after"]) == (2, pytest.approx(0.3), pytest.approx(0.4))
     assert found["difference"] == pytest.approx(0.1)
     assert found["interval"] == pytest.approx((0.1, 0.1))
-    same = compared(before, before, "verdict", seed=0, draws=50)
+    same = compare_shares(before, before, "verdict", seed=0, draws=50)
     assert (same["difference"], same["n"]) == (0, 3)
-    assert compared(before, table([float("nan")] * 3), "verdict", seed=0, draws=50)["difference"] is None
+    assert compare_shares(before, table([float("nan")] * 3), "verdict", seed=0, draws=50)["difference"] is None
 
 
 def test_training_data_is_described_by_its_settings() -> None:
