@@ -1,4 +1,4 @@
-"""One forward pass, four ways of looking at its attention; each measured in a child process of its own, or here."""
+"""One forward pass under four ways of reading its attention, each measured in a child process or in this one."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,7 +32,7 @@ class AttentionSetting:
 
 
 class SeenAttention(NamedTuple):
-    """What a variant saw of the attention, in float32; ``rows`` are those of ``MAPPED``."""
+    """The attention that a variant returned, in float32; ``rows`` are those of ``MAPPED``."""
 
     masses: Float[np.ndarray, "layer head query segment"]
     rows: Float[np.ndarray, "layer head mapped key"] | None
@@ -183,7 +183,7 @@ class ChildRunners:
 
 
 def no_memory(variant: str, tokens: int) -> str:
-    """What to say when there was not enough memory."""
+    """The error message for a variant that ran out of memory."""
     return (
         f"{variant} attention over {tokens} tokens did not end, most likely for want of memory; leave this length out "
         "with task.lengths=[...] or choose a smaller task.size"

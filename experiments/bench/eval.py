@@ -54,7 +54,7 @@ class EvalCases:
         return loaded._replace(samples=samples)
 
     def development(self) -> None:
-        """None."""
+        """There is no development split."""
         return None
 
 
@@ -68,8 +68,8 @@ def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
     return replace(sample, image=path, prompt=f"{words} {sample.prompt}".strip())
 
 
-SIZES = {"tiny": "cpu", "7b": "cuda", "7b_qwen": "cuda"}  # and the device that each has its bound on
-LEAST = {"cpu": 3.0, "cuda": 8.0}  # times the loop's cases a second
+SIZES = {"tiny": "cpu", "7b": "cuda", "7b_qwen": "cuda"}  # size → the device that its bound is for
+LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
 LOOP, STUDY = "one by one", "study"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -172,7 +172,7 @@ class AnswerTimes:
         self.turns = Turns({name: timed(work, synchronise=wait) for name, work in asked.items()})
 
     def measure(self, repeats: int, seconds: float) -> None:
-        """A round of all variants, and more as far as there is time; the first forward is nobody's."""
+        """A round of all variants, and more as time allows, after one untimed forward to warm up."""
         began = time.monotonic()
         self._one(Baseline(), 0)
         while not self.turns.rounds or (
@@ -181,7 +181,7 @@ class AnswerTimes:
             self.turns.run()
 
     def loop(self) -> None:
-        """What somebody writes first: open, ask, keep the text. No judge, no disk."""
+        """The naive loop: open, ask, keep the text. No judge, no disk."""
         self.answers[LOOP] = {
             (sample.id, arm): self._one(method, number)
             for arm, method in ARMS.items()
@@ -227,11 +227,11 @@ class AnswerTimes:
         }
 
     def answers_unlike_loop(self) -> int:
-        """Answers of the study that read otherwise than the loop's; in bfloat16 a batch rounds otherwise than a row."""
+        """Answers of the study that differ from the loop's; in bfloat16 a batch rounds otherwise than a row."""
         return sum(text != self.answers[LOOP][key] for key, text in self.answers[STUDY].items())
 
     def study(self) -> Path:
-        """The whole path once: answers, metrics, and the report, whose place is returned."""
+        """Runs the whole study once, and returns the path of its report."""
         from experiments.evaluation.study import opened
 
         run = replace(self.run, name=STUDY, draws=min(self.run.draws, 1000), fresh=True)

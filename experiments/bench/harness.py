@@ -1,6 +1,6 @@
-"""Times in turn, peaks of memory, and child processes to take them in; what a benchmark records of its machine.
+"""What the benchmarks share: variants timed in turn, peak memory, child processes, and a record of the machine.
 
-Knows no models. Imports neither torch nor transformers.
+Imports neither torch nor transformers.
 """
 
 import ctypes
@@ -29,7 +29,11 @@ MEBIBYTE = 2**20
 
 
 def check_budget(repeats: int, seconds: float, device: str) -> None:
-    """UserError for less than one round, a negative time, or a device that is neither a CPU nor CUDA."""
+    """Checks a benchmark's options.
+
+    Raises:
+        UserError: less than one round, a negative time, or a device that is neither a CPU nor CUDA.
+    """
     if repeats < 1 or not seconds >= 0:
         raise UserError(f"repeats={repeats}, seconds={seconds}: at least 1 and 0; change task.repeats or task.seconds")
     if device != "cpu" and device.partition(":")[0] != "cuda":
@@ -37,12 +41,12 @@ def check_budget(repeats: int, seconds: float, device: str) -> None:
 
 
 def load_average() -> float:
-    """Processes that wanted a core in the last minute; well above 0, times are partly theirs."""
+    """The load average of the last minute; well above 0, other processes distort the times."""
     return os.getloadavg()[0]
 
 
 def machine(device: str, busy: float) -> dict[str, Any]:
-    """What times depend on beside the code; ``busy`` is the load average before the first of them."""
+    """The machine and library versions that times depend on; ``busy`` is the load average before the first of them."""
     import torch
     import transformers
 
@@ -88,16 +92,16 @@ class Turns:
 def timed(work: Callable[[], object], *, synchronise: Callable[[], object] = lambda: None) -> Callable[[], float]:
     """``work`` as a function that returns the seconds it took; ``synchronise`` waits for a GPU before and after."""
 
-    def taking() -> float:
+    def seconds_taken() -> float:
         synchronise()
         start = time.perf_counter()
         result = work()
         synchronise()
         seconds = time.perf_counter() - start
-        del result  # what the work made is freed outside of its time
+        del result  # freeing the result is not part of the time
         return seconds
 
-    return taking
+    return seconds_taken
 
 
 STATUS = Path("/proc/self/status")
@@ -106,7 +110,7 @@ M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 
 
 class Meter(Protocol):
-    """Made once all that is not to be counted is there; then ``start``, work, ``peak``."""
+    """Measures peak memory. Make it when all that is not to be counted exists; then ``start``, work, ``peak``."""
 
     def start(self) -> None:
         """Forgets earlier peaks."""
@@ -156,7 +160,11 @@ class Child:
 
 
 def result_of(waiting: "Future[T]", otherwise: str) -> T:
-    """What a child returned; UserError saying ``otherwise`` where it died, as the kernel ends what has no memory."""
+    """What a child process returned.
+
+    Raises:
+        UserError: the process died, most often for want of memory; ``otherwise`` is the message.
+    """
     try:
         return waiting.result()
     except BrokenProcessPool as error:
@@ -194,7 +202,7 @@ class ProcessMeter:
         return (_status("VmHWM") or _peak_since_start()) - self.before
 
     def synchronise(self) -> None:
-        """A CPU has done what it was told."""
+        """Nothing to wait for on a CPU."""
 
 
 class CudaMeter:

@@ -21,7 +21,7 @@ from mitigation.validation import check_alpha, check_beta
 if TYPE_CHECKING:
     from mitigation.contrastive.kernels import Fused
 
-CALLS = 50  # between two synchronisations: a single call is over sooner than a clock can say
+CALLS = 50  # between two synchronisations; a single call is too short to time
 
 
 class KernelTimes(NamedTuple):
@@ -71,7 +71,11 @@ class KernelBench:
             )
 
     def __call__(self, run: Run) -> None:
-        """Measures, writes ``metrics.json`` into a new run directory, prints the table. UserError without a GPU."""
+        """Measures, writes ``metrics.json`` into a new run directory, prints the table.
+
+        Raises:
+            UserError: there is no such GPU, or no triton.
+        """
         import torch
 
         if (torch.device(self.device).index or 0) >= torch.cuda.device_count():
@@ -79,7 +83,7 @@ class KernelBench:
                 f"task.device={self.device!r}: torch {torch.__version__} sees {torch.cuda.device_count()} GPUs here; "
                 "run it where there is one, with a torch built for its driver"
             )
-        implementations()  # a missing triton is said before anything is made
+        implementations()  # a missing triton is reported before the run directory is made
         console = Console()
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             console.print(f"run {store.path}", highlight=False, soft_wrap=True)
@@ -139,7 +143,11 @@ class KernelBench:
 
 
 def implementations() -> "dict[str, Fused]":
-    """Eager torch, the same not yet compiled for any shape, and the kernel. UserError without triton."""
+    """Eager torch, the same under ``torch.compile`` with an empty cache, and the Triton kernel.
+
+    Raises:
+        UserError: triton is not installed.
+    """
     import torch
 
     from mitigation.contrastive.kernels import contrast_and_cut, fused

@@ -1,6 +1,6 @@
 """``task=bench_report``: how large the report of a large run is, and how fast a browser opens and filters it.
 
-The run is made up (random verdicts, noise for pictures and attention): its size decides, not its contents. Imports
+The run is made up (random verdicts, noise for pictures and attention), since only its size matters. Imports
 neither torch nor transformers.
 """
 
@@ -136,7 +136,7 @@ def chromium_path() -> str | None:
 
 
 def _in_browser(page: Path, console: Console) -> dict[str, Any]:
-    """Seconds until the page can be used, and milliseconds of a filter; says why where no browser can be had."""
+    """Seconds until the page can be used, and milliseconds of a filter; prints why where there is no browser."""
     path = chromium_path()
     try:
         from playwright.sync_api import sync_playwright

@@ -134,7 +134,7 @@ def applicable_bounds(rows: Iterable[DecodingCost]) -> list[tuple[RatioBound, fl
 
 
 def bound_sentences(rows: Iterable[DecodingCost]) -> list[str]:
-    """A sentence a bound."""
+    """A sentence for each bound: the ratio, the limit, and whether it was kept."""
     return [
         f"{bound.size} {bound.dtype}, {bound.items} item{'s' * (bound.items > 1)}: {bound.ratio.replace('_', ' ')} "
         f"{value:.2f}, {'at least' if bound.least else 'at most'} {bound.limit:.2f} wanted: "
@@ -286,13 +286,13 @@ class VcdBench:
         return measured
 
     def _begin(self, one: DecodingMeasurements) -> None:
-        """A round, and more where they are short, so that what has a bound does not hang on a single one."""
+        """A round, and more where rounds are short, so that no bound is judged by a single round."""
         one.round()
         while one.seconds + one.cost < FIRST_SECONDS and len(one.turns.rounds) < self.repeats:
             one.round()
 
     def _repeat(self, measured: list[DecodingMeasurements], deadline: float) -> None:
-        """The one that has taken least time goes next: where a round is short, there are more of them."""
+        """The model with the least time so far goes next, so that short rounds are repeated more often."""
         while True:
             now = time.monotonic()
             fitting = [m for m in measured if len(m.turns.rounds) < self.repeats and now + m.cost <= deadline]

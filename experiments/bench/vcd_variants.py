@@ -50,7 +50,7 @@ class GenerationReading(NamedTuple):
 
 
 class TokenTimes(BaseStreamer):
-    """When each token was there; on a GPU the copy that ``generate`` makes for a streamer has waited for it."""
+    """The time of each token; on a GPU the copy that ``generate`` makes for a streamer waits for the token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -59,7 +59,7 @@ class TokenTimes(BaseStreamer):
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Nothing to flush."""
 
 
 class Batch(NamedTuple):
@@ -221,7 +221,7 @@ def peaks_in_child(
 
 
 def no_memory(variant: str, items: int) -> str:
-    """What to say when there was not enough."""
+    """The error message for a variant that ran out of memory."""
     return (
         f"{variant} decoding of {items} items did not end, most likely for want of memory; leave that out with "
         "task.items=[...] or choose smaller task.sizes"
@@ -231,7 +231,7 @@ def no_memory(variant: str, items: int) -> str:
 @lru_cache(maxsize=1)  # one model at a time
 def _runner(setting: DecodingSetting) -> DecodingRunner:
     runner = DecodingRunner(setting)
-    runner.read("paired", 1, new_tokens=3)  # what is made once and kept is not a variant's
+    runner.read("paired", 1, new_tokens=3)  # one-time allocations belong to no variant
     return runner
 
 

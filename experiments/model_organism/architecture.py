@@ -1,4 +1,4 @@
-"""The organism's body: a real LlavaForConditionalGeneration of two million parameters, its tokenizer and processor."""
+"""The organism's architecture: a LlavaForConditionalGeneration of two million parameters, tokenizer and processor."""
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (

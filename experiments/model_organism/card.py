@@ -1,4 +1,4 @@
-"""The organism's model card as Markdown: what was chosen, what was measured, what it is not."""
+"""The organism's model card as Markdown: recipe, measurements, limits."""
 
 from collections.abc import Mapping
 from typing import Any

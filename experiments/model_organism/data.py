@@ -1,4 +1,4 @@
-"""What the organism is taught: (question, thing, answer) examples of the training split. Knows nothing of models."""
+"""What the organism is taught: (question, thing, answer) examples of the training split."""
 
 import random
 from collections.abc import Iterator

@@ -255,7 +255,7 @@ def train(recipe: Recipe, folder: Path, console: Console) -> None:
 
 @contextmanager
 def reproducible(recipe: Recipe) -> Iterator[None]:
-    """The recipe's seed and threads, and deterministic algorithms, for as long as it is open."""
+    """Sets the recipe's seed and threads and deterministic algorithms, and restores threads and algorithms on exit."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
@@ -269,7 +269,7 @@ def reproducible(recipe: Recipe) -> Iterator[None]:
 
 @contextmanager
 def bars(console: Console, prefix: str = "") -> Iterator[Report]:
-    """What the stages report to: a bar for each, with its loss."""
+    """Yields the function to which the stages report: a progress bar for each, with its loss."""
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         known: dict[str, TaskID] = {}

@@ -71,10 +71,12 @@ class Ablation:
         return conclude(work.store.path, twins=self.twins, controls=self.controls)
 
     def _check(self, run: Run) -> None:
-        """Refuses what can be refused before weights are loaded."""
+        """Checks all that can be checked before weights are loaded."""
         named = [arm for group in (self.controls, *self.controls.values(), *self.twins) for arm in group]
         if unknown := [arm for arm in named if arm not in run.arms]:
-            raise UserError(f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; mend twins or controls")
+            raise UserError(
+                f"task names an arm {unknown[0]!r}; known: {', '.join(run.arms)}; correct twins or controls"
+            )
         if any(len(pair) != 2 for pair in self.twins):
             raise UserError(f"task.twins={self.twins}: must be pairs of arms")
         _ = run.weights  # what is looked into must be here

@@ -1,4 +1,4 @@
-"""``task=human_labels``: a run's answers as a sheet for people, or how far filled sheets agree. Loads no model."""
+"""``task=human_labels``: a run's answers as a sheet to label, or the agreement of filled sheets. Loads no model."""
 
 from collections import defaultdict
 from collections.abc import Sequence

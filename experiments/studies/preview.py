@@ -1,4 +1,4 @@
-"""A benchmark to look at: a contact sheet, or an export in MMSafeAware's published layout."""
+"""A benchmark's cases as a contact sheet, or exported in MMSafeAware's published layout."""
 
 import textwrap
 from pathlib import Path

@@ -35,7 +35,7 @@ Record = dict[str, Any]
 class Rejudge:
     """The task: judges ``run.run`` again, with the run's judge, or with people's labels (the CSV ``run.labels``).
 
-    With labels alone the judged run's own verdicts stay wherever nobody labelled an answer.
+    With labels alone the judged run's own verdicts stay for answers without a label.
     """
 
     def __call__(self, run: Run) -> None:
@@ -89,14 +89,14 @@ class Rejudge:
             store.write_json("metrics.json", result)
             again = {"judge": judged_by, "judged_run": str(old.directory), "finished": records.now()}
             store.write_json("environment.json", {**old.environment, **again})
-            _copy_what_a_judge_leaves(old.directory, store.path)
+            _copy_unjudged_files(old.directory, store.path)
             page = build(store.path)
             store.finish()
         return page
 
 
-def _copy_what_a_judge_leaves(old: Path, new: Path) -> None:
-    """Pictures and attention, which no verdict changes."""
+def _copy_unjudged_files(old: Path, new: Path) -> None:
+    """Copies pictures and attention, which do not depend on verdicts."""
     for pattern in ("thumbnails/*", "attention.json", "attention/cases.json", "figures/attention_by_layer_*"):
         for path in old.glob(pattern):
             target = new / path.relative_to(old)

@@ -151,7 +151,7 @@ def _margins(vlm: "VLM", prompts: "Sequence[Prompt]", batch_size: int) -> Float[
 
 
 def _clear(out_dir: Path) -> None:
-    """Removes what an earlier analysis of this run left, lest its figures be read with the new numbers."""
+    """Removes the results of an earlier analysis of this run, so that no old figure stands beside new numbers."""
     figures = ("figures/att*_*.png", "figures/att*_*.svg")
     for pattern in ("attention.json", "attention/*.parquet", "attention/*.safetensors", *figures):
         for path in out_dir.glob(pattern):

@@ -1,6 +1,6 @@
 """The figures of the failure analysis: attention by layer, maps of single cases, and their attributions.
 
-What is drawn, of which cases and under which names; how it looks is decided in ``interp.plot``.
+Chooses cases, contents and file names; ``interp.plot`` draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ def draw_case(folder: Path, shown: AttendedCase) -> list[str]:
 
 
 def _saved(figure: "Figure", folder: Path, name: str, *, kind: Literal["png", "svg"] = "png") -> str:
-    """Lines as SVG, which scales; pictures and grids of many cells as PNG."""
+    """Saves curves as SVG, and pictures and grids of many cells as PNG."""
     path = folder / "figures" / f"{name}.{kind}"
     path.parent.mkdir(exist_ok=True)
     if kind == "svg":

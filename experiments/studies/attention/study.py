@@ -1,4 +1,4 @@
-"""``task=attention``: the failure analysis of a run that is there, or of a run of the baseline made for it."""
+"""``task=attention``: the failure analysis of a finished run, or of a baseline run made for it."""
 
 import json
 from collections.abc import Mapping
@@ -92,7 +92,11 @@ class FailureAnalysis:
 
 
 def _finished(folder: Path) -> dict[str, Any]:
-    """environment.json of a finished run; UserError where there is none."""
+    """environment.json of a finished run.
+
+    Raises:
+        UserError: ``folder`` is no run's directory, or the run is unfinished.
+    """
     try:
         environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -107,7 +107,7 @@ def read_hand_labels(path: Path) -> dict[CaseArm, dict[str, str]]:
                 if any(by_hand.values()):
                     found[plain_cell(line["case"] or ""), plain_cell(line["arm"] or "")] = by_hand
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error}); mend it, or delete it to have it written anew") from None
+        raise UserError(f"{path} cannot be read ({error}); correct it, or delete it to have it written anew") from None
     return found
 
 

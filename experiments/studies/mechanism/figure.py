@@ -1,4 +1,4 @@
-"""mechanism.json as one figure of four panels. Saves no file."""
+"""mechanism.json as one figure of four panels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -73,7 +73,7 @@ class Mechanism:
                 console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)
 
     def _examine(self, work: study.Study) -> dict[str, Any]:
-        """The contents of mechanism.json, written; what is there for the same cases and settings stays."""
+        """Writes mechanism.json and returns its contents; a result for the same cases and settings is kept."""
         from experiments.studies.mechanism.examination import Examination, ExaminationSettings
         from experiments.studies.mechanism.findings import findings
         from interp.vision_cache import FeatureCache, shared_features

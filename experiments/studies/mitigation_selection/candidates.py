@@ -68,7 +68,9 @@ def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -
     inner, own = (method.method, method.shift) if isinstance(method, Shifted) else (method, 0.0)
     known = [f.name for f in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
     if unknown := [name for name in setting if name not in known]:
-        raise UserError(f"{type(inner).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; mend its grid")
+        raise UserError(
+            f"{type(inner).__name__} has no field {unknown[0]!r}; known: {', '.join(known)}; correct its grid"
+        )
     changed = dataclasses.replace(inner, **setting) if setting else inner
     if "shift" in known:  # a constant is all that this method is
         return dataclasses.replace(changed, shift=changed.shift + own + shift)

@@ -92,7 +92,7 @@ class Mitigations:
         return conclude(work.store.path, rivals=rivals, arms=run.arms, seed=run.seed, draws=run.draws)
 
     def _check(self, run: Run) -> None:
-        """Refuses what can be refused before weights are loaded."""
+        """Checks all that can be checked before weights are loaded."""
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; constants on a margin need that")
         for name in self.candidates:

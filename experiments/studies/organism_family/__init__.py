@@ -1,1 +1,1 @@
-"""How far each mitigation gets, the blinder the verdict is."""
+"""What each mitigation gains as verdicts depend less on the picture."""

@@ -1,4 +1,4 @@
-"""``+exp=organism_family``: how far does each mitigation get, the blinder the verdict is?
+"""``+exp=organism_family``: how much does each mitigation gain as verdicts depend less on the picture?
 
 Organisms with a known and graded cause (``members.py``) are trained, the same mitigations are chosen and compared on
 each, and what the tools of ``interp`` say of an organism is set beside the cause that was put in. In the run's

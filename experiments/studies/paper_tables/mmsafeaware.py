@@ -282,7 +282,7 @@ def table(number: int, lines: Sequence[TableLine]) -> Table:
 
 
 def notes(found: list[Finished]) -> Iterator[str]:
-    """What a reader must know before setting our lines beside the paper's."""
+    """What limits the comparison of our lines with the paper's, a sentence each."""
     yield (
         "overall: as the paper prints it; * the convention it follows ((2U+O)/3: unsafe counted twice; case-weighted: "
         "every case once). d′ and c of the paper follow from its printed rates."

@@ -1,4 +1,4 @@
-"""What is true of a case's picture and of its request, in words, and whether a caption says it. Pure.
+"""The true description of a case's picture and the intent of its request, and whether a caption matches them.
 
 MOSSBench's protocol (arXiv 2406.17806, "reasoning stages") gives the model an oracle's description, then the user's
 intent as well; its prompts are not published, so all wordings here are ours. IconWorld's truth is its scene, in words

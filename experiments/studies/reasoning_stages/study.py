@@ -45,7 +45,7 @@ class ReasoningStages:
             raise UserError(f"task.failures={self.failures}: must be at least 1, or null for all failures")
 
     def __call__(self, run: Run) -> None:
-        """Runs what is missing, and prints the table and two sentences."""
+        """Answers what is missing, and prints the table and two sentences."""
         with study.opened(study.baseline_only(run)) as work:
             work.answer_all()
             result = self.trace(work)

@@ -150,6 +150,6 @@ def arm_name(vcd: VCD) -> str:
 
 
 def _readable(file: Path) -> list[dict[str, Any]]:
-    """An earlier run's records; a line that cannot be read is passed over, for nothing here depends on it."""
+    """An earlier run's records; a line that cannot be read is skipped, and its case is answered again."""
     lines = (record for _, record in records.parsed(file.read_bytes().split(b"\n")))
     return [record for record in lines if isinstance(record, dict) and {"case", "arm", "settings"} <= record.keys()]

@@ -1,1 +1,1 @@
-"""VRTuning-style adapters trained and judged in one run: data, training, utility, attention, study, tables."""
+"""VRTuning-style adapters, trained and evaluated in one run."""

@@ -1,4 +1,4 @@
-"""What a study does not measure of an adapter: does the model still see, and where does it look while it judges?
+"""Side effects of an adapter: does the model still perceive pictures, and where does it attend while it judges?
 
 Both are measured on the model as it is passed in, with or without an adapter in effect.
 """

@@ -120,7 +120,7 @@ class VRTuningStudy:
         )
 
     def _say_estimate(self, run: Run, examples: int, console: Console) -> None:
-        """Memory and time, where a GPU's are meant: for a model that trains in minutes on a CPU they say nothing."""
+        """Prints an estimate of memory and time, for a GPU or a large model only; small ones train in minutes."""
         from interp.checkpoints.load import resolve_device
         from mitigation.vrtuning.cost import estimate
 
@@ -160,7 +160,7 @@ def trained_arms(run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _check(task: VRTuningStudy, run: Run) -> None:
-    """What no weights are needed to refuse, also of the study after the training."""
+    """Checks all that can be checked before weights are loaded, for the study after the training too."""
     if not isinstance(run.model, ModelConfig):
         raise UserError(
             f"model {run.model.name} answers over an API; an adapter needs the weights; choose another model"
