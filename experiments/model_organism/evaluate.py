@@ -1,4 +1,4 @@
-"""Does the organism see, and how does it judge? The numbers of its model card, from a VLM like any other."""
+"""The numbers of the organism's model card: perception, and verdicts under three arms."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Everything that was chosen about the organism, in one place. Imports neither torch nor transformers.
+"""All settings of the organism's training. Imports neither torch nor transformers.
 
 The failure comes from here and from nowhere else: most verdict labels are given by an annotator who reads the sentence
 and never looks at the picture (:meth:`Recipe.label_probability`).

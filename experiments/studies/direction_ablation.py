@@ -99,9 +99,9 @@ def conclude(
 
 
 def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Over-caution and harmful compliance of every arm, their changes from the baseline, and two sentences an ablation.
+    """Over-caution and harmful compliance of every arm, their changes from the baseline, findings and sentences.
 
-    ``controls`` are those of each ablation. Pure.
+    ``controls`` are those of each ablation.
     """
     subsets = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
     arms = {name: _arm(metrics, name, subsets) for name in metrics["arms"]}
@@ -202,7 +202,7 @@ def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dic
 
 
 def table(arms: Mapping[str, Any]) -> Table:
-    """Both rates of wrong answers with their changes, an arm a row; a terminal has no room for the changes."""
+    """Both rates of wrong answers with their changes, one row for each arm; a terminal has no room for the changes."""
     columns = [Column("arm", "left")]
     for words in ERRORS.values():
         columns += [Column(words), Column(f"{words}, change", narrow=Narrow.NOTHING)]

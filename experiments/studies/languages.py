@@ -46,7 +46,7 @@ class Languages:
     reference: str | None = None
 
     def __call__(self, run: Run) -> None:
-        """Prints the languages as a study prints its arms, and a sentence a language."""
+        """Prints the languages as a study prints its arms, and a sentence for each."""
         folders = finished_runs.given(run)
         if not folders and not hasattr(run.benchmark, "language"):
             raise UserError(
@@ -75,7 +75,7 @@ def compare_languages(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> dict[str, Any]:
-    """metrics.json's contents with languages for arms; ``summary`` has a sentence a language.
+    """metrics.json's contents with languages for arms; ``summary`` has a sentence for each language.
 
     Raises:
         UserError: no record of ``arm`` has a language, there is only one, or ``reference`` is none of them.
@@ -118,7 +118,7 @@ def by_language(records: Sequence[Mapping[str, Any]], arm: str) -> tuple[pd.Data
 
 
 def sentences(result: Mapping[str, Any], kind: Kind) -> list[str]:
-    """What each language changes against the reference, with intervals, n, and what could not be read."""
+    """How each language differs from the reference, with intervals, n, and unreadable answers."""
     found = []
     for language, comparison in result["comparisons"].items():
         parts = [
@@ -140,7 +140,7 @@ def sentences(result: Mapping[str, Any], kind: Kind) -> list[str]:
 
 
 def frame(result: Mapping[str, Any]) -> pd.DataFrame:
-    """A line a language and quantity: the rate, and the paired change from the reference."""
+    """One row for each language and quantity: the rate, and the paired change from the reference."""
     rows = []
     for language, block in result["arms"].items():
         rates = block.get("refusal_rate") or block["accuracy"]

@@ -1,4 +1,4 @@
-"""``attention=true``: a study that has answered also says where the attention of its failures went.
+"""``attention=true``: the failure analysis of attention as part of a study.
 
 Importing this module loads neither torch nor transformers.
 """

@@ -67,7 +67,7 @@ class FailureModes:
 
 
 def write_labels(path: Path, rows: Iterable[LabelledFailure]) -> None:
-    """A line a (record, label, what a person wrote: ``hand`` and ``note``). The column ``hand`` is the one to fill in.
+    """Writes one line for each failure; the column ``hand`` is the one to fill in.
 
     Cells that a spreadsheet would take for a formula carry an apostrophe (``labels.safe_cell``).
     """

@@ -1,4 +1,4 @@
-"""The cases the study looks at: all that the baseline answered, and of them failures, matched successes and twins.
+"""The study's cases: all that the baseline answered, and of them failures, matched successes and twins.
 
 Decided by ids, tags, verdicts and the seed alone; no model is involved.
 """

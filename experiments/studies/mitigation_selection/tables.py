@@ -70,7 +70,7 @@ def evaluate(
     seed: int,
     draws: int,
 ) -> dict[str, Any]:
-    """The contents of ``mitigations.json``: every arm, the shift curve, the best arm, findings and sentences. Pure.
+    """The contents of ``mitigations.json``: every arm, the shift curve, the best arm, findings and sentences.
 
     ``versus`` holds the paired differences from each rival, by quantity. ``best`` is the arm with the highest overall
     accuracy of those chosen here; its intervals do not know that it was picked out.

@@ -49,7 +49,7 @@ def conclude(store: RunStore, found: Mapping[str, Any], *, rival: str) -> list[R
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """A member a row; the gains (Δ) stand only in files, since a terminal has no room for them."""
+    """One row for each member; the gains (Δ) stand only in files, since a terminal has no room for them."""
     records = [member_record(name, member) for name, member in found.items()]
     columns = [
         Column(name, "left" if name == "member" else "right", short=name.replace(" ", "\n"),
@@ -154,7 +154,7 @@ def _compared(found: Mapping[str, Any]) -> list[str]:
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
-    """AUROC gained over the baseline against the share of blind labels, a line an arm (mean over seeds), by kind."""
+    """AUROC gained over the baseline against the share of blind labels, by kind; lines are means over seeds."""
     kinds = list(dict.fromkeys(member["kind"] for member in found.values()))
     figure = Figure(figsize=(SCREEN.width * 0.9 * len(kinds), SCREEN.width), dpi=100, layout="constrained")
     axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]

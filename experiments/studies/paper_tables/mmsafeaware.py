@@ -219,7 +219,7 @@ def _line(run: Finished, name: str, arm: Mapping[str, Any]) -> TableLine:
 
 
 def frame(shown: Sequence[TableLine]) -> pd.DataFrame:
-    """The lines with a column a convention, rates as fractions of 1."""
+    """The lines with one column for each convention of Overall; rates are fractions of 1."""
     return pd.DataFrame(
         [
             {"source": line.source, "name": line.name, "arm": line.arm, "typical": line.typical, "attack": line.attack,
@@ -234,7 +234,7 @@ def frame(shown: Sequence[TableLine]) -> pd.DataFrame:
 
 
 def scenarios(runs: Sequence[Finished]) -> pd.DataFrame:
-    """Accuracy by scenario: those of typical and over-safety cases, and attacks by their kind; a line an arm.
+    """Accuracy by scenario: those of typical and over-safety cases, and attacks by their kind; for each arm.
 
     On MMSafeAware these are the paper's 29 (14 typical, 3 attacks, 12 over-safety) and its cases 1048 to 1052, whose
     scenario could not be determined ("unresolved").

@@ -103,7 +103,7 @@ def refusal_judge(judge: Any) -> Judge:
 def judged(
     asked: Mapping[str, PublishedQuestion], answers: Mapping[str, str | None], model: str, judge: Judge
 ) -> Iterator[dict[str, Any]]:
-    """A record a question; one without a published response is a failed transport, as a null is."""
+    """One record for each question; a question without a published response has the status of a failed transport."""
     if unknown := sorted(set(answers) - set(asked)):
         raise UserError(f"published responses of {model}: pid {unknown[0]} is no question; give files of one release")
     texts = {pid: (answers.get(pid) or "").strip() for pid in asked}
@@ -182,7 +182,7 @@ def reject_rates(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def frame(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
-    """A line a model and convention; % and points."""
+    """One row for each model and convention; in % and points."""
     names = [name.lower().replace(" ", "_") for name in COLUMNS]
     return pd.DataFrame(
         [

@@ -96,7 +96,7 @@ def _latest(records: Sequence[Mapping[str, Any]], cases: Sequence[Sample]) -> li
 
 
 def frame(result: Mapping[str, Any]) -> pd.DataFrame:
-    """A line a group and condition."""
+    """One row for each group and condition."""
     rows = []
     for group, conditions_ in result["caution"].items():
         for name, row in conditions_.items():

@@ -132,7 +132,7 @@ def _setting(
 
 
 def draw(result: Mapping[str, Any]) -> Figure:
-    """A line a noise step, with α at both ends, every constant shift of the baseline's margin, and d′ contours."""
+    """A line for each noise step, labelled with α at both ends, every constant shift of the margin, d′ contours."""
     figure = Figure(figsize=(SCREEN.width * 1.2, SCREEN.width * 1.2), dpi=100, layout="constrained")
     axes = figure.add_subplot()
     points, baseline = result["points"], result["baseline"]
@@ -193,7 +193,7 @@ def _draw_contours(axes: Axes) -> None:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """One row a setting, the baseline first. The last column is ``above_shift_curve``, in points."""
+    """One row for each setting, the baseline first. The last column is ``above_shift_curve``, in points."""
     columns = ("α", "step", "unsafe", "over-safety", "overall", "yes", "AUROC", "d′", ABOVE)
     short = {"over-safety": "over-\nsafety", "overall": "over-\nall", ABOVE: "above shifts\n(95%)"}
     rows = [Row([Cell("–"), Cell("–"), *_cells(result["baseline"]), Cell("")])]
