@@ -68,7 +68,7 @@ def test_a_full_disk_ends_in_one_sentence(
 
     monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
     with pytest.raises(SystemExit) as ended:
-        door.main.__wrapped__(None)  # type: ignore[attr-defined]
+        door.start.__wrapped__(None)  # type: ignore[attr-defined]
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said == "error: No space left on device; make room and run the same command again, which goes on from here\n"
@@ -83,7 +83,7 @@ def test_too_little_memory_names_the_model_and_the_way_out(
 
     monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
     with pytest.raises(SystemExit) as ended:
-        door.main.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="llava_7b")))  # type: ignore[attr-defined]
+        door.start.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="llava_7b")))  # type: ignore[attr-defined]
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
 
@@ -94,13 +94,13 @@ def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
     with pytest.raises(RuntimeError, match="shapes differ"):
-        door.main.__wrapped__(None)  # type: ignore[attr-defined]
+        door.start.__wrapped__(None)  # type: ignore[attr-defined]
 
 
 def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "open_door", lambda config: Path("/no/such").read_text())
     with pytest.raises(FileNotFoundError):
-        door.main.__wrapped__(None)  # type: ignore[attr-defined]
+        door.start.__wrapped__(None)  # type: ignore[attr-defined]
 
 
 def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch: pytest.MonkeyPatch) -> None:
