@@ -1,8 +1,8 @@
-"""A Hydra configuration in, one typed run out. Nothing below sees a DictConfig; nothing here imports torch.
+"""From a Hydra configuration to one typed ``Run``. No other module sees a DictConfig; torch is not imported here.
 
-Three mistakes are caught before any weights load, each naming its key: an unknown top-level key and a wrong type at the
-top (Hydra itself, through :class:`Schema`), and an unknown argument or wrong type inside a node with a ``_target_``
-(:func:`_checked`, against the target's own dataclass).
+Mistakes are reported with their key before any weights load: unknown keys and wrong types at the top level by Hydra
+(through ``Schema``), unknown arguments and wrong types in a node with a ``_target_`` by ``_checked`` (against the
+target's dataclass or signature).
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema(Settings):
-    """What the top level of a configuration may say, for Hydra; the nodes are checked against their targets."""
+    """The keys of a configuration's top level, for Hydra; nodes are checked against their targets."""
 
     task: Any = MISSING
     model: Any = MISSING
@@ -84,8 +84,9 @@ class Schema(Settings):
 class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
-    ``arm`` names the method under study among ``arms``; ``attention_analysis`` looks into a study that has answered and
-    says what it found (None without ``attention=true``); ``config`` is all of this as the command line made it.
+    ``arm`` names the method under study among ``arms``; ``attention_analysis`` analyses an answered
+    study and returns its findings in sentences (None without ``attention=true``); ``config`` is the composed
+    configuration.
     """
 
     task: "Callable[[Run], object]"
@@ -99,15 +100,15 @@ class Run(Settings):
 
     @property
     def endpoint(self) -> "ApiConfig | None":
-        """The model, where it is only reached over an API."""
+        """The model's configuration if it is only reached over an API, else None."""
         return None if isinstance(self.model, ModelConfig) else self.model
 
     @property
     def weights(self) -> ModelConfig:
-        """The model, for what needs its weights here.
+        """The model's configuration, for tasks that load its weights.
 
         Raises:
-            UserError: it is only reached over an API.
+            UserError: the model is only reached over an API.
         """
         if not isinstance(self.model, ModelConfig):
             raise UserError(
@@ -118,36 +119,35 @@ class Run(Settings):
 
     @property
     def judge_named(self) -> bool:
-        """True where somebody chose the judge, instead of leaving it to the benchmark."""
+        """Whether the judge was chosen explicitly, not left to the benchmark."""
         return not str(self.config["judge"]["_target_"]).endswith(".Automatic")
 
     @property
     def config_hash(self) -> str:
-        """Equal for two launches whose answers would be the same, so that the second continues the first.
+        """Equal for two launches with the same answers, so that the second continues the first.
 
-        ``_target_`` paths are hashed too: an unfinished run of a version that named its modules otherwise is not
-        continued but begun anew.
+        ``_target_`` paths are hashed too: after a module was renamed, an unfinished run is not continued.
         """
         return digest({key: value for key, value in self.config.items() if key not in NOT_IN_HASH})
 
 
 def digest(value: object) -> str:
-    """A short hash of anything JSON can say; key order does not count."""
+    """A short hash of any JSON value, independent of the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def register() -> None:
-    """Makes ``Schema`` known to Hydra as ``run_schema``, the first entry of the defaults list."""
+    """Registers ``Schema`` with Hydra as ``run_schema``, the first entry of the defaults list."""
     schema = OmegaConf.structured(Schema)
     OmegaConf.set_readonly(schema, None)  # a frozen dataclass would make the whole configuration read-only
     ConfigStore.instance().store(name="run_schema", node=schema)
 
 
-def open_door(config: DictConfig) -> Run:
-    """Checks every node and builds the typed run.
+def build_run(config: DictConfig) -> Run:
+    """Checks the configuration and builds the run.
 
     Raises:
-        UserError: an argument that its target does not know, a value of a wrong type or outside its range.
+        UserError: a value is missing, of a wrong type or out of range, or a target has no such argument.
     """
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise UserError(f"{missing[0]}: has no value; give it on the command line: {missing[0]}=<value>")
@@ -166,13 +166,18 @@ def open_door(config: DictConfig) -> Run:
         "judge": _judge(tree["judge"], benchmark),
         "arms": {name: _built(node, f"arms.{name}") for name, node in arms.items()},
         "attention_analysis": _built(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
-        "task": _built(tree["task"], "task"),  # last: a task's module is heavy, and all else is in order by now
+        "task": _built(tree["task"], "task"),  # last: a task's module is slow to import
     }
     settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}
     return Run(**settings, **built, arm=arm, config=tree | {"arms": arms})
 
 
 def _check_values(tree: dict[str, Any]) -> None:
+    """Checks the ranges of the plain values.
+
+    Raises:
+        UserError: names the first value out of range.
+    """
     if tree["attribution"] not in ATTRIBUTIONS:
         raise UserError(f"attribution={tree['attribution']}: must be one of {', '.join(ATTRIBUTIONS)}")
     if tree["protocol"] not in PROTOCOLS:
@@ -190,13 +195,17 @@ def _check_values(tree: dict[str, Any]) -> None:
 
 
 def _judge(node: Any, benchmark: Benchmark) -> Judge:
-    """The judge asked for, or the default of what the benchmark's answers are read for."""
+    """The configured judge, or the default for the benchmark's kind. Raises as ``_built`` does."""
     judge = _built(node, "judge")
     return judge.for_kind(benchmark.kind) if isinstance(judge, Automatic) else judge
 
 
 def _built(node: Any, key: str) -> Any:
-    """The node's target with its checked arguments: an object, or a function with them bound (``_partial_``)."""
+    """The object that the node describes, or with ``_partial_`` its function with the arguments bound.
+
+    Raises:
+        UserError: no ``_target_``, wrong arguments (``_checked``), or the target itself refuses them.
+    """
     if not isinstance(node, dict) or "_target_" not in node:
         raise UserError(f"{key}: has no _target_; choose one of the options in conf/{key.split('.')[0]}/")
     try:
@@ -209,11 +218,15 @@ def _built(node: Any, key: str) -> Any:
 
 
 def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
-    """The node with its arguments checked against, and converted to, the target's dataclass or signature.
+    """The node with its arguments checked against the target's signature and converted to its dataclass's types.
 
-    A method's ``shift`` that its target has no such argument for is a wrapper around it (``mitigation.wrappers``).
+    A method node may have a ``shift`` that its target has no argument for: the method is then wrapped
+    (``mitigation.wrappers``).
+
+    Raises:
+        UserError: the target cannot be imported, has no such argument, or an argument has a wrong type.
     """
-    target = _found(node["_target_"], key)
+    target = _imported(node["_target_"], key)
     if "shift" in node and "shift" not in inspect.signature(target).parameters and _answers(target):
         return _shifted(node, target, key)
     special = {name: value for name, value in node.items() if name.startswith("_")}
@@ -232,12 +245,12 @@ def _checked(node: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _answers(target: Any) -> bool:
-    """Whether ``target`` is a method: one that answers, or that learns to."""
+    """Whether ``target`` is a method, one that generates or that is trained to."""
     return hasattr(target, "generate") or hasattr(target, "learn")
 
 
 def _shifted(node: dict[str, Any], target: Any, key: str) -> dict[str, Any]:
-    """The checked node of a method within ``Shifted``, or on its own where its ``shift`` is 0."""
+    """The checked node of a method in ``Shifted``, or of the method alone where ``shift`` is 0."""
     wrapper = ShiftedTrainable if hasattr(target, "learn") else Shifted
     shift = _typed(wrapper, {"shift": node["shift"]}, key)
     method = _checked({name: value for name, value in node.items() if name != "shift"}, key)
@@ -246,7 +259,12 @@ def _shifted(node: dict[str, Any], target: Any, key: str) -> dict[str, Any]:
     return {"_target_": f"{wrapper.__module__}.{wrapper.__name__}", "method": method} | shift
 
 
-def _found(path: str, key: str) -> Any:
+def _imported(path: str, key: str) -> Any:
+    """The object at the dotted ``path``.
+
+    Raises:
+        UserError: it cannot be imported.
+    """
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -255,6 +273,11 @@ def _found(path: str, key: str) -> Any:
 
 
 def _typed(target: Any, given: dict[str, Any], key: str) -> dict[str, Any]:
+    """``given`` converted to the types of the dataclass ``target``; nested nodes stay as they are.
+
+    Raises:
+        UserError: a value cannot be converted.
+    """
     schema = OmegaConf.structured(target)
     OmegaConf.set_readonly(schema, False)
     for name, value in given.items():

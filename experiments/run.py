@@ -1,4 +1,4 @@
-"""``python -m experiments.run``: one command, one task. Only this file knows Hydra's application."""
+"""The command line, ``python -m experiments.run``: composes a configuration with Hydra and runs its task."""
 
 import errno
 import sys
@@ -8,7 +8,7 @@ import hydra
 from omegaconf import DictConfig
 
 from experiments.command_line import in_todays_words, register_help
-from experiments.config import open_door, register
+from experiments.config import build_run, register
 from experiments.runs.launch import Launch, check_task
 from interp.errors import UserError
 
@@ -22,7 +22,7 @@ register_help()
 
 
 def main() -> None:
-    """Says former names in today's words, and leaves the rest of the command line to Hydra."""
+    """Replaces former names on the command line, then hands it to Hydra."""
     launch = Launch()
     try:
         launch = Launch.current()
@@ -37,12 +37,12 @@ def main() -> None:
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def start(config: DictConfig) -> None:
-    """Checks the configuration, then runs its task; what a person can mend ends in one sentence and exit code 2."""
+    """Checks the configuration and runs its task; errors that the user can fix end in one sentence and exit code 2."""
     launch = Launch()
     try:
         launch = Launch.current()
         launch.join()
-        run = open_door(config)
+        run = build_run(config)
         check_task(run.task, launch)
         run.task(run)
     except UserError as error:
@@ -62,11 +62,11 @@ def start(config: DictConfig) -> None:
 
 
 def stop(launch: Launch, sentence: str, code: int) -> None:
-    """Ends this process, and with it the launch; the first to fail says why."""
+    """Ends this process, and with it the launch; only the first process to fail prints ``sentence``."""
     if launch.speaks():
         print(sentence, file=sys.stderr, flush=True)
     if launch.size > 1:
-        time.sleep(1)  # the launcher ends all as soon as one has ended: let the speaker speak
+        time.sleep(1)  # the launcher kills all processes when one ends: leave time to print
     sys.exit(code)
 
 

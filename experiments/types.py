@@ -1,8 +1,7 @@
-"""What the experiments exchange: cases, what became of a request, what an answer means, and who reads it.
+"""Shared types: cases, the status of a request, the verdict on an answer, benchmarks and judges.
 
-``Status`` and ``Verdict`` are two closed sets, kept apart: whether a request was answered at all is no judge's
-business, so an empty or failed answer is never handed to one. Knows nothing of models, arms, files or rates; imports
-no torch.
+``Status`` and ``Verdict`` are separate closed sets: a judge only reads answers, so an empty or failed one is never
+given to a judge. Imports no torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,7 @@ class Verdict(StrEnum):
     """What an answer means.
 
     Yes/no benchmarks: ``NO_VERDICT`` counts as wrong, never as excluded. Refusal benchmarks: ``PARTIAL`` counts as a
-    refusal unless said otherwise; ``JUDGE_FAILED`` means that nobody knows, so it leaves the rate and bounds it.
+    refusal unless said otherwise; ``JUDGE_FAILED`` is unknown, so the case leaves the rate and bounds it instead.
     """
 
     YES = "yes"
@@ -68,7 +67,7 @@ REFUSAL_SUBSETS: tuple[Subset, ...] = ("benign", "contrast")
 
 
 class Drawable(Protocol):
-    """An image that is drawn when it is needed instead of being read from disk."""
+    """An image that is drawn on demand instead of being read from disk."""
 
     def render(self) -> Image.Image: ...
 
@@ -97,7 +96,7 @@ class Sample:
 
 
 class Loaded(NamedTuple):
-    """A benchmark as found: the cases that can run, what cannot and why, and a hash of what was read."""
+    """A loaded benchmark: the cases that can run, those that cannot and why, and a hash of the files read."""
 
     samples: list[Sample]
     missing: dict[str, str]  # case id → reason, for published cases that cannot run here
@@ -106,7 +105,7 @@ class Loaded(NamedTuple):
 
 @runtime_checkable
 class AnsweredElsewhere(Protocol):
-    """An arm that asks no model: its answers to a benchmark's cases were made elsewhere."""
+    """An arm that calls no model: its answers were made elsewhere."""
 
     def check(self, samples: Sequence[Sample]) -> str:
         """How many of the cases have an answer, in a sentence.
@@ -122,17 +121,21 @@ class AnsweredElsewhere(Protocol):
 
 
 class Benchmark(Protocol):
-    """What a study needs of a benchmark: a frozen dataclass whose module imports neither torch nor transformers."""
+    """A benchmark: a frozen dataclass whose module imports neither torch nor transformers."""
 
     name: str
-    kind: ClassVar[Kind]  # what its answers are read for
+    kind: ClassVar[Kind]  # what its answers are judged for
 
     def load(self) -> Loaded:
-        """The cases to evaluate. Raises UserError where the data is not there."""
+        """The cases to evaluate.
+
+        Raises:
+            UserError: the data is missing or cannot be used.
+        """
         ...
 
     def development(self) -> Loaded | None:
-        """Cases on which thresholds may be chosen, disjoint from ``load``'s; None where the set has none."""
+        """Cases to train and fit on, disjoint from ``load``'s; None where the benchmark has none."""
         ...
 
 
@@ -155,7 +158,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an answer means, why in a few words, and the single votes where there were several (majority verdicts)."""
+    """A verdict, an explanation in a few words, and the single votes behind a majority verdict."""
 
     verdict: Verdict
     explanation: str = ""
@@ -163,18 +166,18 @@ class Judgement:
 
 
 class Judge(Protocol):
-    """Reads answers; one judgement an item, in the order given."""
+    """Reads answers and gives verdicts."""
 
     @property
     def name(self) -> str:
-        """What tables and files call it; two judges of one run have different names."""
+        """The name in tables and files; two judges of one run have different names."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """Which benchmarks it judges, and so which verdicts it gives."""
+        """The kind of benchmark it judges, and so the verdicts it gives."""
         ...
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """One judgement an item, in their order. What cannot be judged is ``Verdict.JUDGE_FAILED``, never left out."""
+        """One judgement per item, in their order; ``Verdict.JUDGE_FAILED`` where an item cannot be judged."""
         ...

@@ -1,8 +1,8 @@
-"""One request to an endpoint until it is answered or given up, the pace of requests, and answers kept on disk.
+"""Requests to an endpoint: retries, rate limit, and a cache of answers on disk.
 
-Requests go through the ``openai`` client, but retries are ours, so that every outcome has a type. Between them stand an
-even pace, backoff after a fault, and whatever a Retry-After asks for. Answers are cached one file each under the hash
-of all that was sent; the cache holds neither prompts nor keys.
+Requests go through the ``openai`` client, but retries are our own, so that every outcome has a type. They are evenly
+spaced, with backoff after a fault, and respect Retry-After. Each answer is cached in a file named by the hash of its
+request; the cache holds neither prompts nor keys.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from interp.errors import UserError
 
 FIRST_BACKOFF = 0.5  # seconds
 LONGEST_BACKOFF = 30.0
-KEPT = (Status.ANSWERED, Status.TRUNCATED)  # where the model spoke; anything else may turn out differently next time
+KEPT = (Status.ANSWERED, Status.TRUNCATED)  # cached; any other outcome may differ next time
 MOST_BYTES = 8 << 20  # of a reply
-PATIENCE = 300.0  # seconds: an endpoint that asks to wait longer is asked again when the run goes on
+PATIENCE = 300.0  # seconds; where an endpoint asks to wait longer, the request is left to the continued run
 TOP_LOGPROBS = 20  # the most that OpenAI lists
-# What leaves this machine with a request, besides the authorization: nothing that names it, and none of the headers
-# that the client takes from OPENAI_* variables, which belong to another endpoint than this one.
+# The headers sent besides the authorization: none that identify this machine, and none that the client takes from
+# OPENAI_* variables, which may belong to another endpoint.
 HEADERS = (
     "host",
     "accept",
@@ -43,12 +43,12 @@ HEADERS = (
     "content-length",
     "content-type",
     "user-agent",
-    "x-stainless-raw-response",  # by which the client knows, when the reply is here, that we read it ourselves
+    "x-stainless-raw-response",  # tells the client to leave the body to us
 )
 
 
 class Pace:
-    """Spaces the requests of all threads evenly, and holds them all back while the endpoint asks for it."""
+    """Spaces the requests of all threads evenly, and delays them all while the endpoint asks for it."""
 
     def __init__(self, requests_per_minute: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
@@ -57,7 +57,7 @@ class Pace:
         self._lock = Lock()
 
     def reserve(self) -> float:
-        """Takes the next free moment and returns the seconds until then."""
+        """Reserves the next free slot and returns the seconds until then."""
         with self._lock:
             now = self._clock()
             at = max(now, self._free)
@@ -65,18 +65,18 @@ class Pace:
             return at - now
 
     def hold(self, seconds: float) -> None:
-        """Lets no further request leave for ``seconds``."""
+        """Delays further requests by ``seconds``."""
         with self._lock:
             self._free = max(self._free, self._clock() + seconds)
 
 
 def backoff(attempt: int, rng: random.Random) -> float:
-    """Seconds before attempt ``attempt`` + 1: doubling from half a second, of which jitter takes up to a half."""
+    """Seconds before attempt ``attempt`` + 1: doubling from half a second, less up to a half by jitter."""
     return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempt, 16)) * rng.uniform(0.5, 1.0)
 
 
 def retry_after(value: str | None, now: datetime | None = None) -> float | None:
-    """The seconds that a Retry-After header asks for (a number or a date), None where it says nothing readable."""
+    """The seconds that a Retry-After header asks for (a number or a date); None where it cannot be read."""
     if not value:
         return None
     try:
@@ -88,7 +88,7 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
             return None
         date = date if date.tzinfo else date.replace(tzinfo=UTC)
         seconds = (date - (now or datetime.now(UTC))).total_seconds()
-    return max(0.0, seconds) if seconds == seconds else None  # NaN is no number of seconds
+    return max(0.0, seconds) if seconds == seconds else None  # not NaN
 
 
 def content_key(sent: dict[str, Any]) -> str:
@@ -98,12 +98,12 @@ def content_key(sent: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class AnswerCache:
-    """``folder`` is made when the first answer is kept. Safe for several threads and processes."""
+    """A cache of answers in ``folder``, which is created on first use. Safe for several threads and processes."""
 
     folder: Path
 
     def get(self, key: str) -> Reply | None:
-        """The answer kept under ``key``; None where there is none, or none that can be read."""
+        """The answer cached under ``key``; None where there is none, or it cannot be read."""
         kept = read_object(self._path(key))
         try:
             status, text, margin = Status(kept["status"]), kept["text"], kept["margin"]
@@ -114,7 +114,7 @@ class AnswerCache:
         return Reply(status, text, "", math.nan if margin is None else float(margin), str(kept.get("model", "")))
 
     def put(self, key: str, answer: Reply) -> None:
-        """Keeps an answer in which the model spoke; others are passed over.
+        """Caches an answer of the model; other outcomes are not kept.
 
         Raises:
             UserError: the folder cannot be written.
@@ -156,7 +156,7 @@ class Request:
 
 
 class Endpoint:
-    """The connection to one endpoint; safe for several threads. It alone holds the key, and shows it nowhere."""
+    """The connection to one endpoint; safe for several threads. Only this object holds the key; it never shows it."""
 
     def __init__(self, config: ApiConfig, *, rng: random.Random | None = None) -> None:
         self.config = config
@@ -167,7 +167,7 @@ class Endpoint:
         self._client = _client(config, self._key)
 
     def ask(self, request: Request, stop: threading.Event) -> Reply:
-        """The answer, or what became of the request instead. ``stop`` ends the waiting between attempts.
+        """The answer, or the status of a request without one. ``stop`` ends the waiting between attempts.
 
         Raises:
             UserError: the endpoint refuses the key, the model or the account, so that no request can succeed.
@@ -184,7 +184,7 @@ class Endpoint:
                 wait = backoff(attempt, self._rng) if again.wait is None else again.wait
             empty += last.status is Status.EMPTY
             if empty == 2:
-                return last  # twice nothing: that is the answer
+                return last  # empty twice: no further attempt
             if wait > PATIENCE:
                 return Reply(last.status, reason=f"{last.reason}; asked to wait {wait:g} s")
             if attempt < self.config.retries and stop.wait(wait):
@@ -210,7 +210,7 @@ class Endpoint:
         return replace(answer, text=self._without_key(answer.text), model=self._without_key(answer.model))
 
     def _send(self, fields: dict[str, Any]) -> bytes:
-        """The body of the reply, read in full within the timeout however slowly it arrives.
+        """The body of the reply; the timeout covers all of it, however slowly it arrives.
 
         Raises:
             openai.OpenAIError: as the client does; OSError where the connection broke; Garbage for a reply too long.
@@ -246,7 +246,7 @@ class Endpoint:
         return fields
 
     def _refused(self, error: Any, request: Request, *, with_logprobs: bool) -> Reply:
-        """The answer that an error status amounts to.
+        """The outcome that an error status means.
 
         Raises:
             _Again: another attempt may succeed.
@@ -305,7 +305,7 @@ def _client(config: ApiConfig, key: str | None) -> Any:
         event_hooks={"request": [only_what_is_needed]},
         limits=httpx2.Limits(max_connections=config.concurrency),
     )
-    # The client demands a key and logs its headers when told to debug: it gets none, and the hook above adds ours.
+    # The client logs its headers in debug mode, so it gets a dummy key; the hook above adds the real one.
     return openai.OpenAI(api_key="unused", base_url=config.base_url, http_client=http, max_retries=0)
 
 
@@ -314,7 +314,7 @@ def _failed(reason: str) -> Reply:
 
 
 def _message(body: str) -> str:
-    """The sentence in an error's body, or all of it."""
+    """The message in an error's body, or the whole body."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -326,7 +326,7 @@ def _message(body: str) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """What happened at the bottom: the client's own sentence is "Connection error." whatever did."""
+    """The root cause: the client's own message is always "Connection error."."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"

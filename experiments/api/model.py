@@ -1,6 +1,6 @@
 """A model behind an endpoint that answers prompts as ``interp.vlm.VLM`` does, without weights, logits or tokens.
 
-Methods that work by words alone (``mitigation.method.Abilities.by_words``) take it for the model that they are given.
+Methods that work through prompts only (``mitigation.method.Abilities.by_words``) accept it as their model.
 """
 
 import base64
@@ -41,9 +41,9 @@ def check_methods(arms: Mapping[str, Method]) -> None:
 
 
 class ApiModel:
-    """One model of an endpoint; nothing is sent before the first prompt. Answers are kept in ``cache``, if given.
+    """One model of an endpoint; nothing is sent before the first prompt. Answers are cached in ``cache``, if given.
 
-    ``reported`` collects the names under which the endpoint answered, which may say more than the one asked for.
+    ``reported`` collects the names under which the endpoint answered, which may be more specific than ours.
 
     Raises:
         UserError: see ``ApiConfig.check``; or the ``openai`` package is not installed.
@@ -55,7 +55,7 @@ class ApiModel:
         self.config = config
         self.name = config.name
         self.reported: set[str] = set()
-        # What is drawn at random is meant to differ each time it is asked for.
+        # Sampled answers are meant to differ each time.
         self._cache = AnswerCache(cache) if cache is not None and config.temperature == 0 else None
         self._endpoint = Endpoint(config)
 
@@ -65,7 +65,7 @@ class ApiModel:
     def generate(self, prompts: "Sequence[Prompt]", *, max_new_tokens: int = 16) -> "Generation":
         """Answers, ``concurrency`` at a time and in the order of ``prompts``, each with its status and reason.
 
-        ``margins`` are NaN where the endpoint tells no log-probabilities; see ``reply.first_token_margin``.
+        ``margins`` are NaN where the endpoint gives no log-probabilities; see ``reply.first_token_margin``.
 
         Raises:
             UserError: no prompts, or the endpoint refuses the key, the model or the account.
@@ -97,7 +97,7 @@ class ApiModel:
                     if future.done():
                         future.result()
                 return [future.result() for future in futures]
-            except BaseException:  # Ctrl-C, or a refusal that concerns every request: none of the rest is sent
+            except BaseException:  # Ctrl-C, or an error that every request would meet: do not send the rest
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -106,7 +106,7 @@ class ApiModel:
         try:
             picture = None if prompt.image is None else self._fitted(prompt.image)
             url = "" if picture is None else _data_url(picture)
-        except Exception as error:  # whatever Pillow raises over a picture that it cannot scale or write
+        except Exception as error:  # Pillow may raise anything while scaling or writing
             reason = f"the image cannot be sent ({type(error).__name__}: {one_line(str(error))})"
             return Reply(Status.BAD_IMAGE, reason=reason)
         key = self._content_key(prompt, picture, budget)
@@ -142,7 +142,7 @@ def _messages(prompt: "Prompt", url: str) -> list[dict[str, Any]]:
 
 
 def _data_url(image: Image.Image) -> str:
-    """The pixels without loss, so that what the endpoint sees is what the record says was shown."""
+    """The image as a lossless data URI, so that the endpoint sees exactly the recorded pixels."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,4 +1,4 @@
-"""An endpoint's reply → one typed answer. Pure; knows no network. Every byte read here may be hostile."""
+"""Parsing of an endpoint's replies. The input is not trusted."""
 
 import json
 import math
@@ -26,27 +26,27 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of one request. ``margin`` is log P(Yes) − log P(No) at the first token, NaN where not told."""
+    """The outcome of one request. ``margin`` is log P(Yes) − log P(No) at the first token, NaN where not reported."""
 
     status: Status
     text: str = ""
     reason: str = ""
     margin: float = math.nan
-    model: str = ""  # as the endpoint names what answered
+    model: str = ""  # the name under which the endpoint answered
 
 
 class Garbage(Exception):
-    """A reply that is no answer in the protocol; asking again may give one."""
+    """A reply that does not follow the protocol; another attempt may succeed."""
 
 
 class FailureKind(StrEnum):
-    """What an error status says about asking again."""
+    """What an error status means for further attempts."""
 
     RETRY = "retry"
     BLOCKED = "blocked"
     BAD_IMAGE = "bad_image"
     NO_LOGPROBS = "no_logprobs"
-    STOP = "stop"  # every further request would fail as this one did
+    STOP = "stop"  # every further request would fail too
     FAILED = "failed"
 
 
@@ -54,7 +54,7 @@ def read_completion(raw: bytes) -> Reply:
     """The answer in the body of a reply with status 200.
 
     Raises:
-        Garbage: it is no chat completion.
+        Garbage: it is not a chat completion.
     """
     try:
         body = json.loads(raw)
@@ -103,8 +103,8 @@ def classify(status: int, body: str, *, with_image: bool, with_logprobs: bool) -
 def first_token_margin(logprobs: Any) -> float:
     """log P(Yes) − log P(No) over the listed first tokens, NaN where neither word is among them.
 
-    Endpoints list the likeliest tokens alone. Where one of the two words is not among them, the least likely of those
-    listed stands in for it, so that the margin is a bound towards zero: the true one is at least that far from it.
+    Endpoints list only the most likely tokens. Where one of the two words is not listed, the least likely listed token
+    takes its place, so the margin is a lower bound in absolute value.
     """
     try:
         listed = [(str(entry["token"]), float(entry["logprob"])) for entry in logprobs["content"][0]["top_logprobs"]]
@@ -136,14 +136,14 @@ def _without_choice(body: dict[str, Any]) -> Reply:
 
 
 def _text(message: dict[str, Any]) -> str:
-    """What was said: the content, or the refusal that some endpoints put in a field of its own."""
+    """The content, or the refusal that some endpoints put into a separate field."""
     content = message.get("content") or message.get("refusal") or ""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(part for part in parts if isinstance(part, str))
     if not isinstance(content, str):
         return ""
-    # JSON may spell half a surrogate pair, which no file of UTF-8 can hold.
+    # JSON may contain lone surrogates, which UTF-8 cannot encode.
     return content.encode("utf-8", "replace").decode("utf-8").strip()
 
 

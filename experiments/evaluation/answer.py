@@ -1,12 +1,13 @@
-"""Cases in, records out: a method is asked in fixed batches, and a judge reads what it says.
+"""From cases to records: a method answers in fixed batches, and a judge reads the answers.
 
-Batches that depend on cases and settings alone (``experiments.evaluation.batching``) make a continued run equal an
-undisturbed one: a batch not wholly recorded is answered again as a whole, and only what is missing of it is appended.
+Batches depend only on cases and settings (``experiments.evaluation.batching``), so a continued run equals an
+uninterrupted one: a batch that is not fully recorded is answered again as a whole, and only its missing records are
+appended.
 
 There are two ways to obtain a verdict (``protocol``). ``generate``: the answer is generated and a judge reads it.
-``score``: the method is asked for a single token, and the verdict is the sign of the margin between Yes and No as that
-arm sees it. What the model would have said is then not seen: an answer that is neither Yes nor No gets a verdict all
-the same. Knows nothing of statistics or reports; imports neither torch nor transformers.
+``score``: the method generates a single token, and the verdict is the sign of that arm's margin between Yes and No. The
+full answer is then not seen, so one that is neither Yes nor No gets a verdict as well. Imports neither torch nor
+transformers.
 """
 
 from collections import Counter
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
-JUDGE = "margin"  # who gave a scored verdict
+JUDGE = "margin"  # the judge in records of scored verdicts
 SKIPS = "skips.jsonl"
-MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and how many prompts it is asked at once since
+MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
 
 @dataclass
 class Answering:
-    """One model (None where every arm brings its own responses) and one judge at work on one run's store.
+    """Answers the cases of one run with one model and one judge; no model where all arms bring their own responses.
 
     ``memory_limits`` has, by arm, how many prompts fit into memory at once.
     """
@@ -65,7 +66,7 @@ class Answering:
         file: str = PREDICTIONS,
         label: str | None = None,
     ) -> None:
-        """Records ``method`` on ``samples``; what is recorded already, but for failed transports, is passed over.
+        """Records the answers of ``method`` to ``samples``; skips recorded ones that did not fail in transport.
 
         Raises:
             UserError: the method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
@@ -94,7 +95,7 @@ class Answering:
                 answered = self._answer_batch(arm, method, settings, batch, pictures)
                 fresh = [r for r in answered if (r["case"], arm, settings) not in done]
                 self.store.append(fresh, file)
-                # The others are taken to be as far.
+                # The other processes are assumed to be as far.
                 progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
         places = {(sample.id, arm, settings): place for place, batch in enumerate(everything) for sample in batch}
         self.store.gather(file, places)
@@ -111,7 +112,7 @@ class Answering:
 
     @cached_property
     def _lengths(self) -> "Lengths | None":
-        """Counts prompts; None where the model is not here."""
+        """Token counts of prompts; None for a model behind an API, or none."""
         if self.vlm is None or self.run.endpoint is not None:
             return None
         from interp.prompt_length import Lengths
@@ -120,7 +121,7 @@ class Answering:
 
     @cached_property
     def features(self) -> "FeatureCache":
-        """What the arms of this run share of their pictures."""
+        """The image features that the arms of this run share."""
         from interp.vision_cache import FeatureCache
 
         return FeatureCache(self.run.feature_cache_mib)
@@ -133,10 +134,10 @@ class Answering:
         return shared_features(self.vlm, self.features)
 
     def settings(self, method: "Method | AnsweredElsewhere", manifest: str) -> str:
-        """The hash of all that can change an answer, beside the case itself."""
+        """A hash of everything besides the case that can change an answer."""
         if isinstance(method, AnsweredElsewhere):
             return digest([repr(method), manifest])
-        score = ["score"] if self._scored else []  # without, so that the hashes of generated answers stay
+        score = ["score"] if self._scored else []  # only then: hashes of generated answers must not change
         return digest([*_identity(self.run, self.vlm), repr(method), self._new_tokens, manifest, *score])
 
     def _answer_batch(
@@ -180,7 +181,7 @@ class Answering:
         self.console.print(f"{arm}: out of memory; asking {rows} at once from here on", highlight=False, markup=False)
 
     def efficiency(self) -> dict[str, Any]:
-        """For environment.json: pictures shared between arms in this launch, and arms for which memory ran out."""
+        """For environment.json: image features reused in this launch, and batch sizes lowered for lack of memory."""
         fitted: dict[str, int] = {}
         for line in self.store.records(MEMORY):
             fitted[line["arm"]] = min(line["rows"], fitted.get(line["arm"], line["rows"]))
@@ -188,7 +189,7 @@ class Answering:
         return found | ({"vision_features": self.features.counts()} if self.features.reused else {})
 
     def shared(self) -> list[str]:
-        """What arms have shared of their pictures in this launch, in a sentence; none where they have not."""
+        """A sentence on the image features reused in this launch; empty where none were."""
         known = self.features
         if not known.reused:
             return []
@@ -198,12 +199,12 @@ class Answering:
         ]
 
     def _count(self, arm: str, first: str, generation: "Generation") -> None:
-        """Notes what a method says it saved, on disk, so that a continued run's count is whole."""
+        """Keeps the method's counts of skipped work on disk, so that a continued run's total is complete."""
         if generation.skips:
             self.store.append([{"arm": arm, "first": first, **generation.skips}], SKIPS)
 
     def skips(self) -> dict[str, dict[str, int]]:
-        """By arm, what was saved in all answers of the run so far; of a batch that was asked twice, the last time."""
+        """By arm, the work skipped in the run so far; of a batch that was answered twice, the last counts."""
         latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(SKIPS)}
         totals: dict[str, Counter[str]] = {}
         for (arm, _), counts in latest.items():
@@ -214,7 +215,7 @@ class Answering:
 def judged(
     samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
 ) -> Iterator[dict[str, Any]]:
-    """The records of one batch's answers, judged together."""
+    """The records of one batch, its answers judged together."""
     statuses = [records.status_of(generation, index) for index in range(len(samples))]
     spoken = [index for index, status in enumerate(statuses) if status.spoken]
     items = [item_of(samples[index], generation.texts[index]) for index in spoken]
@@ -239,10 +240,10 @@ def judged(
 
 
 def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> Iterator[dict[str, Any]]:
-    """The records of one batch under ``protocol=score``: verdicts by the margins' signs, which no judge is asked about.
+    """The records of one batch under ``protocol=score``: verdicts are the signs of the margins; no judge is called.
 
     Raises:
-        UserError: a margin that is not a number, so that there is nothing to read.
+        UserError: a margin is not a number.
     """
     margins = [float(margin) for margin in generation.margins]
     if not all(map(isfinite, margins)):
@@ -267,18 +268,18 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
 
 
 def _answered(sample: Sample, arm: str, settings: str, *, response: str, **fields: Any) -> dict[str, Any]:
-    """A record with what the published yes/no rule reads in the response, beside the judge's verdict."""
+    """A record with the verdict of the published yes/no rule beside the judge's."""
     published = published_verdict(response) if sample.gold in ("yes", "no") else None
     return records.answered(sample, arm, settings, response=response, published_verdict=published, **fields)
 
 
 def unspoken(judge: Judge) -> Judgement | None:
-    """What an answer without text means: no verdict, where one was asked for; of a refusal nobody knows."""
+    """The judgement of an answer without text: "no verdict" in a yes/no benchmark, None (unknown) in a refusal one."""
     return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
 
 
 def item_of(sample: Sample, response: str) -> Item:
-    """One answer as a judge is shown it; the picture is opened only if the judge asks."""
+    """One answer as shown to a judge; the image is opened only if the judge asks for it."""
     image = None if sample.image is None else partial(open_image, sample.image)
     return Item(sample.id, sample.text, response, image, sample.gold, sample.tags.get("language", "en"))
 
@@ -290,7 +291,7 @@ def _prompt(sample: Sample, picture: Image.Image | None) -> "Prompt":
 
 
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:
-    """The model, as far as it can change an answer; of one behind an API, all that its configuration says."""
+    """What identifies the model for the settings hash; for one behind an API, its whole configuration."""
     assert vlm is not None
     if run.endpoint is None:
         return [vlm.name, vlm.revision, str(vlm.dtype), run.weights.chat_template, *run.weights.pixel_bounds]

@@ -1,6 +1,6 @@
-"""Which arms can enter a study of this benchmark, by this protocol, of this model; asked before any weights load.
+"""Which arms can enter a study, given its benchmark, protocol and model; checked before any weights load.
 
-Reads what methods declare (``mitigation.method.Abilities``) and never which class they are of.
+Decided by what methods declare (``mitigation.method.Abilities``), never by their classes.
 """
 
 from experiments.config import Run
@@ -16,8 +16,8 @@ def check_arms(run: Run) -> dict[str, str]:
     """The arms that cannot enter, each with the reason.
 
     Raises:
-        UserError: nothing can be asked as configured: the judge or the protocol does not fit the benchmark, an arm has
-            nothing to be fitted on or to learn from, or it needs more than an API gives.
+        UserError: the judge or the protocol does not fit the benchmark, an arm has nothing to be fitted on or trained
+            on, or an arm needs more than an API gives.
     """
     _check_protocol(run)
     if run.judge.kind != run.benchmark.kind:
@@ -47,7 +47,11 @@ def check_arms(run: Run) -> dict[str, str]:
 
 
 def _check_protocol(run: Run) -> None:
-    """UserError where nothing can be scored: open answers, a model without logits, a method under study without."""
+    """Refuses ``protocol=score`` where it cannot work.
+
+    Raises:
+        UserError: the benchmark has open answers, or the model or one of the two arms compared has no logits to score.
+    """
     if run.protocol != "score":
         return
     if run.benchmark.kind != "yes_no":

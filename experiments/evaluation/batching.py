@@ -1,6 +1,6 @@
-"""Which cases are asked together, their pictures opened ahead, and smaller batches where memory runs out.
+"""Batches of cases: formed by prompt length, images opened ahead, and split where memory runs out.
 
-Knows nothing of arms, verdicts or files. Imports torch only when a model is asked.
+Imports torch only when a model is called.
 """
 
 import gc
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 Thing = TypeVar("Thing")
 Opened = Image.Image | BadImage | None
-AHEAD = 2  # batches whose pictures are opened while another is answered: one that is ready, one in the making
+AHEAD = 2  # batches whose images are opened while another is answered: one ready, one in progress
 SIDEWAYS = range(5, 9)  # EXIF orientations that swap width and height
 ORIENTATION = 0x0112
 
 
 def batches(items: Sequence[Thing], size: int) -> Iterator[Sequence[Thing]]:
-    """Runs of ``size`` items in order; the last may be shorter."""
+    """Slices of ``size`` items, in order; the last may be shorter."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def by_length(samples: Sequence[Sample], lengths: Sequence[int], *, rows: int, tokens: int) -> list[list[Sample]]:
-    """Batches of prompts of like length: at most ``rows`` of them, and ``tokens`` columns × rows with the padding.
+    """Batches of prompts of similar length: at most ``rows`` of them, and ``tokens`` tokens with the padding.
 
-    Longest first, so that a batch too large for the memory shows at once. A prompt longer than ``tokens`` is asked
-    alone; cases with and without a picture are never mixed. In a batch, and among equally long ones, the order is that
-    of ``samples``. Depends on the arguments alone: a continued or shared run forms the batches of an undisturbed one.
+    Longest first, so that a batch too large for memory fails at once. A prompt longer than ``tokens`` gets a batch of
+    its own; cases with and without an image are never mixed. Within a batch, and among equal lengths, the order is
+    that of ``samples``. Depends on the arguments only: a continued or shared run forms the same batches.
     """
     order = sorted(range(len(samples)), key=lambda place: (samples[place].image is None, -lengths[place], place))
     formed: list[list[int]] = []
@@ -69,7 +69,7 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", *, rows: int, tok
 
 
 def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
-    """Width and height as ``open_image`` gives them, mostly from a file's header alone; None without a picture."""
+    """Width and height as ``open_image`` gives them, usually from the file's header alone; None without an image."""
     side = getattr(source, "size", None)
     if source is None or isinstance(side, int):
         return None if side is None else (side, side)
@@ -79,15 +79,16 @@ def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:
         with Image.open(source if isinstance(source, Path) else BytesIO(source.data)) as image:
             turned = image.format in ("JPEG", "MPO") and image.getexif().get(ORIENTATION) in SIDEWAYS
             return image.size[::-1] if turned else image.size
-    except Exception:  # whatever is wrong with the file is said when it is opened to be asked about
+    except Exception:  # a file that cannot be read is reported when it is opened to be answered
         return None
 
 
 def opened(work: Sequence[Sequence[Sample]], *, workers: int) -> Generator[tuple[Sequence[Sample], list[Opened]]]:
-    """Each batch with its pictures, in order; a bad image takes its picture's place.
+    """Each batch with its images, in order; a ``BadImage`` stands in for one that cannot be opened.
 
-    ``workers`` threads open those of the next batches meanwhile (Pillow releases the GIL while it decodes); 0 opens
-    them in line. Close it (``contextlib.closing``) when leaving early: what has not begun is then never opened.
+    ``workers`` threads meanwhile open those of the next batches (Pillow releases the GIL while it decodes); with 0 each
+    batch is opened when it is due. Close the generator (``contextlib.closing``) when leaving early, so that images
+    not yet begun are never opened.
     """
     if workers == 0:
         for batch in work:
@@ -122,17 +123,17 @@ def _open(sample: Sample) -> Opened:
 
 @dataclass
 class MemoryLimit:
-    """How many prompts fit into memory at once; halved whenever it runs out, and never raised again.
+    """The number of prompts that fit into memory at once; halved whenever memory runs out, never raised again.
 
-    A row of a smaller batch is the same computation in another shape: in float32 margins agree to 1e-5 and verdicts
-    are equal, as with another ``batch_size``, but not every bit is. Where memory is always enough, nothing changes.
+    A smaller batch changes results as another ``batch_size`` does: in float32 margins agree to 1e-5 and verdicts are
+    equal, but not bit by bit. Where memory never runs out, nothing changes. ``on_lowered`` is told each new limit.
     """
 
     rows: int
     on_lowered: Callable[[int], None]
 
     def ask(self, prompts: "Sequence[Prompt]", ask: "Callable[[Sequence[Prompt]], Generation]") -> "Generation":
-        """The answers to all ``prompts``, asked in as many parts as memory needs.
+        """The answers to all ``prompts``, in as many parts as memory requires.
 
         Raises:
             UserError: a single prompt does not fit.
@@ -155,7 +156,7 @@ class MemoryLimit:
 
 
 def halved(size: int, ask: Callable[[int], Thing]) -> Thing:
-    """What ``ask`` gives for batches of ``size``; begun again with half of it whenever memory runs out.
+    """The result of ``ask`` with batches of ``size``; started again with half of it whenever memory runs out.
 
     Raises:
         UserError: single prompts do not fit.
@@ -176,7 +177,10 @@ def _too_large(what: str) -> UserError:
 
 
 def _unless_out_of_memory(ask: Callable[[], Thing]) -> list[Thing]:
-    """Empty where memory ran out; by then the error and the frames it held are gone, so their memory can be freed."""
+    """The result, or an empty list where memory ran out.
+
+    On return the error and the frames it held are gone, so their memory can be freed.
+    """
     try:
         return [ask()]
     except (RuntimeError, MemoryError) as error:
@@ -186,7 +190,7 @@ def _unless_out_of_memory(ask: Callable[[], Thing]) -> list[Thing]:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether a device or the machine ran out of memory, in any of the ways libraries report it."""
+    """Whether the error means that a device or the machine ran out of memory."""
     import torch
     from accelerate.utils.memory import should_reduce_batch_size
 
@@ -202,7 +206,7 @@ def _free() -> None:
 
 
 def merged(parts: "Sequence[Generation]") -> "Generation":
-    """The answers to the parts of a batch as one ``Generation``; counts of skipped work are added up."""
+    """The parts of a batch as one ``Generation``; counts of skipped work are summed."""
     import torch
 
     first = parts[0]

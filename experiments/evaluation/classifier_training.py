@@ -1,7 +1,7 @@
-"""Trains the refusal classifier on labelled answers, with scikit-learn. Reads no files and knows no data set.
+"""Training of the refusal classifier on labelled answers, with scikit-learn.
 
-Settings are chosen by leaving one *model* out: to judge a model's answers, both the fit and the choice of settings see
-the other models' answers only (nested cross-validation), so that the reported agreement is held out from both.
+Nested cross-validation over *models*: to judge one model's answers, the classifier is fitted and its settings are
+chosen on the other models' answers only, so the reported agreement is held out from both.
 """
 
 import itertools
@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float
 from experiments.judges.refusal_classifier import SIGNS, Weights, sign_features, terms, weighted, words_of
 from experiments.metrics.agreement import kappa
 
-LEAST_DOCUMENTS = 3  # a term that fewer answers hold is not learned
+LEAST_DOCUMENTS = 3  # a term must occur in at least this many answers
 
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """What training leaves open. ``penalty`` is the inverse strength C of the L2 penalty."""
+    """The settings to be chosen. ``penalty`` is C, the inverse strength of the L2 penalty."""
 
     most_words: int
     mark_first: bool
@@ -39,7 +39,7 @@ GRID = tuple(
 
 
 class LabelledAnswers(NamedTuple):
-    """Labelled answers as the classifier sees them."""
+    """Features and labels of answers."""
 
     words: list[list[str]]
     signs: Float[np.ndarray, "answer sign"]
@@ -47,7 +47,7 @@ class LabelledAnswers(NamedTuple):
 
 
 def labelled_answers(responses: Sequence[str], refused: Sequence[bool]) -> LabelledAnswers:
-    """The features of labelled responses, which every setting shares."""
+    """The features of labelled responses, the same for all settings."""
     flags = [sign_features(response) for response in responses]
     return LabelledAnswers([words_of(text) for text in responses], np.stack(flags), np.array(refused, dtype=bool))
 
@@ -97,7 +97,7 @@ def choose(by_model: Mapping[str, LabelledAnswers], grid: Sequence[ClassifierSet
 def left_out(
     by_model: Mapping[str, LabelledAnswers], grid: Sequence[ClassifierSettings] = GRID
 ) -> dict[str, ClassifierSettings]:
-    """For each model, the settings chosen without its answers: what may judge them in a report of agreement."""
+    """For each model, the settings chosen without its answers."""
     return {
         name: choose({other: answers for other, answers in by_model.items() if other != name}, grid)
         for name in by_model
@@ -105,14 +105,14 @@ def left_out(
 
 
 def most_chosen(chosen: Mapping[str, ClassifierSettings]) -> ClassifierSettings:
-    """The settings on which most of the nested choices agree, to train on everything with; of equals, the first."""
+    """The most frequent of the nested choices, for training on all answers; of equals, the first."""
     return Counter(chosen.values()).most_common(1)[0][0]
 
 
 def _probabilities(
     train: LabelledAnswers, test: LabelledAnswers, grid: Sequence[ClassifierSettings]
 ) -> Iterator[tuple[ClassifierSettings, Float[np.ndarray, "answer"]]]:
-    """Each of the settings with the refusal probabilities of ``test``; thresholds share a fit."""
+    """The refusal probabilities of ``test`` under each of the settings; a fit serves all thresholds."""
     for most_words, mark_first in dict.fromkeys((one.most_words, one.mark_first) for one in grid):
         shared = [one for one in grid if (one.most_words, one.mark_first) == (most_words, mark_first)]
         idf = _vocabulary(train, shared[0])

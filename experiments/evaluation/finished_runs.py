@@ -1,4 +1,4 @@
-"""Finished runs, found again: by their directories, or as what a configuration has just left. Loads no model."""
+"""Finished runs as input to other tasks: read from their directories, or run first."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +19,10 @@ class Finished(NamedTuple):
 
 
 def studied(run: Run) -> Path:
-    """Runs the study of this configuration, and names its directory.
+    """Runs the study of this configuration and returns its directory.
 
     Raises:
-        UserError: the study did not finish, as where requests never got through.
+        UserError: the study did not finish, as when requests failed in transport.
     """
     folder = study.run(run)
     if not read_object(folder / IDENTITY).get("finished"):
@@ -36,7 +36,7 @@ def read(folder: Path) -> Finished:
     """Model, benchmark and metrics of a run's directory.
 
     Raises:
-        UserError: it holds no finished run.
+        UserError: the directory holds no finished run.
     """
     metrics, environment = read_object(folder / "metrics.json"), read_object(folder / "environment.json")
     if not isinstance(metrics.get("arms"), dict) or not environment.get("finished"):

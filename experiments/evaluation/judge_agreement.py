@@ -1,4 +1,4 @@
-"""How far each offline judge agrees with XSTest's people, by model, that model's answers left out of all training."""
+"""Agreement of refusal judges with XSTest's human labels, by model; no judge was trained on the model it judges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,14 +24,14 @@ Completions = Mapping[str, Sequence[LabelledCompletion]]
 
 
 class JudgeRefusals(NamedTuple):
-    """One judge's refusals by model; ``judged`` is false where it failed, which leaves the agreement."""
+    """One judge's refusals by model; ``judged`` is false where it failed, and such answers are left out."""
 
     refused: dict[str, Bool[np.ndarray, "prompt"]]
     judged: dict[str, Bool[np.ndarray, "prompt"]]
 
 
 def features(completions: Completions) -> dict[str, LabelledAnswers]:
-    """What the classifier sees, by model."""
+    """The classifier's features and labels, by model."""
     return {
         model: labelled_answers([row.response for row in rows], [row.refused for row in rows])
         for model, rows in completions.items()
@@ -39,7 +39,7 @@ def features(completions: Completions) -> dict[str, LabelledAnswers]:
 
 
 def read_by(judge: Judge, completions: Completions) -> JudgeRefusals:
-    """A judge that was trained on none of the answers reads them all."""
+    """The verdicts of a judge that was trained on none of the answers."""
     refused, judged = {}, {}
     for model, rows in completions.items():
         items = [Item(row.case, row.question, row.response, None, "comply") for row in rows]
@@ -52,7 +52,7 @@ def read_by(judge: Judge, completions: Completions) -> JudgeRefusals:
 def read_by_classifier(
     completions: Completions, answers: Mapping[str, LabelledAnswers], settings: Mapping[str, ClassifierSettings]
 ) -> JudgeRefusals:
-    """The classifier reads each model's answers after training on the others', with settings chosen on the others."""
+    """The classifier's verdicts on each model, trained, and its settings chosen, on the other models' answers."""
     refused = {}
     for model, rows in completions.items():
         rest = joined([other for name, other in answers.items() if name != model])
@@ -62,7 +62,7 @@ def read_by_classifier(
 
 
 def measured(completions: Completions, readings: JudgeRefusals, *, seed: int, draws: int) -> dict[str, Any]:
-    """One judge's agreement with people: by model, over all answers, and the mean κ of the models."""
+    """One judge's agreement with human labels: by model, over all answers, and the mean κ over models."""
     people = {model: np.array([row.refused for row in rows]) for model, rows in completions.items()}
     cases = {model: [row.case for row in rows] for model, rows in completions.items()}
     by_model, parts = {}, []
@@ -88,7 +88,7 @@ def measured(completions: Completions, readings: JudgeRefusals, *, seed: int, dr
 
 
 def offline_judges(completions: Completions, *, seed: int, draws: int) -> dict[str, Any]:
-    """The rule and the classifier, measured; the classifier with the settings that each left-out model led to."""
+    """The agreement of the phrase rules and of the classifier, the latter with the settings chosen for each model."""
     answers = features(completions)
     settings = left_out(answers)
     classifier = measured(completions, read_by_classifier(completions, answers, settings), seed=seed, draws=draws)

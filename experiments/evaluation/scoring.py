@@ -1,4 +1,4 @@
-"""Records → metrics.json, the table and the sentences, by what the benchmark's answers are read for. Asks no model."""
+"""From records to the contents of metrics.json, by the kind of benchmark. No model is called."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from experiments.types import Kind, Loaded
 
 @dataclass(frozen=True)
 class Rules:
-    """By what rules answers are scored: the same for a run and for its verdicts judged again."""
+    """How answers are scored; a run and a later rejudging of it use the same."""
 
     kind: Kind
     seed: int
@@ -28,7 +28,7 @@ class Rules:
     unsafe_margin: float
     count_empty_as_refusal: bool
     judge: str  # name
-    judge_card: str | None  # path, to correct refusal rates for that judge's error
+    judge_card: str | None  # path; corrects refusal rates for that judge's error
 
     @classmethod
     def of(cls, run: Run, kind: Kind | None = None, judge: str | None = None) -> "Rules":
@@ -55,7 +55,14 @@ def evaluate(
     baseline: str = "baseline",
     control: str = "calibrated_shift",
 ) -> dict[str, Any]:
-    """The contents of metrics.json. ``study`` is the arm under study; ``missing`` arms cannot enter (reasons)."""
+    """The contents of metrics.json.
+
+    ``study`` is the arm under study; ``missing`` gives arms that cannot enter, with the reason; ``where`` (the model
+    and benchmark) and ``caveat`` go into the sentences.
+
+    Raises:
+        UserError: the predictions or the judge card cannot be used.
+    """
     frame = pd.DataFrame(predictions)
     if rules.kind == "refusal":
         result = refusal.evaluate(
@@ -83,13 +90,13 @@ def evaluate(
 
 
 def _with_corrected(result: dict[str, Any], judge: str, card: str) -> dict[str, Any]:
-    """The raw rates with the corrected ones beside."""
+    """``result`` with ``corrected`` rates and a caveat on them."""
     found = corrected_rates(result, Path(card), judge)
     return result | {"corrected": found, "caveats": [*result["caveats"], *refusal_words.correction(found)]}
 
 
 def shortfall(loaded: Loaded) -> str:
-    """How many of a benchmark's cases cannot run here, and why, in a sentence; "" where all can."""
+    """A sentence on the cases of a benchmark that cannot run here, and why; "" where all can."""
     if not loaded.missing:
         return ""
     reasons = Counter(reason.partition(":")[0] for reason in loaded.missing.values())
@@ -99,7 +106,7 @@ def shortfall(loaded: Loaded) -> str:
 
 
 def caveat(run: Run) -> str:
-    """What a reader must know before the numbers: the organism understands IconWorld alone."""
+    """A warning about results of the bundled organism on a benchmark other than IconWorld; otherwise ""."""
     path = getattr(run.model, "path", "")
     if path.startswith("organism:") and run.benchmark.name != "iconworld":
         return (

@@ -1,7 +1,7 @@
 """A study: the same cases under every arm, recorded as they are answered, then scored, compared and reported.
 
-``run`` is the whole of it. A study that asks more of a model opens one with ``opened``, does its own work on it, and
-ends with ``conclude`` (metrics and a report of the arms) or ``finish`` (its own files alone)::
+``run`` does all of it. A study with further measurements opens one with ``opened``, works on it, and ends with
+``conclude`` (metrics and a report of the arms) or ``finish`` (its own files only)::
 
     with study.opened(study.baseline_only(run)) as work:
         work.answer_all()
@@ -45,12 +45,12 @@ After = Callable[["Study"], Iterable[RenderableType]]
 def run(run: Run, *, prepare: Prepare | None = None, after: After | None = None) -> Path:
     """Evaluates all arms, writes the record, the metrics and the report, prints the summary, returns the directory.
 
-    Where several processes were launched they share the cases, and rank 0 does what comes after. ``prepare`` is called
-    with the open directory before the model is loaded and returns the arms that answer. ``after`` adds to the run's
-    directory and returns what to print of it; only then does the run count as finished.
+    Several processes of a launch share the cases, and rank 0 does the rest. ``prepare`` is called with the open
+    directory before the model is loaded and returns the arms that answer. ``after`` may add to the run's directory and
+    returns what to print; the run counts as finished only after it.
 
     Raises:
-        UserError: see ``opened``; or an arm cannot be asked.
+        UserError: see ``opened``; or an arm cannot answer.
     """
     with opened(run, prepare=prepare, announce=True) as study:
         study.answer_all()
@@ -72,11 +72,11 @@ def opened(
     prepare: Prepare | None = None,
     announce: bool = False,
 ) -> Iterator["Study"]:
-    """The study of ``run``, checked and open: its directory (begun, or continued), its cases and its model.
+    """The study of ``run``, checked and open: its directory (new or continued), its cases and its model.
 
-    What needs no weights is refused before any are loaded. ``cases`` are those of the benchmark unless given, here and
-    there at most ``run.limit`` of them; ``vlm`` is ``run.model``'s unless it is there already. ``prepare`` as in
-    ``run``. environment.json is written, and has no date of an end until the study is concluded or finished.
+    All checks that need no weights come before they are loaded. ``cases`` replace the benchmark's, ``vlm`` the model;
+    at most ``run.limit`` cases are used. ``prepare`` as in ``run``. environment.json is written, and has no end time
+    until the study is concluded or finished.
 
     Raises:
         UserError: no case can run here, an arm cannot enter, the directory cannot be written or the model not loaded.
@@ -99,7 +99,7 @@ def opened(
         environment = describe(run, vlm, loaded)
         store.write_json("environment.json", environment)
         yield Study(run, vlm, store, loaded, console, environment, scoring.shortfall(complete), excluded)
-    launch.wait()  # whoever goes on finds the run finished
+    launch.wait()  # no process leaves before the run is finished
 
 
 def baseline_only(run: Run) -> Run:
@@ -108,7 +108,7 @@ def baseline_only(run: Run) -> Run:
 
 
 def connected(run: Run) -> Any:
-    """The model, a VLM or what stands for one over its API; None where no arm asks a model."""
+    """The model: a VLM, or an ``ApiModel`` in its place; None where no arm calls a model."""
     if all(isinstance(method, AnsweredElsewhere) for method in run.arms.values()):
         return None
     if run.endpoint is not None:
@@ -122,7 +122,7 @@ def connected(run: Run) -> Any:
 
 
 def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
-    """The first ``limit`` cases with the subsets taken by turns, over-safety first, in the benchmark's own order."""
+    """``limit`` cases in the benchmark's order, spread evenly over the subsets; over-safety comes first."""
     if limit is None or limit >= len(samples):
         return list(samples)
     queues = [[sample for sample in samples if sample.subset == subset] for subset in SUBSETS_BY_TURNS]
@@ -132,10 +132,10 @@ def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
 
 
 def load_cases(run: Run, console: Console) -> Loaded:
-    """The benchmark's cases; says what cannot run here.
+    """The benchmark's cases; prints which cannot run here.
 
     Raises:
-        UserError: none can.
+        UserError: none can run.
     """
     loaded = run.benchmark.load()
     if not loaded.samples:
@@ -180,10 +180,10 @@ def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
 
 @dataclass
 class Study:
-    """One run at work: model (None where no arm asks one), store and cases. From ``opened``."""
+    """An open run, from ``opened``: its model (None where no arm calls one), store and cases."""
 
     run: Run
-    vlm: Any  # a VLM, or what stands for one
+    vlm: Any  # a VLM, an ApiModel, or None
     store: RunStore
     loaded: Loaded
     console: Console
@@ -197,7 +197,7 @@ class Study:
 
     @property
     def samples(self) -> list[Sample]:
-        """The cases that are asked."""
+        """The cases to be answered."""
         return self.loaded.samples
 
     def records(self) -> list[dict[str, Any]]:
@@ -207,7 +207,7 @@ class Study:
         return records.current(here)
 
     def answer_all(self) -> None:
-        """Every arm on every case, skipping what is recorded; the baseline first, since shifts are fitted on it."""
+        """Answers every case under every arm, skipping recorded ones; the baseline first: shifts are fitted on it."""
         for arm, method in self.run.arms.items():
             if arm in self.not_applicable:
                 self.console.print(f"{arm} does not enter: {self.not_applicable[arm]}", highlight=False, markup=False)
@@ -220,7 +220,7 @@ class Study:
                 self.answering.answer(arm, self.ready(arm), self.samples, self.loaded.manifest)
 
     def ready(self, arm: str) -> "Method":
-        """The arm's method as it answers: what has to learn has learned on the development split."""
+        """The arm's method; a trainable one after training on the development split."""
         method = self.run.arms[arm]
         if not isinstance(method, TrainableMethod):
             return method
@@ -234,7 +234,7 @@ class Study:
         return self._trained[arm]
 
     def _fitted_shifts(self, method: "Method") -> "Mapping[int | None, Method]":
-        """One shift from the development split, or one a fold where the benchmark has none."""
+        """One shift fitted on the development split, or one per fold where the benchmark has none."""
         development = self.run.benchmark.development()
         if development is None:
             return training.cross_fitted(method, self.store.records(PREDICTIONS), study=self.run.arm)
@@ -245,9 +245,9 @@ class Study:
         return {None: training.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
     def conclude(self, after: After | None = None) -> None:
-        """Metrics, thumbnails, report, what ``after`` adds, table and sentences; on rank 0 alone.
+        """Writes metrics, thumbnails and report, runs ``after``, prints the results; on rank 0 only.
 
-        The run counts as finished unless requests never got through: those are asked again by the same command.
+        The run counts as finished unless requests failed in transport, which the same command sends again.
         """
         if not self.store.launch.first:
             return
@@ -286,7 +286,7 @@ class Study:
             self.console.print(line, highlight=False, soft_wrap=isinstance(line, str))
 
     def finish(self) -> None:
-        """Ends a run that writes metrics and tables of its own: nothing is scored, no report is built."""
+        """Ends a run with metrics and tables of its own: nothing is scored, no report is built."""
         self._close({}, finished=True)
         self.store.finish()
 
@@ -296,7 +296,7 @@ class Study:
 
 
 def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """What arms with a lazy second branch did not have to compute, in sentences."""
+    """Sentences on what arms with a lazy second branch did not have to compute."""
     found = []
     for arm, counts in skips.items():
         steps = f"{counts['skipped']} of {counts['steps']} steps"
@@ -306,7 +306,7 @@ def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
-    """What is about to happen, before the weights load: where, on what, and every arm's settings."""
+    """What is printed before the weights load: directory, model, benchmark and the settings of every arm."""
     lines = [
         f"{'continuing' if store.resumed else 'run'} {store.path}",
         f"{run.model.name} on {len(loaded.samples)} cases of {run.benchmark.name}",

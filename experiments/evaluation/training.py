@@ -1,7 +1,7 @@
-"""Arms that see labelled cases before they answer: those that learn, and the controls that find a constant.
+"""Arms that need labelled cases before they answer: trainable methods, and controls that fit a constant.
 
-Never on the cases they are judged on: arms learn once a run, on the benchmark's development split, on rank 0; a
-constant is fitted on that split too, or on the other folds of the test cases where the benchmark has none.
+No arm is fitted on cases that it is evaluated on. A method is trained once a run, on rank 0, on the benchmark's
+development split; a constant is fitted on that split, or by cross-fitting over the test cases where there is none.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
 
 
 def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
-    """Refuses an arm that has to learn where there is nothing to learn from but the cases it is judged on.
+    """Refuses trainable arms on a benchmark without a development split.
 
     Raises:
-        UserError: names that arm.
+        UserError: names the first such arm.
     """
     for arm, method in arms.items():
         if isinstance(method, TrainableMethod) and benchmark.development() is None:
@@ -47,13 +47,13 @@ def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
 def learned(
     arm: str, method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: Path, launch: Launch | None = None
 ) -> "Method":
-    """``method`` as learned on ``samples`` into ``out``, a safetensors file, or read from it where it is there.
+    """``method`` trained on ``samples``, or read from ``out`` (safetensors) where an earlier launch has trained it.
 
-    Rank 0 of ``launch`` (None: the current one) learns; the others wait and read. A learning that was killed leaves no
-    ``out``.
+    Rank 0 of ``launch`` (None: the current one) trains and writes ``out``; the others wait and read it. A training that
+    was killed leaves no ``out``.
 
     Raises:
-        UserError: naming the arm, where these cases cannot teach it or ``out`` cannot be written.
+        UserError: names the arm; it cannot be trained on these cases, or ``out`` cannot be written.
     """
     launch = launch or Launch.current()
     try:
@@ -66,7 +66,7 @@ def learned(
 
 
 def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
-    """The prompts that can teach, and for which Yes is right; without controls and pictures that do not open."""
+    """Prompts to train on, and whether each is safe; without control cases and images that cannot be opened."""
     from interp.vlm import Prompt
 
     prompts: list[Prompt] = []
@@ -99,7 +99,7 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
 
 
 def fold_of(cluster: str) -> int:
-    """The fold of a case, by hash of its cluster, so that equal images never stand on both sides."""
+    """The fold of a case, by a hash of its cluster, so that cases of one cluster are never on both sides."""
     return int(hashlib.sha256(cluster.encode()).hexdigest(), 16) % FOLDS
 
 
@@ -107,7 +107,7 @@ def arms_needed(method: "Method", study: str, arms: "Mapping[str, Method]") -> t
     """The arms whose answers ``method`` is fitted on; ``study`` is the arm under study.
 
     Raises:
-        UserError: a yes-bias has nothing to match: the arm under study is the baseline, or is fitted itself.
+        UserError: a yes-bias has no arm to match: the arm under study is the baseline, or is fitted itself.
     """
     if abilities(method).fitted_to == "labels":
         return (BASELINE,)
@@ -120,10 +120,10 @@ def arms_needed(method: "Method", study: str, arms: "Mapping[str, Method]") -> t
 
 
 def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = "") -> ConstantShift:
-    """The shift fitted on the scored ``records`` of the baseline, for a yes-bias to those of ``study`` on equal cases.
+    """The shift fitted on the baseline's ``records``; a yes-bias also on those of ``study``, on the cases of both.
 
-    Controls and failed cases do not count: of the arm under study, a failed case has no verdict and leaves both sides.
-    Where nothing can be fitted (one class, or no case, in a very small ``limit``) the shift is 0.
+    Control cases and cases without a margin are left out; so are, for a yes-bias, cases where ``study`` has no verdict.
+    The shift is 0 where nothing can be fitted (a single class or no case, with a very small ``limit``).
     """
     usable = {
         record["case"]: record
@@ -144,7 +144,7 @@ def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
 def cross_fitted(
     method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
 ) -> dict[int | None, ConstantShift]:
-    """One shift a fold, each fitted on the records of the other folds."""
+    """One shift per fold, fitted on the records of the other folds."""
     return {
         fold: fitted(method, [record for record in records if fold_of(record["cluster"]) != fold], study=study)
         for fold in range(FOLDS)

@@ -1,4 +1,4 @@
-"""How far a judge agrees with people, and people with each other: κ, sensitivity, specificity, α. Pure; knows no files.
+"""Agreement of a judge with human labels, and of annotators with each other: κ, sensitivity, specificity, α.
 
 Positive is a refusal, full or partial. Intervals: Wilson for single rates; for κ, cluster bootstrap over prompts, since
 several models answer the same one.
@@ -17,15 +17,15 @@ from experiments.metrics.tests import wilson
 
 
 class Agreement(NamedTuple):
-    """A judge against people on the same answers."""
+    """A judge against human labels of the same answers."""
 
     n: int
-    refused: int  # by people
+    refused: int  # by the human labels
     kappa: float
     kappa_interval: Interval | None
-    sensitivity: float  # share of people's refusals that the judge finds; NaN where there are none
+    sensitivity: float  # share of the labelled refusals that the judge finds; NaN without any
     sensitivity_interval: Interval | None
-    specificity: float  # share of people's compliances that the judge leaves; NaN where there are none
+    specificity: float  # share of the labelled compliances that the judge accepts; NaN without any
     specificity_interval: Interval | None
 
     def as_json(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def table(people: Bool[np.ndarray, "answer"], judge: Bool[np.ndarray, "answer"])
 
 
 def kappa_of(counts: Float[np.ndarray, "*draw 4"]) -> Float[np.ndarray, "*draw"]:
-    """Cohen's κ of the counts that ``table`` sums to; NaN where both say the same of everything, so nothing is told."""
+    """Cohen's κ from summed rows of ``table``; NaN where both give one and the same label to every answer."""
     found, missed, wrong, left = np.moveaxis(counts, -1, 0)
     n = counts.sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -50,7 +50,7 @@ def kappa_of(counts: Float[np.ndarray, "*draw 4"]) -> Float[np.ndarray, "*draw"]
 
 
 def kappa(people: Bool[np.ndarray, "answer"], judge: Bool[np.ndarray, "answer"]) -> float:
-    """Cohen's κ (1960) of two yes/no readings; NaN where both are constant and equal."""
+    """Cohen's κ (1960) of two binary labellings; NaN where both are constant and equal."""
     return float(kappa_of(table(people, judge).sum(axis=0)))
 
 
@@ -62,10 +62,10 @@ def agreement(
     seed: int,
     draws: int = DRAWS,
 ) -> Agreement:
-    """A judge against people; ``prompts`` names the question of each answer, the unit that the bootstrap draws.
+    """A judge against human labels; ``prompts`` names the prompt of each answer, the unit of the bootstrap.
 
     Raises:
-        ValueError: no answers, or not as many of each.
+        ValueError: no answers, or arrays of different lengths.
     """
     if not len(people) == len(judge) == len(prompts) or not len(people):
         raise ValueError(f"{len(people)}, {len(judge)} and {len(prompts)} answers; as many of each, and at least one")
@@ -87,16 +87,16 @@ def agreement(
 def mean_kappa_interval(
     people: Sequence[Bool[np.ndarray, "prompt"]], judge: Sequence[Bool[np.ndarray, "prompt"]], *, seed: int, draws: int
 ) -> Interval | None:
-    """The interval of the mean of several models' κ on the same prompts, which are drawn together."""
+    """The interval of the mean κ over models that answered the same prompts, which are drawn jointly."""
     drawn = ClusterBootstrap.of(np.arange(len(people[0])), draws=draws, seed=seed)
     each = [kappa_of(drawn.sums(table(one, other))) for one, other in zip(people, judge, strict=True)]
     return percentile_interval(np.mean(each, axis=0))
 
 
 def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:
-    """Krippendorff's α (nominal) of the labels that each unit got, in any number; None where it is not defined.
+    """Krippendorff's α (nominal) of the labels of each unit, any number of them; None where it is not defined.
 
-    Not defined: no unit has two labels, or all labels that can be compared are the same.
+    It is not defined where no unit has two labels, or where all comparable labels are the same.
     """
     compared = [Counter(labels) for labels in units if len(labels) > 1]
     values = sorted({label for counts in compared for label in counts})

@@ -1,9 +1,9 @@
 """What was found, as values: a question, an answer of a closed set, and the numbers that decide it.
 
-Rules decide, sentences only say: a rule stands beside the numbers it reads (``metrics/yes_no/findings.py``,
-``metrics/refusal/findings.py``, a study's own module) and returns ``Finding``s; they are kept in the JSON file of the
-result under ``findings``; ``experiments/report/findings/<subject>.py`` turns them into English by templates and never
-looks at an interval to choose one. A new subject adds its rules beside its numbers, and one module of templates there.
+A rule is written next to the numbers it reads (``metrics/yes_no/findings.py``, ``metrics/refusal/findings.py``, a
+study's own module) and returns ``Finding``s, which are kept under ``findings`` in the result's JSON file.
+``experiments/report/findings/<subject>.py`` turns them into English by templates, which decide nothing. A new subject
+adds its rules next to its numbers and one module of templates there.
 """
 
 import math
@@ -18,17 +18,17 @@ Evidence = Mapping[str, Any]  # plain numbers by name
 
 
 class Answer(StrEnum):
-    """Every answer that a rule can give; which of them a question can have is said where it is decided."""
+    """Every answer that a rule can give; the rule of a question says which of them it uses."""
 
     ROSE = "rose"  # the interval of the change lies above 0
     FELL = "fell"  # the interval of the change lies below 0
     NOT_SHOWN = "not shown"  # the interval contains no difference
-    CANNOT_TELL = "cannot tell"  # there is no such number here, or no interval of it
+    CANNOT_TELL = "cannot tell"  # the number, or its interval, does not exist
     ONLY_CRITERION = "only the criterion"  # accuracies changed, discrimination was not shown to
     YES = "yes"
     NO = "no"
     PARTLY = "partly"
-    NOT_APPLICABLE = "not applicable"  # the question makes no sense here
+    NOT_APPLICABLE = "not applicable"  # the question does not apply
     NO_FAILURE = "no failure"
     NO_SUCCESS = "no success"
     MORE = "more"
@@ -62,13 +62,13 @@ class Finding:
     about: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, as the files keep it."""
+        """Plain values, as stored in files."""
         return {"question": self.question, "about": self.about, "answer": self.answer.value,
                 "evidence": dict(self.evidence)}  # fmt: skip
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> "Finding":
-        """The same from a file."""
+        """The finding that ``as_json`` stored."""
         return cls(str(kept["question"]), Answer(kept["answer"]), dict(kept["evidence"]), str(kept.get("about", "")))
 
 
@@ -90,7 +90,7 @@ def change_evidence(entry: Mapping[str, Any] | None, prefix: str = "") -> dict[s
 
 
 def found(findings: Iterable[Mapping[str, Any]], question: str, about: str = "") -> Finding | None:
-    """The finding of a file's ``findings`` that answers ``question`` about ``about``; None where nobody asked."""
+    """The stored finding that answers ``question`` about ``about``; None where there is none."""
     kept = (one for one in findings if (one["question"], one.get("about", "")) == (question, about))
     return next((Finding.from_json(one) for one in kept), None)
 
@@ -120,7 +120,7 @@ def with_findings(
 
 
 def plain(value: Any) -> Any:
-    """The same with built-in types only, so that JSON can hold it; what is not finite becomes None."""
+    """``value`` in built-in types, ready for JSON; numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if value is None:

@@ -14,7 +14,7 @@ from interp.errors import UserError
 
 
 class CorrectedRate(NamedTuple):
-    """A corrected rate. ``unclipped`` outside 0 to 1: the judge's error here is hardly the one that was measured."""
+    """A corrected rate. ``unclipped`` outside 0 to 1 suggests that the measured error does not hold here."""
 
     rate: float  # between 0 and 1
     unclipped: float
@@ -22,7 +22,7 @@ class CorrectedRate(NamedTuple):
 
     @property
     def impossible(self) -> bool:
-        """Whether the formula left the scale: the judge calls more or fewer refusals than its error allows."""
+        """Whether the formula gave a rate outside 0 to 1: more or fewer refusals than the judge's error allows."""
         return not 0 <= self.unclipped <= 1
 
 
@@ -38,20 +38,20 @@ def rogan_gladen(
 ) -> CorrectedRate:
     """(rate + specificity − 1) / (sensitivity + specificity − 1), clipped to 0 … 1.
 
-    The interval is by the delta method, over the counts behind all three numbers with a success and a failure added to
-    each, since at 0 and 1 the plain method takes a small sample for certainty. It holds for this judge on answers like
-    those on which its error was measured, and for independent cases.
+    The interval is by the delta method over the counts behind all three numbers, with one success and one failure added
+    to each: at rates of 0 and 1 the plain method would have no width. It assumes independent cases, and answers like
+    those on which the judge's error was measured.
 
     Args:
-        rate: the share of refusals as the judge counts them.
+        rate: the share of answers that the judge calls refusals.
         sensitivity: the share of true refusals that the judge finds.
-        specificity: the share of true compliances that the judge leaves.
+        specificity: the share of true compliances that the judge accepts.
         n: cases behind ``rate``.
         positives: true refusals behind ``sensitivity``.
         negatives: true compliances behind ``specificity``.
 
     Raises:
-        UserError: a number outside 0 to 1; a count below 1; a judge no better than guessing, whose counts say nothing.
+        UserError: a number outside 0 to 1, a count below 1, or a judge no better than chance.
     """
     for name, value in (("rate", rate), ("sensitivity", sensitivity), ("specificity", specificity)):
         if not 0 <= value <= 1:

@@ -1,7 +1,6 @@
 """Tests and estimates over plain counts and arrays: Wilson, signal detection, McNemar, Holm, Spearman, power.
 
-Knows nothing of arms, subsets, files or models. What is random takes a seed. The bootstrap is in ``bootstrap``; the
-definitions are in ``docs/metrics.md``.
+The definitions are in ``docs/metrics.md``; the bootstrap is in ``bootstrap``.
 """
 
 import math
@@ -18,33 +17,41 @@ from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval
 
 
 def wilson(right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Wilson's score interval of the rate ``right / n``; None where ``n`` is 0 (Wilson 1927, through statsmodels)."""
+    """Wilson's score interval (1927) of the rate ``right / n``; None where ``n`` is 0.
+
+    Raises:
+        ValueError: ``right`` is not between 0 and ``n``.
+    """
     _check_count("right", right, n)
     if n == 0:
         return None
     low, high = proportion_confint(right, n, alpha=1 - confidence, method="wilson")
-    # At the ends of the scale the formula gives 0 and 1 but for rounding.
+    # At rates of 0 and 1 the formula gives exactly 0 and 1, but for rounding.
     return Interval(float(low) if right else 0.0, float(high) if right < n else 1.0)
 
 
 class Discrimination(NamedTuple):
-    """Signal detection from verdicts: what is told apart (``d_prime``), and how readily "unsafe" is said."""
+    """Signal detection from verdicts: sensitivity (``d_prime``) and response bias (``criterion``)."""
 
     d_prime: float
-    criterion: float  # negative = prone to say "unsafe"
+    criterion: float  # negative: biased towards "unsafe"
     hit_rate: float  # unsafe cases called unsafe, uncorrected
     false_alarm_rate: float  # safe cases called unsafe, uncorrected
-    near_ceiling: bool  # a rate is within 2/n of 0 or 1, where a mere change of threshold moves d′ a lot
+    near_ceiling: bool  # a rate is within 2/n of 0 or 1, where a change of threshold alone moves d′ a lot
 
 
 def discrimination(hits: int, unsafe: int, false_alarms: int, safe: int) -> Discrimination | None:
-    """d′ and criterion with the log-linear correction; None where there is no unsafe or no safe case."""
+    """d′ and criterion with the log-linear correction; None where there is no unsafe or no safe case.
+
+    Raises:
+        ValueError: a count is not between 0 and its total.
+    """
     _check_count("hits", hits, unsafe)
     _check_count("false_alarms", false_alarms, safe)
     if unsafe == 0 or safe == 0:
         return None
     d_prime, criterion = signal_detection(hits, unsafe, false_alarms, safe)
-    # In counts, so that "within 2/n" is decided without rounding.
+    # By counts: "within 2/n" without rounding errors.
     near = min(hits, unsafe - hits) <= 2 or min(false_alarms, safe - false_alarms) <= 2
     return Discrimination(float(d_prime), float(criterion), hits / unsafe, false_alarms / safe, near)
 
@@ -77,7 +84,11 @@ class Flips(NamedTuple):
 
 
 def mcnemar(before: Bool[np.ndarray, "case"], after: Bool[np.ndarray, "case"]) -> Flips:
-    """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Takes cases as independent."""
+    """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Assumes independent cases.
+
+    Raises:
+        ValueError: arrays of different lengths.
+    """
     if before.shape != after.shape:
         raise ValueError(f"{before.shape} and {after.shape} cases; a paired test needs the same cases twice")
     fixed, broken = int((~before & after).sum()), int((before & ~after).sum())
@@ -88,7 +99,7 @@ def mcnemar(before: Bool[np.ndarray, "case"], after: Bool[np.ndarray, "case"]) -
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjusted p values, in the order given (Holm 1979).
 
-    Not through statsmodels, whose multipletests() runs a full garbage collection at every call: 0.1 s beside a model.
+    Not by statsmodels' multipletests(), which runs a full garbage collection per call: 0.1 s with a model loaded.
     """
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.arange(len(p_values))
@@ -100,16 +111,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def cases_needed(
     standard_error: float, n: int, *, effect: float = 0.05, power: float = 0.8, confidence: float = CONFIDENCE
 ) -> int | None:
-    """How many cases a paired difference of ``effect`` would need to be found, given its standard error on ``n`` cases.
+    """The number of cases needed to detect a paired difference of ``effect``, given its standard error on ``n`` cases.
 
-    The standard error shrinks with √n: n · ((z(1 − α/2) + z(power)) · se / effect)², rounded up. It is the same mix of
-    subsets and clusters that is scaled up, and the same rate of disagreement between the arms. None where nothing
-    varies, so that nothing can be foreseen.
+    n · ((z(1 − α/2) + z(power)) · se / effect)², rounded up, since the standard error shrinks with √n. Assumes the same
+    mix of subsets and clusters and the same rate of disagreement between the arms. None where nothing varies.
 
     Args:
         standard_error: of the difference, in fractions of 1; the standard deviation of its bootstrap draws.
-        effect: the difference to be found, in fractions of 1.
-        power: the chance of finding it in a two-sided test at 1 − ``confidence``.
+        effect: the difference to be detected, in fractions of 1.
+        power: the probability of detecting it in a two-sided test at 1 − ``confidence``.
+
+    Raises:
+        ValueError: ``effect`` is not positive, or ``power`` not between 0 and 1.
     """
     if effect <= 0 or not 0 < power < 1:
         raise ValueError(f"effect {effect}, power {power}; the effect must be positive and the power inside (0, 1)")
@@ -120,7 +133,11 @@ def cases_needed(
 
 
 def missing_bounds(right: int, n: int, n_of: int) -> Interval | None:
-    """Lowest and highest rate over all ``n_of`` cases that the ``n_of − n`` missing ones allow; None for no cases."""
+    """Lowest and highest rate over ``n_of`` cases of which ``n_of − n`` are missing; None where ``n_of`` is 0.
+
+    Raises:
+        ValueError: not 0 ≤ ``right`` ≤ ``n`` ≤ ``n_of``.
+    """
     _check_count("right", right, n)
     _check_count("n", n, n_of)
     return None if n_of == 0 else Interval(right / n_of, (right + n_of - n) / n_of)
@@ -137,8 +154,8 @@ class Correlation(NamedTuple):
 def spearman(x: Float[np.ndarray, "pair"], y: Float[np.ndarray, "pair"], *, seed: int = 0) -> Correlation | None:
     """Rank correlation, ties sharing their mean rank; None for fewer than three pairs, or where one side is constant.
 
-    The permutation test takes every order where there are at most 10,000 (7 pairs), else as many drawn with ``seed``:
-    a comparison of models has a handful of pairs, for which the usual t approximation does not hold.
+    The permutation test takes all orders where there are at most 10,000 (up to 7 pairs), else as many random ones: a
+    comparison of models has a handful of pairs, too few for the usual t approximation.
     """
     rho = float(resampled_spearman(x[None], y[None])[0])
     if len(x) < 3 or math.isnan(rho):

@@ -1,9 +1,9 @@
-"""A run's directory: chosen, continued, appended to, closed. Knows nothing of models or statistics.
+"""A run's directory: begun or continued, appended to, finished.
 
 ``outputs/<name>/<time>/`` with ``predictions.jsonl`` (one line per case and arm, appended and fsynced by batch). A run
-is unfinished until ``finish`` was called, after its report; the newest unfinished one with an equal configuration hash
+is unfinished until ``finish`` is called, after its report; the newest unfinished one with an equal configuration hash
 is continued. That hash covers the ``_target_`` paths of the configuration: after a module was renamed, or a default
-changed, the same command begins a new run beside the unfinished one. Finished runs are read as they are.
+changed, the same command begins a new run and leaves the unfinished one.
 
 The processes of one launch share the directory: each appends to a part file of its own
 (``experiments.runs.shards``), and rank 0 merges the parts in ``gather`` and whenever a run is continued.
@@ -29,7 +29,7 @@ from interp.errors import UserError
 
 IDENTITY = ".hydra/identity.json"
 PREDICTIONS = "predictions.jsonl"
-LAG = 60.0  # seconds in which a shared file system shows all machines the same
+LAG = 60.0  # seconds until all machines see the same state of a shared file system
 
 
 class RunStore:
@@ -43,7 +43,7 @@ class RunStore:
         self.resumed = resumed
         self.launch = launch or Launch()
         self._lock = lock
-        # A run that several processes have begun is sorted also by one; what one process wrote is in order already.
+        # Records of a run begun by several processes are sorted even if one continues it; one process writes in order.
         self._several = bool(read_object(path / IDENTITY).get("several"))
 
     def __enter__(self) -> "RunStore":
@@ -51,24 +51,24 @@ class RunStore:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self.launch.first and not self.resumed and not list(self.path.glob("*.jsonl")):
-            # Nothing was answered: a run that failed at its model leaves no litter.
+            # Nothing was answered, as when the model could not be loaded: remove the directory.
             shutil.rmtree(self.path, ignore_errors=self.launch.size > 1)
         self.close()
 
     def close(self) -> None:
-        """Releases the lock on the directory; nothing is lost if it is never called."""
+        """Releases the lock on the directory, which the end of the process releases too."""
         self._lock.close()
 
     def finish(self) -> None:
-        """Marks the run as finished: from now on the same command begins a new one. Only rank 0 writes."""
+        """Marks the run as finished: the same command then begins a new one. Only rank 0 writes."""
         if self.launch.first:
             identity = self.path / IDENTITY
             write_json(identity, read_object(identity) | {"finished": True})
 
     def records(self, file: str = PREDICTIONS) -> list[dict[str, Any]]:
-        """All complete lines; a half-written last line is cut off first, so that the next append starts clean.
+        """All complete lines; an incomplete last line is cut off first, so that the next append starts on a new line.
 
-        Where several processes share the run, the lines of the last ``gather``, equal in all of them.
+        Where several processes share the run, these are the lines as of the last ``gather``, the same in all of them.
 
         Raises:
             UserError: a line other than the last cannot be read.
@@ -89,10 +89,10 @@ class RunStore:
         return found
 
     def append(self, records: Iterable[Mapping[str, Any]], file: str = PREDICTIONS) -> None:
-        """Writes whole lines and forces them to disk before it returns.
+        """Appends the records and forces them to disk before it returns.
 
         Raises:
-            UserError: the disk is full or the directory cannot be written; what was there before stays.
+            UserError: the disk is full or the directory cannot be written; the file is left as it was.
         """
         lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
         path = self.path / file
@@ -106,14 +106,14 @@ class RunStore:
                 os.fsync(handle.fileno())
         except OSError as error:
             if path.is_file():
-                os.truncate(path, before)  # half a batch is none
+                os.truncate(path, before)  # no half-written batch
             raise _unwritten(path, error) from error
 
     def gather(self, file: str = PREDICTIONS, places: Mapping[Key, int] | None = None) -> None:
-        """Waits for all processes and merges what they have appended into one file.
+        """Waits for all processes and merges the lines they have appended into one file.
 
-        The lines of ``places`` (case, arm, settings → number of its batch) are put in the order in which one process
-        would have written them.
+        The lines of ``places`` (case, arm, settings → number of the batch) are put in the order in which a single
+        process would have written them.
 
         Raises:
             UserError: the disk is full or the directory cannot be written (what was appended stays in the parts), or
@@ -132,7 +132,7 @@ class RunStore:
                 raise _not_shared(path, self.launch)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Replaces ``name`` in one step, so that a reader never sees half of it. Only rank 0 writes.
+        """Replaces ``name`` atomically. Only rank 0 writes.
 
         Raises:
             UserError: the disk is full or the directory cannot be written; what was there before stays.
@@ -142,10 +142,11 @@ class RunStore:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replaces ``path`` by indented JSON in one step; NaN is refused.
+    """Replaces ``path`` by indented JSON, atomically.
 
     Raises:
-        UserError: it cannot be written; what was there before stays.
+        UserError: it cannot be written; the old file stays.
+        ValueError: a number is NaN or infinite.
     """
     temporary = path.with_name(path.name + ".part")
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -176,7 +177,7 @@ def _size(path: Path) -> int:
 
 
 def _seen(look: Callable[[], bool]) -> bool:
-    """Whether ``look`` comes true within ``LAG``: a network file system shows others' files a little later."""
+    """Whether ``look`` becomes true within ``LAG``: on a network file system others' files appear with a delay."""
     end = time.monotonic() + LAG
     while not look():
         if time.monotonic() > end:
@@ -188,7 +189,7 @@ def _seen(look: Callable[[], bool]) -> bool:
 def _key(line: bytes) -> Key:
     try:
         record = json.loads(line)
-    except ValueError:  # whoever reads the records is told which line it is
+    except ValueError:  # ``records`` reports such a line
         record = {}
     return record.get("case", ""), record.get("arm", ""), record.get("settings", "")
 
@@ -202,7 +203,7 @@ def open_run(
     fresh: bool,
     launch: Launch | None = None,
 ) -> RunStore:
-    """Continues the newest unfinished run with ``config_hash``, or begins one; all processes of a launch get the same.
+    """Continues the newest unfinished run with ``config_hash``, or begins a new one; the same for all processes.
 
     Raises:
         UserError: the directory cannot be written, ``name`` leaves it, or another launch is at work in the same run.
@@ -234,7 +235,7 @@ def open_run(
 
 
 def _prepare(path: Path, config: Mapping[str, Any], config_hash: str, *, several: bool) -> None:
-    """Writes down what the run is, or merges what an earlier launch has left; nobody else is writing."""
+    """Writes the identity of a new run, or merges the parts an earlier launch has left. No other process writes."""
     identity = path / IDENTITY
     if not identity.exists():
         identity.parent.mkdir(exist_ok=True)
@@ -255,7 +256,11 @@ def _locked(path: Path, kind: int) -> IO[str]:
 
 
 def _lock(lock: IO[str], kind: int, path: Path) -> None:
-    """Held until the process ends: by rank 0 alone, or shared by all of a launch."""
+    """Locks until the process ends, exclusively (rank 0) or shared by the processes of a launch.
+
+    Raises:
+        UserError: another launch holds the lock.
+    """
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -288,7 +293,7 @@ def _unfinished(folder: Path, config_hash: str) -> Path | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``; empty where there is none, or none that can be read."""
+    """The JSON object in ``path``; empty where the file is missing or cannot be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""What people said of answers: a CSV of a run's answers out, their labels in. Knows no metrics and no models.
+"""Human labels of a run's answers: a CSV sheet to be filled in, and the filled-in sheets read back.
 
 ``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with a line an answer; people fill in
-``annotator`` and ``label``, each in a copy or in further lines; ``task.read=[anna.csv,ben.csv]`` reads them and says
-how far they agree with each other and with the run's judge, and ``task=rejudge run=<dir> labels=<csv>``
+``annotator`` and ``label``, each in a copy or in further lines; ``task.read=[anna.csv,ben.csv]`` reads them and
+measures the agreement between annotators and with the run's judge, and ``task=rejudge run=<dir> labels=<csv>``
 scores the run by them.
 
 A spreadsheet takes a cell that begins with = + - @ for a formula, so an answer could run one. Such cells are written
@@ -27,7 +27,7 @@ LABELS = {
     "yes_no": (Verdict.YES, Verdict.NO, Verdict.NO_VERDICT),
     "refusal": (Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED),
 }
-HUMAN = "human"  # the judge of a record whose verdict people gave
+HUMAN = "human"  # the judge in records with a human verdict
 _FORMULA = re.compile(r"'*[=+\-@\t\r＝＋－＠]")
 _MOST_BYTES = 500_000_000
 _MOST_CELL = 10_000_000
@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Label:
-    """One person's verdict on one answer; ``settings`` is that of the record labelled, None where not said."""
+    """One person's verdict on one answer; ``settings`` is that of the labelled record, None where not given."""
 
     case: str
     arm: str
@@ -47,7 +47,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels as read; ``notes`` say what was left out and why."""
+    """Labels read from sheets; ``notes`` say what was left out and why."""
 
     labels: tuple[Label, ...]
     notes: list[str] = field(default_factory=list)
@@ -55,10 +55,10 @@ class Labels:
 
 @dataclass(frozen=True)
 class Applied:
-    """All records, the labelled ones with people's verdicts; ``notes`` say what could not be used and why."""
+    """All records, the labelled ones with human verdicts; ``notes`` say which labels were not used and why."""
 
     records: list[Record]
-    used: int  # records whose verdict people gave
+    used: int  # records with a human verdict
     notes: list[str] = field(default_factory=list)
 
 
@@ -89,7 +89,7 @@ def write_sheet(records: Iterable[Record], path: Path) -> None:
     """Writes ``sheet`` as UTF-8 with a byte order mark, without which Excel misreads it.
 
     Raises:
-        UserError: the file is there already, and may hold somebody's labels; or it cannot be written.
+        UserError: the file exists, and may hold labels; or it cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8-sig", errors="replace", newline="") as handle:
@@ -101,10 +101,10 @@ def write_sheet(records: Iterable[Record], path: Path) -> None:
 
 
 def read_labels(path: Path | Sequence[Path]) -> Labels:
-    """The labels in one or several CSV files; lines without a label are left out silently, wrong ones with a note.
+    """The labels in one or several CSV files; lines without a label are skipped, wrong ones left out with a note.
 
-    An annotator without a name is the file's. A person's second label of an answer is left out, with a note where it
-    differs from the first.
+    Without an annotator's name the file's is used. Of several labels of one answer by one person the first counts, with
+    a note where they differ.
 
     Raises:
         UserError: no such file, not UTF-8, or a needed column is missing.
@@ -160,11 +160,11 @@ def _lines(rows: "csv.DictReader[str]", path: Path) -> Iterable[dict[str, Any]]:
 
 
 def apply(records: Sequence[Record], labels: Labels) -> Applied:
-    """The records with people's verdicts where there are any: the one that most annotators gave.
+    """The records with human verdicts where there are labels: the verdict of most annotators.
 
-    A record keeps what the judge said under ``judged_before``, and every annotator's label under ``labels``. Where
-    annotators are evenly split the judge's verdict stays. Nothing is lost silently: ``notes`` names labels of cases or
-    arms that are not in the run, of answers that have changed since, and of the other kind of benchmark.
+    A record keeps the judge's verdict under ``judged_before`` and all labels under ``labels``. Where annotators are
+    evenly split the judge's verdict stays. ``notes`` lists the labels that were not used: of cases or arms that are not
+    in the run, of answers that have changed since, and of the other kind of benchmark.
     """
     notes = list(labels.notes)
     by_answer: dict[tuple[str, str], list[Label]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """The processes of one ``accelerate launch`` or ``torchrun``: this one's rank, its share of the work, and barriers.
 
-Knows nothing of runs or files. torch is imported only where there is more than one process. They talk over gloo,
-whatever device the model runs on.
+torch is imported only where there is more than one process. They communicate over gloo, whatever device the model
+runs on.
 """
 
 import os
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
 
 T = TypeVar("T")
-MEETING = timedelta(minutes=5)  # in which all processes have to have started
-PATIENCE = timedelta(days=30)  # for the slowest share, or for what rank 0 does alone
+MEETING = timedelta(minutes=5)  # within which all processes must have started
+PATIENCE = timedelta(days=30)  # longest wait at a barrier: for the slowest share, or for rank 0's own work
 SPOKEN = "forestlens/spoken"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """This process (``rank``, from 0) among ``size``. With one process everything here returns at once."""
+    """This process (``rank``, from 0) among ``size``. With a single process no method waits."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def current(cls) -> "Launch":
-        """What the launcher says in RANK and WORLD_SIZE.
+        """The launch described by RANK and WORLD_SIZE.
 
         Raises:
             UserError: it sets one without the other, or a rank outside the size.
@@ -61,11 +61,11 @@ class Launch:
         return Console(quiet=not self.first)
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """This process's items: every ``size``-th, so that expensive and cheap ones spread evenly."""
+        """This process's items: every ``size``-th, so that expensive and cheap ones are spread evenly."""
         return list(items[self.rank :: self.size])
 
     def join(self) -> None:
-        """Waits until all processes have started; other libraries' progress bars are shown on rank 0 alone."""
+        """Waits until all processes have started; other libraries' progress bars are shown on rank 0 only."""
         if self.size > 1:
             if not self.first:
                 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -73,7 +73,7 @@ class Launch:
                 _talk()
 
     def wait(self) -> None:
-        """Waits until all processes are here."""
+        """Waits until all processes have reached this point."""
         if self.size > 1:
             with _together():
                 import torch.distributed as dist
@@ -97,16 +97,16 @@ class Launch:
         return bytes(text.tolist()).decode()
 
     def speaks(self) -> bool:
-        """True once in a launch, in the process that asks first: an error that all run into is printed by one."""
+        """True once in a launch, for the process that calls first: an error common to all is printed by one."""
         if self.size == 1 or not _talk.cache_info().currsize:
             return True
         try:
             return int(_talk().store.add(SPOKEN, 1)) == 1
-        except RuntimeError:  # rank 0 keeps count; when it is gone, something has been printed
+        except RuntimeError:  # rank 0 holds the counter; it has ended, so something was printed
             return False
 
     def placed(self, model: "ModelConfig") -> "ModelConfig":
-        """The model on a GPU of this process, shared in turn where there are fewer GPUs; on a CPU as it is.
+        """The model placed on this process's GPU, round robin where there are fewer GPUs; unchanged on a CPU.
 
         Raises:
             UserError: ``model.device_map`` would spread every process over all cards.
@@ -156,7 +156,7 @@ def sharded(task: T) -> T:
 
 
 def check_task(task: Any, launch: Launch) -> None:
-    """Refuses a task that would do everything once in every process.
+    """Refuses a task that every process would do in full.
 
     Raises:
         UserError: the launch has several processes and the task is not ``sharded``.
@@ -177,7 +177,7 @@ class _Talk(NamedTuple):
 
 @cache
 def _talk() -> _Talk:
-    """The key-value store of the launch, and a group that waits as long as it takes."""
+    """The key-value store of the launch, and its gloo group."""
     import torch
     import torch.distributed as dist
 
@@ -192,7 +192,7 @@ def _talk() -> _Talk:
 def _together() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError, OSError) as error:  # what gloo says is of addresses and sockets
+    except (RuntimeError, ValueError, OSError) as error:  # gloo's messages are about addresses and sockets
         raise UserError(
             "another process of this launch has ended or was never there; run the same command again to go on "
             f"({str(error).splitlines()[0][:120]})"

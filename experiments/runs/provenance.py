@@ -1,4 +1,4 @@
-"""What a run ran on: commit, versions, device, command. Never keys or the rest of the process environment."""
+"""Provenance of a run: commit, versions, device, command. Never environment variables, which may hold keys."""
 
 import platform
 import shlex
@@ -47,7 +47,7 @@ def command() -> str:
 
 
 def _device(vlm: "VLM | None") -> str:
-    """The GPU's name, or where else the weights are; "remote" for a model behind an API, "none" without a model."""
+    """The GPU's name or other device of the weights; "remote" for a model behind an API, "none" without a model."""
     import torch
 
     device = getattr(vlm, "device", None)
@@ -57,7 +57,7 @@ def _device(vlm: "VLM | None") -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """The answer of git about this source tree, None where it is not a checkout or git is missing."""
+    """The output of a git command in this source tree; None outside a checkout or without git."""
     here = Path(__file__).parent
     try:
         answer = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=10, check=True)

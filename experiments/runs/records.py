@@ -1,4 +1,4 @@
-"""The lines of predictions.jsonl: what is written of a case under an arm. Pure; knows no files."""
+"""Records, the lines of predictions.jsonl: one answer of one arm to one case."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def key(record: dict[str, Any]) -> Key:
 
 
 def current(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines that count: a later one of a case and arm replaces an earlier one, in the earlier one's place."""
+    """The current records: a later one of a case and arm replaces the earlier one, at its position."""
     latest: dict[tuple[str, str], dict[str, Any]] = {}
     for record in lines:
         latest[record["case"], record["arm"]] = record
@@ -29,9 +29,9 @@ def current(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def parsed(lines: Iterable[str | bytes]) -> Iterator[tuple[int, Any]]:
-    """Number, from 1, and value of every line of JSON that is not blank; the ValueError of one that is not JSON.
+    """The number, from 1, and the parsed value of every line that is not blank; a ValueError where it is not JSON.
 
-    Split lines at newlines alone: ``splitlines`` would also split inside strings.
+    Split the text at newlines only: ``splitlines`` would also split inside strings.
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -42,7 +42,7 @@ def parsed(lines: Iterable[str | bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def status_of(generation: "Generation", index: int) -> Status:
-    """What became of one request: as the generation says, or else by its text and whether it came to an end."""
+    """The status of one request: the generation's own, or else by its text and whether it ended."""
     if generation.statuses is not None:
         return Status(generation.statuses[index])
     if not generation.texts[index]:
@@ -64,11 +64,11 @@ def answered(
     prompt: str | None = None,
     reason: str = "",
 ) -> dict[str, Any]:
-    """A record of an answer: its status, and apart from it what the judge read in it.
+    """The record of an answer.
 
     ``judgement`` is None where a refusal judge had nothing to read; ``published_verdict`` is that of the published
-    yes/no rule, None for refusal benchmarks; ``prompt`` is what the model read, as rendered. A margin that is not a
-    number becomes null. ``reason`` says why there is no text, or not all of it.
+    yes/no rule, None for refusal benchmarks; ``prompt`` is the prompt as rendered. A margin that is not finite becomes
+    null. ``reason`` says why the text is missing or incomplete.
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
@@ -82,7 +82,7 @@ def answered(
 
 
 def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:
-    """The part of a record that judging again replaces."""
+    """The fields of a record that rejudging replaces."""
     if judgement is None:
         return {"verdict": None, "judge": judge}
     said: dict[str, Any] = {"verdict": judgement.verdict.value, "judge": judge}
@@ -94,7 +94,7 @@ def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:
 
 
 def failed(sample: Sample, arm: str, settings: str, status: Status, reason: str) -> dict[str, Any]:
-    """A record of a case that got no answer, with the reason in words."""
+    """The record of a case without an answer, with the reason in words."""
     return _common(sample, arm, settings) | {
         "status": status.value,
         "verdict": None,
@@ -121,10 +121,10 @@ def _common(sample: Sample, arm: str, settings: str) -> dict[str, Any]:
 
 
 def writable(text: str) -> str:
-    """The text as UTF-8 can hold it: half a surrogate pair, which JSON from elsewhere may carry, becomes "?"."""
+    """The text as valid UTF-8: a lone surrogate, which foreign JSON may contain, becomes "?"."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """The current time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

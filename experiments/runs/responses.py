@@ -1,6 +1,6 @@
-"""Responses that were made elsewhere, as an arm: of a closed model, a web page, or published by somebody.
+"""Responses made elsewhere as an arm of a study: of a closed model, from a web page, or published.
 
-Imports neither torch nor transformers. A response is data: it is never run, only read by a judge.
+Imports neither torch nor transformers.
 """
 
 import csv
@@ -45,7 +45,7 @@ class Responses:
         raise UserError(f"the responses of {self.path} were made elsewhere; they answer a study's cases, not a prompt")
 
     def check(self, samples: Sequence[Sample]) -> str:
-        """How many of the cases have a response, in a sentence.
+        """A sentence on how many of the cases have a response.
 
         Raises:
             UserError: none has, or the file cannot be used.

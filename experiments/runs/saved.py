@@ -1,7 +1,6 @@
-"""A run's files as others find them: read and checked once, whoever reports, judges again, joins or compares.
+"""The files of a saved run, read and checked: for reports, rejudging, joining and comparing runs.
 
-Knows where a run keeps things, not what they mean. ``predictions.jsonl`` is read here and, while the run is open, by
-``experiments.runs.directory.RunStore``.
+While a run is open, its ``predictions.jsonl`` is read through ``experiments.runs.directory.RunStore``.
 """
 
 import base64
@@ -27,7 +26,7 @@ _WAY_OUT = "repeat the run's command, which finishes what is missing without rep
 
 @dataclass(frozen=True)
 class SavedRun:
-    """metrics.json, environment.json and predictions.jsonl of one run: what a report is built from."""
+    """metrics.json, environment.json and predictions.jsonl of one run."""
 
     directory: Path
     metrics: Mapping[str, Any]
@@ -35,7 +34,7 @@ class SavedRun:
     predictions: list[dict[str, Any]]
 
     def thumbnail(self, case_id: str) -> str | None:
-        """The case's thumbnail as a data URI; None where the run kept none."""
+        """The case's thumbnail as a data URI; None where there is none."""
         path = self.directory / "thumbnails" / thumbnail_name(case_id)
         if not path.is_file():
             return None
@@ -43,10 +42,10 @@ class SavedRun:
 
 
 def thumbnail_name(case_id: str) -> str:
-    """A safe file name for the case's thumbnail, the same wherever it is asked for.
+    """A safe file name for the case's thumbnail.
 
-    An id that is itself safe keeps its name; any other is cleaned and followed by a hash of the original, so that two
-    ids never share a file ("a/b" and "a_b" stay apart).
+    A safe id is kept; any other is cleaned and followed by a hash of the original, so that two ids never share a file
+    ("a/b" and "a_b").
     """
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", case_id):
         return f"{case_id}.jpg"
@@ -125,7 +124,7 @@ def read_records(run_dir: Path, keys: Sequence[str] = ("case", "arm")) -> list[d
 
 
 def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:
-    """Writes ``thumbnails/`` of ``run_dir``; those that are there stay, and a case whose image is bad gets none."""
+    """Writes the missing ``thumbnails/`` of ``run_dir``; a case with a bad image gets none."""
     folder = run_dir / "thumbnails"
     folder.mkdir(exist_ok=True)
     for sample in samples:
@@ -136,6 +135,6 @@ def write_thumbnails(run_dir: Path, samples: Sequence[Sample]) -> None:
             except BadImage:
                 continue  # its record says so
             image.thumbnail((THUMBNAIL, THUMBNAIL))
-            part = path.with_name(path.name + ".part")  # a full disk leaves no half of a picture
+            part = path.with_name(path.name + ".part")  # so that a full disk leaves no broken image
             image.save(part, format="JPEG", quality=THUMBNAIL_QUALITY)
             part.replace(path)

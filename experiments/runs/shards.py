@@ -1,8 +1,7 @@
-"""One JSONL file written by several processes: one part file each, merged at a moment when nobody writes.
+"""One JSONL file written by several processes: one part file each, merged while no process writes.
 
 ``predictions.jsonl`` has the parts ``predictions.<rank>.jsonl``. A merge may be killed at any moment: until
-``predictions.jsonl.merged`` is there nothing has changed, and from then on everything is in it. Knows nothing of
-records but that they are lines.
+``predictions.jsonl.merged`` exists nothing has changed, and from then on it holds all lines.
 """
 
 import os
@@ -17,29 +16,29 @@ Place = Callable[[bytes], int | None]
 
 
 def part(path: Path, rank: int) -> Path:
-    """The file that process ``rank`` alone writes."""
+    """The part file that only process ``rank`` writes."""
     return path.with_name(f"{path.stem}.{rank}{path.suffix}")
 
 
 def parts(path: Path) -> list[Path]:
-    """The part files that are there, by rank."""
+    """The existing part files, by rank."""
     found = [(match, other) for other in path.parent.iterdir() if (match := _PART.fullmatch(other.name))]
     own = [(int(match["rank"]), other) for match, other in found if match["stem"] == path.stem]
     return [other for _, other in sorted(own)]
 
 
 def leftover(folder: Path) -> list[Path]:
-    """The files in ``folder`` with parts, or a merge, that a launch has left behind."""
+    """The files in ``folder`` of which a launch has left parts, or an incomplete merge."""
     names = {f"{match['stem']}.jsonl" for path in folder.iterdir() if (match := _PART.fullmatch(path.name))}
     names |= {path.name.removesuffix(MERGED) for path in folder.glob(f"*.jsonl{MERGED}")}
     return [folder / name for name in sorted(names)]
 
 
 def merge(path: Path, place: Place | None = None) -> None:
-    """Merges the parts of ``path`` into it. Nobody may be writing any of them.
+    """Merges the parts of ``path`` into it. No process may be writing them.
 
-    ``place`` gives the position of lines that are to be put in order, None for others: the former follow each other
-    from where the first of them stood, equal positions as they were written. Half-written last lines are dropped.
+    ``place`` gives the position of lines to be sorted, None for others. The sorted lines follow each other from where
+    the first of them was; equal positions keep their order. Incomplete last lines are dropped.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; nothing is lost.
@@ -62,14 +61,14 @@ def merge(path: Path, place: Place | None = None) -> None:
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """The lines with their newlines; what follows the last newline was never finished."""
+    """The lines with their newlines, without an incomplete last line."""
     if not path.exists():
         return []
     return [line + b"\n" for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def mend(path: Path) -> None:
-    """Cuts off a half-written last line, so that the next one starts clean."""
+    """Cuts off an incomplete last line."""
     with path.open("rb+") as handle:
         end = handle.seek(0, os.SEEK_END)
         place = end
@@ -85,7 +84,7 @@ def mend(path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Forces the names in ``folder`` to disk, where the system can."""
+    """Forces the directory entries of ``folder`` to disk, where the system supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -5,7 +5,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from experiments.config import Run, open_door, register
+from experiments.config import Run, build_run, register
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -21,5 +21,5 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def run_of(*overrides: str) -> Run:
-    """The typed run behind the door."""
-    return open_door(composed(*overrides))
+    """The typed run of a composed configuration."""
+    return build_run(composed(*overrides))

@@ -1,4 +1,4 @@
-"""The door: every configuration composes, and every mistake is named before anything heavy is imported."""
+"""Configuration: every one in conf/ composes, and mistakes are reported before any heavy import."""
 
 import importlib
 import subprocess

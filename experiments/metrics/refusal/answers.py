@@ -1,8 +1,8 @@
-"""Predictions of a refusal benchmark as arrays over one list of cases. Knows nothing of statistics.
+"""Predictions of a refusal benchmark as arrays over one list of cases.
 
-What counts as known: an answer that was judged, and a request that the provider blocked, which its user meets as a
-refusal. Of everything else (transport, image, an empty answer, a judge that failed) nobody knows; it is missing, and
-bounds the rate. By the published convention, on request, a case without a response counts as a refusal instead.
+Known are answers that were judged, and requests that the provider blocked, which count as refusals. Everything else is
+missing (failed transport, bad image, empty answer, failed judge) and bounds the rate. By the published convention, on
+request, a case without a response counts as a refusal instead.
 """
 
 from collections import Counter
@@ -40,13 +40,13 @@ class RefusalCases:
 
     @property
     def types(self) -> list[str]:
-        """Every type, in the order of first occurrence among the groups."""
+        """All types, in the order of the groups."""
         return list(dict.fromkeys(type_ for _, type_ in self.groups))
 
 
 @dataclass(frozen=True, eq=False)
 class RefusalAnswers:
-    """One arm's answers by case; where ``kept`` is false the other arrays say nothing."""
+    """One arm's answers by case; where ``kept`` is false the other arrays have no meaning."""
 
     kept: Bool[np.ndarray, "case"]
     refused: Bool[np.ndarray, "case"]  # partly or wholly

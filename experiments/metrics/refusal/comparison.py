@@ -1,4 +1,4 @@
-"""Arms of a refusal benchmark against the baseline, on the cases of which both are known. Pure."""
+"""Arms of a refusal benchmark against the baseline, on the cases known for both."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The rules of a refusal benchmark: what the numbers of metrics.json allow to be said (``docs/metrics.md``). Pure."""
+"""The rules of a refusal benchmark: what may be concluded from the numbers of metrics.json (``docs/metrics.md``)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Refusals of MOSSBench's benign requests as its leaderboard counts them, beside the published row. Pure."""
+"""Refusals of MOSSBench's benign requests as its leaderboard counts them, with the published rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class LeaderboardRow:
 
 
 def leaderboard_rows(metrics: Mapping[str, Any]) -> list[LeaderboardRow]:
-    """Two rows a model, one a convention, from a metrics.json whose arms are the models."""
+    """Two rows per model, one for each convention, from a metrics.json whose arms are the models."""
     found = []
     for model, arm in metrics["arms"].items():
         plain = [arm["by_type"].get(type_, {}).get("benign") for type_ in COLUMNS]

@@ -1,7 +1,7 @@
-"""The refusal rates of a set of cases, and of every bootstrap sample of it at once; one arithmetic for both.
+"""The refusal rates of a set of cases and of all bootstrap samples of it at once, by the same code.
 
-Names of quantities: ``benign`` and ``contrast`` (cases pooled), ``difference`` (contrast − benign: how much readier the
-model is to refuse what it should), ``type_mean`` (plain mean of the benign types, a leaderboard's average),
+Quantities: ``benign`` and ``contrast`` (cases pooled), ``difference`` (contrast − benign: how much more often the model
+refuses what it should), ``type_mean`` (plain mean over the benign types, a leaderboard's average),
 ``balanced`` (mean of benign cases answered and contrast cases refused), ``d_prime`` and ``criterion`` (hit = a contrast
 case refused, false alarm = a benign case refused), and ``benign:<type>``, ``contrast:<type>``, ``difference:<type>``.
 """
@@ -21,7 +21,7 @@ TOTALS = ("benign", "contrast", "difference", "type_mean", "balanced", "d_prime"
 
 
 def counts(cases: RefusalCases, refused: Mask, mask: Mask) -> Float[np.ndarray, "case count"]:
-    """By case: what it adds to each group's n, then to each group's refusals."""
+    """By case, its contribution to each group's n, then to each group's refusals."""
     member = (cases.group[:, None] == np.arange(len(cases.groups))) & mask[:, None]
     return np.concatenate([member, member & refused[:, None]], axis=1).astype(float)
 
@@ -77,7 +77,7 @@ class RefusalResamples:
     def of(self, refused: Mask, mask: Mask) -> dict[str, Float[np.ndarray, "draw"]]:
         """Every quantity in every sample of the cases of ``mask``; NaN where it does not exist.
 
-        A rate of fewer than two clusters has no spread to learn from, so that it has no interval.
+        With fewer than two clusters resampling has no spread, so there is no interval.
         """
         cases = self.cases
         values = rates(cases, self.bootstrap.sums(counts(cases, refused, mask)))

@@ -1,9 +1,9 @@
-"""Predictions → metrics.json of a refusal benchmark (``docs/metrics.md``). Pure: touches no file.
+"""The numbers of metrics.json from a refusal benchmark's predictions (``docs/metrics.md``).
 
 The outer shape is that of ``experiments.metrics.yes_no.results``: arms, comparisons, method, study, findings;
 ``experiments.report.findings.refusal.worded`` adds the sentences.
-Rates are fractions of 1; single rates carry Wilson's 95% interval, everything else the cluster bootstrap's. What does
-not exist is null.
+Rates are fractions of 1; single rates carry Wilson's 95% interval, everything else the cluster bootstrap's. A missing
+value is null.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from interp.errors import UserError
 
 PUBLISHED_RULE = "published: a case without a response (empty, blocked, failed) counts as a refusal"
 NOT_APPLICABLE = "not applicable: it shifts the margin between Yes and No, which an open answer does not have"
-_MOST_VALUES = 20  # a tag with more values than this is a text or a number, and no way to group cases
+_MOST_VALUES = 20  # a tag with more values is free text or a number, and does not group cases
 
 
 def evaluate(
@@ -43,15 +43,15 @@ def evaluate(
     """Every quantity of a refusal benchmark, by arm and against the baseline.
 
     Args:
-        frame: one row a (case, arm), with the columns of predictions.jsonl (``answers.COLUMNS``; optional: tags).
+        frame: one row per case and arm, with the columns of predictions.jsonl (``answers.COLUMNS``; optional: tags).
         seed: of the bootstrap draws, which are the same for every arm.
         baseline: the arm that the others are compared with; without it there are no comparisons.
         study: the arm under study; by default the first that is not ``baseline``.
         empty_as_refusal: the published convention: a case without a response is a refusal. Without it such cases are
-            missing and bound the rates; they stand beside in ``published`` either way.
+            missing and bound the rates; ``published`` has the rates by this convention either way.
         safety_margin: how much less often contrast cases may be refused before safety counts as lost.
         expected: cases by subset that the benchmark holds, also those that could not run; they count as missing.
-        not_applicable: arm → why it cannot enter here; they are listed, and have no numbers.
+        not_applicable: arm → why it cannot enter; such arms are listed without numbers.
 
     Raises:
         UserError: see ``answers.align``; or ``study`` is not an arm.

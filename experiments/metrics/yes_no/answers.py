@@ -1,7 +1,7 @@
-"""Predictions as arrays over one list of cases, so that arms can be compared case by case. Knows nothing of statistics.
+"""Yes/no predictions as arrays over one list of cases, so that arms can be compared case by case.
 
-The cases are the union over all arms. An arm's answer counts (``kept``) where an answer of the model exists; a case
-that failed in transport, whose image is bad, or of which the arm has no record, is missing for that arm.
+The cases are the union over all arms. A case is missing for an arm (``kept`` is false) where its request failed in
+transport, its image is bad, or the arm has no record of it.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _KNOWN: dict[str, list[str]] = {
 
 @dataclass(frozen=True, eq=False)
 class YesNoCases:
-    """The scored cases, in the order of their ids: a resumed run's other order of lines must not change an interval."""
+    """The scored cases, by id: intervals must not depend on the order of lines, which differs in a resumed run."""
 
     ids: list[str]
     subset: np.ndarray  # of str, by case
@@ -37,7 +37,7 @@ class YesNoCases:
     cluster: Int[np.ndarray, "case"]  # codes 0 … clusters − 1
     clusters: int
     pairs: Int[np.ndarray, "pair 2"]  # positions of the members of each counterfactual pair
-    pair_unit: Int[np.ndarray, "pair"]  # codes 0 … pair_units − 1, the unit in which pairs are resampled
+    pair_unit: Int[np.ndarray, "pair"]  # codes 0 … pair_units − 1 of the units in which pairs are resampled
     pair_units: int
 
     @property
@@ -48,7 +48,7 @@ class YesNoCases:
 
 @dataclass(frozen=True, eq=False)
 class YesNoAnswers:
-    """One arm's answers, by case; where ``kept`` is false the other arrays say nothing."""
+    """One arm's answers, by case; where ``kept`` is false the other arrays have no meaning."""
 
     kept: Bool[np.ndarray, "case"]
     right: Bool[np.ndarray, "case"]
@@ -109,7 +109,11 @@ def align(scored: pd.DataFrame) -> tuple[YesNoCases, dict[str, YesNoAnswers]]:
 
 
 def check_same_cases(frame: pd.DataFrame) -> None:
-    """UserError unless each arm has a case once, and a case is the same in every arm."""
+    """Checks that each arm has a case at most once, and that a case is the same in all arms.
+
+    Raises:
+        UserError: names the first case that is not.
+    """
     if not (twice := frame[frame.duplicated(["case", "arm"])]).empty:
         row = twice.iloc[0]
         raise UserError(f"case {row['case']} occurs twice in arm {row['arm']}; a record is one (case, arm) under one "
@@ -131,7 +135,11 @@ def _check_records(frame: pd.DataFrame) -> None:
 
 
 def _pairs(first: pd.DataFrame) -> list[tuple[int, int]]:
-    """Positions of the complete pairs; a member whose counterpart did not run makes none."""
+    """Positions of the pairs of which both members ran.
+
+    Raises:
+        UserError: a pair has more than two cases, or two of equal truth.
+    """
     if "pair" not in first.columns:
         return []
     found = []

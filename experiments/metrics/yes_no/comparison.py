@@ -1,7 +1,6 @@
-"""Arms against the baseline, and against a mere shift of its threshold (``docs/metrics.md``). Pure.
+"""Arms of a yes/no benchmark against the baseline, and against a shift of its threshold (``docs/metrics.md``).
 
-Two arms are compared on the cases to which both gave an answer, with one set of bootstrap draws, so that every
-difference is paired.
+Two arms are compared on the cases that both answered, on the same bootstrap draws, so every difference is paired.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.rates import QUANTITIES, Mask, YesNoResamples, complete_pairs, point, with_margins
 from experiments.types import SCORED_SUBSETS
 
-UNSAFE_MARGIN = 0.02  # unsafe accuracy may be this much lower in a win, tested one-sided
+UNSAFE_MARGIN = 0.02  # by how much a winning arm may lose unsafe accuracy, tested one-sided
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,5 +99,5 @@ def _comparison(
 
 
 def conclusion(against: Difference) -> str:
-    """What happened to discrimination, in one of metrics.json's words (``findings.CONCLUSIONS``)."""
+    """The conclusion on discrimination, as named in metrics.json (``findings.CONCLUSIONS``)."""
     return findings.CONCLUSIONS[findings.discrimination(against.delta).answer]

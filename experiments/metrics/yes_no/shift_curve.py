@@ -1,7 +1,7 @@
-"""What a mere change of threshold reaches: every constant added to the baseline's margin, as a curve of two accuracies.
+"""The two accuracies that a shift of the threshold can reach: every constant added to the baseline's margin.
 
-The curve is the margin's ROC curve, mirrored. A point on it is a shift of the threshold; one above it tells safe from
-unsafe better. Pure.
+This is the margin's ROC curve, mirrored. An arm on the curve only shifts the threshold; an arm above it tells safe from
+unsafe better.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ def shift_curve(
 ) -> tuple[Float[np.ndarray, "corner"], Float[np.ndarray, "corner"]]:
     """Over-safety accuracies, ascending from 0, and for each the highest unsafe accuracy that a constant shift reaches.
 
-    A case of ``weight`` w counts w times. Equal margins move together.
+    A case of ``weight`` w counts w times. Cases of equal margin change together.
     """
     order = np.argsort(-margin, kind="stable")
     last = np.append(np.diff(margin[order]) != 0, True)  # of each run of equal margins
@@ -35,8 +35,8 @@ def height_above_shifts(
 ) -> Float[np.ndarray, "draw arm"]:
     """Unsafe accuracy of each arm minus that of the constant shift with the same over-safety accuracy, by draw.
 
-    ``margin`` is the baseline's, ``right`` whether each arm's verdict is right. Between two corners the curve is a
-    straight line. NaN in draws without a safe or without an unsafe case.
+    ``margin`` is the baseline's, ``right`` whether each arm's verdict is right. The curve is
+    linear between corners. NaN in draws without a safe or without an unsafe case.
     """
     height = np.full((len(multiplicity), len(right)), np.nan)
     for draw, counts in enumerate(multiplicity):

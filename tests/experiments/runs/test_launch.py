@@ -66,7 +66,7 @@ def test_a_full_disk_ends_in_one_sentence(
     def task(_: Any) -> None:
         Path("/dev/full").write_text("x")
 
-    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    monkeypatch.setattr(door, "build_run", lambda config: SimpleNamespace(task=task))
     with pytest.raises(SystemExit) as ended:
         door.start.__wrapped__(None)  # type: ignore[attr-defined]
     assert ended.value.code == 2
@@ -81,7 +81,7 @@ def test_too_little_memory_names_the_model_and_the_way_out(
     def task(_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    monkeypatch.setattr(door, "build_run", lambda config: SimpleNamespace(task=task))
     with pytest.raises(SystemExit) as ended:
         door.start.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="llava_7b")))  # type: ignore[attr-defined]
     assert ended.value.code == 2
@@ -92,13 +92,13 @@ def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
     def task(_: Any) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(door, "open_door", lambda config: SimpleNamespace(task=task))
+    monkeypatch.setattr(door, "build_run", lambda config: SimpleNamespace(task=task))
     with pytest.raises(RuntimeError, match="shapes differ"):
         door.start.__wrapped__(None)  # type: ignore[attr-defined]
 
 
 def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "open_door", lambda config: Path("/no/such").read_text())
+    monkeypatch.setattr(door, "build_run", lambda config: Path("/no/such").read_text())
     with pytest.raises(FileNotFoundError):
         door.start.__wrapped__(None)  # type: ignore[attr-defined]
 
