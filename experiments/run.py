@@ -1,6 +1,7 @@
 """The command line, ``python -m experiments.run``: composes a configuration with Hydra and runs its task."""
 
 import errno
+import os
 import sys
 import time
 
@@ -32,7 +33,11 @@ def main() -> None:
     if launch.first:
         for note in notes:
             print(note, file=sys.stderr)
-    start()
+    try:
+        start()
+    except BrokenPipeError:  # the reader of our output, such as head, has stopped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")

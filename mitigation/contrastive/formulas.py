@@ -33,7 +33,7 @@ def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[
     """True where a token has at least β times the probability of the row's most likely one (equation 4).
 
     Computed from the clean logits, not the contrasted ones. The most likely token always passes. ``beta=None`` keeps
-    all tokens.
+    all tokens. The Triton kernel (``kernels_triton``) has the same rule in its own code.
 
     Raises:
         UserError: β is outside (0, 1].

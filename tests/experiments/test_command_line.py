@@ -83,6 +83,13 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
     assert all(said in " ".join(shown.split()) for said in map(" ".join, map(str.split, top_level_options().values())))
 
 
+def test_a_reader_that_stops_early_sees_no_traceback() -> None:
+    command = f"{sys.executable} -m experiments.run --help | head -1"
+    said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert said.stdout.startswith("forestlens looks inside")
+    assert said.stderr == ""
+
+
 def test_the_commands_that_help_shows_compose() -> None:
     for command in COMMANDS:
         assert composed(*command.split())
