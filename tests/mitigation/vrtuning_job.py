@@ -64,7 +64,8 @@ def main() -> None:
         killed(given.out, step)
     if not given.die_at:
         done = run(given.out, batch_size=given.batch_size)
-        print(f"rank {os.environ.get('RANK', '0')}: {done.steps} steps")
+        # One write a line: two processes share this output.
+        print(f"rank {os.environ.get('RANK', '0')}: {done.steps} steps\n", end="")
 
 
 if __name__ == "__main__":

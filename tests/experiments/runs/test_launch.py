@@ -164,7 +164,7 @@ def test_two_processes_choose_and_learn_the_mitigations_of_one(tmp_path: Path) -
         ended = launched(TORCHRUN, size, *task, "limit=48", "attention=false", f"output_root={root}")
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("table: ") == 1
-        (folder,) = (root / "study").iterdir()
+        (folder,) = (root / "mitigation_selection").iterdir()
         names = ("predictions.jsonl", "choosing.jsonl", "choice.json", "mitigations.md")
         found.append([(folder / name).read_bytes() for name in names])
     assert found[0] == found[1]
