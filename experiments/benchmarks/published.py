@@ -10,8 +10,12 @@ of Claude 3 Opus is printed as 55, a typo for 34.67, the mean of the row's three
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeVar
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -137,14 +141,36 @@ MOSSBENCH: dict[str, tuple[float, float, float, float]] = {  # % by type, and th
 MOSSBENCH_HUMAN_DIFFERENCE = 4.9  # points a cell between the leaderboard's own human evaluation and its GPT judge
 
 
-def mossbench_row(model: str) -> tuple[float, float, float, float] | None:
-    """The leaderboard's row of a results folder's model; names are compared by their words, whatever their order.
+MOSSBENCH_ALIASES = {  # other names that MOSSBench itself gives a row's model
+    "Gemini Advanced (web)": "Gemini Advanced",  # the folder of its responses; the row is of the web version too
+    "IDEFICS-9b-Instruct": "IDEFICS-9b",  # the row in later versions of its README
+}
 
-    The folder is called "Gemini-Pro 1.5" and the row "Gemini Pro 1.5".
+
+def mossbench_row(model: str) -> tuple[float, float, float, float] | None:
+    """The leaderboard's row of a model, by the name of its results folder or its row; None where it has none.
+
+    Names are compared by their words, whatever their order: the folder is called "Gemini-Pro 1.5", the row "Gemini Pro
+    1.5". "(web)" counts, because the web version of a model and its API have rows of their own.
     """
-    wanted = _words(model)
-    return next((row for name, row in MOSSBENCH.items() if _words(name) == wanted), None)
+    name = mossbench_name(model)
+    return None if name is None else MOSSBENCH[name]
+
+
+def mossbench_name(model: str) -> str | None:
+    """The name that ``mossbench_row``'s row is printed under."""
+    return _same_words(model, {name: name for name in MOSSBENCH} | MOSSBENCH_ALIASES)
+
+
+def mmsafeaware_row(model: str) -> PublishedRow | None:
+    """The row of Table 1, models as they are, whose name has the words of ``model``; None where there is none."""
+    return _same_words(model, {row.name: row for row in MMSAFEAWARE if row.table == "1"})
+
+
+def _same_words(name: str, known: Mapping[str, _Found]) -> _Found | None:
+    return next((found for other, found in known.items() if _words(other) == _words(name)), None)
 
 
 def _words(name: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[a-z]+|\d+(?:\.\d+)?", name.lower()))
+    """Words and whole numbers, so that "llava_1_5_7b" has those of "LLaVA-1.5-7b"."""
+    return frozenset(re.findall(r"[a-z]+|\d+", name.lower()))

@@ -104,6 +104,33 @@ def test_folders_are_matched_with_rows_by_their_words() -> None:
     assert mossbench_row("Gemini-Pro 1.5") == MOSSBENCH["Gemini Pro 1.5"]
     assert mossbench_row("Claude 3 Opus") == MOSSBENCH["Claude 3 Opus"]
     assert mossbench_row("GPT-4") is None
+    assert mossbench_row("llava_1_5_7b") == MOSSBENCH["LLaVA-1.5-7b"]
+
+
+# data/results of turningpoint-ai/MOSSBench at 2a06e5c; every folder has a row.
+FOLDERS = {
+    "Claude 3 Haiku": "Claude 3 Haiku",
+    "Claude 3 Opus": "Claude 3 Opus",
+    "Claude 3 Opus (web)": "Claude 3 Opus (web)",
+    "Claude 3 Sonnet": "Claude 3 Sonnet",
+    "Gemini Advanced (web)": "Gemini Advanced",
+    "Gemini-Pro 1.5": "Gemini Pro 1.5",
+    "Gemini-Pro Vision": "Gemini Pro Vision",
+    "GPT-4V": "GPT-4V",
+    "GPT-4o": "GPT-4o",
+    "GPT-4o (web)": "GPT-4o (web)",
+    "Reka": "Reka",
+}
+
+
+@pytest.mark.parametrize(("folder", "row"), FOLDERS.items())
+def test_every_folder_of_published_responses_has_its_row(folder: str, row: str) -> None:
+    assert mossbench_row(folder) == MOSSBENCH[row]
+
+
+def test_the_web_version_of_another_model_is_not_taken_for_its_api() -> None:
+    assert mossbench_row("Claude 3 Haiku (web)") is None
+    assert mossbench_row("Gemini Pro 1.5 (web)") is None
 
 
 def test_errors_are_averaged_over_cells_and_models() -> None:
