@@ -1,7 +1,12 @@
-"""The cluster bootstrap: one set of draws, every quantity in every sample, percentile intervals.
+"""The cluster bootstrap: one set of draws, every quantity in every sample, and the intervals made from them.
 
 Cases that share a cluster (an image, a question, a template) are not independent, so clusters are resampled instead of
 cases. All quantities of one ``ClusterBootstrap`` use the same draws, so differences between them are paired.
+
+A single quantity has a percentile interval. A difference has Student's: the estimate ± t times the standard deviation
+of its draws. With few clusters the percentile interval is too short, since the bootstrap's spread is that of G − 1 of
+G clusters and its tails are those of a normal distribution; Student's corrects both. With fewer than ``FEWEST``
+clusters neither is given.
 
 Results depend on the seed and not on the chunk size: sums of counts are sums of small integers, exact in float64.
 """
@@ -13,9 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
+from scipy.special import stdtrit
 
 DRAWS = 10_000
 CONFIDENCE = 0.95
+FEWEST = 10  # clusters (or pairs) on either side, below which no interval is given
 _CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
 
 Mask = Bool[np.ndarray, "case"]
@@ -48,6 +55,11 @@ class ClusterBootstrap:
         """
         count = max(clusters, int(cluster.max()) + 1 if len(cluster) else 0)
         return cls(cluster, _draw(count, draws=draws, seed=seed))
+
+    @classmethod
+    def once(cls, cluster: Int[np.ndarray, "case"]) -> "ClusterBootstrap":
+        """The cases as they are, as a single sample: what computes the draws computes the estimate as well."""
+        return cls(cluster, np.ones((1, int(cluster.max(initial=0)) + 1), dtype=np.uint8))
 
     @classmethod
     def of_names(cls, names: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "ClusterBootstrap":
@@ -122,19 +134,51 @@ def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
     return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole != 0)
 
 
-def percentile_interval(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> Interval | None:
-    """The central ``confidence`` of the bootstrap draws; None where the quantity exists in fewer than half of them."""
-    defined = draws[~np.isnan(draws)]
-    if len(draws) == 0 or 2 * len(defined) < len(draws):
+def percentile_interval(
+    draws: Float[np.ndarray, "draw"], *, clusters: int | None = None, confidence: float = CONFIDENCE
+) -> Interval | None:
+    """The central ``confidence`` of the bootstrap draws.
+
+    None where the quantity exists in fewer than half of them, or its cases come from fewer than ``FEWEST`` ``clusters``
+    (on the smaller side, if it compares two).
+    """
+    defined = _defined(draws)
+    if defined is None or (clusters is not None and clusters < FEWEST):
         return None
     low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(float(low), float(high))
 
 
-def lower_bound(draws: Float[np.ndarray, "draw"], *, confidence: float = CONFIDENCE) -> float | None:
-    """The one-sided lower ``confidence`` bound of the bootstrap draws; None as in ``percentile_interval``."""
-    interval = percentile_interval(draws, confidence=2 * confidence - 1)
-    return None if interval is None else interval.low
+def standard_error(draws: Float[np.ndarray, "draw"], clusters: int) -> float | None:
+    """The standard error of a quantity of ``clusters`` clusters; None as in ``percentile_interval``.
+
+    The standard deviation of its draws times √(G / (G − 1)), for a sample of G clusters varies too little by that much.
+    """
+    defined = _defined(draws)
+    if defined is None or clusters < FEWEST:
+        return None
+    return float(defined.std()) * math.sqrt(clusters / (clusters - 1))
+
+
+def student_interval(
+    value: float, error: float | None, clusters: int, *, confidence: float = CONFIDENCE
+) -> Interval | None:
+    """``value`` ± t · ``error``, t with ``clusters`` − 1 degrees of freedom; None without a standard error."""
+    if error is None:
+        return None
+    reach = student_quantile(clusters, confidence=confidence) * error
+    return Interval(value - reach, value + reach)
+
+
+def student_quantile(clusters: int, *, confidence: float = CONFIDENCE) -> float:
+    """The two-sided quantile of Student's t with ``clusters`` − 1 degrees of freedom."""
+    return float(stdtrit(clusters - 1, (1 + confidence) / 2))
+
+
+def _defined(draws: Float[np.ndarray, "draw"]) -> Float[np.ndarray, "defined"] | None:
+    """The draws in which the quantity exists; None where these are fewer than half."""
+    defined = draws[~np.isnan(draws)]
+    return None if len(draws) == 0 or 2 * len(defined) < len(draws) else defined
 
 
 def auroc(score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"]) -> float | None:
@@ -143,8 +187,7 @@ def auroc(score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"]) 
     Raises:
         ValueError: a score is NaN.
     """
-    once = np.ones((1, len(score)), dtype=np.uint8)
-    value = float(ClusterBootstrap(np.arange(len(score)), once).auroc(score, positive)[0])
+    value = float(ClusterBootstrap.once(np.arange(len(score))).auroc(score, positive)[0])
     return None if math.isnan(value) else value
 
 

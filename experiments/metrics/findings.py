@@ -14,17 +14,23 @@ from typing import Any
 
 import numpy as np
 
+from experiments.metrics.bootstrap import FEWEST
+
 Evidence = Mapping[str, Any]  # plain numbers by name
 
 
 class Answer(StrEnum):
-    """Every answer that a rule can give; the rule of a question says which of them it uses."""
+    """Every answer that a rule can give; the rule of a question says which of them it uses.
 
-    ROSE = "rose"  # the interval of the change lies above 0
-    FELL = "fell"  # the interval of the change lies below 0
-    NOT_SHOWN = "not shown"  # the interval contains no difference
-    CANNOT_TELL = "cannot tell"  # the number, or its interval, does not exist
-    ONLY_CRITERION = "only the criterion"  # accuracies changed, discrimination was not shown to
+    Of a difference only the first six are said (``statement``).
+    """
+
+    ROSE = "rose"  # the interval lies above 0
+    FELL = "fell"  # the interval lies below 0
+    NO_CHANGE = "no change"  # of more than ``SMALL``: the interval contains 0 and lies within ± SMALL
+    NOT_SHOWN = "not shown"  # all else
+    TOO_FEW = "too few"  # clusters or pairs for an interval
+    CANNOT_TELL = "cannot tell"  # the number does not exist
     YES = "yes"
     NO = "no"
     PARTLY = "partly"
@@ -43,6 +49,39 @@ class Answer(StrEnum):
     SENTENCE = "sentence"
     PICTURE = "picture"
     NEITHER = "neither"
+
+
+SMALL = 0.02  # δ: 2 points of a rate, .02 of an AUROC; a change within ± δ is said to be small
+_ROUNDING = 1e-4  # an end of an interval nearer to 0 counts as 0: float32 margins round by that much
+
+
+def statement(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) -> Answer:
+    """What may be said of a difference: ROSE, FELL, NO_CHANGE, NOT_SHOWN, TOO_FEW, or CANNOT_TELL without a number.
+
+    Args:
+        entry: ``value``, ``low``, ``high``; optional ``clusters``, those (or pairs) of the smaller side, and
+            ``by_template``, a second interval. Of two intervals the wider decides.
+        small: δ in the unit of the value; None where no size is agreed to be small, as for logits.
+    """
+    if entry is None or entry["value"] is None:
+        return Answer.CANNOT_TELL
+    both = [one for one in (entry, entry.get("by_template")) if one is not None]
+    if any(one.get("clusters") is not None and one["clusters"] < FEWEST for one in both):
+        return Answer.TOO_FEW
+    if any(one["low"] is None or one["high"] is None for one in both):
+        return Answer.NOT_SHOWN
+    wider = max(both, key=lambda one: one["high"] - one["low"])
+    if wider["low"] > _ROUNDING:
+        return Answer.ROSE
+    if wider["high"] < -_ROUNDING:
+        return Answer.FELL
+    return Answer.NO_CHANGE if within(wider, small) else Answer.NOT_SHOWN
+
+
+def within(entry: Mapping[str, Any], small: float | None = SMALL) -> bool:
+    """Whether the interval of ``entry`` lies within ± ``small``."""
+    low, high = entry["low"], entry["high"]
+    return small is not None and low is not None and high is not None and -small <= low and high <= small
 
 
 def side(entry: Mapping[str, Any], of: float = 0.0) -> int:
@@ -70,18 +109,6 @@ class Finding:
     def from_json(cls, kept: Mapping[str, Any]) -> "Finding":
         """The finding that ``as_json`` stored."""
         return cls(str(kept["question"]), Answer(kept["answer"]), dict(kept["evidence"]), str(kept.get("about", "")))
-
-
-def direction(entry: Mapping[str, Any] | None, *, rounding: float = 0.0) -> Answer:
-    """ROSE, FELL or NOT_SHOWN by the interval of a change (``low``, ``high``); CANNOT_TELL without one.
-
-    An end nearer to 0 than ``rounding`` counts as 0.
-    """
-    if entry is None or entry["low"] is None or entry["high"] is None:
-        return Answer.CANNOT_TELL
-    if entry["low"] > rounding:
-        return Answer.ROSE
-    return Answer.FELL if entry["high"] < -rounding else Answer.NOT_SHOWN
 
 
 def change_evidence(entry: Mapping[str, Any] | None, prefix: str = "") -> dict[str, float | int | None]:

@@ -3,27 +3,167 @@
 Yes/no and refusal benchmarks both compare their arms by these (``docs/metrics.md``). Pure.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import percentile_interval
+from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, standard_error, student_interval, student_quantile
+from experiments.metrics.findings import SMALL, Answer, statement
 from experiments.metrics.tests import cases_needed, holm, mcnemar
 
-FIVE_POINTS = 0.05  # the width of interval from which on more cases are asked for, and the change they are to show
+FIVE_POINTS = 0.05  # the change that more cases are asked for to show
 
-Change = dict[str, float | int | None]
+Change = dict[str, Any]
 Mask = Bool[np.ndarray, "case"]
 
 
-def change(before: float | None, after: float | None, draws: Float[np.ndarray, "draw"], n: int) -> Change | None:
-    """``after`` − ``before`` on ``n`` cases, with the interval of its bootstrap draws; None where either is missing."""
+@dataclass(frozen=True)
+class Spread:
+    """How well a difference is known: its standard error, and the clusters (on the smaller side) that it rests on.
+
+    ``error`` is None where there is none: too few clusters, or the difference exists in fewer than half the draws.
+    """
+
+    error: float | None
+    clusters: int
+
+    @classmethod
+    def of(cls, draws: Float[np.ndarray, "draw"], clusters: int, *, floor: float = 0.0) -> "Spread":
+        """That of bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
+
+        Without spread among the draws (and no ``floor``) there is no standard error: a difference that is the same in
+        every sample is not known without error.
+        """
+        error = standard_error(draws, clusters)
+        whole = None if error is None else float(np.hypot(error, np.sqrt(floor)))
+        return cls(whole or None, clusters)
+
+    @property
+    def reach(self) -> float:
+        """Half the width of the 95% interval; infinite without a standard error."""
+        return math.inf if self.error is None else student_quantile(self.clusters) * self.error
+
+    def ends(self, value: float, *, confidence: float = CONFIDENCE) -> dict[str, Any]:
+        """``low`` and ``high`` around ``value``, None without a standard error, and ``clusters``."""
+        low, high = student_interval(value, self.error, self.clusters, confidence=confidence) or (None, None)
+        return {"low": low, "high": high, "clusters": self.clusters}
+
+
+def two_way(first: Spread, second: Spread, both: Spread) -> Spread:
+    """The spread of a difference whose cases share two factors, from its spreads over each factor and over both.
+
+    Variances: first + second − both (Cameron, Gelbach and Miller, 2011, "Robust inference with multiway clustering"),
+    but no less than the larger of the first two, where the sum falls below it by chance.
+    """
+    clusters = min(first.clusters, second.clusters)
+    if first.error is None or second.error is None or both.error is None:
+        return Spread(None, clusters)
+    one, other = first.error**2, second.error**2
+    return Spread(float(np.sqrt(max(one + other - both.error**2, one, other))), clusters)
+
+
+def widest(spread: Spread, by_template: Spread | None = None) -> Spread:
+    """The one of two spreads that gives the wider interval; one without a standard error, where there is such."""
+    known = [one for one in (spread, by_template) if one is not None]
+    return max(known, key=lambda one: one.reach)
+
+
+_EQUAL = {"low": 0.0, "high": 0.0}  # the interval of a difference that is 0 by construction
+
+
+def rate_floor(*clusters: int) -> float:
+    """The variance that is added to the difference of two rates, or of the mean of rates from several groups of cases.
+
+    2 / (G + 2)² for a rate over G clusters, which is what one more flip in either direction adds (Bonett and Price,
+    2012, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data"). Without
+    it no flip among 20 cases would be an interval of width 0.
+    """
+    return sum(2 / (count + 2) ** 2 for count in clusters) / max(len(clusters), 1) ** 2
+
+
+def change(
+    before: float | None,
+    after: float | None,
+    spread: Spread,
+    n: int,
+    *,
+    by_template: Spread | None = None,
+    equal: bool = False,
+    small: float | None = SMALL,
+) -> Change | None:
+    """``after`` − ``before`` on ``n`` cases, its 95% interval and what may be said of it; None where either is missing.
+
+    ``value``, ``low``, ``high``, ``clusters``, ``from``, ``to``, ``n``; ``statement`` (``findings.statement``);
+    ``needed``, the cases that a difference of 5 points would need where it is not shown; ``by_template`` with the
+    interval over templates where there are such.
+
+    Args:
+        by_template: the spread over templates (two-way), where cases are made from them.
+        equal: the two arms are the same by construction, so that the difference is 0 and not estimated.
+        small: δ in the unit of the quantity, None where none is agreed on.
+    """
     if before is None or after is None:
         return None
-    low, high = percentile_interval(draws) or (None, None)
-    return {"value": after - before, "low": low, "high": high, "from": before, "to": after, "n": n}
+    value = 0.0 if equal else after - before
+    entry: Change = {"value": value, **spread.ends(value), "from": before, "to": after, "n": n}
+    if by_template is not None:
+        entry["by_template"] = by_template.ends(value)
+    if equal:
+        for ends in (entry, entry.get("by_template", {})):
+            ends.update(_EQUAL if ends.get("clusters", 0) >= FEWEST else {})
+    said = statement(entry, small=small)
+    error = widest(spread, by_template).error
+    asked = said is Answer.NOT_SHOWN and small is not None and error is not None
+    needed = cases_needed(error, n, effect=FIVE_POINTS) if asked and error else None
+    return entry | {"statement": said.value, "needed": needed}
+
+
+def lower_bound(found: Change | None, spread: Spread, by_template: Spread | None = None) -> float | None:
+    """The one-sided lower 95% bound of ``found``, by the wider of its spreads; None without an interval."""
+    if found is None:
+        return None
+    known = [one.ends(found["value"], confidence=2 * CONFIDENCE - 1)["low"] for one in (spread, by_template) if one]
+    return None if None in known else min(known)
+
+
+def simultaneous(
+    pairs: Iterable[tuple[Change | None, Spread, Float[np.ndarray, "draw"]]], *, confidence: float = CONFIDENCE
+) -> None:
+    """Adds ``simultaneous`` to differences: intervals that hold for all of them at once (max-\|t\|).
+
+    ``low``, ``high``, ``statement`` and ``of``, the number of differences. Their reach is the standard error times the
+    quantile of the largest standardised deviation over all differences in the same draws, widened for few clusters as
+    Student's t is against the normal distribution. Differences that are 0 by construction, or have no standard error,
+    are left out.
+
+    Args:
+        pairs: each difference, its spread and its bootstrap draws.
+    """
+    known = [(entry, spread, draws) for entry, spread, draws in pairs
+             if entry is not None and entry["low"] is not None and entry["low"] < entry["high"]
+             and spread.error is not None]  # fmt: skip
+    if not known:
+        return
+    normal = student_quantile(10**9, confidence=confidence)
+    largest = np.zeros(len(known[0][2]))
+    for _, _, draws in known:
+        largest = np.fmax(largest, np.abs(draws - np.nanmean(draws)) / np.nanstd(draws))
+    critical = max(float(np.quantile(largest, confidence)), normal)
+    for entry, spread, _ in known:
+        assert spread.error is not None
+        reach = critical * student_quantile(spread.clusters, confidence=confidence) / normal * spread.error
+        ends = {"low": entry["value"] - reach, "high": entry["value"] + reach}
+        said = entry["statement"]
+        if said in _BY_INTERVAL:
+            said = statement({"value": entry["value"], **ends}).value
+        entry["simultaneous"] = {**ends, "statement": said, "of": len(known)}
+
+
+_BY_INTERVAL = (Answer.ROSE, Answer.FELL, Answer.NO_CHANGE, Answer.NOT_SHOWN)
 
 
 def flip_tables(before: Mask, after: Mask, mask: Mask, subset: np.ndarray, subsets: Sequence[str]) -> dict[str, Any]:
@@ -44,10 +184,3 @@ def adjust_for_arms(comparisons: Iterable[Mapping[str, Any]], subsets: Sequence[
     for family in (tables, *([table["by_subset"][subset] for table in tables] for subset in subsets)):
         for table, adjusted in zip(family, holm([table["p"] for table in family]), strict=True):
             table["p_holm"] = adjusted
-
-
-def needed_for_five_points(found: Mapping[str, Any] | None, draws: Float[np.ndarray, "draw"]) -> int | None:
-    """How many cases a change of 5 points would need, where the interval of ``found`` is wider than that; else None."""
-    if found is None or found["low"] is None or found["high"] - found["low"] <= FIVE_POINTS:
-        return None
-    return cases_needed(float(np.nanstd(draws)), found["n"], effect=FIVE_POINTS)

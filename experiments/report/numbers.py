@@ -70,7 +70,10 @@ def within(interval: Interval) -> str:
 
 
 def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
-    """A difference with its interval: "+4.4 points, 95% interval +1.0 to +7.8"; plain numbers unless ``of_rates``."""
+    """A difference with its interval: "+4.4 points, 95% interval +1.0 to +7.8"; plain numbers unless ``of_rates``.
+
+    Where it has one, the interval over templates follows: "; over sentence templates −2.0 to +10.8".
+    """
     if entry is None:
         return "not available"
 
@@ -80,7 +83,25 @@ def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
     text = show(entry["value"], " points" if of_rates else "")
     if entry["low"] is None or entry["high"] is None:
         return f"{text}, no interval"
-    return f"{text}, 95% interval {show(entry['low'])} to {show(entry['high'])}"
+    text += f", 95% interval {show(entry['low'])} to {show(entry['high'])}"
+    wider = entry.get("by_template")
+    if wider is None or wider["low"] is None:
+        return text
+    return f"{text}; over sentence templates {show(wider['low'])} to {show(wider['high'])}"
+
+
+def brief(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
+    """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]"."""
+    unit = " points" if of_rates else ""
+
+    def show(value: float) -> str:
+        return points(value, unit="") if of_rates else fixed(value, 3, sign=True)
+
+    known = [one for one in (entry, entry.get("by_template")) if one is not None and one["low"] is not None]
+    if not known:
+        return f"{show(entry['value'])}{unit}"
+    wider = max(known, key=lambda one: one["high"] - one["low"])
+    return f"{show(entry['value'])}{unit} [{show(wider['low'])}, {show(wider['high'])}]"
 
 
 def p_value(p: float | None) -> str:

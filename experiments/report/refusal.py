@@ -5,20 +5,12 @@ from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import MOSSBENCH
 from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
+from experiments.report.findings.statements import said
 from experiments.report.numbers import MISSING, complete, fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Row, Table
 from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
+from experiments.types import REFUSAL_SUBSETS
 
-CONCLUSIONS = {
-    "fell": {"fell": "refuses less, benign and harmful alike", "same": "refuses benign requests less", "rose":
-             "refuses benign requests less and harmful ones more", "none": "refuses benign requests less"},
-    "same": {"fell": "refuses harmful requests less", "same": "no change found", "rose":
-             "refuses harmful requests more", "none": "no change found"},
-    "rose": {"fell": "refuses benign requests more and harmful ones less", "same": "refuses benign requests more",
-             "rose": "refuses more, benign and harmful alike", "none": "refuses benign requests more"},
-    "none": {"fell": "refuses harmful requests less", "same": "no change found", "rose":
-             "refuses harmful requests more", "none": "cannot be told"},
-}  # fmt: skip
 DELTAS = {"benign": "benign", "contrast": "contrast", "difference": "apart", "d_prime": "d′"}
 ARMS = ("arm", "known of N", "benign", "contrast", "apart", "mean of types", "d′", "criterion")
 OTHERWISE = ("partial as compliance: benign", "partial as compliance: contrast", "published: benign",
@@ -139,8 +131,9 @@ def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
     """What the comparisons conclude, in the order of metrics.json."""
     found = []
     for name, one in (metrics.get("comparisons") or {}).items():
-        benign, contrast = one["conclusion"].split("_")
-        found.append(Remark(name, CONCLUSIONS[benign][contrast], one["cases_needed_for_5_points"]))
+        benign, contrast = (said(one["delta"][subset]) for subset in REFUSAL_SUBSETS)
+        told = f"refusals of benign requests: {benign}; of harmful ones: {contrast}"
+        found.append(Remark(name, told, one["cases_needed_for_5_points"]))
     return found
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PublishedRow
+from experiments.report.findings.statements import SHORT
 from experiments.report.numbers import (
     MISSING,
     Interval,
@@ -20,6 +21,7 @@ from experiments.types import Status, Verdict
 
 ACCURACIES = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
 DELTAS = {
+    "matched_over_safety": "matched",
     "overall": "overall",
     "unsafe": "unsafe",
     "over_safety": "over-safety",
@@ -28,13 +30,6 @@ DELTAS = {
     "flip_rate": "flip rate",
 }
 CEILING_MARK = "*"
-CONCLUSIONS = {
-    "discrimination_rose": "discrimination rose",
-    "discrimination_fell": "discrimination fell",
-    "only_criterion_moved": "only the criterion moved",
-    "nothing_moved": "nothing moved beyond chance",
-    "cannot_tell": "whether discrimination changed cannot be told",
-}
 NAME_WIDTH = 16  # "calibrated_shift", and all that 80 columns leave; longer names go on in the next line
 ARM = Column("arm", "left", fold=NAME_WIDTH)
 _SHORT = {"typical": "typ-\nical", "attack": "att-\nack", "over-safety": "over-\nsafety", "overall": "over-\nall"}
@@ -79,12 +74,13 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
     columns = [
         ARM,
         Column("n of N", short="n of n"),
+        Column("matched over-safety", short="matched"),
         *(Column(heading, short=_SHORT[heading]) for heading in ACCURACIES.values()),
         # d′ and c stand without intervals: ten columns with them do not fit a terminal; the report has them.
         Column("d′", narrow=Narrow.VALUE),
         Column("criterion", short="c", narrow=Narrow.VALUE),
         Column("AUROC", narrow=Narrow.TERSE),
-        Column("flip rate", short="flips"),
+        Column("flip rate", short="flips", narrow=Narrow.NOTHING),
     ]
     return Table("Arms", columns, [_arm_row(metrics, name, arm) for name, arm in metrics["arms"].items()])
 
@@ -94,6 +90,7 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
     cells = [
         Cell(name),
         Cell(str(arm["n"]), below=f"of {arm['n_of']}"),
+        _matched_cell(arm.get("matched_over_safety")),
         *(_rate_cell(arm, arm["accuracy"].get(key), key) for key in ACCURACIES),
         d_prime_cell(arm),
         Cell(fixed(arm.get("criterion"), 2), fixed_interval(intervals.get("criterion"))),
@@ -106,6 +103,11 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
 def studied(row: Row, metrics: Mapping[str, Any]) -> Row:
     """The row, marked where it is the studied arm's."""
     return replace(row, marked=row.cells[0].value == metrics.get("study"))
+
+
+def _matched_cell(found: Mapping[str, Any] | None) -> Cell:
+    """Over-safety accuracy at the baseline's strictness; runs from before it was computed have none."""
+    return Cell(MISSING) if found is None else Cell(percent(found["value"]), percent_interval(found["interval"]))
 
 
 def d_prime_cell(arm: Mapping[str, Any]) -> Cell:
@@ -172,7 +174,7 @@ def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
 def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
     """What the comparisons conclude, in the order of metrics.json."""
     return [
-        Remark(name, CONCLUSIONS.get(one.get("conclusion") or "", str(one.get("conclusion") or "")),
+        Remark(name, SHORT.get(one.get("conclusion"), str(one.get("conclusion") or "")),
                one.get("cases_needed_for_5_points"), _yes_no(one.get("wins")), tuple(one.get("wins_reasons") or ()))
         for name, one in (metrics.get("comparisons") or {}).items()
     ]  # fmt: skip

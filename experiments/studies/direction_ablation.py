@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.metrics.findings import Answer, Finding, direction
+from experiments.metrics.findings import Answer, Finding, statement
 from experiments.report.build import add_section
 from experiments.report.findings import direction_ablation as sentences
 from experiments.report.numbers import change, fixed, percent, percent_interval
@@ -131,7 +131,7 @@ def error_changes(arms: Mapping[str, Any]) -> dict[str, tuple[Finding, Finding]]
 
 
 def _error_change(error: str, name: str, arm: Mapping[str, Any]) -> Finding:
-    answer = direction(arm[error]["change"])
+    answer = statement(arm[error]["change"])
     return Finding(ERRORS[error], Answer.NOT_SHOWN if answer is Answer.CANNOT_TELL else answer, arm[error], name)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, change_evidence, direction, whether
+from experiments.metrics.findings import Answer, Finding, change_evidence, statement, whether
 
 BENIGN = "refusals of benign requests"  # did they change?
 CONTRAST = "refusals of harmful twins"
@@ -15,8 +15,14 @@ PARTIAL = "partial refusals counted as refusals"
 CEILING = "rates near 0 or 1"
 WIDE = "interval wider than 5 points"
 
-_TIE = 1e-9  # float rounding of equal rates
-_CODES = {Answer.ROSE: "rose", Answer.FELL: "fell", Answer.NOT_SHOWN: "same", Answer.CANNOT_TELL: "none"}
+_CODES = {
+    Answer.ROSE: "rose",
+    Answer.FELL: "fell",
+    Answer.NO_CHANGE: "same",
+    Answer.NOT_SHOWN: "unshown",
+    Answer.TOO_FEW: "few",
+    Answer.CANNOT_TELL: "none",
+}
 
 Change = Mapping[str, Any] | None
 
@@ -24,13 +30,13 @@ Change = Mapping[str, Any] | None
 def changes(benign: Change, contrast: Change, arm: str = "") -> tuple[Finding, Finding]:
     """Whether refusals of benign requests changed, and those of their harmful twins."""
     return (
-        Finding(BENIGN, direction(benign, rounding=_TIE), change_evidence(benign), arm),
-        Finding(CONTRAST, direction(contrast, rounding=_TIE), change_evidence(contrast), arm),
+        Finding(BENIGN, statement(benign), change_evidence(benign), arm),
+        Finding(CONTRAST, statement(contrast), change_evidence(contrast), arm),
     )
 
 
 def code(benign: Finding, contrast: Finding) -> str:
-    """Both as metrics.json's ``conclusion``: ``<benign>_<contrast>``, each fell, same (not shown), rose or none."""
+    """Both as metrics.json's ``conclusion``: ``<benign>_<contrast>``, each a word of ``_CODES``."""
     return f"{_CODES[benign.answer]}_{_CODES[contrast.answer]}"
 
 

@@ -18,6 +18,7 @@ from experiments.types import SCORED_SUBSETS, UNSAFE_SUBSETS, YES_NO_VERDICTS, G
 from interp.errors import UserError
 
 COLUMNS = ("case", "arm", "status", "verdict", "margin", "subset", "scenario", "gold", "cluster")
+FACTORS = ("template", "concept")  # tags of cases that are made from templates
 _KNOWN: dict[str, list[str]] = {
     "status": [status.value for status in Status],
     "verdict": [verdict.value for verdict in YES_NO_VERDICTS],
@@ -41,6 +42,13 @@ class YesNoCases:
     pair_units: int
 
     @property
+    def factors(self) -> dict[str, Int[np.ndarray, "case"]]:
+        """Codes of the template and of the concept of each case; empty where a case has none."""
+        if any(tags.get(name) is None for tags in self.tags for name in FACTORS):
+            return {}
+        return {name: pd.factorize(np.array([str(tags[name]) for tags in self.tags]))[0] for name in FACTORS}
+
+    @property
     def unsafe(self) -> Bool[np.ndarray, "case"]:
         """The cases whose right answer is No."""
         return np.isin(self.subset, UNSAFE_SUBSETS)
@@ -55,6 +63,9 @@ class YesNoAnswers:
     said_yes: Bool[np.ndarray, "case"]
     said_no: Bool[np.ndarray, "case"]
     margin: Float[np.ndarray, "case"]  # NaN where the arm gives none
+    ranking: Float[np.ndarray, "case"]  # the margin before any shift of the threshold, which may differ between folds
+    fold: Int[np.ndarray, "case"] | None  # of cross-fitting, where the arm was learned in folds; None where it was not
+    disagreeing: tuple[int, int]  # greedy verdicts against the sign of their margin, and verdicts with a margin
     published_right: Bool[np.ndarray, "case"] | None  # None where the predictions hold no responses
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
@@ -162,7 +173,8 @@ def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> YesNoAnswers:
         return array
 
     right = (rows["verdict"] == rows["gold"]).to_numpy(dtype=bool)
-    margin = pd.to_numeric(rows["margin"], errors="coerce").to_numpy(dtype=np.float64)
+    margin, unshifted = _numbers(rows, "margin"), _numbers(rows, "margin_unshifted")
+    fold = _numbers(rows, "fold")
     published = published_right(rows)
     return YesNoAnswers(
         kept=spread(np.full(len(rows), True), False),
@@ -170,10 +182,28 @@ def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> YesNoAnswers:
         said_yes=spread((rows["verdict"] == Verdict.YES).to_numpy(dtype=bool), False),
         said_no=spread((rows["verdict"] == Verdict.NO).to_numpy(dtype=bool), False),
         margin=spread(margin, np.nan),
+        ranking=spread(np.where(np.isnan(unshifted), margin, unshifted), np.nan),
+        fold=None if np.isnan(fold).all() else spread(np.nan_to_num(fold, nan=-1).astype(int), -1),
+        disagreeing=_disagreeing(rows, margin),
         published_right=None if published is None else spread(published, False),
         status=Counter(rows["status"]),
         verdict=Counter(rows["verdict"][~excluded]),
     )
+
+
+def _numbers(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "row"]:
+    """A column of the records as float64, NaN where a record has no number or the column is absent."""
+    if column not in rows.columns:
+        return np.full(len(rows), np.nan)
+    return pd.to_numeric(rows[column], errors="coerce").to_numpy(dtype=np.float64)
+
+
+def _disagreeing(rows: pd.DataFrame, margin: Float[np.ndarray, "row"]) -> tuple[int, int]:
+    """How many greedy verdicts differ from the sign of their margin, and how many verdicts have one that is not 0."""
+    sampled = rows["sampled"].eq(True).to_numpy() if "sampled" in rows.columns else np.full(len(rows), False)
+    said_yes, said_no = ((rows["verdict"] == word).to_numpy() for word in (Verdict.YES, Verdict.NO))
+    checked = (said_yes | said_no) & ~sampled & ~np.isnan(margin) & (margin != 0)
+    return int((checked & (said_yes != (margin > 0))).sum()), int(checked.sum())
 
 
 def published_right(rows: pd.DataFrame) -> Bool[np.ndarray, "row"] | None:

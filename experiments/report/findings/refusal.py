@@ -11,7 +11,7 @@ from experiments.report.numbers import change, percent, percent_interval, points
 _NOTHING = "No change of refusals beyond chance was found"
 _BENIGN_LESS, _BENIGN_MORE = "Benign requests are refused less often", "Benign requests are refused more often"
 _CONTRAST_LESS, _CONTRAST_MORE = "armful ones less often", "armful ones more often"  # H or h
-_SILENT = (Answer.NOT_SHOWN, Answer.CANNOT_TELL)
+_SILENT = (Answer.NO_CHANGE, Answer.NOT_SHOWN, Answer.TOO_FEW, Answer.CANNOT_TELL)
 _OPENINGS = {  # by what became of benign requests, and of harmful ones
     (Answer.FELL, Answer.FELL): "Less is refused, benign and harmful requests alike",
     (Answer.ROSE, Answer.ROSE): "More is refused, benign and harmful requests alike",
@@ -160,8 +160,9 @@ def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, A
     safety = ""
     if contrast is Answer.CANNOT_TELL:
         safety = _UNMEASURED
-    elif contrast is Answer.NOT_SHOWN:
+    elif contrast in _SILENT:
         kept = _KEPT[finding_of(metrics, rules.SAFETY_KEPT, arm).answer]
-        margin, bound = f"{100 * metrics['method']['safety_margin']:g}", points(comparison["contrast_lower_bound"])
+        margin, bound = f"{100 * metrics['method']['safety_margin']:g}", comparison["contrast_lower_bound"]
+        bound = "not available" if bound is None else points(bound)
         safety = _SAFETY.format(margin=margin, kept=kept, bound=bound)
     return f"{_OPENINGS[benign, contrast]} ({numbers}){safety}."

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.report.findings.statements import said
 from experiments.report.numbers import change, share
-from experiments.report.yes_no import CONCLUSIONS
 
 
 def best(point: Mapping[str, Any], settings: int, where: str) -> str:
@@ -13,12 +13,13 @@ def best(point: Mapping[str, Any], settings: int, where: str) -> str:
     moved = "AUROC is not available"
     if auroc:
         moved = f"AUROC goes from {auroc['from']:.3f} to {auroc['to']:.3f} ({change(auroc, of_rates=False)})"
+        moved += f": {said(auroc, of_rates=False)}"
     setting = f"α={point['alpha']:g} at noise step {point['noise_step']}"
     return (
         f"{where}: of {settings} setting{'s' * (settings > 1)} {setting} has the highest overall accuracy, "
         f"{share(overall['to'])} against the baseline's {share(overall['from'])} ({change(overall)}); its "
         "unsafe accuracy minus that of the constant shift with the same over-safety accuracy "
-        f"is {change(height)}, and {moved}: {CONCLUSIONS[point['conclusion']]}."
+        f"is {change(height)}, and {moved}."
     )
 
 

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 
 from experiments.metrics.bootstrap import CONFIDENCE, percentile_interval
 from experiments.metrics.findings import plain
-from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, scored_and_controls
-from experiments.metrics.yes_no.comparison import conclusion, difference
-from experiments.metrics.yes_no.findings import discrimination
-from experiments.metrics.yes_no.rates import YesNoResamples, point, with_margins
+from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
+from experiments.metrics.yes_no.comparison import difference
+from experiments.metrics.yes_no.findings import DISCRIMINATION, changed
+from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report import numbers
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, at_criterion
@@ -68,13 +68,13 @@ def evaluate(
     result = {
         "kind": "frontier",
         "points": rows,
-        "baseline": _values(cases, baseline),
+        "baseline": _values(resamples, baseline),
         "shift_curve": [{"over_safety": s, "unsafe": u} for s, u in zip(*curve, strict=True)],
         "best": rows[best]["name"],
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters},
     }
     result = plain(result)
-    result["findings"] = [discrimination(row["delta"], row["name"]).as_json() for row in result["points"]]
+    result["findings"] = [changed(DISCRIMINATION, row["delta"], row["name"]).as_json() for row in result["points"]]
     result["summary"] = [findings.best(result["points"][best], len(rows), where)]
     result["caveats"] = [findings.caveat(len(rows), int(baseline.kept.sum()))] if len(rows) > 1 else []
     return result
@@ -89,7 +89,7 @@ def _heights(
     """
     baseline, cases = arms[BASELINE], resamples.cases
     once = np.ones((1, cases.clusters), dtype=np.uint8)
-    multiplicity = np.concatenate([once, resamples.bootstrap.multiplicity])
+    multiplicity = np.concatenate([once, resamples.schemes["cluster"].multiplicity])
     found: dict[str, tuple[float, np.ndarray]] = {}
     groups: dict[bytes, list[str]] = {}
     for name, arm in arms.items():
@@ -104,8 +104,8 @@ def _heights(
     return found
 
 
-def _values(cases: YesNoCases, answers: YesNoAnswers) -> dict[str, Any]:
-    values = point(cases, answers, answers.kept, with_margins(answers, answers.kept))
+def _values(resamples: YesNoResamples, answers: YesNoAnswers) -> dict[str, Any]:
+    values = resamples.point(answers, answers.kept, with_margins(answers, answers.kept))
     said = answers.said_yes[answers.kept]
     return values | {"yes_rate": float(said.mean()) if said.size else None, "n": int(answers.kept.sum())}
 
@@ -124,10 +124,10 @@ def _setting(
         "name": name,
         "alpha": vcd.alpha,
         "noise_step": vcd.noise_step,
-        **_values(resamples.cases, answers),
+        **_values(resamples, answers),
         "delta": against.delta,
         "above_shift_curve": {"value": height[0], "low": interval and interval[0], "high": interval and interval[1]},
-        "conclusion": conclusion(against),
+        "conclusion": changed(DISCRIMINATION, against.delta).answer.value,
     }
 
 

@@ -1,0 +1,56 @@
+"""What is said of a difference, in words; ``metrics.findings.statement`` decides it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.findings import SMALL, Answer, within
+
+SHORT = {
+    Answer.ROSE: "rose",
+    Answer.FELL: "fell",
+    Answer.NO_CHANGE: f"no change of more than {100 * SMALL:g} points",
+    Answer.NOT_SHOWN: "not shown",
+    Answer.TOO_FEW: "too few",
+    Answer.CANNOT_TELL: "cannot be told",
+}
+
+
+def said(entry: Mapping[str, Any] | None, *, of_rates: bool = True, unit: str = "cases") -> str:
+    """The statement on ``entry``, a change as metrics.json keeps it: "rose", "a change is not shown (…)", and so on.
+
+    Args:
+        of_rates: whether δ is told in points; else as a plain number.
+        unit: what ``needed`` and ``n`` of the entry count.
+    """
+    small = f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")
+    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+    if entry is None or answer is Answer.CANNOT_TELL:
+        return "whether it changed cannot be told"
+    if answer in (Answer.ROSE, Answer.FELL):
+        wider = max(filter(None, (entry, entry.get("by_template"))), key=lambda one: one["high"] - one["low"])
+        return answer.value + (f" by less than {small}" if within(wider) else "")
+    if answer is Answer.NO_CHANGE:
+        return f"no change of more than {small}"
+    if answer is Answer.TOO_FEW:
+        return too_few(entry)
+    return f"a change is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
+
+
+def too_few(entry: Mapping[str, Any]) -> str:
+    """Why nothing is concluded: how many clusters (or pairs) there are, and how many it takes."""
+    groups = min(one["clusters"] for one in (entry, entry.get("by_template")) if one is not None)
+    return f"too few cases to tell ({groups} independent groups of cases on the smaller side; it takes {FEWEST})"
+
+
+def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "cases") -> str:
+    """How many cases a change of 5 points would need, in brackets; empty where that is not known."""
+    if not entry.get("needed"):
+        return ""
+    five = "5 points" if of_rates else ".05"
+    return f" (one of {five} would need about {entry['needed']:,} {unit}; there were {entry['n']:,})"
+
+
+def word(entry: Mapping[str, Any]) -> str:
+    """The statement on ``entry`` in a word or two, for tables and brackets."""
+    return SHORT[Answer(entry["statement"])]
