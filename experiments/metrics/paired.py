@@ -75,14 +75,14 @@ def widest(spread: Spread, by_template: Spread | None = None) -> Spread:
 _EQUAL = {"low": 0.0, "high": 0.0}  # the interval of a difference that is 0 by construction
 
 
-def rate_floor(*clusters: int) -> float:
-    """The variance that is added to the difference of two rates, or of the mean of rates from several groups of cases.
+def rate_floor(*cases: int) -> float:
+    """The variance that is added to the difference of two rates, or of the mean of rates of several groups of cases.
 
-    2 / (G + 2)² for a rate over G clusters, which is what one more flip in either direction adds (Bonett and Price,
-    2012, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data"). Without
-    it no flip among 20 cases would be an interval of width 0.
+    2 / (n + 2)² for a rate of n cases, which is what one more flip in either direction adds (Bonett and Price, 2012,
+    "Adjusted Wald confidence interval for a difference of binomial proportions based on paired data"). Without it no
+    flip among 20 cases would be an interval of width 0.
     """
-    return sum(2 / (count + 2) ** 2 for count in clusters) / max(len(clusters), 1) ** 2
+    return sum(2 / (count + 2) ** 2 for count in cases) / max(len(cases), 1) ** 2
 
 
 def change(

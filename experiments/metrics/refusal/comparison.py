@@ -50,9 +50,13 @@ def _comparison(
     groups = _groups(cases, mask)
     spreads = {}
     for quantity, where in groups.items():
-        clusters = [resamples.bootstrap.clusters(side) for side in where]
-        floor = 0.0 if quantity in _UNSIZED else rate_floor(*clusters) * (4 if quantity.startswith("difference") else 1)
-        spreads[quantity] = Spread.of(draws[quantity], min(clusters), floor=floor)
+        sizes = [int(side.sum()) for side in where]
+        floor = rate_floor(*sizes)
+        if quantity in _UNSIZED:
+            floor = 0.0
+        elif quantity.startswith("difference"):  # of two rates, not their mean
+            floor = sum(map(rate_floor, sizes))
+        spreads[quantity] = Spread.of(draws[quantity], min(map(resamples.bootstrap.clusters, where)), floor=floor)
 
     def delta(quantity: str) -> Change | None:
         count = int(np.logical_or.reduce(groups[quantity]).sum())

@@ -84,7 +84,7 @@ def difference(
 
     draws = {scheme: drawn(scheme) for scheme in resamples.schemes}
     floors = {
-        name: rate_floor(*(resamples.clusters((side,)) for side in where))
+        name: rate_floor(*(int(side.sum()) for side in where))
         for name, where in groups.items()
         if name not in (*RANKED, *_UNSIZED)
     }
@@ -94,7 +94,7 @@ def difference(
 
     over_clusters = {name: spread(name, "cluster") for name in groups}
     units = resamples.pair_bootstrap.clusters(pairs)
-    over_clusters["flip_rate"] = Spread.of(draws["cluster"]["flip_rate"], units, floor=rate_floor(units))
+    over_clusters["flip_rate"] = Spread.of(draws["cluster"]["flip_rate"], units, floor=rate_floor(n["flip_rate"]))
     over_templates = {}
     if len(draws) > 1:
         template, concept = ({name: spread(name, factor) for name in groups} for factor in FACTORS)
