@@ -10,8 +10,10 @@ import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -155,6 +157,7 @@ def build_run(config: DictConfig) -> Run:
     assert isinstance(plain, dict)
     tree: dict[str, Any] = {str(key): value for key, value in plain.items()}
     _check_values(tree)
+    tree["model"] = _named_by_what_is_loaded(tree["model"])
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     arm = str(choices.get("method", "method"))
     baseline = tree["arms"].get("baseline", {"_target_": "mitigation.method.Baseline"})
@@ -170,6 +173,47 @@ def build_run(config: DictConfig) -> Run:
     }
     settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}
     return Run(**settings, **built, arm=arm, config=tree | {"arms": arms})
+
+
+def _named_by_what_is_loaded(node: Any) -> Any:
+    """The model's node; where its path was overridden and its name was not, the path's last part is its name.
+
+    Overridden means: on the command line, or to another value than that of the chosen option in ``conf/model``. Of a
+    model behind an API the id there stands for the path.
+    """
+    if not (isinstance(node, dict) and HydraConfig.initialized()):
+        return node
+    hydra = HydraConfig.get()
+    place = "model" if "base_url" in node else "path"
+    given = {override.partition("=")[0].lstrip("+") for override in hydra.overrides.task}
+    option = _option("model", hydra.runtime.choices.get("model"), hydra.runtime.config_sources)
+    renamed = "model.name" in given or _differs(node, option, "name")
+    inherited = place in option and "name" not in option  # an option made from another, which has another path
+    moved = f"model.{place}" in given or _differs(node, option, place) or inherited
+    return node | {"name": _last_part(str(node[place]))} if moved and not renamed and node.get(place) else node
+
+
+def _option(group: str, name: Any, sources: Any) -> Mapping[str, Any]:
+    """The option's own file, not composed, from the first place that Hydra finds it in; empty where there is none."""
+    for source in sources:
+        if source.schema in ("pkg", "file"):
+            file = (files(source.path) if source.schema == "pkg" else Path(source.path)) / group / f"{name}.yaml"
+            if file.is_file():
+                found = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")))
+                return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+    return {}
+
+
+def _differs(node: Mapping[str, Any], option: Mapping[str, Any], key: str) -> bool:
+    """Whether the option has another value of ``key`` written out than the node."""
+    value = option.get(key)
+    return value is not None and "${" not in str(value) and value != "???" and node.get(key) != value
+
+
+def _last_part(path: str) -> str:
+    """The last part of a path or hub id; of "." and the like that of the folder meant."""
+    last = path.rstrip("/").rpartition("/")[2]
+    return Path(path).resolve().name or path if last in ("", ".", "..") else last
 
 
 def _check_values(tree: dict[str, Any]) -> None:

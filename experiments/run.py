@@ -43,11 +43,12 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def start(config: DictConfig) -> None:
     """Checks the configuration and runs its task; errors that the user can fix end in one sentence and exit code 2."""
-    launch = Launch()
+    launch, model = Launch(), "the model"
     try:
         launch = Launch.current()
         launch.join()
         run = build_run(config)
+        model = run.model.name
         check_task(run.task, launch)
         run.task(run)
     except UserError as error:
@@ -61,7 +62,7 @@ def start(config: DictConfig) -> None:
 
         if not out_of_memory(error):
             raise
-        stop(launch, f"error: not enough memory for {config.model.name}; {MORE_MEMORY}", 2)
+        stop(launch, f"error: not enough memory for {model}; {MORE_MEMORY}", 2)
     except KeyboardInterrupt:
         stop(launch, "stopped; the same command continues where it ended", 130)
 

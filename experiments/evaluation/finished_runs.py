@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.runs.directory import IDENTITY, read_object
+from experiments.runs.provenance import model_title
 from interp.errors import UserError
 
 
 class Finished(NamedTuple):
-    """A finished run: its model, its benchmark, and the contents of its metrics.json."""
+    """A finished run: its model as reports call it, its benchmark, and the contents of its metrics.json."""
 
     model: str
     benchmark: str
@@ -41,8 +42,9 @@ def read(folder: Path) -> Finished:
     metrics, environment = read_object(folder / "metrics.json"), read_object(folder / "environment.json")
     if not isinstance(metrics.get("arms"), dict) or not environment.get("finished"):
         raise UserError(f"{folder}: holds no finished run; give directories outputs/<name>/<time> of finished studies")
-    model = (environment.get("model") or {}).get("name") or "responses"
-    return Finished(str(model), str((environment.get("benchmark") or {}).get("name")), metrics)
+    return Finished(
+        model_title(environment.get("model")), str((environment.get("benchmark") or {}).get("name")), metrics
+    )
 
 
 def given(run: Run) -> list[Path]:

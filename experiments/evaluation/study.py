@@ -175,7 +175,9 @@ def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
     if run.endpoint is not None:
         return {"name": vlm.name, "path": None, "revision": None, "dtype": None, "endpoint": run.endpoint.identity()}
     dtype = str(vlm.dtype).removeprefix("torch.")
-    return {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
+    model = {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
+    adapters = provenance.adapters(run.arms)
+    return model | {"title": provenance.model_title(model)} | ({"adapters": adapters} if adapters else {})
 
 
 @dataclass
@@ -199,6 +201,11 @@ class Study:
     def samples(self) -> list[Sample]:
         """The cases to be answered."""
         return self.loaded.samples
+
+    @property
+    def model_title(self) -> str:
+        """The model as reports call it: its name, and the beginning of its weights' hash."""
+        return provenance.model_title(self.environment["model"])
 
     def records(self) -> list[dict[str, Any]]:
         """The records of this run's arms and cases; a later record of a case and arm replaces an earlier one."""
@@ -256,7 +263,7 @@ class Study:
             scoring.Rules.of(self.run),
             current,
             study=self.run.arm,
-            where=f"{self.run.model.name if self.vlm is None else self.vlm.name} on {self.run.benchmark.name}",
+            where=f"{provenance.subject(self.environment['model'], self.run.arm)} on {self.run.benchmark.name}",
             caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall))),
             missing=self.not_applicable,
         )

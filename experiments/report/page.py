@@ -10,6 +10,7 @@ from experiments.report import cases as flips
 from experiments.report import refusal, yes_no
 from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
 from experiments.report.numbers import fixed
+from experiments.runs.provenance import arm_title, model_title
 from experiments.runs.saved import SavedRun
 from experiments.types import Status
 
@@ -88,7 +89,7 @@ def studied_arm(run: SavedRun) -> str:
 
 
 def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, refusals: bool) -> str:
-    model = (environment.get("model") or {}).get("name") or "the model"
+    model, studied = model_title(environment.get("model")), arm_title(environment.get("model"), studied)
     benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
     if environment.get("joined"):
         apart = "harmless requests from harmful ones" if refusals else "safe from unsafe"
@@ -118,9 +119,13 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "model",
             _joined(
-                model.get("name"), model.get("path"), _short("revision", model.get("revision")), model.get("dtype")
+                model_title(model) if model else None,
+                model.get("path"),
+                _short("revision", model.get("revision")),
+                model.get("dtype"),
             ),
         ),
+        *((f"adapter of {arm}", revision) for arm, revision in (model.get("adapters") or {}).items()),
         ("benchmark", _joined(benchmark.get("name"), cases, _short("manifest", benchmark.get("manifest")))),
         ("judge", _known(environment.get("judge"))),
         ("seed", _known(environment.get("seed"))),

@@ -4,6 +4,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from experiments.runs.launch import Launch
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
+SHOWN = 8  # characters of a hash, beside the name
 PACKAGES = (
     "torch",
     "transformers",
@@ -39,6 +41,48 @@ def machine(vlm: "VLM | None") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": Launch.current().size,
     }
+
+
+def model_title(model: Mapping[str, Any] | None) -> str:
+    """How a run's model is called: its name and the first eight characters of its weights' hash, if it has one.
+
+    ``model`` is that of environment.json: ``name``, and ``revision``, which is a hub's commit or ``sha256:…``.
+    """
+    name = str((model or {}).get("name") or "the model")
+    return f"{name}{_in_brackets(_short_hash((model or {}).get('revision')))}"
+
+
+def arm_title(model: Mapping[str, Any] | None, arm: str) -> str:
+    """How a run's arm is called: its name, with the hash of the adapter that it puts on the weights, if any."""
+    adapter = ((model or {}).get("adapters") or {}).get(arm)
+    return f"{arm}{_in_brackets(adapter and f'adapter {_short_hash(adapter)}')}"
+
+
+def subject(model: Mapping[str, Any] | None, arm: str) -> str:
+    """What a summary is about: the model's title, and the adapter of the arm under study, if it has one."""
+    adapted = arm_title(model, arm)
+    return model_title(model) + ("" if adapted == arm else f", {adapted}")
+
+
+def adapters(arms: Mapping[str, Any]) -> dict[str, str]:
+    """Arm → hash of the adapter that it, or a method inside it, puts on the weights; other arms are left out."""
+    found = {arm: _adapter(method) for arm, method in arms.items()}
+    return {arm: revision for arm, revision in found.items() if revision}
+
+
+def _adapter(method: Any) -> str:
+    if getattr(method, "adapter", None) and getattr(method, "revision", None):
+        return str(method.revision)
+    inside = (getattr(method, name, None) for name in ("method", "inner"))
+    return next((found for one in inside if one is not None and (found := _adapter(one))), "")
+
+
+def _short_hash(revision: Any) -> str:
+    return str(revision or "").rpartition(":")[2][:SHOWN]
+
+
+def _in_brackets(text: str | None) -> str:
+    return f" ({text})" if text else ""
 
 
 def command() -> str:

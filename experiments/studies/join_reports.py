@@ -19,6 +19,7 @@ from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, open_run
+from experiments.runs.provenance import arm_title, model_title
 from experiments.runs.saved import SavedRun, read_run
 from experiments.types import Kind
 from interp.errors import UserError
@@ -87,6 +88,7 @@ def joined(parts: Sequence[SavedRun], names: Sequence[str]) -> list[dict[str, An
     known: dict[str, dict[str, Any]] = {}
     seen: dict[tuple[str, str], str] = {}
     for part, name in zip(parts, names, strict=True):
+        model = part.environment.get("model")
         for record in part.predictions:
             case, arm = str(record["case"]), str(record["arm"])
             is_same = known.setdefault(case, {key: record.get(key) for key in CASE_FIELDS})
@@ -98,7 +100,7 @@ def joined(parts: Sequence[SavedRun], names: Sequence[str]) -> list[dict[str, An
                 )
             repeated = seen.setdefault((arm, str(record["settings"])), name)
             if repeated == name:
-                lines.append(record | {"arm": f"{name}: {arm}"})
+                lines.append(record | {"arm": f"{name}: {arm_title(model, arm)}"})
     return lines
 
 
@@ -109,7 +111,8 @@ def joined_attention(parts: Sequence[SavedRun], names: Sequence[str], arms: Set[
     for part, name in zip(parts, names, strict=True):
         found = attention_of_cases(part.directory) or {"note": "", "cases": {}}
         for case, of_arm in found["cases"].items():
-            kept = {f"{name}: {arm}": block for arm, block in of_arm.items() if f"{name}: {arm}" in arms}
+            named = {f"{name}: {arm_title(part.environment.get('model'), arm)}": one for arm, one in of_arm.items()}
+            kept = {arm: block for arm, block in named.items() if arm in arms}
             if kept:
                 cases.setdefault(case, {}).update(kept)
                 notes[f"{name}: {found['note']}"] = None
@@ -129,8 +132,8 @@ def _kind(parts: Sequence[SavedRun]) -> Kind:
 
 
 def _names(parts: Sequence[SavedRun]) -> list[str]:
-    """The model's name, followed by the run's place where two runs are of one model."""
-    models = [str((part.environment.get("model") or {}).get("name") or "run") for part in parts]
+    """The model's name and the beginning of its weights' hash, and the run's place where two runs are of one model."""
+    models = [model_title(part.environment.get("model") or {"name": "run"}) for part in parts]
     counts = Counter(models)
     return [model if counts[model] == 1 else f"{model} {at}" for at, model in enumerate(models, start=1)]
 

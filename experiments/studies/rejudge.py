@@ -23,6 +23,7 @@ from experiments.report.build import build
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.labels import apply, read_labels
+from experiments.runs.provenance import subject
 from experiments.runs.saved import SavedRun, read_run
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
@@ -56,11 +57,13 @@ class Rejudge:
             after, notes = labelled.records, labelled.notes
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if run.labels else [])])
+        benchmark = (old.environment.get("benchmark") or {}).get("name") or "the benchmark"
+        studied = str(old.metrics["study"])
         result = scoring.evaluate(
             scoring.Rules.of(run, kind, judge.name if judge else str(old.environment.get("judge"))),
             after,
-            study=str(old.metrics["study"]),
-            where=f"{_name(old, 'model')} on {_name(old, 'benchmark')}, judged by {judged_by}",
+            study=studied,
+            where=f"{subject(old.environment.get('model'), studied)} on {benchmark}, judged by {judged_by}",
             missing=old.metrics.get("not_applicable") or {},
         )
         page = self._write(run, old, after, result, judged_by)
@@ -128,7 +131,3 @@ def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:
     image = None if sample is None or sample.image is None else partial(open_image, sample.image)
     language = (record.get("tags") or {}).get("language", "en")
     return Item(record["case"], record["text"], record["response"], image, record["gold"], language)
-
-
-def _name(old: SavedRun, part: str) -> str:
-    return str((old.environment.get(part) or {}).get("name") or f"the {part}")

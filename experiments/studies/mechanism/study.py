@@ -69,7 +69,7 @@ class Mechanism:
             work.answer_all()
             result = self._examine(work)
             work.conclude()
-            for line in write_outputs(result, work.store, alone):
+            for line in write_outputs(result, work.store, f"{work.model_title} on {run.benchmark.name}"):
                 console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)
 
     def _examine(self, work: study.Study) -> dict[str, Any]:
@@ -112,8 +112,8 @@ def announcement(estimate: Mapping[str, float]) -> str:
     )
 
 
-def write_outputs(result: Mapping[str, Any], store: RunStore, run: Run) -> list[Any]:
-    """Writes the tables, the figure and the report's section; returns what to print."""
+def write_outputs(result: Mapping[str, Any], store: RunStore, where: str) -> list[Any]:
+    """Writes the tables, the figure and the report's section about ``where``, model and benchmark; what to print."""
     from experiments.studies.mechanism import figure, tables
 
     folder = store.path / NAME
@@ -122,7 +122,7 @@ def write_outputs(result: Mapping[str, Any], store: RunStore, run: Run) -> list[
         frame.to_csv(folder / f"{name}.csv", index=False)
     drawn = figure.draw(result)
     drawn_tables = tables.tables(result)
-    title = f"Why it fails: {run.model.name} on {run.benchmark.name}"
+    title = f"Why it fails: {where}"
     section = Section(title, result["sentences"], drawn_tables, note=" ".join(result["notes"]))
     page = add_section(store.path, NAME, section, {NAME: SectionFigure(drawn, ALT, CAPTION)})
     picture = store.path / "figures" / f"{NAME}.png"

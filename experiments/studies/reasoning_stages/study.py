@@ -72,7 +72,7 @@ class ReasoningStages:
         own = [{**record, "arm": ASKED} for record in baseline]
         records = _latest([*own, *store.records(CONDITIONS_FILE)], cases)
         result = summarise(chosen, records, perceived, kind, seed=run.seed, draws=run.draws)
-        result["sentences"] = sentences(result, where=f"{run.model.name} on {run.benchmark.name}")
+        result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["notes"] = notes(result, oracle.caption_rule)
         result["finished"] = now()
         store.write_json("stages.json", result)

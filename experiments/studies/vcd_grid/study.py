@@ -114,7 +114,7 @@ class VcdGrid:
         from experiments.studies.vcd_grid.frontier import draw, evaluate, table
 
         run, store = work.run, work.store
-        where = f"{run.model.name} on the {self.split} cases of {run.benchmark.name}"
+        where = f"{work.model_title} on the {self.split} cases of {run.benchmark.name}"
         result = evaluate(work.records(), grid, seed=run.seed, draws=run.draws, where=where)
         result["caveats"] = [*filter(None, [scoring.caveat(run)]), *result["caveats"]]
         store.write_json("metrics.json", result)

@@ -18,6 +18,10 @@ def report(*overrides: str) -> None:
     run.task(run)
 
 
+HASH = " (ffffffff)"  # of the weights of every run here
+OWN, OTHER = f"llava_organism{HASH}", f"bigger{HASH}"
+
+
 def renamed(folder: Path, model: str) -> Path:
     """The same run as if another model had been asked."""
     environment = json.loads((folder / "environment.json").read_text())
@@ -43,14 +47,14 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     report(f"runs=[{one},{other}]", f"output_root={tmp_path / 'out'}")
     (folder,) = (tmp_path / "out" / "joined").iterdir()
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert list(metrics["arms"]) == [f"{name}: {arm}" for name in ("llava_organism", "bigger") for arm in ARMS]
-    assert {block["against"] for block in metrics["comparisons"].values()} == {"llava_organism: baseline"}
+    assert list(metrics["arms"]) == [f"{name}: {arm}" for name in (OWN, OTHER) for arm in ARMS]
+    assert {block["against"] for block in metrics["comparisons"].values()} == {f"{OWN}: baseline"}
     alone = json.loads((other / "metrics.json").read_text())["arms"]["vcd"]["accuracy"]
-    assert metrics["arms"]["bigger: vcd"]["accuracy"] == alone
+    assert metrics["arms"][f"{OTHER}: vcd"]["accuracy"] == alone
     page = (folder / "report.html").read_text()
-    assert "bigger: vcd" in page
-    assert "Which arm of llava_organism and bigger best tells safe from unsafe on iconworld?" in page
-    assert f"<dt>run of bigger</dt><dd>{other}</dd>" in page
+    assert f"{OTHER}: vcd" in page
+    assert f"Which arm of {OWN} and {OTHER} best tells safe from unsafe on iconworld?" in page
+    assert f"<dt>run of {OTHER}</dt><dd>{other}</dd>" in page
     assert len(read_run(folder).predictions) == 2 * 4 * 40
 
 
@@ -64,9 +68,9 @@ def test_attention_of_single_cases_is_joined_under_the_joined_arms(tmp_path: Pat
     found = attention_of_cases(folder)
     assert found is not None
     arms = {case: list(of_arm) for case, of_arm in found["cases"].items()}
-    both = ["llava_organism: baseline", "llava_organism: vcd", "bigger: vcd"]
-    assert arms == {"icon/0000": both, "icon/0001": ["bigger: vcd"]}
-    assert found["note"] == "llava_organism: Made up. bigger: Made up."
+    both = [f"{OWN}: baseline", f"{OWN}: vcd", f"{OTHER}: vcd"]
+    assert arms == {"icon/0000": both, "icon/0001": [f"{OTHER}: vcd"]}
+    assert found["note"] == f"{OWN}: Made up. {OTHER}: Made up."
 
 
 def test_an_arm_that_a_second_run_repeats_is_not_counted_twice(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def test_a_table_from_finished_runs_needs_no_model(
     assert list(table[table["source"] == "ours"]["arm"]) == ["vcd", "prompt"] * 2
     found = json.loads((folder / "table.json").read_text())
     assert any("other cases than the paper's" in note for note in found["notes"])
-    assert "llava_organism on iconworld: other cases than the paper's" in " ".join(capsys.readouterr().out.split())
+    assert "llava_organism (ffffffff) on iconworld: other cases than the paper's" in " ".join(
+        capsys.readouterr().out.split()
+    )
     again = run_of("+exp=mmsafeaware_table3", f"runs=[{tmp_path}]", f"output_root={tmp_path / 'outputs'}")
     with pytest.raises(UserError, match="holds no finished run"):
         again.task(again)

@@ -180,6 +180,10 @@ def test_the_seven_billion_settings_run_on_a_tiny_llava_and_say_what_they_need(
     config = json.loads((folder / "adapters/vrtuning/adapter/adapter_config.json").read_text())
     assert config["target_modules"].startswith(r"model\.language_model\.layers")
     assert (folder / "report.html").is_file()
+    model = json.loads((folder / "environment.json").read_text())["model"]
+    assert model["adapters"]["vrtuning"].startswith("sha256:")
+    named = f"tiny-saved ({model['revision'][7:15]}), vrtuning (adapter {model['adapters']['vrtuning'][7:15]}) on "
+    assert json.loads((folder / "metrics.json").read_text())["summary"][0].startswith(named)
 
 
 def test_the_seven_billion_settings_are_what_they_say() -> None:

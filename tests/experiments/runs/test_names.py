@@ -1,0 +1,141 @@
+"""A run is named by what was loaded: its name, and the beginning of its weights' hash, wherever it is mentioned."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.experiments.compose import composed, run_of
+from tests.experiments.synthetic_run import predictions, write_run
+
+SMALL = ("limit=6", "draws=20", "batch_size=6", "max_new_tokens=2", "method=baseline")
+
+
+def finished(outputs: Path, name: str, *overrides: str) -> Path:
+    run = run_of(f"output_root={outputs}", f"name={name}", *SMALL, *overrides)
+    run.task(run)
+    return max((outputs / name).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (("model.path=/x/my-llava",), "my-llava"),
+        (("model=llava_1_5_7b", "model.path=/x/my-llava/"), "my-llava"),
+        (("model=llava_1_5_7b", "++model.path=owner/my-llava"), "my-llava"),
+        (("model=llava_1_5_7b", "model.path=organism:llava"), "organism:llava"),
+        (("model.path=/x/my-llava", "model.name=mine"), "mine"),
+        (("model.path=/x/my-llava", "model.name=llava_organism"), "llava_organism"),  # given, so it is meant
+        (("model=llava_1_5_7b",), "llava_1_5_7b"),
+        (("model=llava_1_5_7b", "model.revision=abc"), "llava_1_5_7b"),
+        (("model=api_vllm", "model.model=Qwen/Qwen2.5-VL-7B-Instruct"), "Qwen2.5-VL-7B-Instruct"),
+        (("model=api_vllm", "model.base_url=http://127.0.0.1:9000/v1"), "api_vllm"),
+    ],
+)
+def test_a_model_is_named_by_what_is_loaded(overrides: tuple[str, ...], name: str) -> None:
+    run = run_of(*overrides)
+    assert run.model.name == name
+    assert run.config["model"]["name"] == name
+
+
+def test_a_folder_given_as_a_dot_has_that_folders_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my-llava").mkdir()
+    monkeypatch.chdir(tmp_path / "my-llava")
+    assert run_of("model.path=.").model.name == "my-llava"
+
+
+def test_a_model_that_is_not_moved_continues_what_was_begun_under_its_name() -> None:
+    for overrides in (("model=llava_1_5_7b", "model.dtype=float32"), ("model=api_vllm", "model.retries=1")):
+        assert run_of(*overrides).config["model"] == composed(*overrides).model
+
+
+@pytest.fixture(scope="module")
+def two_models(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two folders of one name with different weights."""
+    root = tmp_path_factory.mktemp("two")
+    one, other = root / "a" / "my-llava", root / "b" / "my-llava"
+    for folder in (one, other):
+        shutil.copytree(saved, folder)
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in weights if name.endswith("lm_head.weight") or "embed_tokens" in name)
+    weights[name] = weights[name] + torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(1))
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    return one, other
+
+
+@pytest.fixture(scope="module")
+def two_runs(two_models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    outputs = tmp_path_factory.mktemp("runs")
+    one, other = (finished(outputs, f"run{at}", f"model.path={path}") for at, path in enumerate(two_models))
+    return one, other
+
+
+def title(folder: Path) -> str:
+    """What the run is to be called, from the hash in its environment.json."""
+    revision = read(folder, "environment.json")["model"]["revision"].removeprefix("sha256:")
+    assert len(revision) >= 8
+    return f"my-llava ({revision[:8]})"
+
+
+def test_headline_and_report_carry_the_name_and_the_hash_of_the_weights(two_runs: tuple[Path, Path]) -> None:
+    for folder in two_runs:
+        assert read(folder, "metrics.json")["summary"][0].startswith(f"{title(folder)} on iconworld: ")
+        assert read(folder, "environment.json")["model"]["title"] == title(folder)
+        page = (folder / "report.html").read_text(encoding="utf-8")
+        assert f"How well does {title(folder)} (baseline) tell safe from unsafe" in page
+        assert "llava_organism" not in page
+
+
+def test_two_runs_of_different_weights_under_one_name_are_told_apart_in_a_join(
+    two_runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = two_runs
+    run = run_of("task=report", f"runs=[{one},{other}]", f"output_root={tmp_path}", "draws=20")
+    run.task(run)
+    (folder,) = (tmp_path / "joined").iterdir()
+    names = [title(part) for part in two_runs]
+    assert len(set(names)) == 2
+    metrics = read(folder, "metrics.json")
+    assert list(metrics["arms"]) == [f"{name}: baseline" for name in names]
+    assert metrics["summary"][0].startswith(f"{names[0]} and {names[1]} on iconworld: ")
+    assert read(folder, "environment.json")["joined"] == dict(zip(names, map(str, two_runs), strict=True))
+
+
+def test_a_run_judged_again_keeps_its_name_and_hash(two_runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = run_of("task=rejudge", f"run={two_runs[0]}", "judge=published", f"output_root={tmp_path}", "draws=20")
+    run.task(run)
+    (folder,) = (tmp_path / "run0_rejudged").iterdir()
+    assert read(folder, "metrics.json")["summary"][0].startswith(f"{title(two_runs[0])} on iconworld, judged by ")
+
+
+def test_an_adapter_on_the_same_weights_is_told_apart(tmp_path: Path) -> None:
+    """Two runs of one model, each with an adapter of its own under the same arm's name."""
+    folders = []
+    for at, adapter in enumerate(("sha256:aaaaaaaa1111", "sha256:bbbbbbbb2222")):
+        folder = write_run(tmp_path / f"run{at}", predictions(40, seed=at))
+        environment = read(folder, "environment.json")
+        environment["model"] |= {"revision": "sha256:0123456789ab", "adapters": {"vcd": adapter}}
+        (folder / "environment.json").write_text(json.dumps(environment))
+        lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+        changed = [line | {"settings": adapter if line["arm"] == "vcd" else "same"} for line in lines]
+        (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+        folders.append(folder)
+    run = run_of("task=report", f"runs=[{folders[0]},{folders[1]}]", f"output_root={tmp_path / 'out'}", "draws=20")
+    run.task(run)
+    (joined,) = (tmp_path / "out" / "joined").iterdir()
+    arms = list(read(joined, "metrics.json")["arms"])
+    assert "llava_organism (01234567) 1: vcd (adapter aaaaaaaa)" in arms
+    assert "llava_organism (01234567) 2: vcd (adapter bbbbbbbb)" in arms
+    run = run_of("task=report", f"run={folders[0]}")
+    run.task(run)
+    page = (folders[0] / "report.html").read_text(encoding="utf-8")
+    assert "Does vcd (adapter aaaaaaaa) make llava_organism (01234567) better" in page
