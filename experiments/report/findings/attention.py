@@ -6,24 +6,30 @@ from typing import Any
 import pandas as pd
 
 from experiments.metrics.findings import Answer, Finding
+from experiments.report.findings.statements import by_less, more_cases, too_few
 from experiments.report.numbers import change, fixed, share
 from experiments.types import Sample
 
 IMAGE_SHARE = {
-    Answer.LESS: "failures look less at the image",
-    Answer.NOT_SHOWN: "that failures look less at the image is not found here",
-    Answer.MORE: "failures look more at the image, not less",
+    Answer.FELL: "failures look less at the image{small}",
+    Answer.NO_CHANGE: "no difference of more than 2 points",
+    Answer.NOT_SHOWN: "a difference is not shown{needed}",
+    Answer.ROSE: "failures look more at the image{small}, not less",
+    Answer.TOO_FEW: "{few}, so nothing is concluded",
 }
 IMAGE_EFFECT = {
-    Answer.LESS: "the image moves failures less",
-    Answer.NOT_SHOWN: "no difference between them is found",
-    Answer.MORE: "the image moves failures more",
+    Answer.FELL: "another image moves failures less than successes",
+    Answer.NOT_SHOWN: "a difference between failures and successes is not shown",
+    Answer.ROSE: "another image moves failures more than successes",
+    Answer.TOO_FEW: "{few}, so nothing is concluded",
 }
 IMAGE_PULL = {
-    Answer.AWAY: "in failures the image pulls away from the right answer",
-    Answer.NOT_SHOWN: "no pull of the image towards the right answer is found in failures",
-    Answer.TOWARDS: "in failures, too, the image pulls towards the right answer, but not far enough",
+    Answer.FELL: "in failures the image pulls away from the right answer",
+    Answer.NOT_SHOWN: "which way the image pulls in failures is not shown",
+    Answer.ROSE: "in failures, too, the image pulls towards the right answer, but not far enough",
+    Answer.TOO_FEW: "{few}, so nothing is concluded",
 }
+LAYERS = {"fell": "lower", "rose": "higher"}
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
@@ -44,19 +50,30 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
 
 def _image_share(finding: Finding) -> str:
     found = finding.evidence
-    parts = [f"{_spelled(subset)} {change(one['difference'])}, {one['pairs']} pairs"
+    difference = found["difference"]
+    parts = [f"{_spelled(subset)} {change(one['difference'])}, {_pairs(one['pairs'])}"
              for subset, one in found["subsets"].items()]  # fmt: skip
-    by_layer = [
-        f"{word} in layer{'s' if len(layers) > 1 else ''} {', '.join(layers)}"
-        for word, layers in found["layers"].items()
-        if layers
-    ]
+    small = by_less(difference) if finding.answer in (Answer.ROSE, Answer.FELL) else ""
+    said = IMAGE_SHARE[finding.answer].format(few=too_few(difference), needed=more_cases(difference), small=small)
     return (
         f"At the verdict, failures put {share(found['failures']['value'])} of their attention (the first token, a "
         f"sink, left out) on the image, and matched successes of the same subset {share(found['successes']['value'])} "
-        f"({change(found['difference'])}; {found['failures']['n']} pairs): {IMAGE_SHARE[finding.answer]} "
-        f"({'; '.join(parts)}; layer by layer {' and '.join(by_layer) or 'no interval excludes 0'})."
+        f"({change(difference)}; {_pairs(found['failures']['n'])}): {said} "
+        f"({'; '.join([*parts, *_by_layer(found)])})."
     )
+
+
+def _by_layer(found: Mapping[str, Any]) -> list[str]:
+    """In which layers they differ, by intervals that hold for all layers at once."""
+    if not found["layers_compared"]:
+        return []
+    named = [
+        f"{word} in layer{'s' if len(found['layers'][answer]) > 1 else ''} {', '.join(found['layers'][answer])}"
+        for answer, word in LAYERS.items()
+        if found["layers"][answer]
+    ]
+    lead = f"of {found['layers_compared']} layers, by intervals that hold for all of them at once,"
+    return [f"{lead} {' and '.join(named)}" if named else f"{lead} a difference is shown in none"]
 
 
 def _image_effect(finding: Finding) -> str:
@@ -66,7 +83,7 @@ def _image_effect(finding: Finding) -> str:
         f"Cutting image → verdict attention changes the Yes/No margin by {fixed(cut['failures']['value'], 2)} logits "
         f"on average in failures and {fixed(cut['successes']['value'], 2)} in successes"
     )
-    if swap is None:
+    if finding.answer is Answer.CANNOT_TELL:
         return f"{text}; there is no other image to put in its place."
     kind = "that of the counterfactual twin" if found["twins_only"] else "another one"
     text += (
@@ -74,14 +91,18 @@ def _image_effect(finding: Finding) -> str:
         f"{fixed(swap['successes']['value'], 2)}"
     )
     if finding.question == "image_effect":
-        return f"{text}: {IMAGE_EFFECT[finding.answer]} ({change(swap['difference'], of_rates=False)})."
+        said = IMAGE_EFFECT[finding.answer].format(few=too_few(swap["difference"]))
+        return f"{text}: {said} ({change(swap['difference'], of_rates=False)})."
     by_subset = "".join(
         f"; {_spelled(subset)} {change(one, of_rates=False)}" for subset, one in found["subsets"].items()
     )
+    said = IMAGE_PULL[finding.answer].format(few=too_few(found["support"], sides=1))
     lost = change(found["support"], of_rates=False)
-    return (
-        f"{text}: {IMAGE_PULL[finding.answer]} (margin that the right answer loses with the image: {lost}{by_subset})."
-    )
+    return f"{text}: {said} (margin that the right answer loses with the image: {lost}{by_subset})."
+
+
+def _pairs(count: int) -> str:
+    return f"{count} pair{'' if count == 1 else 's'}"
 
 
 def _spelled(subset: str) -> str:

@@ -28,8 +28,7 @@ def said(entry: Mapping[str, Any] | None, *, of_rates: bool = True, unit: str = 
     if entry is None or answer is Answer.CANNOT_TELL:
         return "whether it changed cannot be told"
     if answer in (Answer.ROSE, Answer.FELL):
-        wider = max(filter(None, (entry, entry.get("by_template"))), key=lambda one: one["high"] - one["low"])
-        return answer.value + (f" by less than {small}" if within(wider) else "")
+        return answer.value + by_less(entry, of_rates=of_rates)
     if answer is Answer.NO_CHANGE:
         return f"no change of more than {small}"
     if answer is Answer.TOO_FEW:
@@ -37,10 +36,21 @@ def said(entry: Mapping[str, Any] | None, *, of_rates: bool = True, unit: str = 
     return f"a change is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
 
 
-def too_few(entry: Mapping[str, Any]) -> str:
-    """Why nothing is concluded: how many clusters (or pairs) there are, and how many it takes."""
+def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
+    """ " by less than 2 points" where a change that rose or fell is that small, else empty."""
+    wider = max(filter(None, (entry, entry.get("by_template"))), key=lambda one: one["high"] - one["low"])
+    small = f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")
+    return f" by less than {small}" if within(wider) else ""
+
+
+def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
+    """Why nothing is concluded: how many clusters (or pairs) there are, and how many it takes.
+
+    ``sides`` is 1 where the entry does not compare two groups of cases.
+    """
     groups = min(one["clusters"] for one in (entry, entry.get("by_template")) if one is not None)
-    return f"too few cases to tell ({groups} independent groups of cases on the smaller side; it takes {FEWEST})"
+    counted = f"{groups} independent group{'' if groups == 1 else 's'} of cases"
+    return f"too few cases to tell ({counted}{' on the smaller side' * (sides > 1)}; it takes {FEWEST})"
 
 
 def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "cases") -> str:

@@ -1,9 +1,9 @@
 """The tables of the analysis → what attention.json says of each subset and of all matched pairs together.
 
 Failures and successes are compared within a subset, by means and their difference with intervals from a bootstrap over
-clusters. The pooled comparison is over matched pairs, both members of which are of one subset, so that each subset
-weighs the same on both sides. The matching only makes the two groups alike; the bootstrap resamples clusters of both
-together and does not use it, and the intervals are a little wider for that.
+clusters (Student's, as for every difference). The pooled comparison is over matched pairs, both members of which are of
+one subset, so that each subset weighs the same on both sides. The matching only makes the two groups alike; the
+bootstrap resamples clusters of both together and does not use it, and the intervals are a little wider for that.
 
 The *support* of the picture is the margin as answered minus the margin after an intervention, counted towards the right
 answer: positive where the picture helps. A failure is a case whose support did not suffice, so that lower support in
@@ -11,37 +11,22 @@ failures than in successes says little; its sign within the failures says someth
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
 from experiments.evaluation.matching import MatchedSubset
-from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval, ratio
-from experiments.metrics.findings import Answer, Finding, side
+from experiments.metrics.bootstrap import ClusterBootstrap, ratio
+from experiments.metrics.findings import SMALL, Answer, Finding, statement
+from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.report.findings.attention import sentences
 from experiments.studies.attention.tables import AttentionTables
 
 WORDS = 10
 EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")
-
-
-class BootstrapMean(NamedTuple):
-    """A mean, or a difference of means, over ``n`` cases with its 95% interval (None where the draws give none)."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-
-
-class Contrast(NamedTuple):
-    """One quantity in failures, in successes, and failures − successes."""
-
-    failures: BootstrapMean
-    successes: BootstrapMean
-    difference: BootstrapMean
+Contrast = dict[str, Any]  # failures, successes, difference
 
 
 def contrasts(
@@ -51,41 +36,47 @@ def contrasts(
     *,
     seed: int,
     draws: int,
+    small: float | None,
 ) -> list[Contrast]:
-    """A contrast for each column; a group without cases has no value. ``cluster`` names each case's cluster."""
+    """For each column its mean in failures and in successes, and the former minus the latter.
+
+    ``failures`` and ``successes`` have ``value``, ``low``, ``high``, ``clusters`` and ``n``; ``difference`` is as
+    ``paired.change`` gives it, over the clusters of the side that has fewer, and None where a side has no case.
+    Differences carry ``simultaneous`` intervals over all columns but the first, which is not one of many.
+
+    Args:
+        values: what is compared, a column each.
+        failed: which cases are failures; the others are successes.
+        cluster: the name of each case's cluster.
+        seed: of the draws.
+        draws: their number.
+        small: δ in the unit of the values; None where none is agreed on.
+    """
     assert len(values) == len(failed) == len(cluster) > 0
     bootstrap = ClusterBootstrap.of(pd.factorize(pd.Series(cluster))[0], draws=draws, seed=seed)
     columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
-    groups = [(mask, bootstrap.sums(columns, mask)) for mask in (failed, ~failed)]
-    found = []
+    sides = (failed, ~failed)
+    sums = [bootstrap.sums(columns, side) for side in sides]
+    clusters = [bootstrap.clusters(side) for side in sides]
+    found, together = [], []
     for column in range(values.shape[1]):
-        wrong, right = (
-            (float(values[mask, column].mean()) if mask.any() else None, ratio(sums[:, column], sums[:, -1]))
-            for mask, sums in groups
+        means = [float(values[side, column].mean()) if side.any() else None for side in sides]
+        drawn = [ratio(one[:, column], one[:, -1]) for one in sums]
+        failures, successes = (
+            _mean(mean, Spread.of(draw, groups), int(side.sum()))
+            for mean, draw, groups, side in zip(means, drawn, clusters, sides, strict=True)
         )
-        both = None if wrong[0] is None or right[0] is None else wrong[0] - right[0]
-        found.append(
-            Contrast(
-                _bootstrap_mean(*wrong, int(failed.sum())),
-                _bootstrap_mean(*right, int((~failed).sum())),
-                _bootstrap_mean(both, wrong[1] - right[1], len(failed)),
-            )
-        )
+        spread = Spread.of(drawn[0] - drawn[1], min(clusters))
+        difference = change(means[1], means[0], spread, len(failed), small=small)
+        together.append((difference, spread, drawn[0] - drawn[1]))
+        found.append({"failures": failures, "successes": successes, "difference": difference})
+    simultaneous(together[1:])
     return found
 
 
-def _bootstrap_mean(value: float | None, draws: Float[np.ndarray, "draw"], n: int) -> BootstrapMean:
-    interval = None if value is None else percentile_interval(draws)
-    return (
-        BootstrapMean(value, None, None, n)
-        if interval is None
-        else BootstrapMean(value, interval.low, interval.high, n)
-    )
-
-
-def contrast_json(contrast: Contrast) -> dict[str, Any]:
-    """Plain dicts, for attention.json."""
-    return {name: estimate._asdict() for name, estimate in contrast._asdict().items()}
+def _mean(value: float | None, spread: Spread, n: int) -> dict[str, Any]:
+    ends = {"low": None, "high": None, "clusters": spread.clusters} if value is None else spread.ends(value)
+    return {"value": value, **ends, "n": n}
 
 
 def summarise(
@@ -156,14 +147,15 @@ def _over_defined(cases: pd.DataFrame, values: pd.Series, *, seed: int, draws: i
     defined = values.notna()
     if not defined.any():
         return None
-    return _contrasts(cases[defined], values[defined].to_numpy(float)[:, None], seed=seed, draws=draws)[0]
+    logits = values[defined].to_numpy(float)[:, None]
+    return _contrasts(cases[defined], logits, seed=seed, draws=draws, small=None)[0]
 
 
-def _contrasts(cases: pd.DataFrame, values: np.ndarray, *, seed: int, draws: int) -> list[dict[str, Any]]:
+def _contrasts(
+    cases: pd.DataFrame, values: np.ndarray, *, seed: int, draws: int, small: float | None = SMALL
+) -> list[Contrast]:
     failed = (cases["outcome"] == "failure").to_numpy(bool)
-    return [
-        contrast_json(one) for one in contrasts(values, failed, cases["cluster"].to_numpy(), seed=seed, draws=draws)
-    ]
+    return contrasts(values, failed, cases["cluster"].to_numpy(), seed=seed, draws=draws, small=small)
 
 
 def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:
@@ -186,7 +178,10 @@ def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def findings(result: Mapping[str, Any]) -> list[Finding]:
-    """Do failures look less at the image, and what does the image do to their margin? By intervals that exclude 0."""
+    """Do failures look less at the image, and what does the image do to their margin? As ``findings.statement`` says.
+
+    ROSE and FELL are those of the failures, against the successes or, for what the image does to them, against 0.
+    """
     if result["pooled"] is None:
         failures = sum(block["failures_in_run"] for block in result["subsets"].values())
         answer = Answer.NO_SUCCESS if failures else Answer.NO_FAILURE
@@ -195,9 +190,12 @@ def findings(result: Mapping[str, Any]) -> list[Finding]:
 
 
 def _image_share(result: Mapping[str, Any]) -> Finding:
-    """By the share of attention on the image, mean over layers, of failures minus that of their matched successes."""
+    """By the share of attention on the image, mean over layers, of failures minus that of their matched successes.
+
+    Layers are many comparisons: those that differ are named by their simultaneous intervals.
+    """
     pooled = result["pooled"]["image_share"]
-    sides = {layer: side(one["difference"]) for layer, one in pooled["by_layer"].items()}
+    by_layer = {layer: one["difference"].get("simultaneous") for layer, one in pooled["by_layer"].items()}
     evidence = pooled["all_layers"] | {
         "subsets": {
             subset: {"difference": block["image_share"]["all_layers"]["difference"], "pairs": block["pairs"]}
@@ -205,11 +203,12 @@ def _image_share(result: Mapping[str, Any]) -> Finding:
             if block["pairs"]
         },
         "layers": {
-            name: [layer for layer, found in sides.items() if found == sign]
-            for name, sign in (("less", -1), ("more", 1))
+            answer.value: [layer for layer, one in by_layer.items() if one and one["statement"] == answer]
+            for answer in (Answer.FELL, Answer.ROSE)
         },
+        "layers_compared": sum(one is not None for one in by_layer.values()),
     }
-    return Finding("image_share", _more_or_less(evidence["difference"]), evidence)
+    return Finding("image_share", Answer(evidence["difference"]["statement"]), evidence)
 
 
 def _image_effect(result: Mapping[str, Any]) -> Finding:
@@ -221,19 +220,14 @@ def _image_effect(result: Mapping[str, Any]) -> Finding:
         "image_swapped": swap,
         "twins_only": result["pooled"]["twins"] == cut["difference"]["n"],
     }
-    if swap is None:
+    if swap is None or swap["difference"] is None:
         return Finding("image_effect", Answer.CANNOT_TELL, evidence)
-    if support is None:
-        return Finding("image_effect", _more_or_less(swap["difference"]), evidence)
+    if support is None or support["failures"]["value"] is None:
+        return Finding("image_effect", Answer(swap["difference"]["statement"]), evidence)
     evidence["support"] = support["failures"]
     evidence["subsets"] = {
         subset: block["effects"]["image_swapped_support"]["failures"]
         for subset, block in result["subsets"].items()
         if block["pairs"] and block["effects"]["image_swapped_support"]
     }
-    answer = {-1: Answer.AWAY, 0: Answer.NOT_SHOWN, 1: Answer.TOWARDS}[side(support["failures"])]
-    return Finding("image_pull", answer, evidence)
-
-
-def _more_or_less(difference: Mapping[str, Any]) -> Answer:
-    return {-1: Answer.LESS, 0: Answer.NOT_SHOWN, 1: Answer.MORE}[side(difference)]
+    return Finding("image_pull", statement(support["failures"], small=None), evidence)

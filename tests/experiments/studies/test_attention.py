@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import t as student_t
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import answered, image_donor, match_failures, sample_with_id, unlikeness
 from experiments.evaluation.study import limited
 from experiments.judges.yes_no import anchored
+from experiments.metrics.findings import statement
 from experiments.report.findings.attention import sentences
 from experiments.studies.attention.analysis import analyse_failures, self_test_once
 from experiments.studies.attention.summary import EFFECTS, contrasts, findings
@@ -144,57 +146,76 @@ def test_contrasts_equal_a_slow_bootstrap() -> None:
     values = rng.normal(size=(30, 2)) + np.arange(30)[:, None] % 2
     failed = np.arange(30) % 2 == 0
     cluster = np.array([f"c{i // 3}" for i in range(30)])
-    found = contrasts(values, failed, cluster, seed=1, draws=4000)
+    found = contrasts(values, failed, cluster, seed=1, draws=4000, small=None)
     for column, contrast in enumerate(found):
         own = values[:, column]
-        assert contrast.failures.value == pytest.approx(own[failed].mean())
-        assert contrast.difference.value == pytest.approx(own[failed].mean() - own[~failed].mean())
-        assert contrast.failures.n == contrast.successes.n == 15
+        assert contrast["failures"]["value"] == pytest.approx(own[failed].mean())
+        assert contrast["difference"]["value"] == pytest.approx(own[failed].mean() - own[~failed].mean())
+        assert contrast["failures"]["n"] == contrast["successes"]["n"] == 15
         slow = []
         for _ in range(4000):
             drawn = np.concatenate([np.flatnonzero(cluster == f"c{c}") for c in rng.integers(10, size=10)])
             slow.append(own[drawn][failed[drawn]].mean() - own[drawn][~failed[drawn]].mean())
-        assert contrast.difference[1:3] == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.05)
+        reach = student_t.ppf(0.975, 9) * np.std(slow) * np.sqrt(10 / 9)
+        difference = contrast["difference"]
+        assert difference["high"] - difference["value"] == pytest.approx(reach, rel=0.05)
+        assert difference["value"] - difference["low"] == pytest.approx(reach, rel=0.05)
+    assert "simultaneous" not in found[0]["difference"]
+    assert found[1]["difference"]["simultaneous"]["of"] == 1
 
 
 def test_a_group_without_cases_has_no_value() -> None:
-    contrast = contrasts(np.ones((4, 1)), np.ones(4, dtype=bool), np.array(list("abcd")), seed=0, draws=50)[0]
-    assert contrast.failures.value == 1
-    assert contrast.successes == contrast.difference._replace(n=0)
-    assert contrast.difference.value is None
+    failed, cluster = np.ones(4, dtype=bool), np.array(list("abcd"))
+    contrast = contrasts(np.ones((4, 1)), failed, cluster, seed=0, draws=50, small=None)[0]
+    assert contrast["failures"]["value"] == 1
+    assert (contrast["successes"]["value"], contrast["successes"]["n"]) == (None, 0)
+    assert contrast["difference"] is None
 
 
-def estimate(value: float, low: float, high: float) -> dict[str, float]:
-    return {"value": value, "low": low, "high": high, "n": 8}
+def estimate(value: float, low: float | None, high: float | None, clusters: int = 40) -> dict[str, Any]:
+    entry = {"value": value, "low": low, "high": high, "n": 80, "clusters": clusters, "needed": None}
+    return entry | {"statement": statement(entry).value}
+
+
+def said_of(one: dict[str, Any]) -> list[str]:
+    """The two sentences where every number of the analysis is ``one``, all layers alike."""
+    contrast = dict.fromkeys(("failures", "successes", "difference"), one)
+    layer = {"difference": one | ({} if one["low"] is None else {"simultaneous": one})}
+    block = {
+        "pairs": 40,
+        "failures_in_run": 40,
+        "twins": 80,
+        "image_share": {"all_layers": contrast, "by_layer": {"0": layer, "1": layer}},
+        "effects": dict.fromkeys(EFFECTS, contrast),
+    }
+    return sentences(findings({"subsets": {"typical": block}, "pooled": block}))
 
 
 @pytest.mark.parametrize(
     ("sign", "share", "causal"),
     [
-        (-1, "failures look less at the image (", "in failures the image pulls away from the right answer"),
-        (0, "not found here", "no pull of the image towards the right answer is found"),
-        (1, "failures look more at the image, not less", "but not far enough"),
+        (-1, ": failures look less at the image (", "in failures the image pulls away from the right answer"),
+        (0, ": a difference is not shown (", "which way the image pulls in failures is not shown"),
+        (1, ": failures look more at the image, not less (", "but not far enough"),
     ],
 )
 def test_the_two_sentences_say_whichever_way_it_points(sign: int, share: str, causal: str) -> None:
-    contrast = {name: estimate(0.1 * sign, 0.1 * sign - 0.05, 0.1 * sign + 0.05) for name in
-                ("failures", "successes", "difference")}  # fmt: skip
-    block = {
-        "pairs": 4,
-        "failures_in_run": 4,
-        "twins": 8,
-        "image_share": {"all_layers": contrast, "by_layer": {"0": contrast, "1": contrast}},
-        "effects": dict.fromkeys(EFFECTS, contrast),
-    }
-    attention, effect = sentences(findings({"subsets": {"typical": block}, "pooled": block}))
+    attention, effect = said_of(estimate(0.1 * sign, 0.1 * sign - 0.05, 0.1 * sign + 0.05))
     assert share in attention
     assert causal in effect
     for one in (attention, effect):
         assert "typical" in one
         assert "95% interval" in one
         assert one.endswith(".")
-    assert ("no interval excludes 0" in attention) == (sign == 0)
+    assert ("a difference is shown in none" in attention) == (sign == 0)
     assert ("in layers 0, 1" in attention) == (sign != 0)
+    for absence in ("not found", "no pull", "no difference"):  # an interval that contains 0 shows no absence
+        assert absence not in attention + effect
+
+
+def test_a_small_difference_is_said_to_be_small() -> None:
+    assert ": failures look less at the image by less than 2 points (" in said_of(estimate(-0.01, -0.015, -0.005))[0]
+    assert ": no difference of more than 2 points (" in said_of(estimate(-0.001, -0.015, 0.01))[0]
 
 
 # On a tiny random model
@@ -267,7 +288,8 @@ def test_the_contrast_of_shares_is_that_of_the_matched_cases(analysed: Path) -> 
         contrast = block["image_share"]["all_layers"]
         assert contrast["failures"]["value"] == pytest.approx(wrong)
         assert contrast["difference"]["value"] == pytest.approx(wrong - right)
-        assert contrast["difference"]["low"] <= contrast["difference"]["value"] <= contrast["difference"]["high"]
+        assert contrast["difference"]["clusters"] < 10
+        assert (contrast["difference"]["low"], contrast["difference"]["statement"]) == (None, "too few")
         assert set(block["image_share"]["by_layer"]) == {"0", "1"}
     attack = result(analysed)["subsets"]["attack"]
     assert (attack["failures_logged"], attack["pairs"]) == (3, 2)
@@ -317,6 +339,23 @@ def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tm
         pd.testing.assert_frame_equal(table(analysed, name), table(tmp_path, name))
 
 
+@pytest.mark.parametrize("failures", [1, 3])
+def test_under_ten_pairs_there_is_no_interval_and_nothing_is_concluded(
+    tiny: VLM, tmp_path: Path, failures: int
+) -> None:
+    wrong = [sample.id for sample in FEW if sample.subset == "attack"][:failures]
+    settings: dict[str, Any] = {"seed": 0, "draws": 60, "max_new_tokens": 1, "figures": 0}
+    found = analyse_failures(tiny, FEW, answers(FEW, set(wrong)), tmp_path, **settings)
+    for sentence in found["sentences"]:
+        assert "95% interval" not in sentence
+        assert "no interval" in sentence
+        assert "nothing is concluded" in sentence
+        assert f"({failures} independent group" in sentence
+        for conclusion in ("failures look", "pulls", "layer"):
+            assert conclusion not in sentence
+    assert f"; {failures} pair" in found["sentences"][0]
+
+
 def test_layers_and_segments_can_be_chosen(tiny: VLM, tmp_path: Path) -> None:
     analyse(tiny, tmp_path, layers=[1], segments=["image_0"], figures=0)
     masses = table(tmp_path, "masses")
@@ -348,7 +387,7 @@ def test_failures_without_successes_are_still_described(tiny: VLM, tmp_path: Pat
     assert "cannot be told" in found["sentences"][0]
     share = found["subsets"]["typical"]["image_share"]["all_layers"]
     assert share["failures"]["n"] == 2
-    assert share["difference"]["value"] is None
+    assert share["difference"] is None
 
 
 def test_the_self_test_runs_once_and_its_failure_stops_the_analysis(
