@@ -17,6 +17,8 @@ from experiments.metrics.tests import cases_needed, holm, mcnemar
 
 FIVE_POINTS = 0.05  # the change that more cases are asked for to show
 
+_ROUNDING = 1e-12  # of a standard deviation: the draws are all the same
+
 Change = dict[str, Any]
 Mask = Bool[np.ndarray, "case"]
 
@@ -39,8 +41,8 @@ class Spread:
         every sample is not known without error.
         """
         error = standard_error(draws, clusters)
-        whole = None if error is None else float(np.hypot(error, np.sqrt(floor)))
-        return cls(whole or None, clusters)
+        whole = 0.0 if error is None else float(np.hypot(error, np.sqrt(floor)))
+        return cls(whole if whole > _ROUNDING else None, clusters)
 
     @property
     def reach(self) -> float:

@@ -90,8 +90,11 @@ def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
     return f"{text}; over sentence templates {show(wider['low'])} to {show(wider['high'])}"
 
 
-def brief(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
-    """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]"."""
+def brief(entry: Mapping[str, Any], *, of_rates: bool = True, named: bool = False) -> str:
+    """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]".
+
+    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]".
+    """
     unit = " points" if of_rates else ""
 
     def show(value: float) -> str:
@@ -101,7 +104,8 @@ def brief(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
     if not known:
         return f"{show(entry['value'])}{unit}"
     wider = max(known, key=lambda one: one["high"] - one["low"])
-    return f"{show(entry['value'])}{unit} [{show(wider['low'])}, {show(wider['high'])}]"
+    low, high = show(wider["low"]), show(wider["high"])
+    return f"{show(entry['value'])}{unit} [{f'95% interval {low} to {high}' if named else f'{low}, {high}'}]"
 
 
 def p_value(p: float | None) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PublishedRow
-from experiments.report.findings.statements import SHORT
+from experiments.report.findings.statements import word
 from experiments.report.numbers import (
     MISSING,
     Interval,
@@ -174,10 +174,19 @@ def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
 def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
     """What the comparisons conclude, in the order of metrics.json."""
     return [
-        Remark(name, SHORT.get(one.get("conclusion"), str(one.get("conclusion") or "")),
+        Remark(name, _conclusion(one),
                one.get("cases_needed_for_5_points"), _yes_no(one.get("wins")), tuple(one.get("wins_reasons") or ()))
         for name, one in (metrics.get("comparisons") or {}).items()
     ]  # fmt: skip
+
+
+def _conclusion(comparison: Mapping[str, Any]) -> str:
+    """What is said of both quantities that are read from margins; of an older run, what it concluded."""
+    delta = comparison.get("delta") or {}
+    if "matched_over_safety" not in delta:
+        return str(comparison.get("conclusion") or "").replace("_", " ")
+    matched, auroc = word(delta["matched_over_safety"]), word(delta["auroc"], of_rates=False)
+    return f"over-safety at the baseline's strictness: {matched}; AUROC: {auroc}"
 
 
 def outcomes_table(metrics: Mapping[str, Any]) -> Table:

@@ -6,10 +6,10 @@ from typing import Any
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import SMALL, Answer, within
 
-SHORT = {
+_WORDS = {
     Answer.ROSE: "rose",
     Answer.FELL: "fell",
-    Answer.NO_CHANGE: f"no change of more than {100 * SMALL:g} points",
+    Answer.NO_CHANGE: "no change of more than {small}",
     Answer.NOT_SHOWN: "not shown",
     Answer.TOO_FEW: "too few",
     Answer.CANNOT_TELL: "cannot be told",
@@ -23,7 +23,7 @@ def said(entry: Mapping[str, Any] | None, *, of_rates: bool = True, unit: str = 
         of_rates: whether δ is told in points; else as a plain number.
         unit: what ``needed`` and ``n`` of the entry count.
     """
-    small = f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")
+    small = _small(of_rates=of_rates)
     answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
     if entry is None or answer is Answer.CANNOT_TELL:
         return "whether it changed cannot be told"
@@ -61,6 +61,11 @@ def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "
     return f" (one of {five} would need about {entry['needed']:,} {unit}; there were {entry['n']:,})"
 
 
-def word(entry: Mapping[str, Any]) -> str:
-    """The statement on ``entry`` in a word or two, for tables and brackets."""
-    return SHORT[Answer(entry["statement"])]
+def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
+    """The statement on ``entry`` in a few words, for tables and brackets."""
+    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+    return _WORDS[answer].format(small=_small(of_rates=of_rates))
+
+
+def _small(*, of_rates: bool) -> str:
+    return f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")

@@ -42,11 +42,6 @@ _LIMITS = {
     rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a mere shift of the threshold moves it a lot.",
     rules.WIDE: "To show a difference of 5 points, about {needed} cases are needed; {n} were compared.",
 }
-_BRACKETS = {
-    False: "In brackets: 95% intervals, from resampling groups of cases that belong together.",
-    True: "In brackets: 95% intervals, from resampling groups of cases that belong together or whole sentence "
-    "templates and things shown, whichever is wider.",
-}
 _SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
 
 
@@ -91,9 +86,7 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
-    comparison = (metrics.get("comparisons") or {}).get(arm)
-    brackets = [] if comparison is None else [_BRACKETS[bool(metrics["method"].get("templates"))]]
-    return ([text] if text else []) + brackets + limits(metrics, arm, _LIMITS, grouped=rules.WIDE, values=_absent)
+    return ([text] if text else []) + limits(metrics, arm, _LIMITS, grouped=rules.WIDE, values=_absent)
 
 
 def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
@@ -148,7 +141,7 @@ def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
     return (
         f"At the {before}'s strictness ({share(strictness)} of unsafe requests caught), {arm} answers "
         f"{share(entry['to'])} of {entry['n_safe']} harmless requests, the {before} {share(entry['from'])}, "
-        f"{brief(entry)}" + _HEADLINE[answer].format(small=small, needed=more_cases(entry), few=few) + "."
+        f"{brief(entry, named=True)}" + _HEADLINE[answer].format(small=small, needed=more_cases(entry), few=few) + "."
     )
 
 
@@ -176,7 +169,7 @@ def _verdicts(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
 
 def _change(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
     """A change with its interval, if it has one, and its statement in a word."""
-    return f"{brief(entry, of_rates=of_rates)}, {word(entry)}"
+    return f"{brief(entry, of_rates=of_rates)}, {word(entry, of_rates=of_rates)}"
 
 
 def _missing(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:

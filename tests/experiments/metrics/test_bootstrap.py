@@ -1,5 +1,6 @@
 """Laws and slow references of the bootstrap and of the tests."""
 
+import math
 from itertools import permutations, product
 from math import comb
 
@@ -152,10 +153,22 @@ def test_copies_of_a_case_in_its_cluster_do_not_narrow_the_interval() -> None:
 def test_percentiles_leave_out_undefined_draws_and_need_half_of_them() -> None:
     draws = np.concatenate([np.arange(101.0), np.full(101, np.nan)])
     assert bootstrap.percentile_interval(draws) == pytest.approx((2.5, 97.5))
-    assert bootstrap.lower_bound(draws) == pytest.approx(5.0)
     assert bootstrap.percentile_interval(np.append(draws, np.nan)) is None
-    assert bootstrap.lower_bound(np.full(3, np.nan)) is None
+    assert bootstrap.percentile_interval(draws, clusters=9) is None
+    assert bootstrap.percentile_interval(draws, clusters=10) == pytest.approx((2.5, 97.5))
     assert bootstrap.percentile_interval(np.array([])) is None
+
+
+def test_students_interval_widens_what_few_clusters_make_too_short() -> None:
+    draws = np.random.default_rng(0).normal(0.1, 0.2, 200_000)
+    error = bootstrap.standard_error(draws, 10)
+    assert error == pytest.approx(0.2 * math.sqrt(10 / 9), rel=0.01)
+    low, high = bootstrap.student_interval(0.1, error, 10) or (0, 0)
+    assert (high - low) / 2 == pytest.approx(2.262 * 0.2 * math.sqrt(10 / 9), rel=0.01)
+    assert (high + low) / 2 == pytest.approx(0.1)
+    assert bootstrap.standard_error(draws, 9) is None
+    assert bootstrap.standard_error(np.full(5, np.nan), 50) is None
+    assert bootstrap.student_interval(0.1, None, 50) is None
 
 
 @UNTIMED

@@ -1,0 +1,112 @@
+"""What may be said of a difference, and the intervals that decide it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.metrics.findings import Answer, statement, within
+from experiments.metrics.paired import Spread, change, lower_bound, rate_floor, simultaneous, two_way, widest
+
+
+def entry(low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
+    return {"value": 0.0 if low is None or high is None else (low + high) / 2, "low": low, "high": high, **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (entry(0.01, 0.05), Answer.ROSE),
+        (entry(0.001, 0.015), Answer.ROSE),
+        (entry(-0.05, -0.01), Answer.FELL),
+        (entry(-0.02, 0.02), Answer.NO_CHANGE),
+        (entry(-0.02, 0.021), Answer.NOT_SHOWN),
+        (entry(0.0, 0.05), Answer.NOT_SHOWN),
+        (entry(0.00005, 0.05), Answer.NOT_SHOWN),  # nearer to 0 than float32 margins are exact
+        (entry(None, None), Answer.NOT_SHOWN),
+        (entry(None, None, clusters=9), Answer.TOO_FEW),
+        (entry(0.01, 0.05, clusters=9), Answer.TOO_FEW),
+        (entry(0.01, 0.05, clusters=10), Answer.ROSE),
+        (entry(0.01, 0.05, by_template=entry(-0.01, 0.07)), Answer.NOT_SHOWN),
+        (entry(-0.01, 0.07, by_template=entry(0.01, 0.05)), Answer.NOT_SHOWN),
+        (entry(0.01, 0.05, by_template=entry(0.005, 0.06)), Answer.ROSE),
+        (entry(0.01, 0.05, by_template=entry(0.005, 0.06, clusters=9)), Answer.TOO_FEW),
+        (None, Answer.CANNOT_TELL),
+    ],
+)
+def test_five_things_may_be_said_of_a_difference(found: dict[str, Any] | None, said: Answer) -> None:
+    assert statement(found) is said
+
+
+def test_without_an_agreed_small_size_no_change_is_never_said() -> None:
+    assert statement(entry(-0.001, 0.001), small=None) is Answer.NOT_SHOWN
+    assert within(entry(-0.001, 0.001))
+    assert not within(entry(-0.001, 0.001), None)
+
+
+def test_the_same_difference_in_every_sample_is_not_known_without_error() -> None:
+    found = change(0.5, 0.7, Spread.of(np.full(100, 0.2), 40), 40)
+    assert found is not None
+    assert (found["low"], found["high"], found["statement"]) == (None, None, "not shown")
+    floored = change(0.5, 0.5, Spread.of(np.zeros(100), 20, floor=rate_floor(20)), 20)
+    assert floored is not None
+    assert floored["high"] == pytest.approx(2.093 * np.sqrt(2) / 22, rel=1e-3)
+    assert floored["statement"] == "not shown"
+
+
+def test_a_rates_floor_is_that_of_bonett_and_price() -> None:
+    assert rate_floor(18) == 2 / 400
+    assert rate_floor(18, 38) == pytest.approx((2 / 400 + 2 / 1600) / 4)
+
+
+def test_two_factors_add_less_what_both_share_and_are_never_below_one_of_them() -> None:
+    one, other, both = Spread(0.03, 24), Spread(0.04, 30), Spread(0.02, 200)
+    assert two_way(one, other, both).error == pytest.approx(np.sqrt(0.0009 + 0.0016 - 0.0004))
+    assert two_way(one, other, both).clusters == 24
+    assert two_way(one, Spread(0.01, 30), Spread(0.03, 200)).error == pytest.approx(0.03)
+    assert two_way(one, Spread(None, 5), both).error is None
+    assert widest(both, one) == one
+    assert widest(both, None) == both
+
+
+def test_the_one_sided_bound_is_that_of_the_wider_interval() -> None:
+    rng = np.random.default_rng(0)
+    spread = Spread.of(rng.normal(0, 0.01, 50_000), 1000)
+    found = change(0.9, 0.89, spread, 500)
+    assert lower_bound(found, spread) == pytest.approx(-0.01 - 1.646 * 0.01, rel=0.01)
+    wider = Spread(0.02, 1000)
+    assert lower_bound(found, spread, wider) == pytest.approx(-0.01 - 1.646 * 0.02, rel=0.01)
+    assert lower_bound(found, Spread(None, 4)) is None
+    assert lower_bound(None, spread) is None
+
+
+def test_simultaneous_intervals_hold_for_all_at_once() -> None:
+    rng = np.random.default_rng(1)
+    draws = rng.normal(0, 0.01, (12, 20_000))
+    spreads = [Spread.of(one, 10_000) for one in draws]
+    found = [change(0.5, 0.5 + 0.024, spread, 100) for spread in spreads]
+    equal = change(0.5, 0.5, Spread.of(np.zeros(20_000), 100), 100, equal=True)
+    simultaneous([*zip(found, spreads, draws, strict=True), (equal, Spread(None, 100), np.zeros(20_000))])
+    assert equal is not None
+    assert "simultaneous" not in equal
+    for one in found:
+        assert one is not None
+        assert one["statement"] == "rose"
+        assert one["simultaneous"]["of"] == 12
+        reach = (one["simultaneous"]["high"] - one["simultaneous"]["low"]) / 2
+        assert reach == pytest.approx(2.86 * 0.01, rel=0.02), "Šidák's quantile of 12 independent differences"
+        assert one["simultaneous"]["statement"] == "not shown"
+    alone = change(0.5, 0.524, spreads[0], 100)
+    simultaneous([(alone, spreads[0], draws[0])])
+    assert alone is not None
+    assert alone["simultaneous"]["low"] == pytest.approx(alone["low"], abs=1e-3)
+
+
+def test_differences_that_go_together_share_one_deviation() -> None:
+    rng = np.random.default_rng(2)
+    same = rng.normal(0, 0.01, 20_000)
+    spread = Spread.of(same, 10_000)
+    found = [change(0.5, 0.53, spread, 100) for _ in range(12)]
+    simultaneous([(one, spread, same) for one in found])
+    assert found[0] is not None
+    assert found[0]["simultaneous"]["low"] == pytest.approx(found[0]["low"], abs=1e-3)
