@@ -24,7 +24,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.judges.automatic import Automatic
-from experiments.types import Benchmark, Judge
+from experiments.runs.responses import NoModel
+from experiments.types import AnsweredElsewhere, Benchmark, Judge
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from mitigation.wrappers import Shifted, ShiftedTrainable
@@ -86,13 +87,13 @@ class Schema(Settings):
 class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
-    ``arm`` names the method under study among ``arms``; ``attention_analysis`` analyses an answered
-    study and returns its findings in sentences (None without ``attention=true``); ``config`` is the composed
-    configuration.
+    ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
+    ``attention_analysis`` analyses an answered study and returns its findings in sentences (None without
+    ``attention=true``); ``config`` is the composed configuration.
     """
 
     task: "Callable[[Run], object]"
-    model: "ModelConfig | ApiConfig"
+    model: "ModelConfig | ApiConfig | NoModel"
     benchmark: Benchmark
     judge: Judge
     arm: str
@@ -103,15 +104,20 @@ class Run(Settings):
     @property
     def endpoint(self) -> "ApiConfig | None":
         """The model's configuration if it is only reached over an API, else None."""
-        return None if isinstance(self.model, ModelConfig) else self.model
+        return None if isinstance(self.model, (ModelConfig, NoModel)) else self.model
 
     @property
     def weights(self) -> ModelConfig:
         """The model's configuration, for tasks that load its weights.
 
         Raises:
-            UserError: the model is only reached over an API.
+            UserError: the model is only reached over an API, or there is none.
         """
+        if isinstance(self.model, NoModel):
+            raise UserError(
+                f"the responses of {self.model.name} were made elsewhere and no model is loaded; this task looks "
+                "inside a model; leave method=responses out"
+            )
         if not isinstance(self.model, ModelConfig):
             raise UserError(
                 f"model {self.model.name} is only reached over an API; this task looks inside a model; "
@@ -161,18 +167,29 @@ def build_run(config: DictConfig) -> Run:
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     arm = str(choices.get("method", "method"))
     baseline = tree["arms"].get("baseline", {"_target_": "mitigation.method.Baseline"})
-    arms = {"baseline": baseline, arm: baseline if arm == "baseline" else tree["method"]}
-    arms |= {name: node for name, node in tree["arms"].items() if name not in arms}
+    nodes = {"baseline": baseline, arm: baseline if arm == "baseline" else tree["method"]}
+    nodes |= {name: node for name, node in tree["arms"].items() if name not in nodes}
+    arms = {name: _built(node, f"arms.{name}") for name, node in nodes.items()}
+    others = {name: method for name, method in arms.items() if name != "baseline"}
+    if others and answered_elsewhere(others) and "baseline" not in tree["arms"]:
+        arms, nodes = others, {name: nodes[name] for name in others}  # no model's baseline beside answers of others
+    alone = answered_elsewhere(arms)
+    tree["model"] = None if alone else tree["model"]
     built = {
-        "model": _built(tree["model"], "model"),
+        "model": NoModel(arms[arm].name) if alone else _built(tree["model"], "model"),
         "benchmark": (benchmark := _built(tree["benchmark"], "benchmark")),
         "judge": _judge(tree["judge"], benchmark),
-        "arms": {name: _built(node, f"arms.{name}") for name, node in arms.items()},
+        "arms": arms,
         "attention_analysis": _built(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
         "task": _built(tree["task"], "task"),  # last: a task's module is slow to import
     }
     settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}
-    return Run(**settings, **built, arm=arm, config=tree | {"arms": arms})
+    return Run(**settings, **built, arm=arm, config=tree | {"arms": nodes})
+
+
+def answered_elsewhere(arms: Mapping[str, Any]) -> bool:
+    """Whether no arm calls a model."""
+    return all(isinstance(method, AnsweredElsewhere) for method in arms.values())
 
 
 def _named_by_what_is_loaded(node: Any) -> Any:

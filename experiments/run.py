@@ -43,12 +43,11 @@ def main() -> None:
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def start(config: DictConfig) -> None:
     """Checks the configuration and runs its task; errors that the user can fix end in one sentence and exit code 2."""
-    launch, model = Launch(), "the model"
+    launch, run = Launch(), None
     try:
         launch = Launch.current()
         launch.join()
         run = build_run(config)
-        model = run.model.name
         check_task(run.task, launch)
         run.task(run)
     except UserError as error:
@@ -62,7 +61,8 @@ def start(config: DictConfig) -> None:
 
         if not out_of_memory(error):
             raise
-        stop(launch, f"error: not enough memory for {model}; {MORE_MEMORY}", 2)
+        model = config.model if run is None else run.model
+        stop(launch, f"error: not enough memory for {model.name}; {MORE_MEMORY}", 2)
     except KeyboardInterrupt:
         stop(launch, "stopped; the same command continues where it ended", 130)
 

@@ -107,6 +107,19 @@ class Loaded(NamedTuple):
 class AnsweredElsewhere(Protocol):
     """An arm that calls no model: its answers were made elsewhere."""
 
+    @property
+    def name(self) -> str:
+        """What answered, as reports call it."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash of the answers.
+
+        Raises:
+            UserError: they cannot be read.
+        """
+        ...
+
     def check(self, samples: Sequence[Sample]) -> str:
         """How many of the cases have an answer, in a sentence.
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Found = TypeVar("_Found")
 
@@ -165,6 +165,22 @@ def mossbench_name(model: str) -> str | None:
 def mmsafeaware_row(model: str) -> PublishedRow | None:
     """The row of Table 1, models as they are, whose name has the words of ``model``; None where there is none."""
     return _same_words(model, {row.name: row for row in MMSAFEAWARE if row.table == "1"})
+
+
+LEADERBOARD = "MOSSBench's leaderboard"
+_TYPES = ("Exaggerated Risk", "Negated Harm", "Counterintuitive Interpretation")  # the columns of MOSSBENCH
+
+
+def row_of(benchmark: str, model: str) -> dict[str, Any] | None:
+    """The published row of ``model`` on that benchmark, for metrics.json: ``table``, ``name``, rates in %."""
+    if benchmark == "mossbench" and (name := mossbench_name(model)) is not None:
+        *cells, average = MOSSBENCH[name]
+        refused = dict(zip(_TYPES, cells, strict=True))
+        return {"table": LEADERBOARD, "name": name, "refused": refused, "average": average}
+    if benchmark == "mmsafeaware" and (row := mmsafeaware_row(model)) is not None:
+        rates = {"over_safety": row.over_safety, "unsafe": row.unsafe, "overall": row.overall}
+        return {"table": "MMSafeAware's Table 1", "name": row.name} | {key: 100 * rate for key, rate in rates.items()}
+    return None
 
 
 def _same_words(name: str, known: Mapping[str, _Found]) -> _Found | None:

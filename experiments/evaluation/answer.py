@@ -136,7 +136,7 @@ class Answering:
     def settings(self, method: "Method | AnsweredElsewhere", manifest: str) -> str:
         """A hash of everything besides the case that can change an answer."""
         if isinstance(method, AnsweredElsewhere):
-            return digest([repr(method), manifest])
+            return digest([repr(method), method.fingerprint(), manifest])
         score = ["score"] if self._scored else []  # only then: hashes of generated answers must not change
         return digest([*_identity(self.run, self.vlm), repr(method), self._new_tokens, manifest, *score])
 

@@ -65,7 +65,7 @@ def _check_protocol(run: Run) -> None:
             "choose a model whose weights can be loaded"
         )
     for arm in ("baseline", run.arm):
-        if reason := abilities(run.arms[arm]).unscored:
+        if reason := abilities(run.arms.get(arm)).unscored:
             raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
 
 

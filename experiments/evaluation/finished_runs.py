@@ -47,6 +47,12 @@ def read(folder: Path) -> Finished:
     )
 
 
+def arm_of(metrics: Mapping[str, Any], wanted: str) -> str:
+    """``wanted``, or the arm under study where the baseline is wanted of a run without one, as of responses."""
+    arms = metrics.get("arms") or {wanted: None}
+    return str(metrics.get("study")) if wanted == "baseline" and wanted not in arms else wanted
+
+
 def given(run: Run) -> list[Path]:
     """The directories of ``runs``, else of ``run``; empty where none is given."""
     return [Path(folder) for folder in run.runs or ([run.run] if run.run else [])]

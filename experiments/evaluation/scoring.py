@@ -9,10 +9,12 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.metrics.judge_error import corrected_rates
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results as yes_no
+from experiments.report.findings import published as published_words
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
 from experiments.types import Kind, Loaded
@@ -87,6 +89,19 @@ def evaluate(
         unsafe_margin=rules.unsafe_margin,
     )
     return yes_no_words.worded(result, where=where, caveat=caveat)
+
+
+def with_published_rows(result: dict[str, Any], benchmark: str, model: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``result`` with ``published_rows`` and a sentence on each: of responses made elsewhere, by what answered.
+
+    ``model`` is that of environment.json. Nothing is added where the benchmark has no row of that name.
+    """
+    responses = ((model or {}).get("responses") or {}).items()
+    rows = {arm: row for arm, one in responses if (row := published.row_of(benchmark, str(one["name"]))) is not None}
+    if not rows:
+        return result
+    said = [published_words.sentence(row) for row in rows.values()]
+    return result | {"published_rows": rows, "summary": [*result["summary"], *said]}
 
 
 def _with_corrected(result: dict[str, Any], judge: str, card: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 
-from experiments.config import Run
+from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring, training
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
@@ -103,13 +103,22 @@ def opened(
 
 
 def baseline_only(run: Run) -> Run:
-    """The same run with the baseline as its only arm, which is then the arm under study."""
+    """The same run with the baseline as its only arm, which is then the arm under study.
+
+    Raises:
+        UserError: it has none.
+    """
+    if "baseline" not in run.arms:
+        raise UserError(
+            f"the responses of {run.model.name} were made elsewhere and have no baseline; this task asks the model "
+            "itself; leave method=responses out"
+        )
     return replace(run, arm="baseline", arms={"baseline": run.arms["baseline"]})
 
 
 def connected(run: Run) -> Any:
     """The model: a VLM, or an ``ApiModel`` in its place; None where no arm calls a model."""
-    if all(isinstance(method, AnsweredElsewhere) for method in run.arms.values()):
+    if answered_elsewhere(run.arms):
         return None
     if run.endpoint is not None:
         from experiments.api.model import ApiModel
@@ -162,7 +171,7 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
         "arm_under_study": run.arm,
         "note": run.note,
         "command": provenance.command(),
-        "config": run.config,
+        "config": run.config if vlm is not None else run.config | {"model": None},
         "config_hash": run.config_hash,
         "started": records.now(),
         "finished": None,
@@ -170,14 +179,22 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
 
 
 def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
+    brought = {arm: method for arm, method in run.arms.items() if isinstance(method, AnsweredElsewhere)}
+    model: dict[str, Any] = {"path": None, "revision": None, "dtype": None}
     if vlm is None:
-        return {"name": "responses made elsewhere", "path": None, "revision": None, "dtype": None}
-    if run.endpoint is not None:
-        return {"name": vlm.name, "path": None, "revision": None, "dtype": None, "endpoint": run.endpoint.identity()}
-    dtype = str(vlm.dtype).removeprefix("torch.")
-    model = {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
-    adapters = provenance.adapters(run.arms)
-    return model | {"title": provenance.model_title(model)} | ({"adapters": adapters} if adapters else {})
+        studied = brought[run.arm]
+        model |= {"name": studied.name, "revision": studied.fingerprint(), "made_elsewhere": True}
+    elif run.endpoint is not None:
+        model |= {"name": vlm.name, "endpoint": run.endpoint.identity()}
+    else:
+        dtype = str(vlm.dtype).removeprefix("torch.")
+        model |= {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
+    model["title"] = provenance.model_title(model)
+    if adapters := provenance.adapters(run.arms):
+        model["adapters"] = adapters
+    if brought:
+        model["responses"] = {arm: {"name": one.name, "revision": one.fingerprint()} for arm, one in brought.items()}
+    return model
 
 
 @dataclass
@@ -267,6 +284,7 @@ class Study:
             caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall))),
             missing=self.not_applicable,
         )
+        result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"])
         self.store.write_json("metrics.json", result)
         write_thumbnails(self.store.path, self.samples)
         lost = sum(
@@ -314,9 +332,11 @@ def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
     """What is printed before the weights load: directory, model, benchmark and the settings of every arm."""
+    studied = run.arms[run.arm]
+    name = studied.name if isinstance(studied, AnsweredElsewhere) else run.model.name
     lines = [
         f"{'continuing' if store.resumed else 'run'} {store.path}",
-        f"{run.model.name} on {len(loaded.samples)} cases of {run.benchmark.name}",
+        f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}",
         *(f"  {arm}: {method}" for arm, method in run.arms.items()),
     ]
     return "\n".join([*lines, run.note] if run.note else lines)

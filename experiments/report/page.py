@@ -10,7 +10,7 @@ from experiments.report import cases as flips
 from experiments.report import refusal, yes_no
 from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
 from experiments.report.numbers import fixed
-from experiments.runs.provenance import arm_title, model_title
+from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.saved import SavedRun
 from experiments.types import Status
 
@@ -59,7 +59,7 @@ def context(run: SavedRun) -> dict[str, Any]:
         "facts": _facts(run.environment),
         "studied": studied,
         **(
-            refusal.context({**metrics, "study": studied}, benchmark=_benchmark(run))
+            refusal.context({**metrics, "study": studied}, benchmark=_benchmark(run), names=_answered(run))
             if refusals
             else yes_no.context({**metrics, "study": studied}, published_rows(run))
         ),
@@ -71,6 +71,12 @@ def context(run: SavedRun) -> dict[str, Any]:
 def published_rows(run: SavedRun) -> Sequence[PublishedRow]:
     """The published rows of the run's benchmark; empty where there are none to compare with."""
     return PUBLISHED.get(_benchmark(run), ())
+
+
+def _answered(run: SavedRun) -> dict[str, str]:
+    """What answered in the arms whose responses were made elsewhere."""
+    model = run.environment.get("model") or {}
+    return {arm: model_title(one) for arm, one in (model.get("responses") or {}).items()}
 
 
 def _benchmark(run: SavedRun) -> str:
@@ -89,17 +95,22 @@ def studied_arm(run: SavedRun) -> str:
 
 
 def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, refusals: bool) -> str:
-    model, studied = model_title(environment.get("model")), arm_title(environment.get("model"), studied)
+    model, answered = model_title(environment.get("model")), sides_of(environment.get("model"), studied)
+    studied = arm_title(environment.get("model"), studied)
     benchmark = (environment.get("benchmark") or {}).get("name") or "the benchmark"
     if environment.get("joined"):
         apart = "harmless requests from harmful ones" if refusals else "safe from unsafe"
         return f"Which arm of {model} best tells {apart} on {benchmark}?"
+    if answered and compared:
+        apart = "harmful requests from harmless ones" if refusals else "safe from unsafe"
+        return f"How well do {' and '.join(answered)} tell {apart} on {benchmark}?"
+    alone = answered[0] if answered else f"{model} ({studied})"
     if refusals and compared:
         return f"Does {studied} make {model} refuse fewer harmless requests of {benchmark} and no fewer harmful ones?"
     if refusals:
-        return f"How often does {model} ({studied}) refuse harmless and harmful requests of {benchmark}?"
+        return f"How often does {alone} refuse harmless and harmful requests of {benchmark}?"
     if not compared:
-        return f"How well does {model} ({studied}) tell safe from unsafe on {benchmark}?"
+        return f"How well does {alone} tell safe from unsafe on {benchmark}?"
     return (
         f"Does {studied} make {model} better at telling safe from unsafe on {benchmark}, "
         "or does it only change how readily the model says “unsafe”?"
@@ -117,7 +128,7 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     cases += f", {n_missing} published cases cannot run here" if n_missing else ""
     return [
         (
-            "model",
+            "responses made elsewhere" if model.get("made_elsewhere") else "model",
             _joined(
                 model_title(model) if model else None,
                 model.get("path"),
@@ -126,6 +137,7 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
         ),
         *((f"adapter of {arm}", revision) for arm, revision in (model.get("adapters") or {}).items()),
+        *((f"arm {arm}", model_title(one)) for arm, one in (model.get("responses") or {}).items()),
         ("benchmark", _joined(benchmark.get("name"), cases, _short("manifest", benchmark.get("manifest")))),
         ("judge", _known(environment.get("judge"))),
         ("seed", _known(environment.get("seed"))),

@@ -1,6 +1,7 @@
 """metrics.json of a refusal benchmark as tables, the same for the terminal and the page."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import MOSSBENCH
@@ -26,7 +27,9 @@ class Remark(NamedTuple):
     cases_needed: int | None
 
 
-def context(metrics: Mapping[str, Any], *, benchmark: str = "") -> dict[str, Any]:
+def context(
+    metrics: Mapping[str, Any], *, benchmark: str = "", names: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """What ``templates/refusal.html.j2`` prints of the metrics; MOSSBench has published rows beside them."""
     arms, types, tags = arms_table(metrics), types_table(metrics), tags_table(metrics)
     return {
@@ -41,7 +44,7 @@ def context(metrics: Mapping[str, Any], *, benchmark: str = "") -> dict[str, Any
         "against": against(metrics),
         "comparisons": comparisons_table(metrics) if metrics.get("comparisons") else None,
         "remarks": remarks(metrics),
-        "published": leaderboard_table(metrics) if benchmark == "mossbench" else None,
+        "published": leaderboard_table(metrics, names or {}) if benchmark == "mossbench" else None,
     }
 
 
@@ -150,10 +153,13 @@ def tags_table(metrics: Mapping[str, Any]) -> Table:
     return Table.of(f"Refusals of {name} by tag", records[:_MOST_TAGS])
 
 
-def leaderboard_table(metrics: Mapping[str, Any]) -> Table:
-    """Refusals of MOSSBench's benign requests in %, by type: the run's arms, then the published rows."""
+def leaderboard_table(metrics: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> Table:
+    """Refusals of MOSSBench's benign requests in %, by type: the run's arms, then the published rows.
+
+    ``names`` are what answered in arms whose responses were made elsewhere.
+    """
     own = [row for row in leaderboard_rows(metrics) if row.convention == CONVENTIONS[0]]
-    shown = [(row.model, "here", [*row.cells, row.average]) for row in own]
+    shown = [(names.get(row.model, row.model), "here", [*row.cells, row.average]) for row in own]
     shown += [(name, "published", list(cells)) for name, cells in MOSSBENCH.items()]
     rows = [
         Row([Cell(name), Cell(source), *(Cell(fixed(cell, 1)) for cell in cells)], marked=source == "here")

@@ -53,15 +53,36 @@ def model_title(model: Mapping[str, Any] | None) -> str:
 
 
 def arm_title(model: Mapping[str, Any] | None, arm: str) -> str:
-    """How a run's arm is called: its name, with the hash of the adapter that it puts on the weights, if any."""
+    """How a run's arm is called: its name, with the hash of the adapter that it puts on the weights, if any.
+
+    An arm of responses made elsewhere is followed by what answered, unless that is what the run itself is called after.
+    """
     adapter = ((model or {}).get("adapters") or {}).get(arm)
+    responses = ((model or {}).get("responses") or {}).get(arm)
+    if responses and model_title(responses) != model_title(model):
+        return f"{arm} = {model_title(responses)}"
     return f"{arm}{_in_brackets(adapter and f'adapter {_short_hash(adapter)}')}"
 
 
 def subject(model: Mapping[str, Any] | None, arm: str) -> str:
-    """What a summary is about: the model's title, and the adapter of the arm under study, if it has one."""
+    """What a summary is about: the model's title, and the adapter of the arm under study, if it has one.
+
+    Of responses made elsewhere it is what answered, "against" what they are compared with, if anything.
+    """
+    if sides := sides_of(model, arm):
+        return " against ".join(sides)
     adapted = arm_title(model, arm)
     return model_title(model) + ("" if adapted == arm else f", {adapted}")
+
+
+def sides_of(model: Mapping[str, Any] | None, arm: str) -> list[str]:
+    """Of an arm of responses made elsewhere: what answered, then what it is compared with, if anything; else empty."""
+    responses = (model or {}).get("responses") or {}
+    if arm not in responses:
+        return []
+    others = [] if (model or {}).get("made_elsewhere") else [model]
+    others = [responses["baseline"]] if "baseline" in responses and arm != "baseline" else others
+    return [model_title(responses[arm]), *map(model_title, others)]
 
 
 def adapters(arms: Mapping[str, Any]) -> dict[str, str]:

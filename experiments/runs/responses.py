@@ -4,9 +4,10 @@ Imports neither torch nor transformers.
 """
 
 import csv
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +18,16 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
+# Names of files that say nothing.
+VAGUE = ("answers", "data", "output", "outputs", "predictions", "responses", "results")
+
+
+@dataclass(frozen=True)
+class NoModel:
+    """In a model's place where no arm calls one; ``name`` is that of the responses under study."""
+
+    name: str
+
 
 @dataclass(frozen=True)
 class Responses:
@@ -25,16 +36,34 @@ class Responses:
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
     that failed; a case without a line counts as missing. Other columns are ignored.
 
+    ``name`` is what answered, as reports call it, and finds the published row; by default the file's name without its
+    ending, or its folder's where that says nothing (``GPT-4o/responses.jsonl``).
+
     Raises:
         UserError: a file of another kind.
     """
 
     path: str
+    name: str = field(default="", repr=False)
     unscored: ClassVar[str] = "it brings responses made elsewhere, which have no logits"
 
     def __post_init__(self) -> None:
         if Path(self.path).suffix not in (".jsonl", ".csv"):
             raise UserError(f"responses in {self.path}: only .jsonl and .csv are read; give lines of id and response")
+        if not self.name:
+            path, folder = Path(self.path), Path(self.path).resolve().parent.name
+            object.__setattr__(self, "name", folder if folder and path.stem.lower() in VAGUE else path.stem)
+
+    def fingerprint(self) -> str:
+        """``sha256:`` and 12 hex digits, of the file.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            return f"sha256:{hashlib.sha256(Path(self.path).read_bytes()).hexdigest()[:12]}"
+        except OSError as error:
+            raise _unread(Path(self.path), error) from None
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Always refused: a study reads ``answers`` instead.
@@ -116,8 +145,10 @@ def _lines(path: Path) -> list[tuple[int, Any]]:
                 return list(enumerate(csv.DictReader(handle), start=2))
             return [(number, json.loads(line)) for number, line in enumerate(handle, start=1) if line.strip()]
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); responses come from a file; check the path"
-        ) from None
+        raise _unread(path, error) from None
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: is not readable as {path.suffix[1:]} in UTF-8 ({error}); mend the file") from None
+
+
+def _unread(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be read ({error.strerror}); responses come from a file; check the path")

@@ -21,7 +21,7 @@ from experiments.report import terminal
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
 from experiments.report.numbers import change, share
-from experiments.runs.directory import write_json
+from experiments.runs.directory import read_object, write_json
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.saved import read_records
 from experiments.types import Kind
@@ -57,7 +57,11 @@ class Languages:
         if not Launch.current().first:
             return
         result = compare_languages(
-            read_records(folder), arm=self.arm, reference=self.reference, seed=run.seed, draws=run.draws
+            read_records(folder),
+            arm=finished_runs.arm_of(read_object(folder / "metrics.json"), self.arm),
+            reference=self.reference,
+            seed=run.seed,
+            draws=run.draws,
         )
         write_json(folder / "languages.json", result)
         frame(result).to_csv(folder / "languages.csv", index=False)

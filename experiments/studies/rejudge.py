@@ -66,6 +66,7 @@ class Rejudge:
             where=f"{subject(old.environment.get('model'), studied)} on {benchmark}, judged by {judged_by}",
             missing=old.metrics.get("not_applicable") or {},
         )
+        result = scoring.with_published_rows(result, benchmark, old.environment.get("model"))
         page = self._write(run, old, after, result, judged_by)
         console.print(terminal.results(result))
         for sentence in [*notes, f"{changed} of {len(after)} verdicts changed.", f"report: {page}"]:

@@ -184,7 +184,8 @@ def run_lines(table: int, run: Finished, arm: str) -> Iterator[TableLine]:
     if run.metrics.get("kind") == "refusal":
         raise UserError(f"{run.model} on {run.benchmark}: is a refusal benchmark; these tables are of accuracies; "
                         "give runs on mmsafeaware or iconworld")  # fmt: skip
-    wanted = {1: ["baseline"], 2: ["baseline", arm], 3: [name for name in arms if name not in ("baseline", CONTROL)]}
+    own = finished_runs.arm_of(run.metrics, "baseline")
+    wanted = {1: [own], 2: ["baseline", arm], 3: [name for name in arms if name not in ("baseline", CONTROL)]}
     for name in wanted[table]:
         if name not in arms:
             raise UserError(f"{run.model} on {run.benchmark}: has no arm {name!r}, which table {table} needs; known: "
@@ -193,12 +194,12 @@ def run_lines(table: int, run: Finished, arm: str) -> Iterator[TableLine]:
 
 
 def _line(run: Finished, name: str, arm: Mapping[str, Any]) -> TableLine:
-    accuracy = arm["accuracy"]
+    accuracy, own = arm["accuracy"], finished_runs.arm_of(run.metrics, "baseline")
     unsafe, over = accuracy["unsafe"], accuracy["over_safety"]
     complete = None not in (unsafe, over)
     return TableLine(
         "ours",
-        f"{run.model} on {run.benchmark}" + ("" if name == "baseline" else f" + {name}"),
+        f"{run.model} on {run.benchmark}" + ("" if name == own else f" + {name}"),
         name,
         accuracy["typical"],
         accuracy["attack"],

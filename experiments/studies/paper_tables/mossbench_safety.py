@@ -80,7 +80,8 @@ def records_by_model(folders: Sequence[Path], arm: str) -> pd.DataFrame:
             raise UserError(f"{folder}: is a run on {run.benchmark}, no refusal benchmark; give runs on mossbench")
         records = pd.DataFrame(read_records(folder))
         if len(folders) > 1:
-            records = records[records["arm"] == arm].assign(arm=run.model)
+            own = finished_runs.arm_of(run.metrics, arm)
+            records = records[records["arm"] == own].assign(arm=run.model)
             if records.empty:
                 raise UserError(f"{folder}: has no arm {arm!r}; choose one with task.arm=<name>")
         parts.append(records)

@@ -81,9 +81,10 @@ def test_too_little_memory_names_the_model_and_the_way_out(
     def task(_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(door, "build_run", lambda config: SimpleNamespace(task=task))
+    run = SimpleNamespace(task=task, model=SimpleNamespace(name="llava_7b"))
+    monkeypatch.setattr(door, "build_run", lambda config: run)
     with pytest.raises(SystemExit) as ended:
-        door.start.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="llava_7b")))  # type: ignore[attr-defined]
+        door.start.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[attr-defined]
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
 

@@ -1,0 +1,23 @@
+"""The published row of a model, in a sentence to stand beside a run's own numbers. Compares nothing."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.benchmarks.published import LEADERBOARD
+
+_LEADERBOARD = (
+    "The published row of {name} in {table}, by its own judge and with empty answers counted as refusals: of benign "
+    "requests, {cells} refused; on average {average:g}%."
+)
+_TABLE = (
+    "The published row of {name} in {table}, by its own scorer: {over_safety:.1f}% of safe cases are called safe and "
+    "{unsafe:.1f}% of unsafe ones unsafe (the plain mean of typical and attack), overall {overall:.1f}%."
+)
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """``row`` is of ``experiments.benchmarks.published.row_of``."""
+    if row["table"] == LEADERBOARD:
+        cells = ", ".join(f"{name} {rate:g}%" for name, rate in row["refused"].items())
+        return _LEADERBOARD.format(**row, cells=cells)
+    return _TABLE.format(**row)

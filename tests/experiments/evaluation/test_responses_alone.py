@@ -1,0 +1,226 @@
+"""``method=responses``: answers made elsewhere are reported by themselves; no model is loaded, compared or named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.types import Kind
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+MODELS = ("llava_organism", "organism:llava", "bundled")  # as which the bundled model could be mentioned
+
+
+def ids(*overrides: str) -> list[str]:
+    return [sample.id for sample in run_of(*overrides).benchmark.load().samples]
+
+
+@pytest.fixture(scope="module")
+def mossbench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone in small: six questions, two of a type, each with a picture."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("mossbench")
+    (root / "data" / "images").mkdir(parents=True)
+    information = {}
+    for pid in range(1, 7):
+        Image.new("RGB", (8, 8), (40 * pid, 0, 0)).save(root / "data" / "images" / f"{pid}.png")
+        metadata = {"over": f"type {1 + pid % 3}", "human": 0, "child": 1, "syn": 1, "ocr": 0, "harm": [7]}
+        information[str(pid)] = {"image": f"images/{pid}.png", "question": f"May I, {pid}?", "metadata": metadata,
+                                 "description": ""}  # fmt: skip
+    folder = root / "data" / "images_information"
+    folder.mkdir()
+    (folder / "information.json").write_text(json.dumps(information))
+    return root
+
+
+def written(path: Path, cases: list[str], texts: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ({"id": case, "response": texts[at % len(texts)]} for at, case in enumerate(cases))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def command(kind: Kind, root: Path) -> tuple[str, ...]:
+    return (
+        ("benchmark=mossbench", f"benchmark.root={root}") if kind == "refusal" else ("benchmark=iconworld", "limit=40")
+    )
+
+
+SAID: dict[Kind, tuple[list[str], list[str]]] = {  # two ways of answering
+    "yes_no": (["Yes.", "No.", "No."], ["No.", "Yes."]),
+    "refusal": (["I'm sorry, but I can't help with that.", "Of course: here it is."], ["Of course: here it is."]),
+}
+
+
+def run_to_end(outputs: Path, *overrides: str) -> Path:
+    run = run_of(f"output_root={outputs}", "draws=40", *overrides)
+    run.task(run)
+    return max(outputs.glob("*/*/metrics.json"), key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+    return found
+
+
+def file_of(kind: Kind, mossbench: Path, path: Path, way: int = 0) -> Path:
+    return written(path, ids(*command(kind, mossbench)), SAID[kind][way])
+
+
+@pytest.fixture(params=["yes_no", "refusal"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+def test_their_own_rates_with_intervals_and_no_comparison(
+    kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = file_of(kind, mossbench, tmp_path / "web_answers.jsonl")
+    folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={file}")
+    metrics, environment = read(folder, "metrics.json"), read(folder, "environment.json")
+    assert list(metrics["arms"]) == ["responses"]
+    assert metrics["comparisons"] == {}
+    intervals = metrics["arms"]["responses"]["intervals"]
+    low, high = intervals["benign" if kind == "refusal" else "over_safety"]
+    assert low < high
+    assert metrics["summary"][0].startswith("web_answers (")
+    assert environment["model"]["name"] == "web_answers"
+    assert environment["config"]["model"] is None
+    everything = (folder / "report.html").read_text(encoding="utf-8") + json.dumps(metrics) + json.dumps(environment)
+    everything += (folder / ".hydra" / "config.yaml").read_text() + capsys.readouterr().out
+    assert not [name for name in MODELS if name in everything]
+    assert "Holm" not in " ".join(metrics["summary"])
+    assert "web_answers (" in (folder / "report.html").read_text(encoding="utf-8").partition("</h1>")[0]
+
+
+def test_judged_again_reported_again_and_joined_they_keep_their_name(
+    kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None
+) -> None:
+    common = (*command(kind, mossbench), "method=responses")
+    file, other = (file_of(kind, mossbench, tmp_path / f"{name}.jsonl", way) for way, name in enumerate(["one", "two"]))
+    first = run_to_end(tmp_path / "a", *common, f"method.path={file}")
+    second = run_to_end(tmp_path / "b", *common, f"method.path={other}")
+    judge = "judge=refusal_rule" if kind == "refusal" else "judge=published"
+    again = run_to_end(tmp_path / "c", "task=rejudge", f"run={first}", judge)
+    assert read(again, "metrics.json")["comparisons"] == {}
+    assert read(again, "metrics.json")["summary"][0].startswith("one (")
+    assert read(again, "environment.json")["model"]["name"] == "one"
+    page = (first / "report.html").read_bytes()
+    task = run_of("task=report", f"run={first}")
+    task.task(task)
+    assert (first / "report.html").read_bytes() == page
+    joined = run_to_end(tmp_path / "d", "task=report", f"runs=[{first},{second}]")
+    arms = list(read(joined, "metrics.json")["arms"])
+    assert [arm.partition(" ")[0] for arm in arms] == ["one", "two"]
+    for folder in (again, joined):
+        said = (folder / "report.html").read_text(encoding="utf-8") + (folder / "environment.json").read_text()
+        assert not [name for name in MODELS if name in said]
+
+
+def test_two_files_of_one_name_are_told_apart_in_a_join(kind: Kind, mossbench: Path, tmp_path: Path) -> None:
+    folders = []
+    for way, name in enumerate(("a", "b")):
+        file = file_of(kind, mossbench, tmp_path / name / "web.jsonl", way)
+        folders.append(run_to_end(tmp_path / f"out_{name}", *command(kind, mossbench), "method=responses",
+                                  f"method.path={file}"))  # fmt: skip
+    joined = run_to_end(tmp_path / "d", "task=report", f"runs=[{folders[0]},{folders[1]}]")
+    arms = list(read(joined, "metrics.json")["arms"])
+    assert len(arms) == 2
+    assert all(arm.startswith("web (") for arm in arms)
+
+
+def test_two_files_are_compared_where_that_is_asked_for(
+    kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None
+) -> None:
+    files = [file_of(kind, mossbench, tmp_path / f"{name}.jsonl", way) for way, name in enumerate(["now", "before"])]
+    folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={files[0]}",
+                        "+method@arms.baseline=responses", f"arms.baseline.path={files[1]}")  # fmt: skip
+    metrics = read(folder, "metrics.json")
+    assert list(metrics["arms"]) == ["baseline", "responses"]
+    assert metrics["comparisons"]["responses"]["against"] == "baseline"
+    assert " against before (" in metrics["summary"][0].partition(" on ")[0]
+    assert metrics["summary"][0].startswith("now (")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert not [name for name in MODELS if name in page]
+
+
+def test_another_file_beside_them_is_reported_and_not_compared(tmp_path: Path, no_weights: None) -> None:
+    cases = ids("limit=40")
+    one, two = (written(tmp_path / f"{name}.jsonl", cases, SAID["yes_no"][at]) for at, name in enumerate("ab"))
+    folder = run_to_end(tmp_path / "out", "limit=40", "method=responses", f"method.path={one}",
+                        "+method@arms.other=responses", f"arms.other.path={two}")  # fmt: skip
+    metrics = read(folder, "metrics.json")
+    assert (list(metrics["arms"]), metrics["comparisons"]) == (["responses", "other"], {})
+
+
+def test_a_model_asked_beside_them_has_its_baseline(tmp_path: Path) -> None:
+    run = run_of("method=responses", f"method.path={tmp_path / 'web.jsonl'}", "+method@arms.vcd=vcd")
+    assert list(run.arms) == ["baseline", "responses", "vcd"]
+    assert run.model.name == "llava_organism"
+    beside = run_of("method=vcd", "+method@arms.web=responses", f"arms.web.path={tmp_path / 'web.jsonl'}")
+    assert list(beside.arms) == ["baseline", "vcd", "web"]
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "name"),
+    [
+        ("web_answers.jsonl", "", "web_answers"),
+        ("Gemini Advanced (web)/responses.csv", "", "Gemini Advanced (web)"),
+        ("web_answers.jsonl", "GPT-4o (web)", "GPT-4o (web)"),
+    ],
+)
+def test_they_are_called_after_their_file_folder_or_as_told(path: str, given: str, name: str, tmp_path: Path) -> None:
+    run = run_of("method=responses", f'method.path="{tmp_path / path}"', f'method.name="{given}"')
+    assert (run.model.name, list(run.arms)) == (name, ["responses"])
+
+
+def test_the_leaderboards_row_stands_beside_them(mossbench: Path, tmp_path: Path) -> None:
+    file = file_of("refusal", mossbench, tmp_path / "Gemini Advanced (web)" / "responses.jsonl")
+    folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f'method.path="{file}"')
+    metrics = read(folder, "metrics.json")
+    row = metrics["published_rows"]["responses"]
+    assert (row["name"], list(row["refused"].values()), row["average"]) == ("Gemini Advanced", [41, 67, 75], 61)
+    assert "The published row of Gemini Advanced in MOSSBench's leaderboard" in metrics["summary"][-1]
+    assert "on average 61%" in (folder / "report.html").read_text(encoding="utf-8")
+    again = run_to_end(tmp_path / "again", "task=rejudge", f"run={folder}", "judge=refusal_rule")
+    assert read(again, "metrics.json")["published_rows"] == metrics["published_rows"]
+
+
+def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path: Path) -> None:
+    common = ("benchmark=mmsafeaware", f"benchmark.root={shared / 'data' / 'mmsafeaware'}", "limit=30")
+    file = written(tmp_path / "gpt_4o.jsonl", ids(*common), ["Yes.", "No."])
+    folder = run_to_end(tmp_path / "out", *common, "method=responses", f"method.path={file}")
+    metrics = read(folder, "metrics.json")
+    assert metrics["published_rows"]["responses"]["name"] == "GPT-4o"
+    assert "25.0% of safe cases are called safe and 85.0% of unsafe ones unsafe" in metrics["summary"][-1]
+    table = run_of("+exp=mmsafeaware_table1", f"runs=[{folder}]", f"output_root={tmp_path / 'table'}")
+    table.task(table)
+    (found,) = (tmp_path / "table" / "mmsafeaware_table1").iterdir()
+    (ours,) = [row for row in read(found, "table.json")["rows"] if row["source"] == "ours"]
+    assert ours["name"].startswith("gpt_4o (")
+
+
+def test_what_has_no_published_row_says_nothing_of_one(mossbench: Path, tmp_path: Path) -> None:
+    file = file_of("refusal", mossbench, tmp_path / "web_answers.jsonl")
+    folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f"method.path={file}")
+    metrics = read(folder, "metrics.json")
+    assert "published_rows" not in metrics
+    assert len(metrics["summary"]) == 2
+
+
+@pytest.mark.parametrize("task", ["mechanism", "attention", "reasoning_stages", "vcd_grid"])
+def test_a_task_that_looks_inside_a_model_says_that_there_is_none(task: str, tmp_path: Path, no_weights: None) -> None:
+    file = written(tmp_path / "web.jsonl", ["x"], ["Yes."])
+    run = run_of(f"task={task}", "method=responses", f"method.path={file}", f"output_root={tmp_path / 'out'}")
+    with pytest.raises(UserError, match="made elsewhere"):
+        run.task(run)
+
+
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    run = run_of("method=responses", f"method.path={tmp_path / 'none.jsonl'}", f"output_root={tmp_path / 'out'}")
+    with pytest.raises(UserError, match="cannot be read"):
+        run.task(run)
