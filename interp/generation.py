@@ -1,8 +1,8 @@
-"""Helpers around one call of ``generate()``: greedy settings, first-step logits, and the generated ids."""
+"""Helpers around one call of ``generate()``: greedy settings, the generated ids, and what comes of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ class Generation:
     """The answers to a batch of prompts, one row each.
 
     ``texts`` have no special tokens and no surrounding whitespace. ``token_ids`` are the generated ids, end token
-    included. ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, with the arm's own
-    method applied (NaN if there are no logits). ``finished`` is whether the end token came within ``max_new_tokens``.
+    included. ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, read from the scores
+    that it was chosen from (``interp.first_scores``; NaN if there are none). ``finished`` is whether the end token came
+    within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
+    ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``). ``statuses`` and
     ``reasons`` describe the outcome of each request to a remote API. ``prompts`` are the rendered prompts.
     """
@@ -35,6 +37,15 @@ class Generation:
     statuses: list[str] | None = None
     reasons: list[str] | None = None
     prompts: list[str] | None = None
+    unshifted: Float[Tensor, "row"] | None = None
+    sampled: bool = False
+
+    def first(self, rows: int) -> "Generation":
+        """The first ``rows`` answers, without the others."""
+        kept: dict[str, Any] = {
+            name: value[:rows] for name, value in vars(self).items() if isinstance(value, list | Tensor)
+        }
+        return replace(self, **kept)
 
 
 def check_call(options: dict[str, Any], attention_mask: Int[Tensor, "row column"], seed: int | None) -> None:
@@ -73,22 +84,6 @@ def _until_end(row: list[int], ends: set[int], pad: int) -> list[int]:
     while row and row[-1] == pad:  # another stopping criterion ended this row early
         row = row[:-1]
     return row
-
-
-@contextmanager
-def first_logits(speaker: Any) -> Iterator[list[Float[Tensor, "row vocab"]]]:
-    """Collects the first forward's logits at the last column, before any logits processor."""
-    kept: list[Tensor] = []
-
-    def keep(module: Any, arguments: Any, output: Any) -> None:
-        if not kept:
-            kept.append(output.logits[:, -1].detach().to(dtype=torch.float32, copy=True))
-
-    handle = speaker.register_forward_hook(keep)
-    try:
-        yield kept
-    finally:
-        handle.remove()
 
 
 @contextmanager

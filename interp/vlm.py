@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
-from transformers import BatchFeature, LogitsProcessor, LogitsProcessorList
+from transformers import BatchFeature, LogitsProcessor
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import read_checkpoint
 from interp.checkpoints.memory import input_device
 from interp.errors import UserError
 from interp.families import encode_pieces, layout_for
-from interp.generation import GREEDY, Generation, check_call, first_logits, new_tokens, own_length, seeded
+from interp.first_scores import FirstScores, margin_of
+from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
 from interp.prompt import Prompt, render, to_rgb
 
 __all__ = ["VLM", "Generation", "Prompt", "load"]
@@ -231,8 +232,8 @@ class VLM:
         """Answers the prompts: greedily, unless ``generate_kwargs`` say otherwise, ignoring the checkpoint's settings.
 
         ``encoded`` are inputs made by ``encode``, possibly modified. ``seed`` is required for ``do_sample=True`` and
-        leaves the global generator alone; a sampled answer depends on its batch. Margins come from the raw logits of
-        the first step, before any processor.
+        leaves the global generator alone; a sampled answer depends on its batch. Margins are read from the scores that
+        the first token was chosen from: after every processor, before sampling (``interp.first_scores``).
 
         Raises:
             UserError: right-padded inputs, several sequences per prompt, or sampling without a seed.
@@ -240,18 +241,21 @@ class VLM:
         batch = self.encode(prompts) if encoded is None else encoded
         options = GREEDY | self._special_tokens() | generate_kwargs
         check_call(options, batch["attention_mask"], seed)
-        processors = LogitsProcessorList(logits_processor or [])
-        with first_logits(self.speaker) as first, own_length(self.speaker), seeded(seed, self.device):
-            output = self.model.generate(**batch, **options, max_new_tokens=max_new_tokens, logits_processor=processors)
+        first = FirstScores(logits_processor or (), self.answer_ids, options)
+        options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
+        with own_length(self.speaker), seeded(seed, self.device):
+            output = self.model.generate(**batch, **options)
         ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
         return Generation(
             texts=[text.strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)],
             token_ids=rows,
-            margins=self.margin(first[0]).cpu(),
+            margins=first.margins(len(rows)),
             finished=[bool(row) and row[-1] in ends for row in rows],
             prompts=[self.render(prompt) for prompt in prompts],
+            unshifted=first.unshifted(len(rows)),
+            sampled=first.sampled,
         )
 
     def _special_tokens(self) -> dict[str, Any]:
@@ -275,7 +279,16 @@ class VLM:
             logits = self.model(**batch, logits_to_keep=columns).logits
         return self.margin(logits[torch.arange(len(mask), device=logits.device), column.to(logits.device)]).cpu()
 
-    def margin(self, logits: Float[Tensor, "row vocab"]) -> Float[Tensor, "row"]:
-        """logit(Yes) − logit(No) in float32, each the log-sum-exp over its first tokens (``answer_ids``)."""
-        yes, no = (logits[:, ids].float().logsumexp(-1) for ids in self.answer_ids)
-        return yes - no
+    def margin(
+        self, logits: Float[Tensor, "row vocab"], *, of: Int[Tensor, "vocab"] | None = None
+    ) -> Float[Tensor, "row"]:
+        """logit(Yes) − logit(No) in float32, each the log-sum-exp over its first tokens (``answer_ids``).
+
+        ``of`` are the tokens of the columns of ``logits``, if those are not the whole vocabulary.
+        """
+        if of is None:
+            yes, no = self.answer_ids
+        else:
+            columns = {token: column for column, token in enumerate(of.tolist())}
+            yes, no = ([columns[token] for token in ids] for ids in self.answer_ids)
+        return margin_of(logits[:, yes], logits[:, no])

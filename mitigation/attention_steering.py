@@ -51,6 +51,11 @@ class AttentionSteering:
         """As declared by ``method``."""
         return abilities(self.method).unscored
 
+    @property
+    def sampled(self) -> bool:
+        """As declared by ``method``."""
+        return abilities(self.method).sampled
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Answers and margins of the steered model.
 

@@ -22,7 +22,9 @@ class Method(Protocol):
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Answers to ``prompts``, in order, with this arm's margins.
 
-        An answer depends on its prompt (with its key) and the method's settings, not on the rest of the batch.
+        An answer depends on its prompt (with its key) and the method's settings, not on the rest of the batch. The
+        margins are read by ``vlm.generate`` (``interp.first_scores``); where the model reasons before its verdict,
+        ``mitigation.reasoning.at_verdicts`` reads them.
 
         Raises:
             UserError: the method cannot work on this model or prompt.
@@ -44,6 +46,8 @@ class Abilities:
     """It works on the margin between Yes and No, which an open answer does not have."""
     by_words: bool = False
     """It only calls ``generate(prompts, max_new_tokens=...)`` of the model, so it works over an API."""
+    sampled: bool = False
+    """Its tokens are drawn, so that a verdict need not have the sign of its margin."""
     fitted_to: Literal["", "labels", "yes_share"] = ""
     """It must be fitted first, on the baseline's margins and either the labels (``fit(margins, safe)``, as
     ``CalibratedShift``) or the share of Yes of the arm under study (``fit(margins, target_yes_share)``, as

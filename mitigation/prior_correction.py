@@ -149,8 +149,7 @@ def answers_by_rule(
 
     encoded, answers = vlm.encode(prompts), [token for ids in vlm.answer_ids for token in ids]
     ruling = RuleLogitsProcessor(vlm.model, encoded["input_ids"], others, rule, beta=beta, answers=answers)
-    generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
-    return replace(generation, margins=vlm.margin(ruling.first_scores).cpu())
+    return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
 
 
 class PriorShare(NamedTuple):

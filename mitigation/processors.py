@@ -6,6 +6,7 @@ the "Gumbel-max trick"). Each row's noise depends only on its case's key, a seed
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from interp.errors import UserError
+from interp.first_scores import uncut_scores
 from interp.vlm import AnswerIds
 from mitigation.contrastive.corruption import case_generator
 from mitigation.contrastive.formulas import plausible, uncut_answers
@@ -23,9 +25,12 @@ class VerdictShiftLogitsProcessor(LogitsProcessor):
     """Adds ``shift`` to the Yes/No margin of the first token, half to each side; for one ``generate`` call.
 
     ``after`` are the processors that run before it. If the most likely first token is one of the answers, both answers
-    take their scores from the last of ``after`` that keeps scores before the cutoff (``first_scores``); otherwise the
-    plausibility cutoff would fix a confident verdict regardless of its contrasted margin. Other scores do not change.
+    take their scores from before the cutoff of the last of ``after``, if that one keeps them (``first_scores``);
+    otherwise the plausibility cutoff would fix a confident verdict regardless of its contrasted margin. Other scores do
+    not change.
     """
+
+    shifts_margin: ClassVar[bool] = True
 
     def __init__(self, answers: AnswerIds, *, shift: float, after: Sequence[LogitsProcessor] = ()) -> None:
         check_shift(shift)
@@ -52,12 +57,11 @@ class VerdictShiftLogitsProcessor(LogitsProcessor):
         return uncut_answers(scores, uncut, self._ids.tolist()).index_add(1, ids, halves.expand(len(scores), -1))
 
     def _uncut(self, scores: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
-        kept = [processor for processor in self._after if hasattr(type(processor), "first_scores")]
-        if not kept:
+        uncut = uncut_scores(self._after)
+        if uncut is None:
             return scores
-        uncut: Tensor = kept[-1].first_scores.to(scores.dtype)  # type: ignore[attr-defined]
         # A paired branch keeps one row per pair but returns two.
-        return uncut.repeat(len(scores) // len(uncut), 1)
+        return uncut.to(scores.dtype).repeat(len(scores) // len(uncut), 1)
 
 
 class ConstantShiftLogitsProcessor(LogitsProcessor):
@@ -70,6 +74,8 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
     Raises:
         UserError: the shift is not finite, or an answer has no token.
     """
+
+    shifts_margin: ClassVar[bool] = True
 
     def __init__(self, yes_ids: Sequence[int], no_ids: Sequence[int], *, shift: float) -> None:
         check_shift(shift)
@@ -100,6 +106,8 @@ class CaseSampler(LogitsProcessor):
     except that rounding differences between batch sizes can swap two tokens with nearly equal noised scores.
     """
 
+    sampled: ClassVar[bool] = True
+
     def __init__(self, keys: Sequence[str], *, temperature: float, seed: int) -> None:
         check_temperature(temperature)
         check_seed(seed)
@@ -118,16 +126,22 @@ class CaseSampler(LogitsProcessor):
 
 
 class PlausibilityLogitsProcessor(LogitsProcessor):
-    """The cutoff of visual contrastive decoding without its contrast: −inf where a token is implausible."""
+    """The cutoff of visual contrastive decoding without its contrast: −inf where a token is implausible.
+
+    For one ``generate`` call, as its ``first_scores`` are those of the first step.
+    """
 
     def __init__(self, *, beta: float | None) -> None:
         check_beta(beta)
         self._beta = beta
+        self.first_scores: Tensor | None = None
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The scores of plausible tokens (``mitigation.contrastive.formulas.plausible``), −inf elsewhere."""
+        if self.first_scores is None:
+            self.first_scores = scores
         return scores.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
 
 

@@ -7,7 +7,7 @@ arrays: ``balanced_shift`` (CalibratedShift), ``matching_shift`` (YesBias), and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -31,13 +31,15 @@ class ConstantShift:
         check_shift(self.shift)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with the shift at the first step (``ConstantShiftLogitsProcessor``); margins include it."""
+        """Greedy answers with the shift at the first step (``ConstantShiftLogitsProcessor``).
+
+        Margins include it; ``unshifted`` are those of the unmodified model.
+        """
         from mitigation.processors import ConstantShiftLogitsProcessor
 
         yes, no = vlm.answer_ids
         processor = ConstantShiftLogitsProcessor(yes, no, shift=self.shift)
-        generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor])
-        return replace(generation, margins=generation.margins + self.shift)
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor])
 
 
 @dataclass(frozen=True)

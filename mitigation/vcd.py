@@ -3,7 +3,6 @@
 Importing this module loads neither torch nor transformers; generating does.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -98,7 +97,7 @@ class VCD:
         noised: Mapping[str, Any],
         max_new_tokens: int,
     ) -> "Generation":
-        from interp.generation import GREEDY, Generation
+        from interp.generation import GREEDY
         from mitigation.contrastive.paired import (
             PairedContrastLogitsProcessor,
             pair_inputs,
@@ -109,20 +108,9 @@ class VCD:
         refuse_recording(vlm.model)
         refuse_uneven(vlm.speaker.generation_config, GREEDY)
         pairing = PairedContrastLogitsProcessor(alpha=self.alpha, beta=self.beta)
-        both = vlm.generate(
-            prompts,
-            max_new_tokens=max_new_tokens,
-            logits_processor=[pairing],
-            encoded=pair_inputs(vlm.model, encoded, noised),
-        )
-        rows = len(prompts)
-        return Generation(
-            texts=both.texts[:rows],
-            token_ids=both.token_ids[:rows],
-            margins=vlm.margin(pairing.first_scores).cpu(),
-            finished=both.finished[:rows],
-            prompts=both.prompts,
-        )
+        inputs = pair_inputs(vlm.model, encoded, noised)
+        both = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[pairing], encoded=inputs)
+        return both.first(len(prompts))
 
 
 def contrasted(
@@ -152,8 +140,4 @@ def contrasted(
         ends=vlm.end_ids,
     )
     generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor], encoded=encoded)
-    margins = vlm.margin(processor.first_scores).cpu()
-    if lazy:
-        # A mix of clean and contrasted margins, or margins of the unsure cases only, would give a wrong AUROC.
-        return replace(generation, margins=margins.fill_(math.nan), skips=asdict(processor.skips))
-    return replace(generation, margins=margins)
+    return replace(generation, skips=asdict(processor.skips)) if lazy else generation

@@ -5,7 +5,7 @@ loads neither torch nor transformers; generating does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -27,6 +27,11 @@ class WrappedVLM:
 
     def __init__(self, vlm: "VLM") -> None:
         self._vlm = vlm
+
+    @property
+    def inner(self) -> "VLM":
+        """The model inside."""
+        return self._vlm
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._vlm, name)
@@ -114,11 +119,16 @@ class Shifted:
         """As declared by ``method``."""
         return abilities(self.method).unscored
 
+    @property
+    def sampled(self) -> bool:
+        """As declared by ``method``."""
+        return abilities(self.method).sampled
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """The method's answers with the shift; margins are the method's plus ``shift``.
+        """The method's answers with the shift; margins include it, ``unshifted`` are the method's own.
 
         Raises:
-            UserError: the method does not answer through ``vlm.generate``, or has no margins (lazy branch).
+            UserError: the method does not answer through ``vlm.generate``, or an answer has no margin to shift.
         """
         shifting = _ShiftingVLM(vlm, self.shift)
         generation = self.method.generate(cast("VLM", shifting), prompts, max_new_tokens=max_new_tokens)
@@ -129,9 +139,11 @@ class Shifted:
             )
         if bool(generation.margins.isnan().any()):
             raise UserError(
-                "the method has no margins to shift (branch=lazy leaves the second branch out); take branch=sequential"
+                "the method has answers without a margin to shift: a lazy branch leaves the second one out "
+                "(branch=lazy; take branch=sequential), and a logits processor that masks Yes or No has to declare "
+                "first_scores"
             )
-        return replace(generation, margins=generation.margins + self.shift)
+        return generation
 
 
 @dataclass(frozen=True)
@@ -185,6 +197,7 @@ class Sampled:
     temperature: float = 1.0
     seed: int = 0
     unscored: ClassVar[str] = "its answers are sampled, and a score is drawn from nothing"
+    sampled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

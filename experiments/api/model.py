@@ -85,6 +85,7 @@ class ApiModel:
             finished=[answer.status is Status.ANSWERED for answer in answers],
             statuses=[answer.status.value for answer in answers],
             reasons=[answer.reason for answer in answers],
+            sampled=self.config.temperature != 0,
         )
 
     def _answers(self, prompts: "Sequence[Prompt]", budget: int) -> list[Reply]:

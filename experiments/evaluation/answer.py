@@ -13,7 +13,7 @@ transformers.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -174,7 +174,7 @@ class Answering:
             prompts, lambda part: method.generate(vlm, part, max_new_tokens=self._new_tokens)
         )
         self._count(arm, prompts[0].key, generation)
-        return generation
+        return replace(generation, sampled=generation.sampled or abilities(method).sampled)
 
     def _note_memory(self, arm: str, rows: int) -> None:
         self.store.append([{"arm": arm, "rows": rows}], MEMORY)
@@ -231,7 +231,7 @@ def judged(
             settings,
             status=status,
             response=generation.texts[index],
-            margin=float(generation.margins[index]),
+            **_margins(generation, index),
             judgement=judgements.get(index, unspoken(judge)),
             judge=judge.name,
             prompt=None if generation.prompts is None else generation.prompts[index],
@@ -247,9 +247,13 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
     """
     margins = [float(margin) for margin in generation.margins]
     if not all(map(isfinite, margins)):
-        raise UserError("this arm gives no margins, so that protocol=score has nothing to read; leave protocol out")
+        missing = sum(not isfinite(margin) for margin in margins)
+        raise UserError(
+            f"arm {arm} gives no margins for {missing} of {len(margins)} answers, and protocol=score reads nothing "
+            "else; leave protocol out"
+        )
     prompts = [None] * len(samples) if generation.prompts is None else generation.prompts
-    for sample, margin, prompt in zip(samples, margins, prompts, strict=True):
+    for index, (sample, margin, prompt) in enumerate(zip(samples, margins, prompts, strict=True)):
         verdict = Verdict.YES if margin > 0 else Verdict.NO
         yield {
             **_answered(
@@ -258,13 +262,22 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
                 settings,
                 status=Status.ANSWERED,
                 response=f"{verdict.value.title()}.",  # the word that the margin stands for
-                margin=margin,
+                **_margins(generation, index),
                 judgement=Judgement(verdict),
                 judge=JUDGE,
                 prompt=prompt,
             ),
             "protocol": "score",
         }
+
+
+def _margins(generation: "Generation", index: int) -> dict[str, Any]:
+    """What a record keeps of one answer's margin."""
+    return {
+        "margin": float(generation.margins[index]),
+        "unshifted": None if generation.unshifted is None else float(generation.unshifted[index]),
+        "sampled": generation.sampled,
+    }
 
 
 def _answered(sample: Sample, arm: str, settings: str, *, response: str, **fields: Any) -> dict[str, Any]:

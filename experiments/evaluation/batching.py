@@ -207,18 +207,20 @@ def _free() -> None:
 
 def merged(parts: "Sequence[Generation]") -> "Generation":
     """The parts of a batch as one ``Generation``; counts of skipped work are summed."""
-    import torch
-
     first = parts[0]
     if len(parts) == 1:
         return first
-    values: dict[str, Any] = {}
-    for name in (field.name for field in fields(first)):
-        found = [getattr(part, name) for part in parts]
-        if name == "margins":
-            values[name] = torch.cat(found)
-        elif name == "skips":
-            values[name] = None if first.skips is None else {key: sum(one[key] for one in found) for key in first.skips}
-        else:
-            values[name] = None if found[0] is None else [one for part in found for one in part]
-    return replace(first, **values)
+    return replace(
+        first, **{each.name: _joined([getattr(part, each.name) for part in parts]) for each in fields(first)}
+    )
+
+
+def _joined(values: list[Any]) -> Any:
+    import torch
+
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(values)
+    if isinstance(first, list):
+        return [one for value in values for one in value]
+    return {key: sum(value[key] for value in values) for key in first} if isinstance(first, dict) else first

@@ -58,6 +58,8 @@ def answered(
     status: Status,
     response: str,
     margin: float,
+    unshifted: float | None = None,
+    sampled: bool = False,
     judgement: Judgement | None,
     judge: str,
     published_verdict: str | None = None,
@@ -68,17 +70,24 @@ def answered(
 
     ``judgement`` is None where a refusal judge had nothing to read; ``published_verdict`` is that of the published
     yes/no rule, None for refusal benchmarks; ``prompt`` is the prompt as rendered. A margin that is not finite becomes
-    null. ``reason`` says why the text is missing or incomplete.
+    null. ``unshifted`` is the margin before a constant was added to it (None: none was), ``sampled`` whether the tokens
+    were drawn. ``reason`` says why the text is missing or incomplete.
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
         **judged(judgement, judge),
         "published_verdict": published_verdict,
         "response": writable(response),
-        "margin": margin if math.isfinite(margin) else None,
+        "margin": _finite(margin),
+        **({} if unshifted is None else {"margin_unshifted": _finite(unshifted)}),
+        **({"sampled": True} if sampled else {}),
         **({} if prompt is None else {"prompt": writable(prompt)}),
         **({"reason": writable(reason)} if reason else {}),
     }
+
+
+def _finite(margin: float) -> float | None:
+    return margin if math.isfinite(margin) else None
 
 
 def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:

@@ -167,6 +167,11 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
         self._first_scores: Tensor | None = None
 
     @property
+    def sampled(self) -> bool:
+        """Whether it draws the tokens."""
+        return self._sampling is not None
+
+    @property
     def first_scores(self) -> Float[Tensor, "pair vocab"]:
         """The last call's first contrasted scores, float32, before cutoff and sampling.
 

@@ -22,6 +22,7 @@ from mitigation.validation import check_alpha, check_beta
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]
 """(clean [row vocab], others [branch row vocab], step from 0) → scores [row vocab]; raw logits in, no cutoff."""
+LAZY = "a lazy branch leaves out steps, whose margins would be those of the clean picture"
 UNEVEN = (
     "scores were changed before contrastive decoding, which would contrast changed scores with unchanged ones; set "
     "repetition_penalty=1.0, encoder_repetition_penalty=1.0, sequence_bias=None, guidance_scale=1.0 and "
@@ -105,6 +106,11 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
             raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
         self._steps.check()
         return self._first_scores
+
+    @property
+    def unscored(self) -> str:
+        """Why there are no margins: a lazy branch would mix clean with contrasted ones, which gives a wrong AUROC."""
+        return LAZY if self._lazy else ""
 
     @property
     def skips(self) -> Skips:

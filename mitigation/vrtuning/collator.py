@@ -7,55 +7,15 @@ those in evaluation, and would not learn to stop.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from interp.families import LAYOUTS
 from interp.vlm import VLM, Prompt
+from mitigation.reasoning import answer_kind, appended
 from mitigation.vrtuning.data import bounded
 
 IGNORED = -100
-ALONG = {name for layout in LAYOUTS.values() for name in layout.along}
-
-
-def appended(
-    batch: Mapping[str, Any], tails: Sequence[Sequence[int]], *, pad: int, side: Literal["left", "right"], kind: int = 0
-) -> dict[str, Any]:
-    """The batch with each row's tokens appended to its prompt, padded again on ``side``.
-
-    ``kind`` is the type of the new tokens if the family has ``token_type_ids``.
-    """
-    mask = batch["attention_mask"].bool()
-    fills = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
-    added = {"attention_mask": 1, "token_type_ids": kind, "mm_token_type_ids": 0}
-    grown = dict(batch)
-    for name, fill in fills.items():
-        if name not in batch:
-            continue
-        rows = []
-        for row, kept, tail in zip(batch[name], mask, tails, strict=True):
-            new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
-            rows.append(torch.cat([row[kept], row.new_tensor(new)]))
-        grown[name] = _padded(rows, fill, side)
-    for name in sorted(set(ALONG) & batch.keys()):  # new tokens get the cross-attention mask of the prompt's last one
-        rows = [
-            torch.cat([row[kept], row[-1:].expand(len(tail), *row.shape[1:])])
-            for row, kept, tail in zip(batch[name], mask, tails, strict=True)
-        ]
-        grown[name] = _padded(rows, 0, side)
-    return grown
-
-
-def _padded(rows: list[Tensor], fill: int, side: Literal["left", "right"]) -> Int[Tensor, "row column *_"]:
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
-
-
-def answer_kind(vlm: VLM) -> int:
-    """The token type of an answer: 1 for PaliGemma, whose prompt (type 0) has bidirectional attention."""
-    return int(vlm.layout.model_type == "paligemma")
 
 
 @dataclass

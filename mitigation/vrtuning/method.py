@@ -1,7 +1,7 @@
 """A trained adapter as a method. Importing this module loads neither torch nor transformers; generating does."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,31 +48,21 @@ class VRTuning:
         """See ``mitigation.method.Abilities``."""
         return VERDICT_LAST if self.answer == "last" else abilities(self.inner).unscored
 
+    @property
+    def sampled(self) -> bool:
+        """As declared by ``inner``."""
+        return abilities(self.inner).sampled
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """See ``Method.generate``.
 
         Raises:
             UserError: the adapter does not fit this model, or ``inner`` raises it.
         """
+        from mitigation.reasoning import at_verdicts
         from mitigation.vrtuning.model import adapted
 
         inner = Baseline() if self.inner is None else self.inner
         with adapted(vlm, folder_of(Path(self.adapter)), self.revision):
             generation = inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
-            return self._at_verdicts(vlm, prompts, generation, inner) if self.answer == "last" else generation
-
-    def _at_verdicts(
-        self, vlm: "VLM", prompts: "Sequence[Prompt]", generation: "Generation", inner: Any
-    ) -> "Generation":
-        """The same answers with margins at their verdicts. Runs the model again just before later verdicts."""
-        from mitigation.vrtuning.model import Continued, verdict_position
-
-        places = [verdict_position(vlm, ids) for ids in generation.token_ids]
-        margins = generation.margins.clone()
-        later = [row for row, place in enumerate(places) if place]
-        if later:
-            begun = [generation.token_ids[row][: places[row]] for row in later]
-            again = inner.generate(Continued(vlm, begun), [prompts[row] for row in later], max_new_tokens=1)
-            margins[later] = again.margins
-        margins[[row for row, place in enumerate(places) if place is None]] = float("nan")
-        return replace(generation, margins=margins)
+            return at_verdicts(vlm, prompts, generation, inner) if self.answer == "last" else generation

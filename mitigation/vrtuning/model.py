@@ -1,14 +1,12 @@
-"""Adapters in a model: LoRA targets, 4-bit loading, activating a saved adapter, and the position of the verdict.
+"""Adapters in a model: LoRA targets, 4-bit loading, and activating a saved adapter.
 
 LoRA applies only to linear layers of the language model; paths come from the layout. A saved adapter is loaded once per
-model; activating it only swaps modules. In answers that reason first, the margin is read at the verdict, by running the
-model again with the answer so far.
+model; activating it only swaps modules.
 """
 
-import copy
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,15 +15,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from transformers import BatchFeature
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
 from interp.errors import UserError
 from interp.families import Layout, layout_for
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
-from mitigation.vrtuning.collator import answer_kind, appended
 from mitigation.vrtuning.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,8 +31,6 @@ KEPT = 2  # adapters kept loaded for one model
 _Layers = dict[str, nn.Module]  # full name of the replaced layer → the wrapped layer
 # Keyed weakly by model. Values hold its layers but not the model itself, so that both can be freed.
 _LOADED: WeakKeyDictionary[nn.Module, dict[tuple[str, str], _Layers]] = WeakKeyDictionary()
-_CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
-_OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
 
 
 def target_pattern(layout: Layout, targets: tuple[str, ...]) -> str:
@@ -174,39 +168,3 @@ def _unfit(vlm: VLM, folder: Path, why: str) -> UserError:
         f"adapter {folder} does not fit {vlm.name} ({why}); an adapter fits the base it was trained on; choose that "
         "model, or train an adapter for this one"
     )
-
-
-def verdict_position(vlm: VLM, ids: Sequence[int]) -> int | None:
-    """The index in the generated ``ids`` of the token that says Yes or No, or None without a verdict.
-
-    By the evaluation's rule for verdicts: the last such token if no word follows it, else the first token of an answer
-    that begins with its verdict.
-    """
-    answers = {token for spellings in vlm.answer_ids for token in spellings}
-    last = next((place for place in reversed(range(len(ids))) if ids[place] in answers), None)
-    if last is not None and _CLOSING.fullmatch(_text(vlm, ids[last:])):
-        return last
-    return 0 if last is not None and ids[0] in answers and _OPENING.match(_text(vlm, ids)) else None
-
-
-def _text(vlm: VLM, ids: Sequence[int]) -> str:
-    return str(vlm.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-class Continued(VLM):
-    """A model that continues answers: ``begun`` are the tokens of each prompt's answer so far (one list per row).
-
-    Methods work on it unchanged, so margins include their effect.
-    """
-
-    begun: Sequence[Sequence[int]]
-
-    def __init__(self, vlm: VLM, begun: Sequence[Sequence[int]]) -> None:
-        self.__dict__.update(copy.copy(vlm.__dict__))
-        self.begun = begun
-
-    def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
-        """As ``VLM.inputs``, followed by the answers so far."""
-        batch = super().inputs(prompts)
-        pad = self.tokenizer.pad_token_id
-        return BatchFeature(appended(batch, self.begun, pad=pad, side="left", kind=answer_kind(self)))

@@ -11,10 +11,10 @@ from interp.vlm import VLM
 GROWING = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
-def decided(vlm: VLM) -> VLM:
-    """The model, whose every token is Yes or No by its own margin."""
+def decided(vlm: VLM, *, by: float = 20.0) -> VLM:
+    """The model, whose every token is Yes or No by its own margin; with a lower ``by`` only some are."""
     bias = torch.zeros(vlm.model.config.get_text_config().vocab_size)
-    bias[[*vlm.answer_ids.yes, *vlm.answer_ids.no]] = 20.0
+    bias[[*vlm.answer_ids.yes, *vlm.answer_ids.no]] = by
     vlm.model.get_submodule(vlm.layout.lm_head).register_forward_hook(lambda module, args, output: output + bias)
     return vlm
 

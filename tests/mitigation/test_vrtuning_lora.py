@@ -8,7 +8,8 @@ from peft import get_peft_model
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.vrtuning.collator import IGNORED, Collator, appended
+from mitigation.reasoning import appended
+from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.data import Row, from_rows
 from mitigation.vrtuning.model import lora_config, target_pattern
 from mitigation.vrtuning.settings import TARGETS, Settings

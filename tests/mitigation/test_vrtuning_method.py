@@ -15,11 +15,11 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt, load
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt
+from mitigation.reasoning import Continued, verdict_position
 from mitigation.vcd import VCD
 from mitigation.vrtuning import model as active
 from mitigation.vrtuning.checkpoint import write_card
 from mitigation.vrtuning.method import VRTuning
-from mitigation.vrtuning.model import Continued, verdict_position
 from mitigation.vrtuning.train import Trained, train
 from tests.mitigation.vrtuning_job import SETTINGS, data
 from tests.tiny import picture, tiny_llava

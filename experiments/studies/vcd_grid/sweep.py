@@ -105,10 +105,7 @@ class ReplayedVCD:
 
     def _margin(self, vlm: VLM, trace: CaseTrace) -> Float[Tensor, "1"]:
         first = trace.steps[()]
-        vocabulary = max(max(ids) for ids in vlm.answer_ids) + 1
-        scores = torch.full((1, max(vocabulary, int(first.tokens.max()) + 1)), -torch.inf)
-        scores[0, first.tokens] = contrast(first.clean, first.noised, alpha=self._vcd.alpha)[0]
-        return vlm.margin(scores)
+        return vlm.margin(contrast(first.clean, first.noised, alpha=self._vcd.alpha), of=first.tokens)
 
     def _ask(self, vlm: VLM, prompts: Sequence[Prompt], traces: Sequence[CaseTrace], max_new_tokens: int) -> None:
         """Generates, and keeps the logits of every step."""

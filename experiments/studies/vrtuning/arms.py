@@ -33,6 +33,11 @@ class NewAdapter:
         """As of the arm once it is trained."""
         return VERDICT_LAST if self.answer == "last" else abilities(self.inner).unscored
 
+    @property
+    def sampled(self) -> bool:
+        """As of the arm once it is trained."""
+        return abilities(self.inner).sampled
+
     def trained(self, folder: Path) -> VRTuning:
         """The arm as it answers, with the adapter in ``folder``."""
         return VRTuning(str(folder), inner=self.inner, answer=self.answer)

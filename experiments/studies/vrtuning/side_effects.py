@@ -59,7 +59,7 @@ def image_shares(vlm: "VLM", samples: Sequence[Sample], *, batch_size: int, max_
 def _of_batch(vlm: "VLM", batch: Sequence[Sample], max_new_tokens: int) -> pd.DataFrame:
     from interp.attention import Queries, record_attention
     from interp.attention_tables import image_share
-    from mitigation.vrtuning.model import verdict_position
+    from mitigation.reasoning import verdict_position
 
     with record_attention(vlm, queries=Queries.GENERATED) as log:
         generation = vlm.generate(prompts_of(batch), max_new_tokens=max_new_tokens)

@@ -85,7 +85,9 @@ def test_answers_come_in_order_with_their_statuses(server: Served) -> None:
     assert answers.statuses == ["answered"] * 20
     assert answers.finished == [True] * 20
     assert torch.isnan(answers.margins).all()
-    assert len(server.requests) == 20
+    assert not answers.sampled
+    assert ApiModel(config(server.url, temperature=0.7)).generate([Prompt("Safe?")]).sampled
+    assert len(server.requests) == 21
 
 
 def test_what_is_sent(server: Served) -> None:

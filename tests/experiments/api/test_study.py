@@ -77,6 +77,9 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
     assert {r["status"] for r in lines(first)} <= set(Status)
     assert not finished(first)
     assert (first / "metrics.json").exists()
+    assert all(record["margin"] is None for record in lines(first))  # it gives no log-probabilities
+    assert all("margin_unshifted" not in record for record in lines(first))
+    assert {record.get("sampled", False) for record in lines(first) if record["response"]} <= {not cached}
     assert "run the same command again" in " ".join(capsys.readouterr().out.split())
 
     proxy.rate = 0.8

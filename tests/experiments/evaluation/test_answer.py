@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.method import Baseline, abilities
+from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted
 from tests.experiments.compose import run_of
@@ -122,6 +123,40 @@ def test_scored_verdicts_are_the_signs_of_the_generated_margins(vlm: VLM, tmp_pa
         assert record["response"] == ("Yes." if record["margin"] > 0 else "No.")
         assert (record["protocol"], record["judge"], record["status"]) == ("score", "margin", "answered")
     assert all("protocol" not in record for record in generated.values())
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A method of a user's that draws its tokens and does not say so."""
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens, do_sample=True, temperature=2.0, seed=1)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A method that draws in a loop of its own, which nothing here sees."""
+
+    sampled: ClassVar[bool] = True
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        return Generation([""] * len(prompts), [[]] * len(prompts), torch.zeros(len(prompts)), [True] * len(prompts))
+
+
+def test_records_keep_the_margin_before_a_constant_and_whether_tokens_were_drawn(vlm: VLM, tmp_path: Path) -> None:
+    arms = {"baseline": Baseline(), "vcd": VCD(), "shift": ConstantShift(2.0), "vcd_shifted": Shifted(VCD(), -1.0)}
+    drawn = {"sampled": Sampled(ConstantShift(2.0)), "draws": Draws(), "loop": Loop()}
+    lines, _, _ = answered(run_in(tmp_path), vlm, arms | drawn)
+    plain = {"shift": "baseline", "vcd_shifted": "vcd", "sampled": "baseline"}
+    for (arm, case), record in lines.items():
+        assert ("margin_unshifted" in record) == (arm in plain)
+        assert record.get("sampled", False) is (arm in drawn)
+        if arm in plain:
+            assert record["margin_unshifted"] == lines[plain[arm], case]["margin"]
+    with_scores, _, _ = answered(run_in(tmp_path, "protocol=score"), vlm, {"shift": ConstantShift(2.0)})
+    for key, record in with_scores.items():
+        assert record["margin_unshifted"] == lines[key]["margin_unshifted"]
+        assert record["margin"] == lines[key]["margin"]
 
 
 def test_arms_without_margins_do_not_enter_a_scored_study(

@@ -1,0 +1,112 @@
+"""The Yes/No margin of an answer, read from the scores that its first token was chosen from.
+
+``VLM.generate`` reads it after all logits processors, so a method has nothing to do for it. A logits processor may
+declare, as an attribute or a property:
+
+``first_scores``
+    Its scores of the first step before it masked tokens, [row vocab], or one row for every pair of a paired batch. A
+    cutoff must declare them: a masked answer has no logit, so without them the margin is missing (NaN).
+``unscored``
+    Why its scores hold no margin; "" (the default) if they do. All margins are then missing.
+``shifts_margin``
+    True if all that it does is add a constant to the margin. ``Generation.unshifted`` is then the margin without it.
+``sampled``
+    True if it draws the token. The margin is read before it (or from its ``first_scores``), as it is before the
+    samplers of transformers (``TemperatureLogitsWarper`` and all others of that name).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+# Options of generate() that choose tokens from scores which no processor of ours sees.
+UNSEEN = ("assistant_model", "assistant_early_exit", "watermarking_config", "custom_generate")
+
+
+def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Float[Tensor, "row"]:
+    """logsumexp(yes) − logsumexp(no) in float32, over the scores of the answers' first tokens."""
+    return yes.float().logsumexp(-1) - no.float().logsumexp(-1)
+
+
+class FirstScores:
+    """Follows one call of ``generate`` with the logits processors ``own``; pass it ``processors`` in their place.
+
+    ``answers`` are the first tokens of Yes and of No, ``options`` the other options of the call. Reading the margins is
+    for afterwards: only then has a processor that checks its calls seen the last one.
+    """
+
+    def __init__(
+        self, own: Sequence[LogitsProcessor], answers: tuple[Sequence[int], Sequence[int]], options: Mapping[str, Any]
+    ) -> None:
+        own = list(own)
+        chosen = len(own)  # behind these the token is only drawn
+        while chosen and _draws(own[chosen - 1]):
+            chosen -= 1
+        moved = chosen  # behind these the margin is only shifted
+        while moved and getattr(own[moved - 1], "shifts_margin", False):
+            moved -= 1
+        self._yes = len(answers[0])
+        tokens = [token for ids in answers for token in ids]
+        self._plain = _Tap(tokens, own[:moved])
+        self._final = _Tap(tokens, own[:chosen]) if chosen > moved else self._plain
+        taps = [self._plain] if self._final is self._plain else [self._plain, *own[moved:chosen], self._final]
+        self.processors = LogitsProcessorList([*own[:moved], *taps, *own[chosen:]])
+        self._seen = not any(options.get(name) for name in UNSEEN)
+        self.sampled = bool(options.get("do_sample")) or any(getattr(one, "sampled", False) for one in own)
+
+    def margins(self, rows: int) -> Float[Tensor, "row"]:
+        """The margins of the ``rows`` answers, float32 on the CPU; NaN where there is none."""
+        return self._read(self._final, rows)
+
+    def unshifted(self, rows: int) -> Float[Tensor, "row"] | None:
+        """The margins before the constants that processors added to them; None if none did."""
+        return None if self._plain is self._final else self._read(self._plain, rows)
+
+    def _read(self, tap: "_Tap", rows: int) -> Float[Tensor, "row"]:
+        scores = tap.read() if self._seen else None
+        if scores is None:
+            return torch.full((rows,), torch.nan)
+        scores = scores.float().repeat(rows // len(scores), 1)
+        margins = margin_of(scores[:, : self._yes], scores[:, self._yes :])
+        return margins.where(scores.isfinite().all(1), torch.nan).cpu()
+
+
+class _Tap(LogitsProcessor):
+    """Keeps the scores of ``tokens`` at the first step, after the processors ``before``; changes nothing."""
+
+    def __init__(self, tokens: Sequence[int], before: Sequence[LogitsProcessor]) -> None:
+        self._tokens, self._before = list(tokens), before
+        self._kept: Tensor | None = None
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The scores as they are."""
+        if self._kept is None:
+            self._kept = scores[:, self._tokens]  # a copy, because a later processor may write into the scores
+        return scores
+
+    def read(self) -> Float[Tensor, "row token"] | None:
+        """The tokens' scores, before the last processor's mask; None if they hold no margin."""
+        uncut = uncut_scores(self._before)  # in any case: a contrast raises here what it found in the last step
+        if any(getattr(processor, "unscored", "") for processor in self._before):
+            return None
+        return self._kept if uncut is None else uncut[:, self._tokens]
+
+
+def uncut_scores(processors: Sequence[LogitsProcessor]) -> Float[Tensor, "row vocab"] | None:
+    """``first_scores`` of the last of ``processors``, if it declares them.
+
+    Those of an earlier one would lack what came after it.
+    """
+    return getattr(processors[-1], "first_scores", None) if processors else None
+
+
+def _draws(processor: LogitsProcessor) -> bool:
+    """Whether all that it does is draw."""
+    kind = type(processor)
+    return getattr(processor, "sampled", kind.__name__.endswith("LogitsWarper")) and not hasattr(kind, "first_scores")

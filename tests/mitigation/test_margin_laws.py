@@ -1,0 +1,108 @@
+"""What only moves the threshold is the baseline, by construction; so are the self-checks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.evaluation.batching import MemoryLimit
+from interp.vlm import VLM, Prompt
+from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
+from mitigation.method import Baseline
+from mitigation.prior_correction import PriorCorrection
+from mitigation.published_baselines import PAI
+from mitigation.threshold import CalibratedShift, ConstantShift
+from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled, Shifted
+from tests.mitigation.slow_rule import decided
+from tests.tiny import picture, tiny_llava
+
+PROMPTS = [
+    Prompt(text, picture(i), key=text) for i, text in enumerate(("How do I kill this?", "what is red", "Is it?"))
+]
+MARGINS = st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=20)
+few = settings(max_examples=8, derandomize=True)  # each runs the model
+VCD_PAIRED = VCD(beta=1.0, noise_step=999, branch="paired")
+METHODS = [Baseline(), VCD(beta=1.0), VCD_PAIRED, CutoffOnly(1.0), TextOnly(), PriorCorrection(0.7), PAI(first_layer=0)]
+
+
+@pytest.fixture(scope="module")
+def vlm() -> VLM:
+    return decided(VLM(*tiny_llava()))
+
+
+@given(shift=st.floats(-50, 50))
+@few
+def test_a_constant_shift_before_its_constant_is_the_baseline_bit_for_bit(vlm: VLM, shift: float) -> None:
+    plain, shifted = (m.generate(vlm, PROMPTS, max_new_tokens=1) for m in (Baseline(), ConstantShift(shift)))
+    assert plain.unshifted is None
+    assert torch.equal(shifted.unshifted, plain.margins)  # type: ignore[arg-type]
+    torch.testing.assert_close(shifted.margins, plain.margins + shift, atol=1e-5, rtol=0)
+    assert shifted.texts == ["Yes" if margin > 0 else "No" for margin in shifted.margins]
+    if not shift:
+        assert torch.equal(shifted.margins, plain.margins)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+@given(shift=st.sampled_from([-3.3, 0.0, 0.7, 41.0]))
+@few
+def test_a_shifted_method_before_its_constant_is_the_method_bit_for_bit(vlm: VLM, method: Any, shift: float) -> None:
+    plain, shifted = (m.generate(vlm, PROMPTS, max_new_tokens=1) for m in (method, Shifted(method, shift)))
+    assert torch.equal(shifted.unshifted, plain.margins)  # type: ignore[arg-type]
+    torch.testing.assert_close(shifted.margins, plain.margins + shift, atol=1e-5, rtol=0)
+    assert shifted.texts == ["Yes" if margin > 0 else "No" for margin in shifted.margins]
+    drawn = Sampled(Shifted(method, shift)) if method is not VCD_PAIRED else Shifted(method, shift)
+    again = Shifted(Shifted(method, 5.0), shift - 5.0).generate(vlm, PROMPTS, max_new_tokens=1)
+    assert torch.equal(again.unshifted, plain.margins)  # type: ignore[arg-type]
+    assert torch.equal(drawn.generate(vlm, PROMPTS, max_new_tokens=1).unshifted, plain.margins)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_batch_keep_what_is_known_of_their_margins(vlm: VLM) -> None:
+    def ask(part: Any) -> Any:
+        return Sampled(ConstantShift(2.0)).generate(vlm, part, max_new_tokens=1)
+
+    whole, parts = ask(PROMPTS), MemoryLimit(2, lambda rows: None).ask(PROMPTS, ask)
+    torch.testing.assert_close(parts.unshifted, whole.unshifted)
+    assert parts.unshifted.shape == (3,)  # type: ignore[union-attr]
+    assert parts.sampled
+    assert MemoryLimit(1, lambda rows: None).ask(PROMPTS, lambda part: vlm.generate(part)).unshifted is None
+
+
+def test_self_checks_are_the_baseline(vlm: VLM) -> None:
+    """The cutoff alone bit for bit; the contrast of a picture with itself up to the rounding of a second branch."""
+    plain = Baseline().generate(vlm, PROMPTS, max_new_tokens=4)
+    for beta in (None, 0.1, 1.0):
+        cut = CutoffOnly(beta).generate(vlm, PROMPTS, max_new_tokens=4)
+        assert cut.token_ids == plain.token_ids
+        assert torch.equal(cut.margins, plain.margins)
+        same = SelfContrast(2.0, beta).generate(vlm, PROMPTS, max_new_tokens=4)
+        assert same.token_ids == plain.token_ids
+        torch.testing.assert_close(same.margins, plain.margins, atol=1e-4, rtol=0)
+    for nothing in (VCD(alpha=0.0), PriorCorrection(0.0), ConstantShift(0.0), Shifted(Baseline(), 0.0)):
+        got = nothing.generate(vlm, PROMPTS, max_new_tokens=4)  # type: ignore[attr-defined]
+        assert got.token_ids == plain.token_ids
+        assert torch.equal(got.margins, plain.margins)
+
+
+@given(MARGINS, st.data())
+def test_a_fitted_constant_keeps_every_order_and_tie(margins: list[float], data: st.DataObject) -> None:
+    values = np.array(margins)
+    safe = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
+    safe[:2] = True, False
+    share = data.draw(st.floats(0, 1))
+    for fitted in (CalibratedShift().fit(values, safe), YesBias().fit(values, share)):
+        assert isinstance(fitted, ConstantShift)
+        moved = values + fitted.shift
+        assert np.array_equal(np.sign(moved[:, None] - moved), np.sign(values[:, None] - values))
+
+
+@given(MARGINS)
+def test_a_bias_that_matches_the_baselines_own_share_gives_its_verdicts(margins: list[float]) -> None:
+    values = np.array(margins)
+    values = values[values != 0]  # a margin of 0 is No, and a tie with the threshold
+    if len(values):
+        moved = values + YesBias().fit(values, float((values > 0).mean())).shift
+        assert np.array_equal(moved > 0, values > 0)

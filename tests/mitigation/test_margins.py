@@ -1,0 +1,230 @@
+"""Margins are read from the scores that the first token was chosen from, whatever a method does to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, WatermarkingConfig
+
+from experiments.benchmarks.iconworld.benchmark import IconWorld
+from experiments.evaluation.study import limited
+from experiments.evaluation.training import examples
+from interp.errors import UserError
+from interp.vlm import VLM, Generation, Prompt, load
+from mitigation.attention_steering import AttentionSteering
+from mitigation.contrastive.corruption import diffuse_images
+from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+from mitigation.controls import CutoffOnly
+from mitigation.method import Baseline, abilities
+from mitigation.prior_correction import PriorCorrection
+from mitigation.processors import CaseSampler, PlausibilityLogitsProcessor
+from mitigation.prompting import ContextPrompt
+from mitigation.reasoning import at_verdicts, verdict_position
+from mitigation.threshold import ConstantShift
+from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled, Shifted
+from tests.families import FAMILIES
+from tests.mitigation.slow_rule import decided
+from tests.tiny import WORDS, picture, tiny_llava
+
+
+class Doubtful(LogitsProcessor):
+    """Raises " Yes" where the model is unsure, in place: nothing that a constant does."""
+
+    def __init__(self, vlm: VLM, strength: float) -> None:
+        self._ids, self._strength = vlm.answer_ids, strength
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        unsure = scores.log_softmax(-1).max(-1, keepdim=True).values
+        scores[:, self._ids.yes] += self._strength * (unsure < -1e-3) * (1 - unsure)
+        return scores
+
+
+class Mask(LogitsProcessor):
+    """Forbids ``tokens`` in the rows ``rows``."""
+
+    def __init__(self, tokens: Sequence[int], rows: Sequence[int]) -> None:
+        self._tokens, self._rows = list(tokens), list(rows)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        for row in self._rows:
+            scores[row, self._tokens] = -torch.inf
+        return scores
+
+
+@dataclass(frozen=True)
+class OnlyAProcessor:
+    """A method as a user writes it: nothing in it is about margins."""
+
+    strength: float = 3.0
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[Doubtful(vlm, self.strength)])
+
+
+@dataclass(frozen=True)
+class ReasonsFirst:
+    """Lets the model talk, and reads the margin at its verdict."""
+
+    inner: Any = field(default_factory=Baseline)
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        answers = self.inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+        return at_verdicts(vlm, prompts, answers, self.inner)
+
+
+def agree(vlm: VLM, generation: Generation) -> int:
+    """How many first tokens are an answer; each has the sign of its margin."""
+    yes, no = vlm.answer_ids
+    said = [1 if ids[0] in yes else -1 if ids[0] in no else 0 for ids in generation.token_ids]
+    for sign, margin in zip(said, generation.margins.tolist(), strict=True):
+        assert sign * margin >= 0
+    return sum(map(abs, said))
+
+
+@pytest.fixture(scope="module")
+def organism() -> VLM:
+    return load("organism:llava", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def sixty() -> list[Prompt]:
+    scored = [sample for sample in IconWorld().load().samples if sample.subset != "control"]
+    return examples(limited(scored, 60))[0]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        OnlyAProcessor(),
+        OnlyAProcessor(-3.0),
+        AttentionSteering(1.0, method=OnlyAProcessor()),
+        Shifted(OnlyAProcessor(), -1.0),
+        Baseline(),
+        ConstantShift(2.0),
+        VCD(noise_step=999),
+        VCD(noise_step=999, branch="paired"),
+        CutoffOnly(0.9),
+        PriorCorrection(0.8),
+        Shifted(CutoffOnly(1.0), 2.5),
+    ],
+    ids=repr,
+)
+def test_on_the_organism_verdict_and_margin_agree(organism: VLM, sixty: list[Prompt], method: Any) -> None:
+    answers = method.generate(organism, sixty, max_new_tokens=1)
+    assert agree(organism, answers) == 60
+    assert not answers.margins.isnan().any()
+    assert not answers.sampled
+
+
+def test_a_processor_of_the_users_is_in_the_margins(organism: VLM, sixty: list[Prompt]) -> None:
+    """Read before the processor, 56 of the 60 answers here would be Yes with a margin below zero."""
+    plain, own = (m.generate(organism, sixty, max_new_tokens=1) for m in (Baseline(), OnlyAProcessor()))
+    turned = [i for i, text in enumerate(own.texts) if text.startswith("Yes") and plain.margins[i] < 0]
+    assert len(turned) == 56
+    assert (own.margins[turned] > 0).all()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_every_family_they_are_those_of_the_scores_that_transformers_chose_from(name: str) -> None:
+    vlm = VLM(*FAMILIES[name](), name=name)
+    prompts = [Prompt(text, picture(i), key=text) for i, text in enumerate(("Is it safe to eat the cake?", "How?"))]
+    options = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.3, "max_new_tokens": 2}
+    for own in ([], [Doubtful(vlm, 2.0)]):
+        plain = vlm.model.generate(
+            **vlm.encode(prompts), **options, logits_processor=own, return_dict_in_generate=True, output_scores=True
+        )
+        got = vlm.generate(prompts, logits_processor=own, repetition_penalty=1.3, max_new_tokens=2)
+        assert torch.equal(got.margins, vlm.margin(plain.scores[0]).cpu())
+
+
+def test_samplers_are_left_out(vlm: VLM, prompts: list[Prompt]) -> None:
+    plain = vlm.generate(prompts, max_new_tokens=1)
+    drawn = vlm.generate(prompts, max_new_tokens=1, do_sample=True, temperature=2.0, top_k=3, top_p=0.5, seed=1)
+    assert torch.equal(drawn.margins, plain.margins)
+    assert (plain.sampled, drawn.sampled) == (False, True)
+    warpers = [TemperatureLogitsWarper(0.5), TopKLogitsWarper(1)]
+    assert torch.equal(vlm.generate(prompts, logits_processor=warpers).margins, plain.margins)
+    late = [TemperatureLogitsWarper(0.5), Doubtful(vlm, 3.0)]  # not a sampler's place: its scores are chosen from
+    warm = vlm.generate(prompts, logits_processor=late[1:]).margins
+    assert not torch.allclose(vlm.generate(prompts, logits_processor=late).margins, warm)
+    draw = CaseSampler([prompt.key for prompt in prompts], temperature=3.0, seed=0)
+    case = vlm.generate(prompts, max_new_tokens=1, logits_processor=[Doubtful(vlm, 3.0), draw])
+    assert torch.equal(case.margins, warm)
+    assert case.sampled
+
+
+def test_a_sampled_method_has_the_margins_of_the_method(vlm: VLM, prompts: list[Prompt]) -> None:
+    for method in (OnlyAProcessor(), VCD(), ConstantShift(1.0), AttentionSteering(1.0)):
+        drawn, plain = (m.generate(vlm, prompts, max_new_tokens=2) for m in (Sampled(method), method))
+        assert torch.equal(drawn.margins, plain.margins)
+        assert (plain.sampled, drawn.sampled) == (False, True)
+    for method in (Sampled(VCD()), AttentionSteering(1.0, method=Sampled(VCD()))):
+        assert abilities(method).sampled
+    for method in (VCD(), Shifted(VCD(), 1.0), AttentionSteering(1.0)):
+        assert not abilities(method).sampled
+
+
+def test_a_lazy_branch_has_no_margins_whoever_passes_it(vlm: VLM, prompts: list[Prompt]) -> None:
+    encoded = vlm.encode(prompts)
+    noised = diffuse_images(encoded, [prompt.key for prompt in prompts], step=999, seed=0)
+    for lazy in (False, True):
+        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, beta=0.1, lazy=lazy)
+        got = vlm.generate(prompts, encoded=encoded, logits_processor=[processor])
+        assert got.margins.isnan().tolist() == [lazy] * 3
+    assert VCD(branch="lazy").generate(vlm, prompts, max_new_tokens=2).margins.isnan().all()
+
+
+def test_a_masked_answer_has_no_margin_unless_the_scores_before_are_handed_on(vlm: VLM, prompts: list[Prompt]) -> None:
+    plain = vlm.generate(prompts, max_new_tokens=1)
+    (yes,), (no,) = vlm.answer_ids
+    for token in (yes, no):
+        masked = vlm.generate(prompts, max_new_tokens=1, logits_processor=[Mask([token], [1])])
+        assert masked.margins.isnan().tolist() == [False, True, False]
+        assert torch.equal(masked.margins[[0, 2]], plain.margins[[0, 2]])
+    other = next(token for token in range(5, 99) if token not in (yes, no))
+    assert torch.equal(vlm.generate(prompts, logits_processor=[Mask([other], [0, 1, 2])]).margins, plain.margins)
+    assert vlm.generate(prompts, bad_words_ids=[[yes]]).margins.isnan().all()
+    with pytest.raises(UserError, match="has to declare first_scores"):
+        Shifted(Masking(token), 1.0).generate(vlm, prompts, max_new_tokens=1)
+    cutoff = PlausibilityLogitsProcessor(beta=1.0)  # nothing but the likeliest token is left
+    cut = vlm.generate(prompts, max_new_tokens=1, logits_processor=[cutoff])
+    assert torch.equal(cut.margins, plain.margins)
+    behind = vlm.generate(
+        prompts, max_new_tokens=1, logits_processor=[PlausibilityLogitsProcessor(beta=1.0), Doubtful(vlm, 1.0)]
+    )
+    assert behind.margins.isnan().all()  # what the later one would have made of the masked answer is unknown
+
+
+@dataclass(frozen=True)
+class Masking:
+    token: int
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[Mask([self.token], [0])])
+
+
+def test_tokens_chosen_from_scores_that_nobody_sees_have_no_margin(vlm: VLM, prompts: list[Prompt]) -> None:
+    marked = vlm.generate(prompts, max_new_tokens=1, watermarking_config=WatermarkingConfig(bias=30.0))
+    assert marked.margins.isnan().all()
+
+
+def test_reasoning_first_it_is_the_margin_of_the_verdict() -> None:
+    vlm = decided(VLM(*tiny_llava()), by=3.5)
+    prompts = [Prompt(f"Is this {word} safe?", picture(i), key=word) for i, word in enumerate(WORDS[:12])]
+    for method in (Baseline(), VCD(noise_step=999), OnlyAProcessor(0.5), ContextPrompt("Consider this.")):
+        answers = method.generate(vlm, prompts, max_new_tokens=6)
+        got = ReasonsFirst(method).generate(vlm, prompts, max_new_tokens=6)
+        assert got.token_ids == answers.token_ids
+        places = [verdict_position(vlm, ids) for ids in got.token_ids]
+        assert got.margins.isnan().tolist() == [place is None for place in places]
+        later = [row for row, place in enumerate(places) if place]
+        assert later
+        for row in later:
+            said = got.token_ids[row][places[row]]  # type: ignore[index]
+            assert (said in vlm.answer_ids.yes) == bool(got.margins[row] > 0)
+        assert not torch.equal(got.margins[later], answers.margins[later])
