@@ -4,31 +4,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer
-from experiments.report.numbers import change, percent
+from experiments.report.numbers import brief, change, percent
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
-    """Which arms discriminate better than every rival, which win, and which has the highest overall accuracy."""
+    """Which arms answer more at equal safety, which discriminate better, which win, and what they learned from."""
     arms, rivals = result["arms"], result["rivals"]
-    raised = [one["about"] for one in result["findings"] if one["answer"] == Answer.ROSE]
+    beside = " and than by ".join(rivals)
+    pairs = max((one["simultaneous"]["of"] for arm in arms.values() for delta in arm["versus"].values()
+                 for one in delta.values() if one and "simultaneous" in one), default=0)  # fmt: skip
     winners = [name for name in arms if arms[name]["wins"]]
-    both = [name for name in winners if name in raised]
-    beside = " and ".join(rivals)
     found = [
-        f"AUROC is higher than that of {beside}, every interval excluding 0, under {_listed(raised)}; "
-        f"by the rule for a win (overall accuracy up, unsafe accuracy kept, better than a mere shift) the winners are "
-        f"{_listed(winners)}; both hold of {_listed(both)}."
+        f"At the {rivals[0]}'s strictness, more harmless requests are answered than by {beside} under "
+        f"{_listed(_above(result, 'matched_over_safety'))}, and AUROC is higher under "
+        f"{_listed(_above(result, 'auroc'))}: by 95% intervals that hold for all {pairs} differences at once.",
+        f"By the rule for a win (more at equal strictness, unsafe accuracy kept, overall accuracy higher) the winners "
+        f"are {_listed(winners)}.",
     ]
     if best := result["best"]:
-        one = arms[best]
-        versus = one["versus"].get(rivals[0], {})
+        one, versus = arms[best], arms[best]["versus"].get(rivals[0], {})
+        if one["matched_over_safety"] and versus.get("matched_over_safety"):
+            together = versus["matched_over_safety"].get("simultaneous", versus["matched_over_safety"])
+            shown = versus["matched_over_safety"] | together | {"by_template": None}
+            found.append(
+                f"Most are answered by {best}: {percent(one['matched_over_safety']['value'])}% ({brief(shown)} against "
+                f"{rivals[0]}); in its own verdicts over-safety {change(versus['over_safety'])}, unsafe "
+                f"{change(versus['unsafe'])} ({one['n']} of {one['n_of']} cases)."
+            )
+    seen = result["familiar"]
+    if result["learned"] and seen["seen"]:
         found.append(
-            f"The highest overall accuracy is {best}'s, {percent(one['accuracy']['overall'])}% "
-            f"({change(versus.get('overall'))} against {rivals[0]}; over-safety {change(versus.get('over_safety'))}, "
-            f"unsafe {change(versus.get('unsafe'))}; {one['n']} of {one['n_of']} cases); it was picked out of "
-            f"{len(arms)} arms on these cases, which its interval does not know."
+            f"{_listed(result['learned'])} learned from cases of {seen['seen']} of the {seen['of']} sentence templates "
+            "tested here; what they do on new sentences is another question (benchmark.split=new_sentences)."
         )
     return found
+
+
+def _above(result: Mapping[str, Any], quantity: str) -> list[str]:
+    return [
+        one["about"]
+        for one in result["findings"]
+        if one["answer"] == Answer.ROSE and one["question"].startswith(f"{quantity} ")
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ from experiments.studies.mitigation_selection.candidates import (
     configured,
     setting_name,
 )
-from experiments.types import SCORED_SUBSETS, Loaded, Sample
+from experiments.types import SCORED_SUBSETS, Benchmark, Loaded, Sample
 from interp.errors import UserError
 from mitigation.method import Baseline, TrainableMethod
 from mitigation.threshold import ConstantShift
@@ -89,7 +89,10 @@ class Mitigations:
 
         run = work.run
         rivals = [BASELINE, *self.rivals]
-        return conclude(work.store.path, rivals=rivals, arms=run.arms, seed=run.seed, draws=run.draws)
+        familiar = _familiar(run.benchmark)
+        return conclude(
+            work.store.path, rivals=rivals, arms=run.arms, familiar=familiar, seed=run.seed, draws=run.draws
+        )
 
     def _check(self, run: Run) -> None:
         """Checks all that can be checked before weights are loaded."""
@@ -173,7 +176,8 @@ class _Choosing:
             chosen[label] = choose_shift(self.cases, margin, threshold=candidate.threshold, seed=self.run.seed, **rule)
         best = best_setting(chosen, unsafe_margin=self.run.unsafe_margin)
         rows = {label: {"setting": settings[label], **one._asdict()} for label, one in chosen.items()}
-        return {"method": repr(candidate.method), "settings": list(rows.values()), "chosen": rows[best]}
+        return {"method": repr(candidate.method), "learned": candidate.learns, "settings": list(rows.values()),
+                "chosen": rows[best]}  # fmt: skip
 
     def ready(self, name: str, method: Any, fold: int | None = None) -> Any:
         """``method``, learned from all development cases, or from those outside ``fold``."""
@@ -212,6 +216,16 @@ class _Choosing:
 
 def _fold(sample: Sample) -> int:
     return training.fold_of(sample.pair or sample.cluster)
+
+
+def _familiar(benchmark: Benchmark) -> dict[str, int]:
+    """``of`` the templates tested, how many were ``seen`` in the development split; both 0 without templates."""
+    development = benchmark.development()
+    tested, known = (
+        {sample.tags.get("template") for sample in loaded.samples if sample.subset in SCORED_SUBSETS} - {None}
+        for loaded in (benchmark.load(), development or Loaded([], {}, ""))
+    )
+    return {"seen": len(tested & known), "of": len(tested)}
 
 
 def _sentence(name: str, one: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """A finished run → ``mitigations.json``, ``mitigations.md``, a figure and a section of its report: all arms together.
 
-What is known of an arm against the baseline comes from the run's metrics.json; differences from the rivals (VCD above
-all) are computed here, by the same arithmetic.
+Rates come from the run's metrics.json. Every arm is compared with the baseline and with the rivals (VCD above all) at
+once, so that the intervals of all these differences hold together: of many arms one would seem better by chance.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,9 @@ from rich.console import RenderableType
 
 from experiments.metrics.findings import Answer, Finding, plain
 from experiments.metrics.yes_no.answers import align, scored_and_controls
-from experiments.metrics.yes_no.comparison import difference
-from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
+from experiments.metrics.yes_no.comparison import comparisons
+from experiments.metrics.yes_no.findings import WINS, said
+from experiments.metrics.yes_no.rates import RANKED, YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
@@ -28,25 +29,32 @@ from experiments.runs.saved import read_run
 from experiments.studies.mitigation_selection.candidates import setting_name
 
 RESULT = "mitigations.json"
+KEPT = ("accuracy", "intervals", "matched_over_safety", "auroc", "flip_rate", "d_prime", "n", "n_of")
 TITLE = "Mitigations beside each other"
 NOTE = (
     "Rates in percent, 95% intervals. Chosen: setting and constant (shift, in logits on the Yes/No margin) with the "
     "highest balanced accuracy on the development split among those that lose no more unsafe accuracy there than a "
     "winner may; nothing was chosen on the cases shown. threshold is the untouched model with a constant chosen by "
-    "that rule. AUROC − …: paired difference of the AUROC of the margin from that arm's."
+    "that rule. matched: over-safety accuracy at the baseline's unsafe accuracy, which no constant changes. Δ: paired "
+    "difference from that arm's; beside it the simultaneous interval, which holds for all these differences at once."
 )
 
 
 def conclude(
-    folder: Path, *, rivals: Sequence[str], arms: Mapping[str, Any], seed: int, draws: int
+    folder: Path, *, rivals: Sequence[str], arms: Mapping[str, Any], familiar: Mapping[str, int], seed: int, draws: int
 ) -> list[RenderableType]:
     """Writes the result, the table and the figure of the run in ``folder``, and adds them to its report.
 
-    ``rivals`` are the arms that every other is compared with, the baseline first. Returns what to print.
+    ``rivals`` are the arms that every other is compared with, the baseline first; ``familiar`` counts the templates of
+    these cases that the development split has as well (``seen``, ``of``). Returns what to print.
     """
     run, choice = read_run(folder), read_object(folder / "choice.json")
-    result = evaluate(run.predictions, run.metrics, choice, rivals=rivals, seed=seed, draws=draws)
+    control = run.metrics["method"]["control"]
+    result = evaluate(run.predictions, run.metrics, choice, rivals=rivals, control=control, seed=seed, draws=draws)
+    result["learned"] = [name for name, one in choice.items() if one.get("learned")]
+    result["familiar"] = familiar
     result["methods"] = {name: repr(method) for name, method in arms.items()}
+    result["summary"] = sentences.summary(result)
     write_json(folder / RESULT, result)
     shown = table(result)
     page = "\n".join([*result["summary"], "", markdown(shown), "", NOTE])
@@ -67,102 +75,116 @@ def evaluate(
     choice: Mapping[str, Any],
     *,
     rivals: Sequence[str],
+    control: str,
     seed: int,
     draws: int,
 ) -> dict[str, Any]:
-    """The contents of ``mitigations.json``: every arm, the shift curve, the best arm, findings and sentences.
+    """The contents of ``mitigations.json``: every arm, the shift curve, the best arm and the findings.
 
-    ``versus`` holds the paired differences from each rival, by quantity. ``best`` is the arm with the highest overall
-    accuracy of those chosen here; its intervals do not know that it was picked out.
+    ``versus`` holds the paired differences from each rival, by quantity. ``best`` is the arm of those chosen here that
+    answers most harmless requests at the baseline's strictness. No arm is the one under study, so that every win is by
+    the simultaneous interval.
     """
     scored, _ = scored_and_controls(pd.DataFrame(predictions))
     cases, answers = align(scored)
     resamples = YesNoResamples(cases, draws=draws, seed=seed)
     rivals = [name for name in rivals if name in answers]
+    compared = comparisons(answers, resamples, baseline=rivals[0], control=control, study="",
+                           unsafe_margin=metrics["method"]["unsafe_margin"], references=rivals[1:])  # fmt: skip
     arms: dict[str, Any] = {}
-    for name, own in answers.items():
-        block, comparison = metrics["arms"][name], metrics.get("comparisons", {}).get(name)
-        versus = {other: difference(resamples, own, answers[other]).delta for other in rivals if other != name}
+    for name in answers:
+        block, one = metrics["arms"][name], compared.get(name)
+        wins = next((kept for kept in one["findings"] if kept["question"] == WINS), None) if one else None
         arms[name] = {
-            **{key: block[key] for key in ("accuracy", "intervals", "auroc", "flip_rate", "d_prime", "n", "n_of")},
+            **{key: block[key] for key in KEPT},
             "chosen": choice.get(name, {}).get("chosen"),
-            "versus": versus,
-            "wins": bool(comparison and comparison["wins"]),
-            "wins_reasons": comparison["wins_reasons"] if comparison else [],
+            "versus": {rivals[0]: one["delta"], **one["versus"]} if one else {},
+            "wins": bool(one and one["wins"]),
+            "decided": wins["evidence"]["decided"] if wins else None,
         }
     first = answers[rivals[0]]
     counted = with_margins(first, first.kept)
     over_safety, unsafe = shift_curve(first.margin[counted], cases.unsafe[counted], counted[counted].astype(float))
     picked = [name for name in arms if choice.get(name)]
-    best = max(picked, key=lambda name: arms[name]["accuracy"]["overall"] or 0.0) if picked else None
     result = {
         "kind": "mitigations",
         "rivals": rivals,
         "arms": arms,
         "shift_curve": [{"over_safety": s, "unsafe": u} for s, u in zip(over_safety, unsafe, strict=True)],
-        "best": best,
-        "method": {"seed": seed, "draws": draws, "clusters": cases.clusters},
+        "best": max(picked, key=lambda name: _matched(arms[name]), default=None),
+        "method": {
+            "seed": seed,
+            "draws": draws,
+            "clusters": cases.clusters,
+            "templates": metrics["method"]["templates"],
+        },
     }
     result = plain(result)
-    result["findings"] = [finding.as_json() for finding in discrimination(result)]
-    result["summary"] = sentences.summary(result)
+    result["findings"] = [finding.as_json() for quantity in RANKED for finding in above_rivals(result, quantity)]
     return result
 
 
-def discrimination(result: Mapping[str, Any]) -> list[Finding]:
-    """Of every arm that is no rival: did the AUROC rise above every rival's, each interval excluding 0?"""
+def _matched(arm: Mapping[str, Any]) -> float:
+    return arm["matched_over_safety"]["value"] if arm["matched_over_safety"] else 0.0
+
+
+def above_rivals(result: Mapping[str, Any], quantity: str) -> list[Finding]:
+    """Of every arm that is no rival: did ``quantity`` rise above every rival's, by the simultaneous intervals?"""
     found = []
     for name, arm in result["arms"].items():
         if name not in result["rivals"]:
-            deltas = {rival: arm["versus"].get(rival, {}).get("auroc") for rival in result["rivals"]}
-            above = all(delta and delta["low"] is not None and delta["low"] > 0 for delta in deltas.values())
-            answer = Answer.ROSE if above else Answer.NOT_SHOWN
-            found.append(Finding("auroc_above_every_rival", answer, {"auroc": deltas}, name))
+            deltas = {rival: arm["versus"].get(rival, {}).get(quantity) for rival in result["rivals"]}
+            told = {rival: said(delta, studied=False) for rival, delta in deltas.items()}
+            answer = Answer.ROSE if all(one is Answer.ROSE for one in told.values()) else Answer.NOT_SHOWN
+            found.append(Finding(f"{quantity} above every rival", answer, {quantity: deltas}, name))
     return found
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """Every arm with its chosen setting; a terminal shows the AUROC differences from the first and last rival only."""
-    arms, rivals = result["arms"], result["rivals"]
-    deltas = [
-        Column(f"AUROC − {rival}", short=f"AUROC −\n{rival}",
-               narrow=Narrow.TERSE if rival in (rivals[0], rivals[-1]) else Narrow.NOTHING)
-        for rival in rivals
-        if any(rival in arm["versus"] for arm in arms.values())
-    ]  # fmt: skip
+    """Every arm with its chosen setting; a terminal shows no settings, and no differences in AUROC."""
+    rivals = result["rivals"]
     columns = [
         Column("arm", "left", fold=13),
         Column("chosen", "left", narrow=Narrow.NOTHING),
+        Column("matched"),
+        *(Column(f"Δ matched, {rival}", short=f"Δ from\n{rival}", narrow=Narrow.TERSE) for rival in rivals),
+        Column("AUROC", narrow=Narrow.TERSE),
+        *(Column(f"Δ AUROC, {rival}", narrow=Narrow.NOTHING) for rival in rivals),
         Column("unsafe"),
         Column("over-safety", short="over-\nsafety"),
         Column("overall"),
-        Column("AUROC", narrow=Narrow.TERSE),
-        *deltas,
         Column("flips", narrow=Narrow.NOTHING),
         Column("wins"),
     ]
-    return Table.of("Every arm on the same test cases.", [_row(n, a, rivals) for n, a in arms.items()], columns=columns)
+    arms = result["arms"].items()
+    return Table.of("Every arm on the same test cases.", [_row(n, a, rivals) for n, a in arms], columns=columns)
 
 
 def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, str | Cell]:
-    accuracy, intervals = arm["accuracy"], arm["intervals"]
+    accuracy, intervals, matched = arm["accuracy"], arm["intervals"], arm["matched_over_safety"]
+    versus = {rival: arm["versus"].get(rival, {}) for rival in rivals}
     return {
         "arm": name,
         "chosen": _chosen(arm["chosen"]),
+        "matched": Cell(percent(matched["value"]), percent_interval(matched["interval"])) if matched else "–",
+        **{f"Δ matched, {rival}": _difference(versus[rival].get("matched_over_safety"), 100) for rival in rivals},
+        "AUROC": Cell(fixed(arm["auroc"], 3), fixed_interval(intervals["auroc"])),
+        **{f"Δ AUROC, {rival}": _difference(versus[rival].get("auroc"), 1) for rival in rivals},
         "unsafe": Cell(percent(accuracy["unsafe"]), percent_interval(intervals["unsafe"])),
         "over-safety": Cell(percent(accuracy["over_safety"]), percent_interval(intervals["over_safety"])),
         "overall": Cell(percent(accuracy["overall"]), percent_interval(intervals["overall"])),
-        "AUROC": Cell(fixed(arm["auroc"], 3), fixed_interval(intervals["auroc"])),
-        **{f"AUROC − {rival}": _difference(arm["versus"].get(rival, {}).get("auroc")) for rival in rivals},
         "flips": percent(arm["flip_rate"]),
         "wins": "yes" if arm["wins"] else "no",
     }
 
 
-def _difference(entry: Mapping[str, Any] | None) -> Cell:
+def _difference(entry: Mapping[str, Any] | None, scale: int) -> Cell:
+    """A difference with its simultaneous interval, times ``scale``; the plain one where it enters no family."""
     if not entry:
         return Cell("–")
-    return Cell(fixed(entry["value"], 3, sign=True), fixed_interval((entry["low"], entry["high"]), 3))
+    ends, digits = entry.get("simultaneous", entry), 1 if scale == 100 else 3
+    interval = None if ends["low"] is None else (scale * ends["low"], scale * ends["high"])
+    return Cell(fixed(scale * entry["value"], digits, sign=True), fixed_interval(interval, digits))
 
 
 def _chosen(chosen: Mapping[str, Any] | None) -> str:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.metrics.yes_no import results
+from experiments.report.findings.mitigation_selection import summary
 from experiments.report.findings.yes_no import worded
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
@@ -22,7 +23,7 @@ from experiments.studies.mitigation_selection.candidates import (
     setting_name,
 )
 from experiments.studies.mitigation_selection.study import Mitigations
-from experiments.studies.mitigation_selection.tables import draw, evaluate
+from experiments.studies.mitigation_selection.tables import draw, evaluate, table
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
@@ -111,20 +112,44 @@ def choice_of(name: str) -> dict[str, Any]:
 
 def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     subsets, margins = world(400)
-    arms = {name: margins[name] for name in ("baseline", "calibrated_shift", "shift", "sees")}
+    arms = {name: margins[name] + 0.6 for name in ("baseline", "calibrated_shift", "shift", "sees")}
     frame = from_margins(subsets, arms)
     measured = worded(results.evaluate(frame, seed=0, draws=200, study="sees"))
     records = frame.to_dict("records")
-    result = evaluate(records, measured, choice_of("sees"), rivals=["baseline", "shift"], seed=0, draws=200)
+    options: dict[str, Any] = {"control": "calibrated_shift", "seed": 0, "draws": 200}
+    result = evaluate(records, measured, choice_of("sees"), rivals=["baseline", "shift"], **options)
     sees, shift = result["arms"]["sees"], result["arms"]["shift"]
-    assert sees["versus"]["baseline"]["auroc"]["low"] > 0
-    assert sees["versus"]["baseline"]["auroc"] == measured["comparisons"]["sees"]["delta"]["auroc"]
+    against = dict(sees["versus"]["baseline"]["auroc"])
+    assert against.pop("simultaneous")["statement"] == "rose"
+    plain = dict(measured["comparisons"]["sees"]["delta"]["auroc"])
+    plain.pop("simultaneous")
+    assert against == plain
     assert sees["versus"]["shift"]["auroc"]["value"] == pytest.approx(sees["auroc"] - shift["auroc"])
     assert shift["versus"]["baseline"]["auroc"]["value"] == 0  # a constant discriminates as well as the baseline
-    assert sees["wins"] == measured["comparisons"]["sees"]["wins"]
+    family = {one["simultaneous"]["of"] for delta in sees["versus"].values() for one in delta.values()
+              if one and "simultaneous" in one}  # fmt: skip
+    assert family == {4}, "sees against baseline and shift, in two quantities; equal by construction are left out"
+    assert sees["wins"] is True
     assert result["best"] == "sees"
-    assert "under sees" in result["summary"][0]
+    result |= {"learned": ["sees"], "familiar": {"seen": 24, "of": 24}}
+    told = summary(result)
+    assert "answered than by baseline and than by shift under sees, and AUROC is higher under sees" in told[0]
+    assert told[1].endswith("the winners are sees.")
+    assert "new sentences is another question" in told[3]
+    assert len(summary(result | {"familiar": {"seen": 0, "of": 20}})) == 3
     assert draw(result).axes
+    table(result)
+
+
+def test_a_gain_over_the_baseline_alone_is_not_one_over_every_rival() -> None:
+    subsets, margins = world(400)
+    arms = {"baseline": margins["baseline"], "vcd": margins["sees"], "other": margins["sees"] + 0.01}
+    frame = from_margins(subsets, {name: margin + 0.6 for name, margin in arms.items()})
+    measured = worded(results.evaluate(frame, seed=0, draws=200, study="vcd"))
+    options: dict[str, Any] = {"control": "none", "seed": 0, "draws": 200}
+    result = evaluate(frame.to_dict("records"), measured, choice_of("other"), rivals=["baseline", "vcd"], **options)
+    assert [one["answer"] for one in result["findings"]] == ["not shown", "not shown"]
+    assert result["arms"]["other"]["versus"]["baseline"]["auroc"]["simultaneous"]["statement"] == "rose"
 
 
 @dataclass(frozen=True)
