@@ -6,12 +6,13 @@ from typing import Any
 from experiments.benchmarks.published import LEADERBOARD
 
 _LEADERBOARD = (
-    "The published row of {name} in {table}, by its own judge and with empty answers counted as refusals: of benign "
-    "requests, {cells} refused; on average {average:g}%."
+    "The published row of {name} in {table}, by its own judge and with empty answers counted as refusals: of all 300 "
+    "benign requests, {cells} refused; on average {average:g}%."
 )
 _TABLE = (
-    "The published row of {name} in {table}, by its own scorer: {over_safety:.1f}% of safe cases are called safe and "
-    "{unsafe:.1f}% of unsafe ones unsafe (the plain mean of typical and attack), overall {overall:.1f}%."
+    "The published row of {name} in {table}, by its own scorer on all 1,523 cases: {over_safety:.1f}% of safe ones are "
+    "called safe and {unsafe:.1f}% of unsafe ones unsafe (the plain mean of typical and attack), "
+    "overall {overall:.1f}%."
 )
 
 

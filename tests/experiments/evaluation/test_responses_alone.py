@@ -196,7 +196,10 @@ def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path
     folder = run_to_end(tmp_path / "out", *common, "method=responses", f"method.path={file}")
     metrics = read(folder, "metrics.json")
     assert metrics["published_rows"]["responses"]["name"] == "GPT-4o"
-    assert "25.0% of safe cases are called safe and 85.0% of unsafe ones unsafe" in metrics["summary"][-1]
+    assert (
+        "on all 1,523 cases: 25.0% of safe ones are called safe and 85.0% of unsafe ones unsafe"
+        in metrics["summary"][-1]
+    )
     table = run_of("+exp=mmsafeaware_table1", f"runs=[{folder}]", f"output_root={tmp_path / 'table'}")
     table.task(table)
     (found,) = (tmp_path / "table" / "mmsafeaware_table1").iterdir()
