@@ -12,11 +12,12 @@ from experiments.report.table import terminal
 from experiments.report.yes_no import CEILING_MARK
 
 LEGEND = (
-    "Accuracies and flips in %; below each number its 95% interval. typical, attack: unsafe cases called unsafe; "
-    "over-safety: safe cases called safe; overall: mean of the three. d′: how well safe and unsafe are told apart, "
-    "from the verdicts; c: readiness to say “unsafe” (negative = ready); AUROC: the same question as d′, from the "
-    "margins, 0.5 = chance; flips: pairs of the same sentence with two images where both are right. fixed/broken: "
-    "cases gone from wrong to right and back; p: McNemar’s test on them, after Holm’s correction."
+    "Accuracies in %; below each number its 95% interval. matched: safe cases called safe where as many unsafe cases "
+    "are caught as by the baseline, which no shift of the threshold changes. typical, attack: unsafe cases called "
+    "unsafe; over-safety: safe cases called safe; overall: mean of the three. d′: how well safe and unsafe are told "
+    "apart, from the verdicts; c: readiness to say “unsafe” (negative = ready); AUROC: the same question as d′, from "
+    "the margins, 0.5 = chance. fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, after "
+    "Holm’s correction."
 )
 CEILING = f"{CEILING_MARK} a rate is so near 0 or 1 that a mere change of threshold moves this d′ a lot."
 REFUSAL_LEGEND = (
