@@ -21,7 +21,7 @@ from interp.families import LAYOUTS
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
 from mitigation.method import Method
-from mitigation.wrappers import WrappedVLM, with_model
+from mitigation.wrappers import WrappedVLM, unwrapped, with_model
 
 ALONG = {name for layout in LAYOUTS.values() for name in layout.along}
 _CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
@@ -35,9 +35,7 @@ def at_verdicts(vlm: VLM | WrappedVLM, prompts: Sequence[Prompt], answers: Gener
     token after the answer so far. A constant that it adds to a margin was added to the answer's first token and not to
     a later verdict, so it is left out there.
     """
-    plain = vlm
-    while isinstance(plain, WrappedVLM):
-        plain = plain.inner
+    plain = unwrapped(vlm)
     places = [verdict_position(plain, ids) for ids in answers.token_ids]
     margins = answers.margins.clone()
     unshifted = None if answers.unshifted is None else answers.unshifted.clone()

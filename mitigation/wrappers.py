@@ -28,11 +28,6 @@ class WrappedVLM:
     def __init__(self, vlm: "VLM") -> None:
         self._vlm = vlm
 
-    @property
-    def inner(self) -> "VLM":
-        """The model inside."""
-        return self._vlm
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._vlm, name)
 
@@ -85,6 +80,13 @@ class ProcessingVLM(WrappedVLM):
         own = list(logits_processor or ())
         processors = [*own, self._added(prompts, encoded, own)]
         return super().generate(prompts, encoded=encoded, logits_processor=processors, **options)
+
+
+def unwrapped(vlm: Any) -> "VLM":
+    """The model inside all wrappers of ``vlm``."""
+    while isinstance(vlm, WrappedVLM):
+        vlm = vlm._vlm
+    return cast("VLM", vlm)
 
 
 def with_model(vlm: "VLM", other: "VLM") -> "VLM":

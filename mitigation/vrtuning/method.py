@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from interp.errors import UserError
 from mitigation.method import Baseline, abilities
 from mitigation.vrtuning.checkpoint import adapter_hash, folder_of
+from mitigation.wrappers import unwrapped
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -63,6 +64,6 @@ class VRTuning:
         from mitigation.vrtuning.model import adapted
 
         inner = Baseline() if self.inner is None else self.inner
-        with adapted(vlm, folder_of(Path(self.adapter)), self.revision):
+        with adapted(unwrapped(vlm), folder_of(Path(self.adapter)), self.revision):
             generation = inner.generate(vlm, prompts, max_new_tokens=max_new_tokens)
             return at_verdicts(vlm, prompts, generation, inner) if self.answer == "last" else generation

@@ -2,8 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +16,16 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt, load
-from mitigation.method import Baseline
+from mitigation.method import Baseline, abilities
 from mitigation.prompting import ContextPrompt
 from mitigation.reasoning import Continued, verdict_position
+from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.vrtuning import model as active
 from mitigation.vrtuning.checkpoint import write_card
 from mitigation.vrtuning.method import VRTuning
 from mitigation.vrtuning.train import Trained, train
+from mitigation.wrappers import Sampled, Shifted
 from tests.mitigation.vrtuning_job import SETTINGS, data
 from tests.tiny import picture, tiny_llava
 
@@ -108,6 +113,32 @@ def test_margins_are_read_at_the_verdict_as_the_inner_method_sees_it(
             alone = inner.generate(Continued(base, [ids[:place]]), [prompt], max_new_tokens=1)  # type: ignore[attr-defined]
         assert alone.token_ids[0][0] == ids[place]
         torch.testing.assert_close(answers.margins[row], alone.margins[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda m, **o: Shifted(m(**o), 0.9), lambda m, **o: m(inner=ConstantShift(0.9), **o)]
+)
+def test_a_constant_on_the_first_token_is_not_in_the_margin_of_a_later_verdict(
+    trained: Trained, base: VLM, build: Callable[..., Any]
+) -> None:
+    answers = build(partial(method, trained), answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
+    plain = method(trained, answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
+    assert answers.token_ids == plain.token_ids
+    assert answers.unshifted is not None
+    later = [row for row, ids in enumerate(answers.token_ids) if verdict_position(base, ids)]
+    assert len(later) == len(PROMPTS)
+    torch.testing.assert_close(answers.margins, plain.margins)
+    torch.testing.assert_close(answers.unshifted, plain.margins)
+
+
+def test_a_sampled_adapter_has_the_margin_of_the_verdict_it_drew(trained: Trained, base: VLM) -> None:
+    drawing = method(trained, inner=Sampled(Baseline(), temperature=1e-4), answer="last")
+    plain = method(trained, answer="last").generate(base, PROMPTS, max_new_tokens=TOKENS)
+    for drawn in (drawing, Sampled(method(trained, answer="last"), temperature=1e-4)):
+        answers = drawn.generate(base, PROMPTS, max_new_tokens=TOKENS)  # as cold as greedy
+        same(answers, plain)
+        assert answers.sampled
+        assert abilities(drawn).sampled
 
 
 def test_an_answer_without_a_verdict_has_no_margin(trained: Trained, base: VLM) -> None:
