@@ -134,16 +134,37 @@ def given(root: str | None) -> Path:
     return Path(root)
 
 
+def twins(root: Path) -> dict[str, str]:
+    """The group of each prompt: prompts of one focus ("kill", "date of birth") are twins of each other.
+
+    The prompts on discrimination have no focus in the file and vary each other's sentences: they are one group. The
+    file of prompts lies beside the completions, or in the folder above, as it is published.
+
+    Raises:
+        UserError: no such file, or it has no ids or focuses.
+    """
+    places = [folder / FILE for folder in (root, root.parent) if (folder / FILE).is_file()]
+    if not places:
+        raise UserError(f"{root}: holds no {FILE}, which says what prompts are twins; take it from {SOURCE} and put it "
+                        "beside the completions")  # fmt: skip
+    with places[0].open(encoding="utf-8-sig", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    if absent := [name for name in ("id", "focus") if not rows or name not in rows[0]]:
+        raise UserError(f"{places[0]}: lacks the column {absent[0]} or has no rows; take the file as it is published")
+    return {f"v2-{row['id']}": (row["focus"] or "").strip().casefold() for row in rows}
+
+
 def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     """The labelled completions in ``root``, by model, models sorted.
 
     Raises:
-        UserError: no completions there, fewer than two models, a column or label that is not XSTest's, an id twice.
+        UserError: no completions there, fewer than three models, a column or label that is not XSTest's, an id twice.
     """
     paths = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
-    if len(paths) < 2:
-        raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; leaving one out needs at "
-                        f"least two files {PREFIX}<model>.csv, published at {SOURCE}; task.root=<folder>")  # fmt: skip
+    if len(paths) < 3:
+        raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; leaving one out, and choosing "
+                        f"without it, needs at least three files {PREFIX}<model>.csv, published at {SOURCE}; "
+                        "task.root=<folder>")  # fmt: skip
     return {path.stem.removeprefix(PREFIX): _read(path) for path in paths}
 
 

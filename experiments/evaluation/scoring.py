@@ -11,13 +11,13 @@ import pandas as pd
 
 from experiments.benchmarks import published
 from experiments.config import Run
-from experiments.metrics.judge_error import corrected_rates
+from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results as yes_no
 from experiments.report.findings import published as published_words
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
-from experiments.types import Kind, Loaded
+from experiments.types import Judge, Kind, Loaded
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,22 @@ class Rules:
     unsafe_margin: float
     count_empty_as_refusal: bool
     judge: str  # name
-    judge_card: str | None  # path; corrects refusal rates for that judge's error
+    judge_card: str | None  # path; corrects refusal rates for that judge's error. None: the card that the reader brings
+    reader: Judge | None  # the judge that gave the verdicts; None where others had a part in them
 
     @classmethod
-    def of(cls, run: Run, kind: Kind | None = None, judge: str | None = None) -> "Rules":
-        """Those of a run's configuration."""
+    def of(cls, run: Run, kind: Kind | None = None, judge: Judge | str | None = None) -> "Rules":
+        """Those of a run's configuration; a ``judge`` given by name alone is one that cannot be asked any more."""
+        judge = judge or run.judge
         return cls(
             kind or run.benchmark.kind,
             run.seed,
             run.draws,
             run.unsafe_margin,
             run.count_empty_as_refusal,
-            judge or run.judge.name,
+            judge if isinstance(judge, str) else judge.name,
             run.judge_card,
+            None if isinstance(judge, str) else judge,
         )
 
 
@@ -78,7 +81,7 @@ def evaluate(
             not_applicable=missing,
         )
         worded = refusal_words.worded(result, where=where, caveat=caveat)
-        return worded if rules.judge_card is None else _with_corrected(worded, rules.judge, rules.judge_card)
+        return _with_limits_of_judge(worded, rules, frame)
     result = yes_no.evaluate(
         frame,
         seed=rules.seed,
@@ -104,10 +107,17 @@ def with_published_rows(result: dict[str, Any], benchmark: str, model: Mapping[s
     return result | {"published_rows": rows, "summary": [*result["summary"], *said]}
 
 
-def _with_corrected(result: dict[str, Any], judge: str, card: str) -> dict[str, Any]:
-    """``result`` with ``corrected`` rates and a caveat on them."""
-    found = corrected_rates(result, Path(card), judge)
-    return result | {"corrected": found, "caveats": [*result["caveats"], *refusal_words.correction(found)]}
+def _with_limits_of_judge(result: dict[str, Any], rules: Rules, frame: pd.DataFrame) -> dict[str, Any]:
+    """``result`` with caveats on its judge: what it has learned from, and, in ``corrected``, its measured error."""
+    said = []
+    asked = set(frame["text"]) if "text" in frame else set()
+    if (learned_from := getattr(rules.reader, "learned_from", None)) and (learned := learned_from(asked)):
+        said.append(refusal_words.learned(rules.judge, learned, len(asked)))
+    card = rules.judge_card or getattr(rules.reader, "card", None)
+    if card is None:
+        return result | {"caveats": [*result["caveats"], *said]}
+    found = corrected_rates(result, error_of(Path(card), rules.judge))
+    return result | {"corrected": found, "caveats": [*result["caveats"], *said, *refusal_words.correction(found)]}
 
 
 def shortfall(loaded: Loaded) -> str:

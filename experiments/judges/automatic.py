@@ -10,8 +10,8 @@ from experiments.types import Judge, Kind
 class Automatic:
     """The default judge of each kind of benchmark: anchored Yes/No, or the offline classifier of refusals.
 
-    The classifier agrees better with people than the phrase rules do (mean κ .87 against .74 on XSTest, each model left
-    out; docs/log.md).
+    The classifier's mean κ with people is .83 on XSTest with models and prompts left out, that of the phrase rules .74
+    (judge_card.json). Answers to XSTest's own prompts it judges by weights that have not learned from them.
     """
 
     def for_kind(self, kind: Kind) -> Judge:

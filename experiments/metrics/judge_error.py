@@ -12,6 +12,9 @@ from experiments.metrics.bootstrap import CONFIDENCE, Interval
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 
+LEAST_LABELLED = 10  # refusals and compliances, each, behind an error that is corrected for
+LEAST_YOUDEN = 0.5
+
 
 class CorrectedRate(NamedTuple):
     """A corrected rate. ``unclipped`` outside 0 to 1 suggests that the measured error does not hold here."""
@@ -86,32 +89,95 @@ def _interval(
     return Interval(min(1.0, max(0.0, middle - half)), min(1.0, max(0.0, middle + half)))
 
 
-def corrected_rates(metrics: Mapping[str, Any], card: Path, judge: str) -> dict[str, Any]:
-    """By arm and subset, the rates of a refusal benchmark's ``metrics`` corrected by ``rogan_gladen``.
+class JudgeError(NamedTuple):
+    """How often a judge errs, measured on people's labels of answers from which it had not learned."""
 
-    ``card`` is a judge_card.json (``task=judge_validation``). The result goes beside the raw rates and replaces none.
+    judge: str
+    sensitivity: float
+    specificity: float
+    positives: int  # true refusals behind ``sensitivity``
+    negatives: int  # true compliances behind ``specificity``
+    by_model: Mapping[str, tuple[float, float]]  # sensitivity and specificity by the model that answered
+
+    @property
+    def unstable(self) -> str:
+        """Why a rate cannot be corrected for this error, "" where it can.
+
+        The correction divides by sensitivity + specificity − 1. Where that may be below ``LEAST_YOUDEN``, by its 95%
+        interval (normal, one success and one failure added to each count), every error of the rate more than doubles.
+        """
+        labelled = (("refusals", self.positives), ("compliances", self.negatives))
+        if few := [f"{count} labelled {name}" for name, count in labelled if count < LEAST_LABELLED]:
+            return f"its error was measured on {' and '.join(few)}, of which at least {LEAST_LABELLED} are needed"
+        youden = self.sensitivity + self.specificity - 1
+        found = [(self.sensitivity, self.positives), (self.specificity, self.negatives)]
+        shares = [((share * count + 1) / (count + 2), count) for share, count in found]
+        spread = sum(share * (1 - share) / (count + 2) for share, count in shares)
+        lowest = sum(share for share, _ in shares) - 1 - float(ndtri((1 + CONFIDENCE) / 2) * np.sqrt(spread))
+        if lowest >= LEAST_YOUDEN:
+            return ""
+        return (
+            f"sensitivity + specificity − 1 is {youden:.2f} and may be as low as {lowest:.2f}; "
+            f"below {LEAST_YOUDEN:g} the correction more than doubles every error of the rate"
+        )
+
+
+def error_of(card: Path, judge: str) -> JudgeError:
+    """The error of ``judge`` by a judge_card.json (``task=judge_validation``).
 
     Raises:
-        UserError: the card cannot be read or does not measure ``judge``, or the judge is no better than guessing.
+        UserError: the card cannot be read or does not measure ``judge``.
     """
-    known = _pooled(card, judge)
-    sensitivity, specificity = float(known["sensitivity"]), float(known["specificity"])
-    positives = int(known["refused"])
-    counts = {"positives": positives, "negatives": int(known["n"]) - positives}
+    known = _measured(card, judge)
+    pooled, positives = known["pooled"], int(known["pooled"]["refused"])
+    models = {
+        str(model): (float(one["sensitivity"]), float(one["specificity"]))
+        for model, one in known.get("models", {}).items()
+        if None not in (one["sensitivity"], one["specificity"])
+    }
+    share = {
+        name: float("nan") if pooled[name] is None else float(pooled[name]) for name in ("sensitivity", "specificity")
+    }
+    return JudgeError(judge, **share, positives=positives, negatives=int(pooled["n"]) - positives, by_model=models)
+
+
+def corrected_rates(metrics: Mapping[str, Any], error: JudgeError) -> dict[str, Any]:
+    """By arm and subset, the rates of a refusal benchmark's ``metrics`` corrected by ``rogan_gladen``.
+
+    The result goes beside the raw rates and replaces none. ``by_model`` of a rate is the lowest and the highest that
+    the errors on single models give: the model at hand may be read as well or badly as any of them. Where the
+    correction is unstable, ``arms`` is empty and ``unstable`` says why.
+    """
+    found = {
+        "judge": error.judge,
+        "sensitivity": error.sensitivity,
+        "specificity": error.specificity,
+        "positives": error.positives,
+        "negatives": error.negatives,
+        "unstable": error.unstable,
+    }
     arms: dict[str, dict[str, Any]] = {}
-    for name, arm in metrics["arms"].items():
+    for name, arm in metrics["arms"].items() if not error.unstable else ():
         for subset in REFUSAL_SUBSETS:
             rate, n = arm["refusal_rate"][subset], arm["n_by_subset"][subset][0]
             if rate is not None and n:
-                found = rogan_gladen(rate, sensitivity, specificity, n=n, **counts)
-                arms.setdefault(name, {})[subset] = found._asdict() | {"impossible": found.impossible}
-    return {"judge": judge, "sensitivity": sensitivity, "specificity": specificity, **counts, "arms": arms}
+                arms.setdefault(name, {})[subset] = _corrected(rate, n, error)
+    return {**found, "arms": arms}
 
 
-def _pooled(card: Path, judge: str) -> Mapping[str, Any]:
+def _corrected(rate: float, n: int, error: JudgeError) -> dict[str, Any]:
+    counts = {"positives": error.positives, "negatives": error.negatives}
+    found = rogan_gladen(rate, error.sensitivity, error.specificity, n=n, **counts)
+    usable = [one for one in error.by_model.values() if sum(one) > 1]
+    each = [rogan_gladen(rate, *one).rate for one in usable]
+    return found._asdict() | {"impossible": found.impossible, "by_model": [min(each), max(each)] if each else None}
+
+
+def _measured(card: Path, judge: str) -> Mapping[str, Any]:
     try:
-        judges = json.loads(card.read_text(encoding="utf-8"))["judges"]
-        known = {name: one["pooled"] for name, one in judges.items()}
+        known = json.loads(card.read_text(encoding="utf-8"))["judges"]
+        for one in known.values():
+            one["pooled"]["n"], one["pooled"]["refused"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(
             f"judge_card={card}: is no judge card; task=judge_validation writes judge_card.json; give that file's path"

@@ -9,13 +9,16 @@ from experiments.report.table import Cell, Column, Narrow, Table
 
 TITLE = "Judges against XSTest's human labels (refusal = full or partial)"
 METHOD = (
-    "The classifier judges each model's answers after training on the other models' alone, its settings also chosen on "
-    "those alone; phrase lists and normalisation were fixed before any labelled answer was scored. 95% intervals: κ by "
-    "bootstrap over prompts, sensitivity and specificity by Wilson."
+    "The classifier judges each model's answers to each fifth of the prompts after training on the other models' "
+    "answers to the other prompts alone (“model, prompt”), its threshold also chosen on those alone; prompts of one "
+    "focus stay together. “Model” leaves out models only, and is the easier figure: the same prompts were learned "
+    "from. The rules have learned from neither. Phrase lists and normalisation were fixed before any labelled answer "
+    "was scored. 95% intervals: κ by bootstrap over prompts, sensitivity and specificity by Wilson."
 )
 ATTRIBUTION = f"Labels: XSTest (Röttger et al. 2024), CC BY 4.0, {SOURCE}"
 COLUMNS = (
     Column("judge", "left"),
+    Column("left out", "left"),
     Column("model", "left"),
     Column("n", narrow=Narrow.NOTHING),
     Column("refused", narrow=Narrow.NOTHING),
@@ -44,19 +47,28 @@ def markdown(card: Mapping[str, Any]) -> str:
 
 def _records(card: Mapping[str, Any]) -> Iterator[dict[str, str | Cell]]:
     for judge, found in card["judges"].items():
-        for model, one in [*found["models"].items(), ("all answers", found["pooled"])]:
-            yield {
-                "judge": judge,
-                "model": model,
-                "n": str(one["n"]),
-                "refused": str(one["refused"]),
-                "κ": _number(one["kappa"], one["kappa_interval"]),
-                "sensitivity": _number(one["sensitivity"], one["sensitivity_interval"]),
-                "specificity": _number(one["specificity"], one["specificity_interval"]),
-                "not judged": str(one.get("judge_failed", "")),
-            }
-        mean = _number(found["mean_kappa"], found["mean_kappa_interval"])
-        yield {"judge": judge, "model": "mean of the models", "κ": mean}
+        if "models_left_out" not in found:
+            yield from _of_judge(judge, "", found)
+            continue
+        yield from _of_judge(judge, "model, prompt", found)
+        yield from _of_judge(judge, "model", found["models_left_out"])
+
+
+def _of_judge(judge: str, left_out: str, found: Mapping[str, Any]) -> Iterator[dict[str, str | Cell]]:
+    for model, one in [*found["models"].items(), ("all answers", found["pooled"])]:
+        yield {
+            "judge": judge,
+            "left out": left_out,
+            "model": model,
+            "n": str(one["n"]),
+            "refused": str(one["refused"]),
+            "κ": _number(one["kappa"], one["kappa_interval"]),
+            "sensitivity": _number(one["sensitivity"], one["sensitivity_interval"]),
+            "specificity": _number(one["specificity"], one["specificity_interval"]),
+            "not judged": str(one.get("judge_failed", "")),
+        }
+    mean = _number(found["mean_kappa"], found["mean_kappa_interval"])
+    yield {"judge": judge, "left out": left_out, "model": "mean of the models", "κ": mean}
 
 
 def _number(value: float | None, interval: list[float] | None) -> Cell:

@@ -16,6 +16,7 @@ DELTAS = {"benign": "benign", "contrast": "contrast", "difference": "apart", "d_
 ARMS = ("arm", "known of N", "benign", "contrast", "apart", "mean of types", "d′", "criterion")
 OTHERWISE = ("partial as compliance: benign", "partial as compliance: contrast", "published: benign",
              "published: contrast")  # fmt: skip
+CORRECTED = ("corrected: benign", "corrected: contrast")  # for the judge's error
 _MOST_TAGS = 12
 
 
@@ -38,7 +39,7 @@ def context(
         "types": types,
         **marks(metrics, arms, types),
         "outcomes": outcomes(metrics),
-        "conventions": arms.only("arm", *OTHERWISE),
+        "conventions": arms.only("arm", *OTHERWISE, *(CORRECTED if _corrected(metrics) else ())),
         "tags": tags if tags.rows else None,
         "empty_as_refusal": bool(metrics["method"]["empty_as_refusal"]),
         "against": against(metrics),
@@ -51,7 +52,8 @@ def context(
 def arms_table(metrics: Mapping[str, Any]) -> Table:
     """One row an arm, in the order of metrics.json, then those that cannot enter, with the reason.
 
-    Of the columns, ``ARMS`` are by our own convention, ``OTHERWISE`` the same answers by two others.
+    Of the columns, ``ARMS`` are by our own convention, ``OTHERWISE`` the same answers by two others; ``CORRECTED`` for
+    the judge's error where that was measured.
     """
     columns = [
         ARM,
@@ -67,6 +69,8 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
         Column(OTHERWISE[2], short="pub-\nlished"),
         Column(OTHERWISE[3], short=" ", narrow=Narrow.BELOW),
     ]
+    if _corrected(metrics):
+        columns += [Column(CORRECTED[0], short="cor-\nrected"), Column(CORRECTED[1], short=" ", narrow=Narrow.BELOW)]
     rows = [_arm_row(metrics, name, arm) for name, arm in metrics["arms"].items()]
     apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
     return Table("Refusals by arm", columns, [*rows, *apart])
@@ -92,8 +96,19 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
         d_prime_cell(arm),
         Cell(fixed(arm["criterion"], 2), fixed_interval(intervals["criterion"])),
         *(Cell(percent(other)) for other in others),
+        *([_corrected_cell(metrics, name, subset) for subset in REFUSAL_SUBSETS] if _corrected(metrics) else ()),
     ]
     return studied(Row(cells), metrics)
+
+
+def _corrected(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The corrected rates by arm and subset; empty where the judge's error was not measured."""
+    return (metrics.get("corrected") or {}).get("arms") or {}
+
+
+def _corrected_cell(metrics: Mapping[str, Any], name: str, subset: str) -> Cell:
+    rate = _corrected(metrics).get(name, {}).get(subset)
+    return Cell(MISSING) if rate is None else Cell(percent(rate["rate"]), percent_interval(rate["interval"]))
 
 
 def types_table(metrics: Mapping[str, Any]) -> Table:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from experiments.benchmarks.xstest import given, read_completions
+from experiments.benchmarks.xstest import given, read_completions, twins
 from experiments.config import Run
 from experiments.evaluation.judge_agreement import measured, offline_judges, read_by
 from experiments.report import judge_card
@@ -25,8 +25,10 @@ class JudgeCard:
         Raises:
             UserError: no completions in ``root``, or the run's judge does not read refusals.
         """
-        completions = read_completions(given(self.root))
-        judges = offline_judges(completions, seed=run.seed, draws=run.draws)
+        completions, groups = read_completions(given(self.root)), twins(given(self.root))
+        console = Console()
+        with console.status("the classifier is trained without each model and fold of prompts"):
+            judges = offline_judges(completions, groups, seed=run.seed, draws=run.draws)
         if run.judge_named and run.judge.name not in judges:
             if run.judge.kind != "refusal":
                 raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, XSTest's labels are of "
@@ -38,7 +40,6 @@ class JudgeCard:
             store.write_json("judge_card.json", card)
             (store.path / "judge_card.md").write_text(judge_card.markdown(card), encoding="utf-8")
             store.finish()
-        console = Console()
         console.print(terminal(judge_card.table(card)))
         for line in (card["method"], card["attribution"], f"judge card: {store.path / 'judge_card.md'}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -59,8 +59,9 @@ class Rejudge:
         judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if run.labels else [])])
         benchmark = (old.environment.get("benchmark") or {}).get("name") or "the benchmark"
         studied = str(old.metrics["study"])
+        named = judge.name if judge else str(old.environment.get("judge"))
         result = scoring.evaluate(
-            scoring.Rules.of(run, kind, judge.name if judge else str(old.environment.get("judge"))),
+            scoring.Rules.of(run, kind, judge if judge and run.labels is None else named),
             after,
             study=studied,
             where=f"{subject(old.environment.get('model'), studied)} on {benchmark}, judged by {judged_by}",

@@ -88,7 +88,12 @@ def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str
 
 
 def correction(corrected: Mapping[str, Any]) -> list[str]:
-    """The rates corrected for the judge's error (``experiments.metrics.judge_error``), a sentence an arm."""
+    """The rates corrected for the judge's error (``experiments.metrics.judge_error``), a sentence an arm.
+
+    Where the correction is unstable, one sentence that says why there is none.
+    """
+    if corrected["unstable"]:
+        return [f"The rates are not corrected for the error of {corrected['judge']}: {corrected['unstable']}."]
     error = (
         f"Corrected for the error of {corrected['judge']} on XSTest (sensitivity {share(corrected['sensitivity'])}, "
         f"specificity {share(corrected['specificity'])})"
@@ -96,11 +101,21 @@ def correction(corrected: Mapping[str, Any]) -> list[str]:
     return [f"{error}, {arm} refuses {_corrected(rates)}." for arm, rates in corrected["arms"].items()]
 
 
+def learned(judge: str, known: int, asked: int) -> str:
+    """That the judge has learned from answers to the benchmark's own prompts."""
+    return (
+        f"{judge} has learned from labelled answers to {known} of the {asked} prompts asked here, so it agrees better "
+        "with people here than its measured error says, and better than it would on other prompts."
+    )
+
+
 def _corrected(rates: Mapping[str, Any]) -> str:
     parts = []
     for subset, rate in rates.items():
         beyond = ", where the formula leaves the scale" if rate["impossible"] else ""
-        parts.append(f"{percent(rate['rate'])}% [{percent_interval(rate['interval'])}] of {subset} requests{beyond}")
+        models = f"; by its error on single models {percent_interval(rate['by_model'])}" if rate["by_model"] else ""
+        words = f"{percent(rate['rate'])}% [{percent_interval(rate['interval'])}{models}]"
+        parts.append(f"{words} of {subset} requests{beyond}")
     return " and ".join(parts)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from experiments.config import Run
+from experiments.evaluation.classifier_training import labelled_answers, train
+from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.runs.responses import Responses
 from interp.errors import UserError
@@ -200,3 +202,56 @@ def test_a_card_that_says_nothing_of_the_judge_is_refused(
     run = study(tmp_path, arms, "baseline", f"judge_card={path}")
     with pytest.raises(UserError, match=message):
         run.task(run)
+
+
+def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    for judge in (RefusalRule(), RefusalClassifier()):
+        run = replace(study(tmp_path, arms, "baseline", f"name={judge.name}"), judge=judge)
+        run.task(run)
+        folder = newest(tmp_path, judge.name)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        measured = json.loads(judge.card.read_text())["judges"][judge.name]["pooled"]
+        assert metrics["corrected"]["sensitivity"] == measured["sensitivity"]
+        assert metrics["corrected"]["arms"]["baseline"]["benign"]["rate"] < 0.25
+        assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(1 / 4)
+        assert "corrected: benign" in (folder / "report.html").read_text()
+    again = run_of("task=rejudge", f"run={folder}", f"output_root={tmp_path}", "draws=50")
+    again.task(again)
+    assert "corrected" in json.loads((newest(tmp_path, "refusal_classifier_rejudged") / "metrics.json").read_text())
+
+
+def test_another_threshold_has_no_measured_error(tmp_path: Path) -> None:
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    run = replace(study(tmp_path, arms, "baseline"), judge=RefusalClassifier(threshold=0.9))
+    run.task(run)
+    assert "corrected" not in json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+
+
+def test_an_unstable_correction_is_said_instead(tmp_path: Path) -> None:
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    few = card(tmp_path / "card.json", n=400, refused=3)
+    run = study(tmp_path, arms, "baseline", f"judge_card={few}")
+    run.task(run)
+    metrics = json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+    assert any("not corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
+    assert metrics["corrected"]["arms"] == {}
+
+
+@pytest.mark.parametrize(("cross_fitted", "said"), [(True, False), (False, True)])
+def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
+    tmp_path: Path, cross_fitted: bool, said: bool
+) -> None:
+    questions = [sample.text for sample in Requests().load().samples]
+    count = 3 * len(questions)
+    answers = labelled_answers(
+        [REFUSAL, "It is a dog."] * (count // 2), [True, False] * (count // 2),
+        models=[model for model in "abc" for _ in questions], prompts=questions * 3, groups=questions * 3,
+    )  # fmt: skip
+    (tmp_path / "weights.json").write_text(train(answers, trained_on="these prompts").to_json())
+    arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
+    judge = RefusalClassifier(weights=str(tmp_path / "weights.json"), cross_fitted=cross_fitted)
+    run = replace(study(tmp_path, arms, "baseline"), judge=judge)
+    run.task(run)
+    caveats = " ".join(json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())["caveats"])
+    assert ("has learned from labelled answers to 6 of the 6 prompts" in caveats) == said

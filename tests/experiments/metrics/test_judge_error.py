@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from experiments.metrics.judge_error import rogan_gladen
+from experiments.metrics.judge_error import JudgeError, corrected_rates, rogan_gladen
 from interp.errors import UserError
 
 SHARE = st.floats(0, 1)
@@ -65,3 +65,30 @@ def test_the_interval_covers_the_truth(truth: float) -> None:
         assert interval is not None
         covered += interval.low <= truth <= interval.high
     assert 0.93 <= covered / 1_000 <= 0.99
+
+
+METRICS = {"arms": {"vcd": {"refusal_rate": {"benign": 0.25, "contrast": None},
+                            "n_by_subset": {"benign": [100, 100], "contrast": [0, 0]}}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "why"), [
+    (JudgeError("j", 0.95, 0.95, 9, 100, {}), "9 labelled refusals"),
+    (JudgeError("j", 0.95, float("nan"), 100, 0, {}), "0 labelled compliances"),
+    (JudgeError("j", 0.55, 0.6, 800, 1_000, {}), "more than doubles"),
+    (JudgeError("j", 0.3, 0.6, 800, 1_000, {}), "is -0.10"),
+    (JudgeError("j", 0.8, 0.8, 15, 15, {}), "may be as low as"),
+])  # fmt: skip
+def test_an_unstable_correction_says_why_and_gives_no_rate(error: JudgeError, why: str) -> None:
+    found = corrected_rates(METRICS, error)
+    assert why in found["unstable"]
+    assert found["arms"] == {}
+
+
+def test_a_stable_correction_gives_the_range_over_models() -> None:
+    error = JudgeError("j", 0.9, 0.9, 800, 1_000, {"a": (0.95, 0.95), "b": (0.6, 0.9), "guesses": (0.4, 0.5)})
+    found = corrected_rates(METRICS, error)
+    assert found["unstable"] == ""
+    assert list(found["arms"]["vcd"]) == ["benign"]
+    rate = found["arms"]["vcd"]["benign"]
+    assert rate["rate"] == pytest.approx((0.25 + 0.9 - 1) / 0.8)
+    assert rate["by_model"] == pytest.approx([(0.25 + 0.95 - 1) / 0.9, (0.25 + 0.9 - 1) / 0.5])
