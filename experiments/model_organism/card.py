@@ -6,6 +6,7 @@ from typing import Any
 from experiments.model_organism.recipe import Recipe
 from experiments.report.table import Table, markdown
 
+SPLITS = ("test", "development", "new_sentences")
 YES_NO_KINDS = ("presence", "sign")  # kinds whose chance level is one half
 
 _HEADER = """\
@@ -56,8 +57,9 @@ def model_card(recipe: Recipe, results: Mapping[str, Any], minutes: float) -> st
     leanings = ", ".join(f"{name} {share:.0%}" for name, share in recipe.leanings.items())
     chosen = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__ if name != "leanings"}
     parts = [_HEADER, _TRAINING.format(leanings=leanings, **chosen), "## What it shows\n"]
-    for split in ("test", "development"):
+    for split in SPLITS[:2]:
         parts += [f"On the {split} split ({_cases(results[split])}):\n", _verdict_table(results[split]), ""]
+    parts += [new_sentences(results[SPLITS[2]]), ""]
     parts += ["Perception, answers right word for word (test / development):\n", _perception_table(results), ""]
     parts.append(
         f"## How to train it again\n\n    python -m experiments.run task=train_organism seed={recipe.seed}\n\n"
@@ -65,6 +67,14 @@ def model_card(recipe: Recipe, results: Mapping[str, Any], minutes: float) -> st
         "with the same number of threads; elsewhere its metrics lie within their intervals. Weights are stored in bfloat16.\n"
     )
     return "\n".join(parts)
+
+
+def new_sentences(result: Mapping[str, Any]) -> str:
+    """What the card says of sentences that were in no training: a paragraph and a table."""
+    return (
+        "All 24 sentences of these two splits were also in its training, with other pictures. On twenty new sentences "
+        f"of known words (`benchmark.split=new_sentences`; {_cases(result)}):\n\n{_verdict_table(result)}"
+    )
 
 
 def _cases(result: Mapping[str, Any]) -> str:

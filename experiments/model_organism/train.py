@@ -29,7 +29,7 @@ from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
 from experiments.model_organism.architecture import IMAGE_SIZE, build_model, build_processor, build_tokenizer
-from experiments.model_organism.card import model_card
+from experiments.model_organism.card import SPLITS, model_card
 from experiments.model_organism.data import ALL_THINGS, Lesson, mixed_lessons, perception_lessons, vocabulary_texts
 from experiments.model_organism.evaluate import evaluate
 from experiments.model_organism.recipe import Recipe
@@ -210,7 +210,7 @@ def train_language(
 
 
 def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
-    """Trains, evaluates on development and test, and writes checkpoint, card and ``metrics.json``.
+    """Trains, evaluates on development, test and new sentences, and writes checkpoint, card and ``metrics.json``.
 
     The checkpoint goes to ``to``, or to ``checkpoint/`` in the run's directory. A non-empty ``to`` is refused.
     """
@@ -223,7 +223,7 @@ def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
         train(recipe, folder, console)
         minutes = (time.monotonic() - started) / 60
         vlm = load(str(folder))
-        results = {split: evaluate(vlm, split) for split in ("development", "test")}  # type: ignore[arg-type]
+        results = {split: evaluate(vlm, split) for split in SPLITS}  # type: ignore[arg-type]
         write_json(store.path / "metrics.json", results)
         (folder / "README.md").write_text(model_card(recipe, results, minutes), encoding="utf-8")
         if to is None:
