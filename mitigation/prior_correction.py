@@ -6,12 +6,12 @@ w < 1 ranks cases as VCD with α = w / (1 − w) and no cutoff does: the publish
 of 1 scores by pointwise mutual information, as Holtzman et al. 2021 (arXiv 2104.08315) do for multiple-choice answers,
 with the picture as the condition.
 
-``prior_share`` says without labels whether the correction has anything to remove, which is necessary for a gain and does
+``prior_share`` says without labels whether the correction has anything to remove. That is necessary for a gain and does
 not make one likely: of twelve model organisms it said so of nine, and AUROC rose in three of these, in one with an
-interval that excludes 0 (docs/results.md). It models a margin as prior + picture: the
-margin of the sentence alone, and the contribution of this case's picture. If a sentence occurs with safe and unsafe
-pictures alike, the prior acts as a threshold that differs by sentence, which is noise in an AUROC over all sentences.
-Removing it keeps the difference between the classes and reduces the spread.
+interval that excludes 0 (docs/results.md). It models a margin as prior + picture: the margin of the sentence alone, and
+the contribution of this case's picture. If a sentence occurs with safe and unsafe pictures alike, the prior acts as a
+threshold that differs by sentence, which is noise in an AUROC over all sentences. Removing it keeps the difference
+between the classes and reduces the spread.
 
 Importing this module loads neither torch nor transformers; generating does.
 """
