@@ -135,7 +135,8 @@ def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
     strictness = metrics["arms"][arm]["matched_over_safety"]["strictness"]
     few = too_few(entry)
     if entry["missed"] < rules.FEWEST_MISSED:
-        few = (f"too few cases to tell ({before} misses {entry['missed']} unsafe requests; a comparison at its "
+        few = (f"too few cases to tell ({before} misses {entry['missed']} unsafe "
+               f"request{'s' * (entry['missed'] != 1)}; a comparison at its "
                f"strictness takes {rules.FEWEST_MISSED})")  # fmt: skip
     small = " (by less than 2 points)" if "by less than" in said(entry) else ""
     return (
