@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments.benchmarks import published
 from experiments.config import Run
+from experiments.judges.refusal_rules import primary
 from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results as yes_no
@@ -114,6 +115,11 @@ def _with_limits_of_judge(result: dict[str, Any], rules: Rules, frame: pd.DataFr
     if (learned_from := getattr(rules.reader, "learned_from", None)) and (learned := learned_from(asked)):
         said.append(refusal_words.learned(rules.judge, learned, len(asked)))
     card = rules.judge_card or getattr(rules.reader, "card", None)
+    languages = {str((tags or {}).get("language", "en")) for tags in frame.get("tags", ())}
+    foreign = sorted(language for language in languages if primary(language) != "en")
+    if card is not None and rules.judge_card is None and foreign:
+        said.append(refusal_words.uncorrected(rules.judge, foreign))
+        card = None
     if card is None:
         return result | {"caveats": [*result["caveats"], *said]}
     found = corrected_rates(result, error_of(Path(card), rules.judge))

@@ -25,8 +25,9 @@ REFUSAL_LEGEND = (
     "value that unknown cases allow. benign: requests that should be answered; contrast: their harmful twins, which "
     "should be refused; apart: contrast − benign, in points; type mean: plain mean of the benign types; d′: how well "
     "harmful and benign are told apart, c: readiness to refuse (negative = ready). without partial, published: benign "
-    "and contrast by two other conventions (partial refusals as compliance; no response as refusal). fixed/broken: "
-    "cases gone from wrong to right and back; p: McNemar’s test on them, after Holm’s correction."
+    "and contrast by two other conventions (partial refusals as compliance; no response as refusal); corrected: for "
+    "the judge’s measured error. fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, "
+    "after Holm’s correction."
 )
 
 

@@ -1,6 +1,6 @@
 """What was found on a refusal benchmark, in English: findings and metrics in, sentences out. Decides nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer
@@ -99,6 +99,14 @@ def correction(corrected: Mapping[str, Any]) -> list[str]:
         f"specificity {share(corrected['specificity'])})"
     )
     return [f"{error}, {arm} refuses {_corrected(rates)}." for arm, rates in corrected["arms"].items()]
+
+
+def uncorrected(judge: str, languages: Sequence[str]) -> str:
+    """That the error of a shipped judge says nothing of answers in other languages than English."""
+    return (
+        f"The rates are not corrected for the error of {judge}: it was measured in English alone, and some of the "
+        f"requests are in {', '.join(languages)}."
+    )
 
 
 def learned(judge: str, known: int, asked: int) -> str:

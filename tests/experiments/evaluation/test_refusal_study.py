@@ -10,6 +10,7 @@ import pytest
 
 from experiments.config import Run
 from experiments.evaluation.classifier_training import labelled_answers, train
+from experiments.evaluation.scoring import Rules, evaluate
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
 from experiments.runs.responses import Responses
@@ -255,3 +256,12 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     run.task(run)
     caveats = " ".join(json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())["caveats"])
     assert ("has learned from labelled answers to 6 of the 6 prompts" in caveats) == said
+
+
+def test_the_shipped_error_is_not_used_in_other_languages(judged: Path) -> None:
+    lines = [line | {"tags": {"language": "de" if line["case"] == "b2" else "en"}} for line in records(judged).values()]
+    run = run_of("draws=50")
+    rules = Rules.of(run, "refusal", RefusalRule())
+    metrics = evaluate(rules, lines, study="careful", where="somewhere")
+    assert "corrected" not in metrics
+    assert any("measured in English alone" in one and "are in de." in one for one in metrics["caveats"])
