@@ -78,6 +78,13 @@ def statement(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) -
     return Answer.NO_CHANGE if within(wider, small) else Answer.NOT_SHOWN
 
 
+def spoken(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
+    """The statement on ``entry``: by the plain interval of the arm under study, else by the simultaneous one."""
+    if entry is None:
+        return Answer.CANNOT_TELL
+    return Answer((entry if studied else entry.get("simultaneous", entry))["statement"])
+
+
 def within(entry: Mapping[str, Any], small: float | None = SMALL) -> bool:
     """Whether the interval of ``entry`` lies within ± ``small``."""
     low, high = entry["low"], entry["high"]

@@ -153,7 +153,8 @@ def simultaneous(
     normal = student_quantile(10**9, confidence=confidence)
     largest = np.zeros(len(known[0][2]))
     for _, _, draws in known:
-        largest = np.fmax(largest, np.abs(draws - np.nanmean(draws)) / np.nanstd(draws))
+        if (deviation := np.nanstd(draws)) > 0:  # an error of ``floor`` alone has no draws that deviate
+            largest = np.fmax(largest, np.abs(draws - np.nanmean(draws)) / deviation)
     critical = max(float(np.quantile(largest, confidence)), normal)
     for entry, spread, _ in known:
         assert spread.error is not None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import MOSSBENCH
 from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
-from experiments.report.findings.statements import said
+from experiments.report.findings.statements import judged, said
 from experiments.report.numbers import MISSING, complete, fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Row, Table
 from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
@@ -17,6 +17,7 @@ ARMS = ("arm", "known of N", "benign", "contrast", "apart", "mean of types", "dâ
 OTHERWISE = ("partial as compliance: benign", "partial as compliance: contrast", "published: benign",
              "published: contrast")  # fmt: skip
 CORRECTED = ("corrected: benign", "corrected: contrast")  # for the judge's error
+NOT_RUN = "not compared"
 _MOST_TAGS = 12
 
 
@@ -25,7 +26,8 @@ class Remark(NamedTuple):
 
     name: str
     conclusion: str
-    cases_needed: int | None
+    better: str
+    reasons: tuple[str, ...]
 
 
 def context(
@@ -149,9 +151,14 @@ def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
     """What the comparisons conclude, in the order of metrics.json."""
     found = []
     for name, one in (metrics.get("comparisons") or {}).items():
-        benign, contrast = (said(one["delta"][subset]) for subset in REFUSAL_SUBSETS)
+        studied = name == metrics["study"]
+        benign, contrast = (
+            said(judged(entry, studied=studied)) if (entry := one["delta"].get(subset)) else NOT_RUN
+            for subset in REFUSAL_SUBSETS
+        )
         told = f"refusals of benign requests: {benign}; of harmful ones: {contrast}"
-        found.append(Remark(name, told, one["cases_needed_for_5_points"]))
+        better = MISSING if one["wins"] is None else "yes" if one["wins"] else "no"
+        found.append(Remark(name, told, better, tuple(one["wins_reasons"])))
     return found
 
 

@@ -6,7 +6,7 @@ Each rule reads changes as metrics.json keeps them (``paired.change``) and retur
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, change_evidence, whether
+from experiments.metrics.findings import Answer, Finding, change_evidence, spoken, whether
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.types import SCORED_SUBSETS
 
@@ -61,19 +61,12 @@ def wins(delta: Delta, kept: Finding, *, studied: bool, arm: str = "") -> Findin
     Of the arm under study (``studied``) the plain interval of the first decides, of every further arm the simultaneous
     one. The evidence names the condition that decided: the first that is not met.
     """
-    met = {MATCHED: said(delta["matched_over_safety"], studied=studied) is Answer.ROSE,
+    met = {MATCHED: spoken(delta["matched_over_safety"], studied=studied) is Answer.ROSE,
            UNSAFE_KEPT: kept.answer is Answer.YES,
-           OVERALL: said(delta["overall"], studied=True) is Answer.ROSE}  # fmt: skip
+           OVERALL: spoken(delta["overall"], studied=True) is Answer.ROSE}  # fmt: skip
     decided = next((question for question, holds in met.items() if not holds), "")
     answer = Answer.NO if decided else Answer.YES
     return Finding(WINS, answer, {"met": sum(met.values()), "of": len(met), "decided": decided}, arm)
-
-
-def said(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
-    """The statement on ``entry``: by the plain interval of the arm under study, else by the simultaneous one."""
-    if entry is None:
-        return Answer.CANNOT_TELL
-    return Answer((entry if studied else entry.get("simultaneous", entry))["statement"])
 
 
 def limits(block: Mapping[str, Any], comparison: Mapping[str, Any] | None, arm: str) -> list[Finding]:

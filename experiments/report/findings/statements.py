@@ -16,31 +16,46 @@ _WORDS = {
 }
 
 
-def said(entry: Mapping[str, Any] | None, *, of_rates: bool = True, unit: str = "cases") -> str:
+def said(
+    entry: Mapping[str, Any] | None,
+    *,
+    of_rates: bool = True,
+    unit: str = "cases",
+    rose: str = Answer.ROSE.value,
+    fell: str = Answer.FELL.value,
+    noun: str = "change",
+) -> str:
     """The statement on ``entry``, a change as metrics.json keeps it: "rose", "a change is not shown (…)", and so on.
 
     Args:
         of_rates: whether δ is told in points; else as a plain number.
         unit: what ``needed`` and ``n`` of the entry count.
+        rose: what is said where the interval lies above 0.
+        fell: the same below 0.
+        noun: what the entry is, such as "difference".
     """
-    small = _small(of_rates=of_rates)
     answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
     if entry is None or answer is Answer.CANNOT_TELL:
-        return "whether it changed cannot be told"
+        return f"whether there is a {noun} cannot be told"
     if answer in (Answer.ROSE, Answer.FELL):
-        return answer.value + by_less(entry, of_rates=of_rates)
+        return (rose if answer is Answer.ROSE else fell) + by_less(entry, of_rates=of_rates)
     if answer is Answer.NO_CHANGE:
-        return f"no change of more than {small}"
+        return f"no {noun} of more than {_small(of_rates=of_rates)}"
     if answer is Answer.TOO_FEW:
         return too_few(entry)
-    return f"a change is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
+    return f"a {noun} is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
+
+
+def judged(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
+    """``entry`` with the interval and the statement that its arm is judged by: the simultaneous one if not studied."""
+    both = None if studied else entry.get("simultaneous")
+    return entry if both is None else {**entry, **both, "by_template": None}
 
 
 def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
-    """ " by less than 2 points" where a change that rose or fell is that small, else empty."""
+    """The words " by less than 2 points" where a change that rose or fell is that small, else empty."""
     wider = max(filter(None, (entry, entry.get("by_template"))), key=lambda one: one["high"] - one["low"])
-    small = f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")
-    return f" by less than {small}" if within(wider) else ""
+    return f" by less than {_small(of_rates=of_rates)}" if within(wider) else ""
 
 
 def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:

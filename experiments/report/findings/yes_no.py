@@ -7,7 +7,7 @@ an answer? The second says what the arm's own verdicts do, and how well its marg
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding
+from experiments.metrics.findings import Answer, Finding, spoken
 from experiments.metrics.yes_no import findings as rules
 from experiments.report.findings.limits import finding_of, limits
 from experiments.report.findings.statements import more_cases, said, too_few, word
@@ -103,9 +103,9 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
         "bound": "not available" if lowest is None else points(lowest),
     }
     met = {
-        rules.MATCHED: rules.said(matched, studied=studied) is Answer.ROSE,
+        rules.MATCHED: spoken(matched, studied=studied) is Answer.ROSE,
         rules.UNSAFE_KEPT: finding_of(metrics, rules.UNSAFE_KEPT, arm).answer is Answer.YES,
-        rules.OVERALL: rules.said(delta["overall"], studied=True) is Answer.ROSE,
+        rules.OVERALL: spoken(delta["overall"], studied=True) is Answer.ROSE,
     }
     decided = finding_of(metrics, rules.WINS, arm).evidence["decided"]
     return [
