@@ -145,8 +145,10 @@ class Table:
 
 
 def estimate(entry: Mapping[str, Any], digits: int = 2, *, sign: bool = False) -> Cell:
-    """A value with its 95% interval, as ``metrics.bootstrap`` gives both: ``0.54 [0.40–0.60]``."""
-    return Cell(fixed(entry["value"], digits, sign=sign), fixed_interval((entry["low"], entry["high"]), digits))
+    """A value with its 95% interval, the wider where there is one over templates too: ``0.54 [0.40–0.60]``."""
+    known = [one for one in (entry, entry.get("by_template")) if one is not None and one["low"] is not None]
+    wider = max(known, key=lambda one: one["high"] - one["low"], default=entry)
+    return Cell(fixed(entry["value"], digits, sign=sign), fixed_interval((wider["low"], wider["high"]), digits))
 
 
 def percentage(entry: Mapping[str, Any]) -> Cell:

@@ -4,53 +4,68 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
+from experiments.report.findings.statements import too_few
 from experiments.report.numbers import fixed, percent, percent_interval
 from experiments.report.table import estimate, percentage
 
 STAND_INS = {"blank": "grey picture", "none": "missing picture"}
 
+PROBE = (
+    "from its own columns a linear probe names the thing shown, one of {classes}, in {held_out} of held-out cases "
+    "(shuffled labels {control}%; n = {n} in {clusters} clusters)"
+)
 READ = {
-    Answer.YES: "Is the picture read? Yes: from its own columns a linear probe names the thing shown, one of "
-    "{classes}, in {held_out} of held-out cases (shuffled labels {control}%; n = {n} in {clusters} clusters).",
-    Answer.NOT_SHOWN: "Is the picture read? Not so that a linear probe finds it: from its own columns a linear probe "
-    "names the thing shown, one of {classes}, in {held_out} of held-out cases (shuffled labels {control}%; n = {n} in "
-    "{clusters} clusters).",
-    Answer.PARTLY: "Is the picture read? No probe can tell ({reason}), but something of it is: another picture under "
-    "the same sentence moves the margin by {apart} logits (n = {pairs} pairs).",
-    Answer.CANNOT_TELL: "Is the picture read? That cannot be told here: {reason}, and no sentence has two pictures.",
+    Answer.YES: f"Yes: {PROBE}",
+    Answer.NOT_SHOWN: f"That a linear probe finds it is not shown: {PROBE}",
+    Answer.TOO_FEW: f"{{few}}: {PROBE}",
+    Answer.PARTLY: "No probe can tell ({reason}), but something of it is: another picture under the same sentence "
+    "moves the margin by {apart} logits (n = {pairs} pairs)",
+    Answer.CANNOT_TELL: "That cannot be told here: {reason}, and no sentence has two pictures",
 }
 CARRIED = {
-    Answer.MORE: "Yes, and more of it than is said",
-    Answer.YES: "Yes",
-    Answer.LESS: "Yes, though less than is said",
-    Answer.PARTLY: "What it shows is, what follows from that is not",
-    Answer.NOT_SHOWN: "Not so that a linear probe finds it",
+    Answer.ROSE: "Yes, and more of it than is said",
+    Answer.YES: "Yes; whether more of it than is said, or less, is not shown",
+    Answer.NO_CHANGE: "Yes, and as much of it as is said, to within .02",
+    Answer.FELL: "Yes, though less than is said",
+    Answer.PARTLY: "What it shows is; that what follows from it is carried is not shown",
+    Answer.NOT_SHOWN: "That a linear probe finds it there is not shown",
+    Answer.TOO_FEW: "{few}",
 }
 OVERRULED_AT = {
     Answer.NOWHERE: "Nowhere: none of {cases} cases was answered wrongly",
     Answer.CANNOT_TELL: "Patching cannot tell: no state at the last column brings another sentence’s answer, {refused}",
     Answer.NEVER_ARRIVES: "Where the sentence arrives, {there}: {brings}, and no point brings half of another "
     "picture’s{within}",
-    Answer.BEFORE: "Before the picture arrives, {there}: {brings}, another picture’s {then}, and {later} only at point "
-    "{picture_from} (n = {n}){within}",
+    Answer.BEFORE: "Before the picture arrives, {there}: {brings}, another picture’s {then}, and {later} from point "
+    "{picture_from} on (n = {n}){within}",
     Answer.AT_ONCE: "Where the picture arrives, {there}: {brings}, another picture’s {then} (n = {n}){within}",
     Answer.AFTER: "After the picture has arrived, {there}: {brings}, another picture’s {then}, as already {later} at "
     "point {picture_from} (n = {n}){within}",
+    Answer.NOT_SHOWN: "Whether the sentence arrives before the picture is not shown, {there}: {brings}, another "
+    "picture’s {then}{within}",
+    Answer.TOO_FEW: "Too few cases to tell whether the sentence arrives before the picture, {there}: {brings}, another "
+    "picture’s {then}{within}",
 }
 OVERRULED_BY = {
     Answer.CANNOT_TELL: "Sentence and picture cannot be set against each other here",
     Answer.SENTENCE: "By the sentence",
     Answer.PICTURE: "Not by the sentence",
-    Answer.NEITHER: "Neither sentence nor picture outweighs the other",
+    Answer.NOT_SHOWN: "That the sentence outweighs the picture, or the picture the sentence, is not shown",
+    Answer.TOO_FEW: "{few}",
 }
 ALARMING_WORDS = {
-    Answer.YES: "; alarming words as such do it: ",
+    Answer.ROSE: "; alarming words as such do it: ",
+    Answer.FELL: "; alarming words as such do not, on the contrary: ",
+    Answer.NO_CHANGE: "; alarming words as such change it by no more than 2 points: ",
     Answer.NOT_SHOWN: "; that alarming words as such do it is not shown: ",
+    Answer.TOO_FEW: "; there are too few sentence forms to tell whether alarming words as such do it: ",
 }
 REVERSED = {
     Answer.ROSE: "Part of it (AUROC {change})",
-    Answer.NOT_SHOWN: "Nothing that is certain (AUROC {change})",
+    Answer.NO_CHANGE: "No change of more than .02 (AUROC {change})",
+    Answer.NOT_SHOWN: "That anything returns is not shown (AUROC {change})",
     Answer.FELL: "Nothing, it gets worse (AUROC {change})",
+    Answer.TOO_FEW: "{few} (AUROC {change})",
 }
 
 
@@ -68,7 +83,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
 
 def _read(finding: Finding) -> str:
     probe, apart = finding.evidence["probe"], finding.evidence["apart"]
-    return READ[finding.answer].format(
+    said = READ[finding.answer].format(
         classes=probe["classes"],
         held_out=percentage(probe),
         control=percent(probe["control"], 0),
@@ -77,7 +92,9 @@ def _read(finding: Finding) -> str:
         reason=probe["reason"],
         apart=estimate(apart),
         pairs=apart["n"],
+        few=_few(probe, sides=1),
     )
+    return f"Is the picture read? {said}."
 
 
 def _carried(finding: Finding) -> str:
@@ -86,15 +103,24 @@ def _carried(finding: Finding) -> str:
     if finding.answer is Answer.CANNOT_TELL:
         return f"{asked}That cannot be told here: {probe['reason'] or 'all cases have the same truth'}."
     since = "" if found["from"] is None else f", from point {found['from']} of {found['last']} on"
+    said = CARRIED[finding.answer].format(few=_few(probe))
     text = (
-        f"{asked}{CARRIED[finding.answer]}: at the last column of the prompt a probe tells safe from unsafe with AUROC "
-        f"{estimate(probe)}{since}, the model’s own margin with {estimate(found['margin'])} (difference "
-        f"{estimate(probe['beyond'], sign=True)}; n = {probe['n']})"
+        f"{asked}{said}: at the last column of the prompt a probe tells safe from unsafe with AUROC "
+        f"{estimate(probe)}{since}, the model’s own margin with {estimate(found['margin'])} "
+        f"(difference {estimate(probe['beyond'], sign=True)}; n = {probe['n']})"
     )
     if cut := found["edge_cut"]:
         change = f"{estimate(cut, sign=True)} (n = {cut['n']})"
         text += f"; without attention from there to the picture the margin’s AUROC changes by {change}"
     return text + "."
+
+
+def _part(entry: Mapping[str, Any] | None) -> str:
+    return "cannot be told" if entry is None or entry["value"] is None else str(percentage(entry))
+
+
+def _few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
+    return too_few(entry, sides=sides).capitalize()
 
 
 def _overruled_at(finding: Finding) -> str:
@@ -108,8 +134,8 @@ def _overruled_at(finding: Finding) -> str:
         brings=sentence
         and f"there another sentence’s state at the last column alone brings {percentage(sentence)} of "
         f"the way to its answer (n = {sentence['n']} failures)",
-        then=then and percentage(then),
-        later=later and percentage(later),
+        then=_part(then),
+        later=_part(later),
         picture_from=found["picture_from"],
         n=later and later["n"],
         within=f"; under one and the same sentence failures part from successes at point {within['from']}, in the end "
@@ -123,11 +149,12 @@ def _overruled_by(finding: Finding) -> str:
     found = finding.evidence
     apart, r2 = found["apart"], found["r2"]
     stand_in = STAND_INS.get(found["prior"], f"{found['prior']} picture")
+    said = OVERRULED_BY[finding.answer].format(few=_few(found["difference"]))
     return (
-        f"By what? {OVERRULED_BY[finding.answer]}: margins of different sentences lie {estimate(found['spread'])} "
-        f"logits apart, those of one sentence with two pictures {estimate(apart)} (n = {apart['n']} pairs, "
-        f"{percentage(found['ranked'])} in the right order); the margin with a {stand_in} explains R² = "
-        f"{estimate(r2)} of the margins (n = {r2['n']})"
+        f"By what? {said}: margins of different sentences lie {estimate(found['spread'])} logits apart, those of one "
+        f"sentence with two pictures {estimate(apart)} (difference {estimate(found['difference'], sign=True)}; n = "
+        f"{apart['n']} pairs, {percentage(found['ranked'])} in the right order); the margin with a {stand_in} explains "
+        f"R² = {estimate(r2)} of the margins (n = {r2['n']})"
     )
 
 
@@ -148,8 +175,9 @@ def _reversed(finding: Finding) -> str:
     if finding.answer is Answer.CANNOT_TELL:
         return f"{asked}That cannot be told here: all cases have the same truth."
     change, constant = found["change"], found["constant"]
+    told = REVERSED[finding.answer].format(change=estimate(change, sign=True), few=_few(change))
     text = (
-        f"{asked}{REVERSED[finding.answer].format(change=estimate(change, sign=True))}: with the sentence’s own margin "
+        f"{asked}{told}: with the sentence’s own margin "
         f"subtracted (weight {fixed(found['weight'], 2)}, chosen without labels) AUROC is {estimate(found['auroc'])} "
         f"instead of {estimate(found['as_it_is'])} (n = {change['n']}), {found['fixed']} of {found['wrong']} wrong "
         f"answers turn right and {found['broken']} of {found['right']} right ones wrong, where a mere constant that "
@@ -171,7 +199,9 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     cases = result["cases"]
     found = [
         "Points: 0 is what enters layer 0, the first of the decoder, and l what layer l − 1 gave; the last column is "
-        "where the answer is read off. Intervals are 95%, from resampling clusters. Probes and directions are read on "
+        "where the answer is read off. Intervals are 95%, from resampling clusters; those of differences and "
+        "effects are Student’s, and where cases are made from templates from resampling clusters or templates and "
+        "things, whichever is wider. Probes and directions are read on "
         "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced.",
     ]
     if cases["subset"] is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from experiments.metrics.bootstrap import percentile_interval
+from experiments.metrics.paired import Spread
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from experiments.types import SCORED_SUBSETS
@@ -64,17 +64,19 @@ def _departure_row(
     layers: Sequence[int],
     strata: np.ndarray | None,
 ) -> dict[str, Any]:
-    draws = estimator.bootstrap.multiplicity[:, estimator.bootstrap.cluster[here]]
+    cluster = estimator.bootstrap.cluster[here]
+    draws = estimator.bootstrap.multiplicity[:, cluster]
     try:
         found = departure(lens[:, here], cases.failed[here], draws, strata=strata)
     except UserError as error:
         return {"point": None, "gaps": None, "reason": str(error)}
-    ends = [percentile_interval(found.draws[:, index]) for index in range(len(layers))]
-    low, high = (np.array([np.nan if end is None else end[i] for end in ends]) for i in (0, 1))
+    failed = cases.failed[here]
+    groups = min(len(np.unique(cluster[found.counted & side])) for side in (failed, ~failed))
+    ends = [Spread.of(found.draws[:, i], groups).ends(float(found.gap[i])) for i in range(len(layers))]
+    low, high = (np.array([np.nan if end[name] is None else end[name] for end in ends]) for name in ("low", "high"))
     first = departs_at(low, high)
     counts = {"failures": found.failures, "successes": found.successes}
-    rows = [{"point": layer, "value": found.gap[i], "low": low[i], "high": high[i], **counts}
-            for i, layer in enumerate(layers)]  # fmt: skip
+    rows = [{"point": layer, "value": found.gap[i], **ends[i], **counts} for i, layer in enumerate(layers)]
     return {"point": None if first is None else layers[first], "gaps": rows, "reason": None}
 
 
@@ -84,11 +86,12 @@ class Departure:
 
     ``gap`` is the mean margin of failures minus that of successes, within strata if there are any. ``draws`` is the gap
     in each resample, NaN where a resample lacks one side. Failures and successes without a counterpart in their stratum
-    are not counted.
+    are not counted, which ``counted`` says by case.
     """
 
     gap: Float[np.ndarray, "layer"]
     draws: Float[np.ndarray, "draw layer"]
+    counted: Bool[np.ndarray, "row"]
     failures: int
     successes: int
 
@@ -127,13 +130,17 @@ def departure(
     return Departure(
         gap=_gaps(margins, fails, once, [stratum == s for s in both])[0],
         draws=_gaps(margins, fails, multiplicity, [stratum == s for s in both]),
+        counted=counted,
         failures=int(fails[counted].sum()),
         successes=int((~fails[counted]).sum()),
     )
 
 
 def departs_at(low: Float[np.ndarray, "layer"], high: Float[np.ndarray, "layer"]) -> int | None:
-    """The first index from which on, to the last, every interval lies on one side of 0; None if the last does not."""
+    """The first index from which on, to the last, every interval lies on one side of 0; None if the last does not.
+
+    Asked from the last to the first, each only after all behind it, so that their number needs no correction.
+    """
     side = np.where(low > 0, 1, np.where(high < 0, -1, 0))
     if not side[-1]:
         return None

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.metrics.findings import SMALL
+from experiments.metrics.paired import rate_floor
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Entry, Estimator
 from interp.directions import Direction, cosines, fit_direction, project
@@ -81,7 +83,9 @@ def alarm_effect(cases: AnsweredCases, *, draws: int, seed: int) -> Entry | None
     if words is None:
         return None
     alarming, refuses = words == "alarming", (~cases.says_yes).astype(float)
-    return Estimator.of(cases.templates, draws=draws, seed=seed).gap(refuses, alarming, ~alarming)
+    floor = sum(rate_floor(int(some.sum())) for some in (alarming, ~alarming))
+    some = Estimator.of(cases.templates, draws=draws, seed=seed)
+    return some.gap(refuses, alarming, ~alarming, small=SMALL, floor=floor)
 
 
 def find_direction(directions: Sequence[Direction], name: str, layer: int, kind: str = KINDS[0]) -> Direction | None:

@@ -1,34 +1,56 @@
 """Estimates with intervals, of cases that come in clusters: arrays in, plain entries out.
 
-An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters, with the central 95% of
-the cluster bootstrap, None where it cannot be given. All entries of one ``Estimator`` use the same draws, which makes
-their differences paired.
+An *entry* is ``{"value", "low", "high", "n", "clusters"}``: over n cases in so many clusters (of the smaller side, if
+it compares two groups of cases), with a 95% interval, None where it cannot be given. Levels have the central 95% of the
+cluster bootstrap; differences and effects have Student's interval and ``statement``, what may be said of them
+(``metrics.findings.statement``). Where cases are made from templates, differences carry ``by_template`` as well, the
+interval over templates and things shown; of both the wider decides. All entries of one ``Estimator`` use the same
+draws, which makes their differences paired.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
+from scipy.stats import rankdata
 
-from experiments.metrics.bootstrap import ClusterBootstrap, auroc, percentile_interval
+from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, auroc, percentile_interval
+from experiments.metrics.findings import SMALL, statement
+from experiments.metrics.paired import Spread, two_way
 
 Entry = dict[str, Any]
 Values = Float[np.ndarray, "case"]
 Mask = Bool[np.ndarray, "case"]
+Drawn = Callable[[ClusterBootstrap], Float[np.ndarray, "draw"]]
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Entries from one cluster bootstrap; a case whose value is NaN is left out of an entry."""
+    """Entries from one cluster bootstrap; a case whose value is NaN is left out of an entry.
+
+    ``factors`` resample templates and things shown, where cases are made from them.
+    """
 
     bootstrap: ClusterBootstrap
+    factors: tuple[ClusterBootstrap, ClusterBootstrap] | None = None
 
     @classmethod
-    def of(cls, clusters: Sequence[Any] | np.ndarray, *, draws: int, seed: int) -> "Estimator":
-        """From the cases' clusters by name."""
-        return cls(ClusterBootstrap.of_names(clusters, draws=draws, seed=seed))
+    def of(
+        cls,
+        clusters: Sequence[Any] | np.ndarray,
+        *,
+        draws: int,
+        seed: int,
+        factors: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> "Estimator":
+        """From the cases' clusters, and ``factors`` (templates, things), by name."""
+
+        def resampled(names: Sequence[Any] | np.ndarray) -> ClusterBootstrap:
+            return ClusterBootstrap.of_names(names, draws=draws, seed=seed)
+
+        return cls(resampled(clusters), factors and (resampled(factors[0]), resampled(factors[1])))
 
     @property
     def cases(self) -> int:
@@ -36,40 +58,57 @@ class Estimator:
         return len(self.bootstrap.cluster)
 
     def mean(self, values: Values, where: Mask | None = None) -> Entry:
-        """The mean."""
+        """The mean, as a level."""
         return self.ratio(values, np.ones(len(values)), where)
 
     def ratio(self, top: Values, bottom: Values, where: Mask | None = None) -> Entry:
-        """The sum of ``top`` over the sum of ``bottom``."""
+        """The sum of ``top`` over the sum of ``bottom``, as a level."""
         used = self._used([top, bottom], where)
         if not used.any() or not bottom[used].sum():
-            return self._entry(None, None, used)
+            return self._level(None, None, used)
         value = float(top[used].sum() / bottom[used].sum())
-        return self._entry(value, self.bootstrap.ratio(top, bottom, used), used)
+        return self._level(value, self.bootstrap.ratio(top, bottom, used), used)
 
-    def gap(self, values: Values, ones: Mask, others: Mask) -> Entry:
-        """The mean of ``ones`` minus that of ``others``."""
+    def auroc(self, score: Values, positive: Mask) -> Entry:
+        """Chance that a positive case scores above another, ties counting half, as a level."""
+        used = self._used([score], None)
+        sides = (used & positive, used & ~positive)
+        value = auroc(score[used], positive[used])
+        draws = None if value is None else self.bootstrap.auroc(score, positive, used)
+        return self._level(value, draws, *sides)
+
+    def effect(self, values: Values, where: Mask | None = None) -> Entry:
+        """The mean of what an intervention does to each case, as a difference; no size of it is agreed to be small."""
+        used = self._used([values], where)
+        value = float(values[used].mean()) if used.any() else None
+        return self._difference(value, lambda resampled: resampled.mean(values, used), used, small=None)
+
+    def gap(self, values: Values, ones: Mask, others: Mask, *, small: float | None = None, floor: float = 0.0) -> Entry:
+        """The mean of ``ones`` minus that of ``others``; ``floor`` is a variance that is added."""
         used = self._used([values], ones | others)
         a, b = ones & used, others & used
-        if not a.any() or not b.any():
-            return self._entry(None, None, used)
-        return self._entry(float(values[a].mean() - values[b].mean()), self.bootstrap.gap(values, a, b), used)
+        value = float(values[a].mean() - values[b].mean()) if a.any() and b.any() else None
+        return self._difference(value, lambda some: some.gap(values, a, b), a, b, small=small, floor=floor)
 
-    def auroc(self, score: Values, positive: Mask, *, less: Values | None = None) -> Entry:
-        """Chance that a positive case scores above another, ties counting half; with ``less``, minus that score's."""
-        used = self._used([score] if less is None else [score, less], None)
-        if len(set(positive[used].tolist())) < 2:
-            return self._entry(None, None, used)
-        value, draws = self._area(score, positive, used)
-        if less is not None:
-            before, drawn = self._area(less, positive, used)
-            value, draws = value - before, draws - drawn
-        return self._entry(value, draws, used)
+    def further(self, values: Values, than: Values) -> Entry:
+        """The mean of ``values`` minus that of ``than``, each over its own cases; no size is agreed to be small."""
+        a, b = self._used([values], None), self._used([than], None)
+        value = float(values[a].mean() - than[b].mean()) if a.any() and b.any() else None
+        return self._difference(value, lambda some: some.mean(values, a) - some.mean(than, b), a, b, small=None)
 
-    def _area(self, score: np.ndarray, positive: np.ndarray, used: np.ndarray) -> tuple[float, np.ndarray]:
-        value = auroc(score[used], positive[used])
-        assert value is not None
-        return value, self.bootstrap.auroc(score, positive, used)
+    def auroc_change(self, before: Values, after: Values, positive: Mask) -> Entry:
+        """The AUROC of ``after`` minus that of ``before``, on the cases that have both."""
+        used = self._used([before, after], None)
+        now, then = (auroc(score[used], positive[used]) for score in (after, before))
+        value = None if now is None or then is None else now - then
+        return self._difference(
+            value,
+            lambda some: some.auroc(after, positive, used) - some.auroc(before, positive, used),
+            used & positive,
+            used & ~positive,
+            small=SMALL,
+            equal=bool(np.array_equal(rankdata(before[used]), rankdata(after[used]))),
+        )
 
     def _used(self, columns: Sequence[np.ndarray], where: np.ndarray | None) -> np.ndarray:
         used = np.ones(self.cases, dtype=bool) if where is None else where.copy()
@@ -77,15 +116,48 @@ class Estimator:
             used &= np.isfinite(column)
         return used
 
-    def _entry(self, value: float | None, draws: np.ndarray | None, used: np.ndarray) -> Entry:
-        clusters = self.bootstrap.clusters(used)
-        ends = None if draws is None or clusters < 2 else percentile_interval(draws)
-        low, high = ends if ends is not None else (None, None)
-        return {"value": value, "low": low, "high": high, "n": int(used.sum()), "clusters": clusters}
+    def _level(self, value: float | None, draws: np.ndarray | None, *sides: np.ndarray) -> Entry:
+        clusters = min(map(self.bootstrap.clusters, sides))
+        low, high = (None if draws is None else percentile_interval(draws, clusters=clusters)) or (None, None)
+        n = int(np.logical_or.reduce(sides).sum())
+        return {"value": value, "low": low, "high": high, "n": n, "clusters": clusters}
+
+    def _difference(
+        self,
+        value: float | None,
+        drawn: Drawn,
+        *sides: np.ndarray,
+        small: float | None,
+        floor: float = 0.0,
+        equal: bool = False,
+    ) -> Entry:
+        def spread(some: ClusterBootstrap) -> Spread:
+            return Spread.of(drawn(some), min(map(some.clusters, sides)), floor=floor)
+
+        n = int(np.logical_or.reduce(sides).sum())
+        if value is None:
+            clusters = min(map(self.bootstrap.clusters, sides))
+            entry: Entry = {"value": None, "low": None, "high": None, "n": n, "clusters": clusters}
+        else:
+            over_clusters = spread(self.bootstrap)
+            entry = {"value": value, "n": n, **over_clusters.ends(value)}
+            if self.factors is not None:
+                first, second = map(spread, self.factors)
+                entry["by_template"] = two_way(first, second, over_clusters).ends(value)
+        if (
+            equal and entry["clusters"] >= FEWEST
+        ):  # the same order of cases by construction, so that the difference is 0 and not estimated
+            entry |= {"low": 0.0, "high": 0.0}
+            entry.pop("by_template", None)
+        return entry | {"statement": statement(entry, small=small).value}
 
 
 def first_lasting(sides: Sequence[int], wanted: int) -> int | None:
-    """The first index from which on, to the last, all ``sides`` are ``wanted``; None where the last is not."""
+    """The first index from which on, to the last, all ``sides`` are ``wanted``; None where the last is not.
+
+    Of tests in this order, from the last to the first, none needs a correction: each is asked only after all behind it
+    were passed.
+    """
     first = None
     for index in reversed(range(len(sides))):
         if sides[index] != wanted:

@@ -97,7 +97,9 @@ class Examination:
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), settings.points)
         self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, settings.width))]
-        self.estimator = Estimator.of(self.cases.clusters, draws=settings.draws, seed=settings.seed)
+        template, concept = self.cases.tag("template"), self.cases.tag("concept")
+        factors = None if template is None or concept is None else (template, concept)
+        self.estimator = Estimator.of(self.cases.clusters, draws=settings.draws, seed=settings.seed, factors=factors)
 
     def estimate(self) -> dict[str, float]:
         """Forwards of one prompt, seconds by one timed batch, and bytes of hidden states that are kept."""

@@ -1,14 +1,16 @@
 """What mechanism.json shows: six questions, each answered by a stated rule, with the numbers the answer rests on.
 
-An answer is given where a 95% interval lies wholly on one side; where it does not, the answer says so.
+An answer is given where a 95% interval lies wholly on one side; where it does not, the answer says that nothing is
+shown, and with too few clusters for an interval, that.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, side
-from experiments.studies.mechanism.interventions import ALL_LAYERS, AS_IT_IS, PRIOR, arrives_at, effect_at
-from experiments.studies.mechanism.probes import above_chance, probe_row, readable_from
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.findings import Answer, Finding
+from experiments.studies.mechanism.interventions import ALL_LAYERS, ARRIVED, AS_IT_IS, PRIOR, arrives_at, effect_at
+from experiments.studies.mechanism.probes import probe_row, readable_from, reads
 
 Result = Mapping[str, Any]
 
@@ -22,27 +24,28 @@ def findings(result: Result) -> list[Finding]:
 def _read(result: Result) -> Finding:
     """By the probe of what the picture shows, at the picture's own columns and the last layer."""
     probe, apart = probe_row(result["probes"], "concept", "image", result["points"][-1]), result["twins"]["apart"]
-    if probe["value"] is not None:
-        answer = Answer.YES if above_chance(probe) else Answer.NOT_SHOWN
-    else:
+    answer = reads(probe)
+    if answer is Answer.CANNOT_TELL:
         answer = Answer.CANNOT_TELL if apart["value"] is None else Answer.PARTLY
     return Finding("picture_read", answer, {"probe": probe, "apart": apart})
 
 
 def _carried(result: Result) -> Finding:
-    """By the probe of the truth at the verdict and the last layer (fixed beforehand), beside the model's own margin."""
+    """By the probe of the truth at the verdict and the last layer (fixed beforehand), beside the model's own margin.
+
+    ROSE and FELL: it reads more, or less, than the margin says; YES: it reads it, and neither is shown.
+    """
     layers = result["points"]
     truth, concept = (probe_row(result["probes"], name, "verdict", layers[-1]) for name in ("truth", "concept"))
     margin = _reversal(result, AS_IT_IS)["auroc"]
     cut = [row for row in result["knockout"] if (row["edge"], row["layers"]) == ("image → verdict", ALL_LAYERS)]
     if truth["value"] is None or margin["value"] is None:
         answer = Answer.CANNOT_TELL
-    elif above_chance(truth):
-        answer = {1: Answer.MORE, 0: Answer.YES, -1: Answer.LESS}[side(truth["beyond"])]
-    elif concept["value"] is not None and above_chance(concept):
+    elif (answer := reads(truth)) is Answer.YES:
+        further = Answer(truth["beyond"]["statement"])
+        answer = further if further in (Answer.ROSE, Answer.FELL, Answer.NO_CHANGE) else Answer.YES
+    elif answer is Answer.NOT_SHOWN and reads(concept) is Answer.YES:
         answer = Answer.PARTLY
-    else:
-        answer = Answer.NOT_SHOWN
     return Finding("picture_carried", answer, {
         "probe": truth,
         "margin": margin,
@@ -53,7 +56,10 @@ def _carried(result: Result) -> Finding:
 
 
 def _overruled_at(result: Result) -> Finding:
-    """By the layers from which on patching the verdict's column brings half of another picture's or sentence's way."""
+    """By the layers from which on patching the verdict's column brings half of another picture's or sentence's way.
+
+    Where each arrives is read off the values; which arrives first has to be carried by the intervals.
+    """
     layers, cases = result["points"], result["cases"]
     rows = {what: [row for row in result["patching"] if row["other"] == what] for what in ("picture", "sentence")}
     sentence, picture = (arrives_at(some, "verdict", layers) if some else None for some in
@@ -73,13 +79,42 @@ def _overruled_at(result: Result) -> Finding:
         return Finding("overruled_at", Answer.CANNOT_TELL, evidence)
     evidence["sentence"] = effect_at(rows["sentence"], "verdict", sentence)
     if picture is None:
-        return Finding("overruled_at", Answer.NEVER_ARRIVES, evidence)
+        last = effect_at(rows["picture"], "verdict", layers[-1]) if rows["picture"] else None
+        evidence["picture_then"] = last
+        return Finding("overruled_at", Answer.NEVER_ARRIVES if _below(last) else _unordered(last), evidence)
     evidence["picture_then"], evidence["picture"] = (
         effect_at(rows["picture"], "verdict", layer) for layer in (sentence, picture)
     )
-    if sentence == picture:
-        return Finding("overruled_at", Answer.AT_ONCE, evidence)
-    return Finding("overruled_at", Answer.BEFORE if sentence < picture else Answer.AFTER, evidence)
+    return Finding("overruled_at", _order(rows, layers, sentence, picture), evidence)
+
+
+def _order(rows: Mapping[str, Any], layers: list[int], sentence: int, picture: int) -> Answer:
+    """Which arrives first, where intervals carry it: there one has brought half of the way, and the other has not."""
+    if sentence != picture:
+        first, other = ("sentence", "picture") if sentence < picture else ("picture", "sentence")
+        here, behind = (effect_at(rows[what], "verdict", min(sentence, picture)) for what in (first, other))
+        if _above(here) and _below(behind):
+            return Answer.BEFORE if sentence < picture else Answer.AFTER
+        return _unordered(here, behind)
+    both = [effect_at(some, "verdict", sentence) for some in (rows["sentence"], rows["picture"])]
+    at = layers.index(sentence)
+    earlier = [effect_at(some, "verdict", layers[at - 1]) for some in rows.values()] if at else []
+    return Answer.AT_ONCE if all(map(_above, both)) and all(map(_below, earlier)) else _unordered(*both)
+
+
+def _above(entry: Mapping[str, Any] | None) -> bool:
+    """Whether the whole interval of a share of the way lies above a half."""
+    return entry is not None and entry["low"] is not None and entry["low"] > ARRIVED
+
+
+def _below(entry: Mapping[str, Any] | None) -> bool:
+    """Whether the whole interval of a share of the way lies below a half."""
+    return entry is not None and entry["high"] is not None and entry["high"] < ARRIVED
+
+
+def _unordered(*entries: Mapping[str, Any] | None) -> Answer:
+    few = [entry for entry in entries if entry is None or entry["clusters"] < FEWEST]
+    return Answer.TOO_FEW if few else Answer.NOT_SHOWN
 
 
 def _within_a_sentence(result: Result) -> dict[str, Any] | None:
@@ -94,17 +129,11 @@ def _within_a_sentence(result: Result) -> dict[str, Any] | None:
 def _overruled_by(result: Result) -> Finding:
     """By how far margins lie apart between sentences, and between two pictures under one sentence."""
     twins, prior = result["twins"], result["prior"]
-    apart, spread = twins["apart"], twins["spread"]
-    if apart["value"] is None or spread["value"] is None:
-        answer = Answer.CANNOT_TELL
-    elif spread["low"] is not None and spread["low"] > apart["high"]:
-        answer = Answer.SENTENCE
-    elif apart["low"] is not None and apart["low"] > spread["high"]:
-        answer = Answer.PICTURE
-    else:
-        answer = Answer.NEITHER
-    evidence = {"spread": spread, "apart": apart, "ranked": twins["ranked"], "prior": prior["prior"], "r2": prior["r2"]}
-    return Finding("overruled_by", answer, evidence)
+    answer = Answer(twins["difference"]["statement"])
+    evidence = {name: twins[name] for name in ("spread", "apart", "difference", "ranked")}
+    evidence |= {"prior": prior["prior"], "r2": prior["r2"]}
+    return Finding("overruled_by", {Answer.ROSE: Answer.SENTENCE, Answer.FELL: Answer.PICTURE}.get(answer, answer),
+                   evidence)  # fmt: skip
 
 
 def _alarming_words(result: Result) -> Finding:
@@ -112,19 +141,15 @@ def _alarming_words(result: Result) -> Finding:
     more = result["alarm"]
     if more is None or more["value"] is None:
         return Finding("alarming_words", Answer.CANNOT_TELL, {})
-    return Finding("alarming_words", Answer.YES if side(more) > 0 else Answer.NOT_SHOWN, {"called_unsafe": more})
+    return Finding("alarming_words", Answer(more["statement"]), {"called_unsafe": more})
 
 
 def _reversed(result: Result) -> Finding:
     """By the AUROC once the sentence's prior is taken away, beside a constant and ablated directions."""
     row, plain = _reversal(result, PRIOR), _reversal(result, AS_IT_IS)
     change = row["change"]
-    if change["value"] is None:
-        answer = Answer.CANNOT_TELL
-    else:
-        answer = {1: Answer.ROSE, 0: Answer.NOT_SHOWN, -1: Answer.FELL}[side(change)]
     flips = {name: row[name] for name in ("fixed", "wrong", "broken", "right")}
-    return Finding("reversed", answer, {
+    return Finding("reversed", Answer(change["statement"]), {
         "change": change,
         "auroc": row["auroc"],
         "as_it_is": plain["auroc"],

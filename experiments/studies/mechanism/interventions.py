@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from experiments.metrics.bootstrap import percentile_interval
 from experiments.metrics.tests import mcnemar, wilson
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
 from experiments.studies.mechanism.estimates import Entry, Estimator, first_lasting
@@ -49,12 +50,12 @@ def knockout_rows(
             rows.append({
                 "edge": f"{edge[0]} → {edge[1]}",
                 "layers": name,
-                "failures": estimator.mean(moved, fails),
-                "successes": estimator.mean(moved, successes),
+                "failures": estimator.effect(moved, fails),
+                "successes": estimator.effect(moved, successes),
                 "difference": estimator.gap(moved, fails, successes),
                 "right": estimator.mean((towards * now > 0).astype(float), fails),
                 "auroc": estimator.auroc(now, cases.safe),
-                "change": estimator.auroc(now, cases.safe, less=np.where(np.isnan(now), np.nan, margins)),
+                "change": estimator.auroc_change(margins, now, cases.safe),
             })  # fmt: skip
     return rows
 
@@ -95,7 +96,7 @@ def twin_gaps(
 
     ``gap`` is the mean margin of the safe minus the unsafe member of a pair, in logits, ``ranked`` the share of pairs
     in the right order, ``apart`` the distance of the two in either direction, and ``spread`` the distance of cases of
-    different sentences. ``twin`` is each case's twin, −1 without one.
+    different sentences. ``difference`` is spread − apart. ``twin`` is each case's twin, −1 without one.
     """
     gap = np.where(cases.safe & (twin >= 0), margins - margins[twin], np.nan)
     names, codes = np.unique(cases.questions, return_inverse=True)
@@ -103,12 +104,13 @@ def twin_gaps(
     # Each case against the mean of every other sentence, weighted by the sentence's cases: one number a case.
     away = np.abs(margins[:, None] - means) * (codes[:, None] != np.arange(len(names)))
     weight = np.bincount(codes) * (codes[:, None] != np.arange(len(names)))
-    spread = (away * np.bincount(codes)).sum(1) / np.maximum(weight.sum(1), 1)
+    spread = np.where(len(names) > 1, (away * np.bincount(codes)).sum(1) / np.maximum(weight.sum(1), 1), np.nan)
     return {
-        "gap": estimator.mean(gap),
+        "gap": estimator.effect(gap),
         "apart": estimator.mean(np.abs(gap)),
         "ranked": estimator.mean(np.where(np.isnan(gap), np.nan, gap > 0)),
-        "spread": estimator.mean(np.where(len(names) > 1, spread, np.nan)),
+        "spread": estimator.mean(spread),
+        "difference": estimator.further(spread, np.abs(gap)),
     }
 
 
@@ -150,7 +152,7 @@ def reversal_rows(
         rows.append({
             "arm": name,
             "auroc": estimator.auroc(now, safe),
-            "change": None if name == AS_IT_IS else estimator.auroc(now, safe, less=margins),
+            "change": None if name == AS_IT_IS else estimator.auroc_change(margins, now, safe),
             "yes": yes / len(now),
             **_flips(margins, now, safe),
             "shift": _flips(margins, shifted_margins(margins, yes), safe),
@@ -195,8 +197,10 @@ def prior_shares(
     moments = {(i, j): draws @ (centred[i] * centred[j]) / total - means[i] * means[j] for i in (0, 1) for j in (i, 1)}
     with np.errstate(divide="ignore", invalid="ignore"):
         explained = moments[0, 1] ** 2 / (moments[0, 0] * moments[1, 1])
-    defined = explained[np.isfinite(explained)]
-    low, high = np.quantile(defined, [0.025, 0.975]) if len(defined) * 2 >= len(draws) else (None, None)
-    clusters = estimator.bootstrap.multiplicity.shape[1]
+    clusters = estimator.bootstrap.clusters()
+    low, high = percentile_interval(np.where(np.isfinite(explained), explained, np.nan), clusters=clusters) or (
+        None,
+        None,
+    )
     return {**found._asdict(), "r2": {"value": found.explained, "low": low, "high": high, "n": len(margins),
                                       "clusters": clusters}}  # fmt: skip

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.metrics.findings import side
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.findings import Answer, side
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from interp.errors import UserError
@@ -88,7 +89,7 @@ def _read(
     if label.dtype == bool:
         score = np.full(len(label), np.nan)
         score[known] = found.score[index]
-        about["beyond"] = estimator.auroc(score, label, less=margins)
+        about["beyond"] = estimator.auroc_change(margins, score, label)
         return {"measure": "AUROC", **estimator.auroc(score, label), **about}
     right, weight = np.full((2, len(label)), np.nan)
     names, codes, counts = np.unique(label[known], return_inverse=True, return_counts=True)
@@ -102,13 +103,20 @@ def probe_row(rows: Sequence[ProbeRow], quantity: str, position: str, layer: int
     return next(r for r in rows if (r["quantity"], r["place"], r["point"]) == (quantity, position, layer))
 
 
-def above_chance(row: ProbeRow) -> bool:
-    """The whole interval lies above what a probe without knowledge reads: the control, or an AUROC of a half."""
+def reads(row: ProbeRow) -> Answer:
+    """YES where the whole interval lies above what a probe without knowledge reads: the control, or an AUROC of a half.
+
+    NOT_SHOWN where it does not, TOO_FEW without enough clusters, CANNOT_TELL without a value.
+    """
+    if row["value"] is None:
+        return Answer.CANNOT_TELL
+    if row["clusters"] < FEWEST:
+        return Answer.TOO_FEW
     chance = 0.5 if row["measure"] == "AUROC" else max(row["control"] or 0.0, 1 / max(row["classes"], 1))
-    return side(row, chance) > 0
+    return Answer.YES if side(row, chance) > 0 else Answer.NOT_SHOWN
 
 
 def readable_from(rows: Sequence[ProbeRow], quantity: str, position: str, layers: Sequence[int]) -> int | None:
     """The first layer from which on, to the last, the quantity is read above chance; None where the last is not."""
-    first = first_lasting([int(above_chance(probe_row(rows, quantity, position, layer))) for layer in layers], 1)
+    first = first_lasting([int(reads(probe_row(rows, quantity, position, layer)) is Answer.YES) for layer in layers], 1)
     return None if first is None else layers[first]

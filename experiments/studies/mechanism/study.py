@@ -23,6 +23,7 @@ from mitigation.validation import check_prior
 
 NAME = "mechanism"
 RESULT = "mechanism.json"
+RULES = 2  # of what is concluded; a result kept under others is made again
 ALT = ("Four panels: what linear probes read at each point of the residual stream; the Yes/No margin that each point "
        "would give, for failures and successes; how much of another picture's or sentence's answer each place brings "
        "at each point; and the AUROC with what overrules the picture taken away.")  # fmt: skip
@@ -80,7 +81,7 @@ class Mechanism:
 
         run, store, console = work.run, work.store, work.console
         draws = min(self.draws, run.draws)
-        settings = {"task": repr(self), "cases": len(work.samples), "draws": draws}
+        settings = {"rules": RULES, "task": repr(self), "cases": len(work.samples), "draws": draws}
         kept = read_object(store.path / RESULT)
         if kept.get("settings") == settings:
             return kept

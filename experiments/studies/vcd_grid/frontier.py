@@ -15,12 +15,13 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.metrics.bootstrap import CONFIDENCE, percentile_interval
-from experiments.metrics.findings import plain
-from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
+from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap
+from experiments.metrics.findings import Finding, change_evidence, plain, spoken
+from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, two_way, widest
+from experiments.metrics.yes_no.answers import FACTORS, YesNoAnswers, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
-from experiments.metrics.yes_no.findings import DISCRIMINATION, changed
-from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
+from experiments.metrics.yes_no.findings import DISCRIMINATION
+from experiments.metrics.yes_no.rates import Mask, YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report import numbers
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, at_criterion
@@ -47,7 +48,7 @@ def evaluate(
     """The contents of metrics.json: ``points`` (one a setting), ``baseline``, ``shift_curve``, ``best``, ``summary``.
 
     ``lines`` are the records of the baseline and of every arm of ``grid``. Intervals are 95%, paired, by cluster
-    bootstrap, each for itself: the best of many is not corrected for having been chosen, which the caveats say.
+    bootstrap; ``simultaneous`` ones hold for all settings at once, and by them the best of many is spoken of.
 
     Raises:
         UserError: safe or unsafe cases, or the baseline's margins, are missing.
@@ -62,7 +63,14 @@ def evaluate(
             "with logits"
         )
     heights = _heights(resamples, arms)
-    rows = [_setting(name, vcd, arms[name], baseline, resamples, heights[name]) for name, vcd in grid.items()]
+    against = {name: difference(resamples, arms[name], baseline) for name in grid}
+    for quantity in ("overall", "auroc"):
+        simultaneous([(one.delta[quantity], one.widest(quantity), one.draws[quantity]) for one in against.values()])
+    simultaneous([heights[name] for name in grid])
+    rows = [
+        _setting(name, vcd, _values(resamples, arms[name]), against[name].delta, heights[name][0])
+        for name, vcd in grid.items()
+    ]
     best = max(range(len(rows)), key=lambda at: rows[at]["overall"])  # of equals the first: the mildest
     curve = shift_curve(baseline.margin[counted], cases.unsafe[counted], np.ones(int(counted.sum())))
     result = {
@@ -74,7 +82,7 @@ def evaluate(
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters},
     }
     result = plain(result)
-    result["findings"] = [changed(DISCRIMINATION, row["delta"], row["name"]).as_json() for row in result["points"]]
+    result["findings"] = [_discrimination(row["name"], row["delta"]).as_json() for row in result["points"]]
     result["summary"] = [findings.best(result["points"][best], len(rows), where)]
     result["caveats"] = [findings.caveat(len(rows), int(baseline.kept.sum()))] if len(rows) > 1 else []
     return result
@@ -82,25 +90,36 @@ def evaluate(
 
 def _heights(
     resamples: YesNoResamples, arms: Mapping[str, YesNoAnswers]
-) -> dict[str, tuple[float, Float[np.ndarray, "draw"]]]:
-    """By arm: unsafe accuracy minus that of the constant shift of equal over-safety accuracy, and the same by draw.
+) -> dict[str, tuple[Change | None, Spread, Float[np.ndarray, "draw"]]]:
+    """By arm: unsafe accuracy minus that of the constant shift of equal over-safety accuracy, its spread and draws.
 
     On the cases that the arm and the baseline both answered; between two corners the curve is a straight line.
     """
     baseline, cases = arms[BASELINE], resamples.cases
-    once = np.ones((1, cases.clusters), dtype=np.uint8)
-    multiplicity = np.concatenate([once, resamples.schemes["cluster"].multiplicity])
-    found: dict[str, tuple[float, np.ndarray]] = {}
+    found: dict[str, tuple[Change | None, Spread, np.ndarray]] = {}
     groups: dict[bytes, list[str]] = {}
     for name, arm in arms.items():
         groups.setdefault((arm.kept & with_margins(baseline, baseline.kept)).tobytes(), []).append(name)
     for mask, names in groups.items():  # mostly one: every arm answered every case
         kept = np.frombuffer(mask, dtype=bool)
         right = np.stack([arms[name].right[kept] for name in names])
-        height = height_above_shifts(
-            multiplicity, cases.cluster[kept], baseline.margin[kept], cases.unsafe[kept], right
-        )
-        found |= {name: (float(height[0, at]), height[1:, at]) for at, name in enumerate(names)}
+        sides = (kept & cases.unsafe, kept & ~cases.unsafe)
+
+        def drawn(some: ClusterBootstrap, kept: Mask = kept, right: np.ndarray = right) -> np.ndarray:
+            multiplicity, cluster = some.multiplicity, some.cluster[kept]
+            return height_above_shifts(multiplicity, cluster, baseline.margin[kept], cases.unsafe[kept], right)
+
+        value = drawn(ClusterBootstrap.once(cases.cluster))[0]
+        draws = {scheme: drawn(some) for scheme, some in resamples.schemes.items()}
+        floor = rate_floor(int(sides[0].sum()))
+        for at, name in enumerate(names):
+            spread = {scheme: Spread.of(some[:, at], resamples.clusters(sides, scheme), floor=floor)
+                      for scheme, some in draws.items()}  # fmt: skip
+            over = spread["cluster"]
+            by_template = two_way(*(spread[factor] for factor in FACTORS), over) if len(spread) > 1 else None
+            height = float(value[at])
+            entry = change(0.0, height, over, int(kept.sum()), by_template=by_template)
+            found[name] = entry, widest(over, by_template), draws["cluster"][:, at]
     return found
 
 
@@ -111,24 +130,22 @@ def _values(resamples: YesNoResamples, answers: YesNoAnswers) -> dict[str, Any]:
 
 
 def _setting(
-    name: str,
-    vcd: VCD,
-    answers: YesNoAnswers,
-    baseline: YesNoAnswers,
-    resamples: YesNoResamples,
-    height: tuple[float, Float[np.ndarray, "draw"]],
+    name: str, vcd: VCD, values: Mapping[str, Any], delta: Mapping[str, Change | None], height: Change | None
 ) -> dict[str, Any]:
-    against = difference(resamples, answers, baseline)
-    interval = percentile_interval(height[1])
     return {
         "name": name,
         "alpha": vcd.alpha,
         "noise_step": vcd.noise_step,
-        **_values(resamples, answers),
-        "delta": against.delta,
-        "above_shift_curve": {"value": height[0], "low": interval and interval[0], "high": interval and interval[1]},
-        "conclusion": changed(DISCRIMINATION, against.delta).answer.value,
+        **values,
+        "delta": delta,
+        "above_shift_curve": height,
+        "conclusion": _discrimination(name, delta).answer.value,
     }
+
+
+def _discrimination(name: str, delta: Mapping[str, Change | None]) -> Finding:
+    """What may be said of the AUROC of a setting, by the interval that holds for all settings at once."""
+    return Finding(DISCRIMINATION, spoken(delta["auroc"], studied=False), change_evidence(delta["auroc"]), name)
 
 
 def draw(result: Mapping[str, Any]) -> Figure:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student_t
 
-from experiments.metrics.findings import side
+from experiments.metrics.findings import side, statement
 from experiments.report.findings.mechanism import notes, sentences
 from experiments.report.table import terminal
 from experiments.studies.mechanism import figure, tables
@@ -75,7 +76,7 @@ def recorded(samples: tuple[Sample, ...], verdicts: list[str]) -> list[dict[str,
 
 def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     rng = np.random.default_rng(0)
-    clusters = np.repeat(np.arange(8), 3)
+    clusters = np.repeat(np.arange(12), 2)
     values, score, positive = rng.normal(size=24), rng.normal(size=24), np.arange(24) % 2 == 0
     some = Estimator.of(clusters, draws=400, seed=1)
     times = some.bootstrap.multiplicity[:, clusters].astype(float)
@@ -83,17 +84,24 @@ def test_entries_are_what_a_slow_bootstrap_gives() -> None:
     found = some.mean(values)
     assert found["value"] == pytest.approx(values.mean())
     assert (found["low"], found["high"]) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])))
-    assert (found["n"], found["clusters"]) == (24, 8)
+    assert (found["n"], found["clusters"]) == (24, 12)
     ones = positive * times
     gaps = (ones @ values) / ones.sum(1) - ((times - ones) @ values) / (times - ones).sum(1)
     found = some.gap(values, positive, ~positive)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(np.quantile(gaps, [0.025, 0.975])))
-    change = some.auroc(score, positive, less=score)
+    reach = student_t.ppf(0.975, 11) * gaps.std() * np.sqrt(12 / 11)
+    assert (found["value"] - found["low"], found["high"] - found["value"]) == pytest.approx((reach, reach))
+    change = some.auroc_change(score, 2 * score, positive)
     assert (change["value"], change["low"], change["high"]) == (0, 0, 0)
+    assert change["statement"] == "no change"
+    two = Estimator.of(clusters, draws=400, seed=1, factors=(clusters % 11, clusters))
+    wide = two.gap(values, positive, ~positive)
+    assert (wide["by_template"]["clusters"], wide["low"]) == (11, found["low"])
 
 
 def test_what_is_missing_is_left_out_and_one_cluster_gives_no_interval() -> None:
     some = Estimator.of(["a", "a", "b", "b"], draws=50, seed=0)
+    few = some.gap(np.array([1.0, 1, 5, 5]), np.arange(4) < 2, np.arange(4) >= 2)
+    assert (few["value"], few["low"], few["clusters"], few["statement"]) == (-4, None, 1, "too few")
     found = some.mean(np.array([1.0, np.nan, 3.0, np.nan]))
     assert (found["value"], found["n"], found["clusters"]) == (2, 2, 2)
     assert some.mean(np.array([1.0, 3.0, np.nan, np.nan]))["low"] is None
@@ -222,18 +230,20 @@ def test_twins_and_sentences_are_told_apart() -> None:
 
 
 def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
-    samples = paired(40, lambda pair: f"s{pair // 4}")
-    fails = np.array([i % 2 == 0 and (i // 8 < 6 or i // 2 % 4 == 0) for i in range(80)])
-    verdicts = tuple("no" if fails[i] or i % 2 else "yes" for i in range(80))
+    samples = paired(120, lambda pair: f"s{pair // 4}")
+    fails = np.array([i % 2 == 0 and (i // 8 < 18 or i // 2 % 4 == 0) for i in range(240)])
+    verdicts = tuple("no" if fails[i] or i % 2 else "yes" for i in range(240))
     cases = AnsweredCases(samples, verdicts)
-    lens = np.zeros((3, 80))
-    lens[1:] -= 2.0 * (np.arange(80) // 8 < 6)  # from point 1 on the sentence
+    lens = 0.01 * np.random.default_rng(0).normal(size=(3, 240)) - 0.1
+    lens[0] += 0.1
+    lens[1:] -= 2.0 * (np.arange(240) // 8 < 18)  # from point 1 on the sentence
     lens[2] -= 0.3 * fails  # from point 2 on the case
     found = lens_rows(lens, cases, "over_safety", Estimator.of(cases.clusters, draws=200, seed=0), layers=[0, 1, 2])
     assert found["pooled"]["point"] == 1
     assert found["within"]["point"] == 2
-    assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3)
-    assert found["settled"] == 0  # a margin of 0 is no Yes
+    assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3, abs=0.01)
+    assert (found["within"]["gaps"][2]["failures"], found["within"]["gaps"][2]["clusters"]) == (12, 12)
+    assert found["settled"] == 1
     assert (
         lens_rows(lens, cases, None, Estimator.of(cases.clusters, draws=20, seed=0), layers=[0, 1, 2])["within"] is None
     )
@@ -263,13 +273,14 @@ def test_alarm_resamples_sentences() -> None:
     )
     found = alarm_effect(AnsweredCases(samples, tuple("no" if i % 2 else "yes" for i in range(16))), draws=50, seed=0)
     assert found is not None
-    assert (found["value"], found["clusters"]) == (1, 4)
+    assert (found["value"], found["clusters"], found["statement"]) == (1, 2, "too few")
     assert alarm_effect(AnsweredCases(paired(2), ("no",) * 4), draws=50, seed=0) is None
 
 
-def entry(value: float | None, width: float = 0.05, n: int = 9) -> dict[str, Any]:
-    ends = (None, None) if value is None else (value - width, value + width)
-    return {"value": value, "low": ends[0], "high": ends[1], "n": n, "clusters": n}
+def entry(value: float | None, width: float = 0.05, n: int = 19) -> dict[str, Any]:
+    ends = (None, None) if value is None or n < 10 else (value - width, value + width)
+    found = {"value": value, "low": ends[0], "high": ends[1], "n": n, "clusters": n}
+    return found | {"statement": statement(found).value}
 
 
 def told() -> dict[str, Any]:
@@ -299,7 +310,8 @@ def told() -> dict[str, Any]:
         "points": [0, 1, 2],
         "layers": ["all", "0", "1"],
         "probes": probes,
-        "twins": {"gap": entry(0.3), "apart": entry(0.3), "ranked": entry(0.8), "spread": entry(2.0)},
+        "twins": {"gap": entry(0.3), "apart": entry(0.3), "ranked": entry(0.8), "spread": entry(2.0),
+                  "difference": entry(1.7)},
         "knockout": [{"edge": "image → verdict", "layers": "all", **knocked}],
         "patching": [{"other": other, "place": "verdict", "point": point, "effect": entry(value)}
                      for other, values in effects.items() for point, value in enumerate(values)],
@@ -344,30 +356,43 @@ def test_the_story_has_five_sentences_with_intervals() -> None:
     assert len(notes(told())) == 3
 
 
-def _set(result: dict[str, Any], quantity: str, place: str, value: float) -> Any:
+def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int = 19) -> Any:
     for row in result["probes"]:
         if (row["quantity"], row["place"]) == (quantity, place):
-            row |= entry(value)
+            row |= entry(value, n=n)
 
 
 @pytest.mark.parametrize(
     ("number", "change", "start"),
     [
-        (0, lambda r: _set(r, "concept", "image", 0.1), "Is the picture read? Not so that"),
+        (0, lambda r: _set(r, "concept", "image", 0.1), "Is the picture read? That a linear probe finds it is not "
+         "shown"),
+        (0, lambda r: _set(r, "concept", "image", 0.9, 4), "Is the picture read? Too few cases to tell (4 "),
         (1, lambda r: _set(r, "truth", "verdict", 0.5), "Is it carried to the verdict? What it shows is"),
         (1, lambda r: (_set(r, "truth", "verdict", 0.5), _set(r, "concept", "verdict", 0.1)), "Is it carried to the "
-         "verdict? Not so that"),
-        (1, lambda r: r["probes"][8].update(beyond=entry(0.0)), "Is it carried to the verdict? Yes: at"),
+         "verdict? That a linear probe finds it there is not shown"),
+        (1, lambda r: _set(r, "truth", "verdict", 0.8, 4), "Is it carried to the verdict? Too few cases to tell (4 "),
+        (1, lambda r: r["probes"][8].update(beyond=entry(0.0)), "Is it carried to the verdict? Yes; whether more "
+         "of it than is said, or less, is not shown"),
         (2, lambda r: r["patching"][1].update(effect=entry(0.9)), "Where is it overruled? Where the picture arrives"),
         (2, lambda r: (r["patching"][1].update(effect=entry(0.9)), r["patching"][4].update(effect=entry(0.1))),
          "Where is it overruled? After the picture has arrived, at point 2"),
+        (2, lambda r: r["patching"][4].update(effect=entry(0.54)), "Where is it overruled? Whether the sentence "
+         "arrives before the picture is not shown"),
+        (2, lambda r: r["patching"][4].update(effect=entry(1.0, n=6)), "Where is it overruled? Too few cases to tell"),
         (2, lambda r: r["cases"].update(subset=None), "Where is it overruled? Nowhere: none of 29"),
         (2, lambda r: r.update(patching=[]), "Where is it overruled? Patching cannot tell"),
-        (2, lambda r: r["patching"][2].update(effect=entry(None)), "Where is it overruled? Where the sentence arrives"),
-        (3, lambda r: r["twins"].update(apart=entry(4.0)), "By what? Not by the sentence"),
-        (3, lambda r: r["twins"].update(apart=entry(2.0)), "By what? Neither sentence nor picture"),
-        (4, lambda r: r["undo"][1].update(change=entry(0.0)), "How much returns when that is undone? Nothing that is "
-         "certain"),
+        (2, lambda r: r["patching"][2].update(effect=entry(0.1)), "Where is it overruled? Where the sentence arrives"),
+        (2, lambda r: r["patching"][2].update(effect=entry(0.48)), "Where is it overruled? Whether the sentence"),
+        (3, lambda r: r["twins"].update(difference=entry(-2.0)), "By what? Not by the sentence"),
+        (3, lambda r: r["twins"].update(difference=entry(0.04)), "By what? That the sentence outweighs the picture, or "
+         "the picture the sentence, is not shown"),
+        (3, lambda r: r["twins"].update(difference=entry(1.7, n=3)), "By what? Too few cases to tell (3 "),
+        (4, lambda r: r["undo"][1].update(change=entry(0.04)), "How much returns when that is undone? That anything "
+         "returns is not shown"),
+        (4, lambda r: r["undo"][1].update(change=entry(0.001, 0.01)), "How much returns when that is undone? No change "
+         "of more than .02"),
+        (4, lambda r: r["undo"][1].update(change=entry(0.2, n=7)), "How much returns when that is undone? Too few"),
         (4, lambda r: r["undo"][1].update(change=entry(-0.2)), "How much returns when that is undone? Nothing, it"),
     ],
 )  # fmt: skip

@@ -82,8 +82,10 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     said = sentences(findings(result))
     assert said[0].startswith("Is the picture read? Yes")
     assert said[1].startswith("Is it carried to the verdict? Yes")
-    assert said[2].startswith("Where is it overruled? Where the sentence arrives, at point 2 of 3")
-    assert "alarming words as such do it: cases with alarming words are called unsafe +50 points" in said[3]
+    assert said[2].startswith("Where is it overruled? Too few cases to tell whether the sentence arrives before the "
+                              "picture, at point 2 of 3")  # fmt: skip
+    assert "cases with alarming words are called unsafe +50 points" in said[3]
+    assert "too few sentence forms to tell" in said[3]
 
 
 def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
@@ -95,7 +97,8 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
     assert cut(result, "user → verdict", "all") == pytest.approx(0, abs=1e-3)
     said = sentences(findings(result))
     assert said[2].startswith("Where is it overruled? Patching cannot tell")
-    assert said[3].startswith("By what? Not by the sentence")
+    assert result["twins"]["difference"]["value"] < 0
+    assert said[3].startswith("By what? Too few cases to tell (1 ")
 
 
 @pytest.mark.slow
