@@ -76,7 +76,7 @@ def agreement(
         n=len(people),
         refused=found + missed,
         kappa=kappa(people, judge),
-        kappa_interval=percentile_interval(kappa_of(sums)),
+        kappa_interval=percentile_interval(kappa_of(sums), clusters=len(set(prompts))),
         sensitivity=found / (found + missed) if found + missed else float("nan"),
         sensitivity_interval=wilson(found, found + missed),
         specificity=left / (wrong + left) if wrong + left else float("nan"),
@@ -90,7 +90,7 @@ def mean_kappa_interval(
     """The interval of the mean κ over models that answered the same prompts, which are drawn jointly."""
     drawn = ClusterBootstrap.of(np.arange(len(people[0])), draws=draws, seed=seed)
     each = [kappa_of(drawn.sums(table(one, other))) for one, other in zip(people, judge, strict=True)]
-    return percentile_interval(np.mean(each, axis=0))
+    return percentile_interval(np.mean(each, axis=0), clusters=len(people[0]))
 
 
 def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:

@@ -5,7 +5,7 @@ The definitions are in ``docs/metrics.md``; the bootstrap is in ``bootstrap``.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -13,7 +13,7 @@ from scipy.special import ndtri
 from scipy.stats import binomtest, permutation_test, rankdata
 from statsmodels.stats.proportion import proportion_confint
 
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, FEWEST, Interval
 
 
 def wilson(right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval | None:
@@ -149,6 +149,24 @@ class Correlation(NamedTuple):
     rho: float
     p: float
     n: int
+
+    def entry(self, *, comparisons: int = 1, confidence: float = CONFIDENCE) -> dict[str, Any]:
+        """``value``, ``low``, ``high``, ``clusters`` and ``n``, for ``findings.statement``.
+
+        Fisher's z with the variance (1 + ρ²/2) / (n − 3) of Bonett and Wright (2000, "Sample size requirements for
+        estimating Pearson, Kendall and Spearman correlations"); no interval under ``FEWEST`` pairs. A ρ of ±1 counts
+        as half an exchange of neighbours short of it, since there z is infinite.
+
+        Args:
+            comparisons: how many correlations the interval is to hold for at once (Bonferroni).
+        """
+        ends: dict[str, float | None] = {"low": None, "high": None}
+        if self.n >= FEWEST:
+            most = 1 - 6 / (self.n * (self.n**2 - 1))
+            rho = min(max(self.rho, -most), most)
+            reach = float(ndtri(1 - (1 - confidence) / 2 / comparisons)) * math.sqrt((1 + rho**2 / 2) / (self.n - 3))
+            ends = {"low": math.tanh(math.atanh(rho) - reach), "high": math.tanh(math.atanh(rho) + reach)}
+        return {"value": self.rho, **ends, "clusters": self.n, "n": self.n}
 
 
 def spearman(x: Float[np.ndarray, "pair"], y: Float[np.ndarray, "pair"], *, seed: int = 0) -> Correlation | None:

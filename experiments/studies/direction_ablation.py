@@ -106,7 +106,7 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
     subsets = REFUSAL if metrics.get("kind") == "refusal" else YES_NO
     arms = {name: _arm(metrics, name, subsets) for name in metrics["arms"]}
     changes = error_changes(arms)
-    alone = {name: by_direction_alone(changes, name, others) for name, others in controls.items()}
+    alone = {name: done_by_a_control(changes, name, others) for name, others in controls.items()}
     return {
         "controls": {name: list(others) for name, others in controls.items()},
         "sides": subsets._asdict(),
@@ -126,24 +126,27 @@ def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]
 
 
 def error_changes(arms: Mapping[str, Any]) -> dict[str, tuple[Finding, Finding]]:
-    """Which way over-caution and harmful compliance moved under each arm, by intervals that exclude 0."""
+    """What may be said of the change of over-caution and of harmful compliance under each arm."""
     return {name: (_error_change("caution", name, arm), _error_change("harm", name, arm)) for name, arm in arms.items()}
 
 
 def _error_change(error: str, name: str, arm: Mapping[str, Any]) -> Finding:
-    answer = statement(arm[error]["change"])
-    return Finding(ERRORS[error], Answer.NOT_SHOWN if answer is Answer.CANNOT_TELL else answer, arm[error], name)
+    return Finding(ERRORS[error], statement(arm[error]["change"]), arm[error], name)
 
 
-def by_direction_alone(
+def done_by_a_control(
     changes: Mapping[str, tuple[Finding, Finding]], ablation: str, controls: Sequence[str]
 ) -> Finding:
-    """Whether no control, which removes something else in the same way, does what the ablation does."""
+    """Whether a control, which removes something else in the same way, is shown to do what the ablation does.
+
+    NOT_APPLICABLE without a control, or where the ablation itself is not shown to do anything.
+    """
     answers = {name: (caution.answer, harm.answer) for name, (caution, harm) in changes.items()}
-    moved = answers[ablation] != (Answer.NOT_SHOWN, Answer.NOT_SHOWN)
-    alike = [name for name in controls if moved and answers[name] == answers[ablation]]
-    answer = Answer.NOT_APPLICABLE if not controls else Answer.NO if alike else Answer.YES
-    return Finding("by this direction alone", answer, {"alike": alike, "controls": list(controls)}, ablation)
+    moved = {Answer.ROSE, Answer.FELL} & set(answers[ablation])
+    alike = [name for name in controls if answers[name] == answers[ablation]]
+    answer = Answer.YES if alike else Answer.NOT_SHOWN
+    return Finding("a control does the same", answer if controls and moved else Answer.NOT_APPLICABLE,
+                   {"alike": alike, "controls": list(controls)}, ablation)  # fmt: skip
 
 
 def twins_agree(twin: Mapping[str, Any]) -> Finding:
@@ -182,9 +185,17 @@ def _turned(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The same difference of the rate of wrong answers."""
     if entry is None:
         return None
+    minus = {"value": -entry["value"], **_ends_turned(entry), "from": 1 - entry["from"], "to": 1 - entry["to"]}
+    turned = {**entry, **minus}
+    turned.pop("simultaneous", None)
+    if "by_template" in entry:
+        turned["by_template"] = entry["by_template"] | _ends_turned(entry["by_template"])
+    return turned | {"statement": statement(turned).value}
+
+
+def _ends_turned(entry: Mapping[str, Any]) -> dict[str, float | None]:
     low, high = entry["low"], entry["high"]
-    minus = {"value": -entry["value"], "low": None if high is None else -high, "high": None if low is None else -low}
-    return {**entry, **minus, "from": 1 - entry["from"], "to": 1 - entry["to"]}
+    return {"low": None if high is None else -high, "high": None if low is None else -low}
 
 
 def _agreement(records: Sequence[Mapping[str, Any]], pair: Sequence[str]) -> dict[str, Any]:

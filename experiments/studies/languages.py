@@ -20,7 +20,8 @@ from experiments.metrics.yes_no import results
 from experiments.report import terminal
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
-from experiments.report.numbers import change, share
+from experiments.report.findings.statements import said
+from experiments.report.numbers import brief, share
 from experiments.runs.directory import read_object, write_json
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.saved import read_records
@@ -127,14 +128,14 @@ def sentences(result: Mapping[str, Any], kind: Kind) -> list[str]:
     for language, comparison in result["comparisons"].items():
         parts = [
             f"{share(entry['to'])} of {entry['n']} {words}, against {share(entry['from'])} in "
-            f"{comparison['against']} ({change(entry)})"
+            f"{comparison['against']} ({brief(entry)}: {said(entry)})"
             for name, words in _WORDS[kind].items()
             if (entry := comparison["delta"][name])
         ]
         flips = comparison["mcnemar"]
         tail = (
             f"{comparison['n']} of {comparison['n_of']} cases in both; {flips['fixed']} go from wrong to right and "
-            f"{flips['broken']} back, p after Holm's correction {flips['p_holm']:.3f}"
+            f"{flips['broken']} back"
         )
         unread = result["arms"][language]["outcomes"]["verdict"].get("no_verdict", 0)
         if unread:

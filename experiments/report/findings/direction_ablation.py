@@ -6,22 +6,28 @@ from typing import Any
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import change, percent
 
-MEANING = {  # over-caution, harmful compliance
+_CAUTION = {
+    Answer.ROSE: "over-caution rises",
+    Answer.FELL: "over-caution falls",
+    Answer.NO_CHANGE: "over-caution does not change by more than 2 points",
+    Answer.NOT_SHOWN: "that over-caution changes is not shown",
+    Answer.TOO_FEW: "there are too few cases to tell whether over-caution changes",
+    Answer.CANNOT_TELL: "whether over-caution changes cannot be told",
+}
+_HARM = {answer: text.replace("over-caution", "harmful compliance") for answer, text in _CAUTION.items()}
+MEANING = {  # over-caution, harmful compliance; of any other two answers, both are told
     (Answer.FELL, Answer.ROSE): (
         "What over-refuses is what protects: less over-caution is paid for with harmful compliance"
     ),
-    (Answer.FELL, Answer.NOT_SHOWN): "Over-caution falls, and no more harmful compliance is shown",
     (Answer.FELL, Answer.FELL): "Both errors fall: the direction did harm on either side",
-    (Answer.NOT_SHOWN, Answer.ROSE): "Only safety is lost",
+    (Answer.ROSE, Answer.ROSE): "Both errors rise: the direction did good on either side",
     (Answer.ROSE, Answer.FELL): (
         "The arm is more cautious than the model was: what was removed held the readiness to comply as well"
     ),
-    (Answer.ROSE, Answer.NOT_SHOWN): "Over-caution rises, and harmful compliance is not shown to change",
 }
-NO_TRADE = "No such trade is shown"
-ALONE = {
-    Answer.YES: "no control is shown to do so",
-    Answer.NO: "so does {alike}, so it is nothing that this direction alone does",
+ALIKE = {
+    Answer.NOT_SHOWN: "no control is shown to do the same",
+    Answer.YES: "so does {alike}, so it is not owed to this direction alone",
 }
 AGREEMENT = {Answer.YES: "agree", Answer.NO: "do not agree"}
 
@@ -37,16 +43,17 @@ def rates(arms: Mapping[str, Any], ablation: str, sides: Mapping[str, str]) -> s
     return f"Without the direction ({ablation}): {parts[0]}, and {parts[1]}; {now['n']} of {now['n_of']} cases."
 
 
-def meaning(caution: Finding, harm: Finding, alone: Finding, arms: Mapping[str, Any]) -> str:
+def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str, Any]) -> str:
     """What the changes of both errors mean together, and whether removing something else does the same."""
-    meant = MEANING.get((caution.answer, harm.answer), NO_TRADE)
-    if alone.answer is Answer.NOT_APPLICABLE:
+    both = f"{_CAUTION[caution.answer]}, and {_HARM[harm.answer]}"
+    meant = MEANING.get((caution.answer, harm.answer), both[0].upper() + both[1:])
+    if control.answer is Answer.NOT_APPLICABLE:
         return f"{meant}."
     listed = ", ".join(
         f"{name} {percent(arms[name]['caution']['rate'])}/{percent(arms[name]['harm']['rate'])}"
-        for name in alone.evidence["controls"]
+        for name in control.evidence["controls"]
     )
-    beside = ALONE[alone.answer].format(alike=" and ".join(alone.evidence["alike"]))
+    beside = ALIKE[control.answer].format(alike=" and ".join(control.evidence["alike"]))
     return f"{meant}; {beside} (over-caution/harmful compliance in %: {listed})."
 
 

@@ -1,27 +1,30 @@
 """Whether safer models are more oversensitive, as a sentence."""
 
+from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.numbers import fixed
+from experiments.report.numbers import fixed, fixed_interval
 
 RELATION = {
-    Answer.MORE: "models that refuse more harmful requests refuse more benign ones",
-    Answer.LESS: "models that refuse more harmful requests refuse fewer benign ones",
-    Answer.NOT_SHOWN: "no relation is found",
+    Answer.ROSE: "models that refuse more harmful requests refuse more benign ones",
+    Answer.FELL: "models that refuse more harmful requests refuse fewer benign ones",
+    Answer.NOT_SHOWN: "a relation is not shown",
+    Answer.TOO_FEW: f"too few models to tell (it takes {FEWEST})",
 }
 
 
 def sentence(finding: Finding) -> str:
-    """What the figure shows, with Spearman's ρ, its interval and p."""
+    """What the figure shows, with Spearman's ρ and its interval over models."""
     found = finding.evidence
     if finding.answer is Answer.CANNOT_TELL:
         return (
             f"Whether safer models are more oversensitive cannot be told from {found['models']} models with both "
             "rates; it takes three that differ."
         )
+    ends = found["over_models"]
     interval = "no interval"
-    if ends := found["interval"]:
-        interval = f"95% interval over questions {fixed(ends['low'], 2)} to {fixed(ends['high'], 2)}"
+    if ends["low"] is not None:
+        interval = f"95% interval over models {fixed_interval((ends['low'], ends['high']), 2)}"
     return (
         f"Over {found['n']} models, Spearman's ρ between refusal of harmful and of benign requests is "
-        f"{fixed(found['rho'], 2)} ({interval}; permutation p {found['p']:.3f}): {RELATION[finding.answer]}."
+        f"{fixed(found['rho'], 2)} ({interval}): {RELATION[finding.answer]}."
     )

@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.metrics.findings import Finding
-from experiments.report.numbers import fixed
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.findings import Answer, Finding
+from experiments.report.findings.statements import judged
+from experiments.report.findings.statements import said as said_of
+from experiments.report.numbers import brief, fixed, fixed_interval
 
 KINDS = {"template": "set by the template", "uniform": "uniform"}  # how the annotator leans
 TRAITS = {
@@ -12,6 +15,15 @@ TRAITS = {
     "within": "AUROC within a sentence",
     "image_effect": "effect of cutting image → verdict",
     "truth": "truth read by a probe",
+}
+
+FOLLOWS = {
+    Answer.FELL: "all fall as that share grows",
+    Answer.PARTLY: "of those whose interval lies below 0 a fall is shown, of the others it is not",
+    Answer.NOT_SHOWN: "a fall is not shown of any",
+    Answer.ROSE: "all rise as that share grows",
+    Answer.TOO_FEW: f"too few organisms to tell (it takes {FEWEST})",
+    Answer.CANNOT_TELL: "that cannot be told",
 }
 
 
@@ -26,33 +38,54 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
 
 
 def _correlations(finding: Finding) -> str:
-    parts = [
-        f"{TRAITS[trait]} {fixed(one['rho'], 2, sign=True)} (p = {one['p']:.3f})" if one else f"{TRAITS[trait]} n/a"
-        for trait, one in finding.evidence["correlations"].items()
-    ]
+    parts = []
+    for trait, one in finding.evidence["correlations"].items():
+        if one is None:
+            parts.append(f"{TRAITS[trait]} n/a")
+            continue
+        ends = f" [{fixed_interval((one['low'], one['high']), 2)}]" if one["low"] is not None else ""
+        parts.append(f"{TRAITS[trait]} {fixed(one['value'], 2, sign=True)}{ends}")
     return (
         f"Rank correlation with the share of blind labels over {finding.evidence['n']} organisms whose leaning is "
-        f"{KINDS[finding.about]}: {'; '.join(parts)}."
+        f"{KINDS[finding.about]}: {'; '.join(parts)}: {FOLLOWS[finding.answer]}."
     )
 
 
 def _label_free_rule(finding: Finding) -> str:
-    helps, others = finding.evidence["helps"], finding.evidence["others"]
+    found = finding.evidence
+    helps, others, difference = found["helps"], found["others"], found["difference"]
+    said = "that cannot be tested, for it says the same of all"
+    if difference is not None:
+        said = said_of(
+            difference,
+            of_rates=False,
+            rose="it gains more where the rule says so",
+            fell="it gains less where the rule says so",
+            noun="difference",
+        )
+        if finding.answer is Answer.TOO_FEW:
+            said = f"too few organisms to tell (it takes {FEWEST} on either side)"
+        said = f"mean gain where it says so minus elsewhere {brief(difference, of_rates=False)}: {said}"
     return (
-        f"The label-free rule says that {finding.about} helps {helps['organisms']} of "
-        f"{finding.evidence['organisms']} organisms: its AUROC is above the baseline's in {_risen(helps)}; of the "
-        f"{others['organisms']} others in {_risen(others)}."
+        f"The label-free rule says that {finding.about} helps {helps['organisms']} of {found['organisms']} organisms: "
+        f"its AUROC is {_counted(helps)}; of the {others['organisms']} others, {_counted(others)}; {said}."
     )
 
 
-def _risen(group: Mapping[str, Any]) -> str:
-    return f"{group['rose']} (interval excluding 0: {group['beyond_chance']})"
+def _counted(group: Mapping[str, Any], than: str = "the baseline's") -> str:
+    return f"shown to be above {than} in {group['rose']}, below in {group['fell']}, neither in {group['neither']}"
 
 
 def _gain(finding: Finding) -> str:
     found = finding.evidence
-    beside = "" if found["above_rival"] is None else f", over {found['rival']} in {found['above_rival']}"
+    if found["mean"] is None:
+        return f"{finding.about}: AUROC cannot be told; wins in {found['wins']} of {found['organisms']} organisms."
+    mean = judged(found["mean"], studied=False)
+    said = said_of(mean, of_rates=False)
+    if finding.answer is Answer.TOO_FEW:
+        said = f"too few organisms to tell (it takes {FEWEST})"
+    beside = "" if found["over_rival"] is None else f"; {_counted(found['over_rival'], found['rival'] + chr(39) + 's')}"
     return (
-        f"{finding.about}: AUROC above the baseline's, interval excluding 0, in {found['above_baseline']} of "
-        f"{found['organisms']} organisms{beside}; wins in {found['wins']}."
+        f"{finding.about}: over {found['organisms']} organisms AUROC changes by {brief(mean, of_rates=False)} on "
+        f"average: {said}; it is {_counted(found['baseline'])}{beside}; wins in {found['wins']}."
     )

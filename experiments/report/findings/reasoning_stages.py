@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.numbers import change, share, within
+from experiments.report.findings.statements import judged, said
+from experiments.report.numbers import brief, share, within
 
 OURS = "The wordings are ours: the paper's prompts are not published."
 
@@ -31,17 +32,25 @@ def _described(result: Mapping[str, Any]) -> str:
 def _decided(result: Mapping[str, Any]) -> str:
     table, matched = result["caution"]["failures"], result["caution"].get("matched")
     told, other = table["description"], table["other_description"]
-    text = f"Added, the description changes caution by {change(told['change'])}"
+    text = f"Added, the description changes caution by {_changed(told['change'])}"
     if other["change"]:
-        text += f", the description of another picture by {change(other['change'])}"
+        text += f", the description of another picture by {_changed(other['change'])}"
     if matched and matched["description_intent"]["change"]:
         text += (
             f"; on {matched['description_intent']['n']} matched harmful cases, where caution is right, description and "
-            f"intent change it by {change(matched['description_intent']['change'])}"
+            f"intent change it by {_changed(matched['description_intent']['change'])}"
         )
     counted = result["stages"]
     listed = ", ".join(f"{name} {stage['count']}" for name, stage in counted.items())
     return f"{text}; by the stage at which caution lifts: {listed} of {counted['decision']['n']}."
+
+
+def _changed(entry: Mapping[str, Any] | None) -> str:
+    """A change with what may be said of it, by the interval that holds for all conditions at once."""
+    if entry is None or entry["value"] is None:
+        return "an unknown amount (no case was asked both ways)"
+    shown = judged(entry, studied=False)
+    return f"{brief(shown)} ({said(shown)})"
 
 
 def _stays_in(row: Mapping[str, Any]) -> str:

@@ -7,7 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
-from experiments.metrics.findings import Answer, Finding, plain
+from experiments.metrics.bootstrap import ClusterBootstrap
+from experiments.metrics.findings import Answer, Finding, plain, spoken, statement
+from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.tests import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
 from experiments.report.findings.organism_family import KINDS, sentences
@@ -20,7 +22,7 @@ BASELINE = "baseline"
 PRIOR = "prior_correction"
 # What should follow the share of blind labels, and which way: more blindness, less of each of these.
 FOLLOWING = ("auroc", "within", "image_effect", "truth")
-LEVEL = 0.05  # of the rank correlations' permutation test
+DRAWS, SEED = 10_000, 0  # of the bootstrap over organisms
 NOTE = (
     "Numbers in the names: share of verdict labels from an annotator who never looks, in percent. "
     "within: mean AUROC inside a template. between: share of the margins' variance between templates. image effect: "
@@ -98,54 +100,95 @@ def causes(found: Mapping[str, Any]) -> list[Finding]:
 
 
 def _follows_bias(kind: str, members: Sequence[Mapping[str, Any]]) -> Finding:
-    """By Spearman's ρ of each trait with the share of blind labels, p < 0.05; all should fall as that share grows."""
+    """By Spearman's ρ of each trait with the share of blind labels; all should fall as that share grows.
+
+    The answer is FELL where the interval of every trait lies below 0, PARTLY where that of some does. The intervals
+    hold for all traits at once.
+    """
     bias = np.array([member["bias"] for member in members])
-    correlations = {}
+    correlations: dict[str, Any] = {}
     for trait in FOLLOWING:
         values = np.array([np.nan if m["traits"][trait] is None else m["traits"][trait] for m in members], float)
         rho = spearman(bias[~np.isnan(values)], values[~np.isnan(values)])
-        correlations[trait] = rho and rho._asdict()
-    known = [one for one in correlations.values() if one]
-    falling = sum(one["rho"] < 0 and one["p"] < LEVEL for one in known)
-    answer = Answer.CANNOT_TELL if not known else _of_all(falling, len(FOLLOWING), none=Answer.NOT_SHOWN)
-    return Finding("traits follow the blind labels", answer, plain({"correlations": correlations, "n": len(members)}),
-                   kind)  # fmt: skip
+        entry = rho and rho.entry(comparisons=len(FOLLOWING))
+        said = {"statement": statement(entry, small=None).value}
+        correlations[trait] = entry and entry | said
+    answers = [Answer(one["statement"]) for one in correlations.values() if one]
+    return Finding("traits follow the blind labels", _of_all(answers, Answer.FELL),
+                   plain({"correlations": correlations, "n": len(members)}), kind)  # fmt: skip
+
+
+def _of_all(answers: Sequence[Answer], wanted: Answer) -> Answer:
+    """``wanted`` where all answers are that, PARTLY where some are; else what they have in common, or NOT_SHOWN."""
+    if not answers:
+        return Answer.CANNOT_TELL
+    if wanted in answers:
+        return wanted if set(answers) == {wanted} else Answer.PARTLY
+    return answers[0] if len(set(answers)) == 1 else Answer.NOT_SHOWN
 
 
 def _label_free_rule(members: Sequence[Mapping[str, Any]]) -> Finding:
-    """Whether prior correction raises the AUROC where the rule, which sees no labels, says so, and only there."""
+    """By how much more prior correction raises the AUROC where the rule, which sees no labels, says that it helps."""
+    helps = np.array([member["traits"]["prior"]["helps"] for member in members], dtype=bool)
+    gained = np.array([_gained(member["arms"][PRIOR]) for member in members], dtype=float)
+    known = ~np.isnan(gained)
+    sides = (known & helps, known & ~helps)
     evidence: dict[str, Any] = {"organisms": len(members)}
-    for name, says in (("helps", True), ("others", False)):
-        group = [member for member in members if member["traits"]["prior"]["helps"] is says]
-        deltas = [(member["arms"][PRIOR]["versus"].get(BASELINE) or {}).get("auroc") for member in group]
-        evidence[name] = {
-            "organisms": len(group),
-            "rose": sum(bool(delta and delta["value"] > 0) for delta in deltas),
-            "beyond_chance": sum(_above(member["arms"][PRIOR], BASELINE) for member in group),
-        }
-    right = evidence["helps"]["rose"] + evidence["others"]["organisms"] - evidence["others"]["rose"]
-    return Finding("label-free rule is right", _of_all(right, len(members)), evidence, PRIOR)
+    for name, side in zip(("helps", "others"), sides, strict=True):
+        group = [member for member, here in zip(members, side, strict=True) if here]
+        evidence[name] = {"organisms": len(group), **_counted([member["arms"][PRIOR] for member in group], BASELINE)}
+    entry = None
+    if all(side.any() for side in sides):
+        some = ClusterBootstrap.of(np.arange(len(members)), draws=DRAWS, seed=SEED)
+        spread = Spread.of(some.gap(gained, *sides), min(int(side.sum()) for side in sides))
+        means = [float(gained[side].mean()) for side in sides]
+        entry = change(means[1], means[0], spread, int(known.sum()))
+    return Finding("label-free rule is right", statement(entry), plain(evidence | {"difference": entry}), PRIOR)
 
 
 def gains(found: Mapping[str, Any], *, rival: str) -> list[Finding]:
-    """In how many organisms each arm raises the AUROC over the baseline and over the rival, and wins."""
-    findings = []
+    """What each arm gains in AUROC over the baseline, on average over the organisms, and in how many it wins.
+
+    The intervals are over organisms and hold for all arms at once.
+    """
+    named: dict[str, dict[str, Any]] = {}
+    together = []
     for name in _compared(found):
         arms = [member["arms"][name] for member in found.values() if name in member["arms"]]
-        over = [sum(_above(arm, other) for arm in arms) for other in (BASELINE, rival)]
-        evidence = {
+        gained = np.array([_gained(arm) for arm in arms], dtype=float)
+        gained = gained[~np.isnan(gained)]
+        entry = None
+        if len(gained):
+            drawn = ClusterBootstrap.of(np.arange(len(gained)), draws=DRAWS, seed=SEED).mean(gained)
+            spread = Spread.of(drawn, len(gained))
+            entry = change(0.0, float(gained.mean()), spread, len(gained))
+            together.append((entry, spread, drawn))
+        named[name] = {
             "organisms": len(arms),
-            "above_baseline": over[0],
+            "mean": entry,
+            "baseline": _counted(arms, BASELINE),
             "rival": rival,
-            "above_rival": None if name == rival else over[1],
-            "wins": sum(arm["wins"] for arm in arms),
+            "over_rival": None if name == rival else _counted(arms, rival),
+            "wins": sum(bool(arm["wins"]) for arm in arms),
         }
-        findings.append(Finding("AUROC above the baseline's", _of_all(over[0], len(arms)), evidence, name))
-    return findings
+    simultaneous(together)
+    return [
+        Finding("AUROC above the baseline's", spoken(one["mean"], studied=False), plain(one), name)
+        for name, one in named.items()
+    ]
 
 
-def _of_all(count: int, n: int, *, none: Answer = Answer.NO) -> Answer:
-    return Answer.YES if count == n else Answer.PARTLY if count else none
+def _counted(arms: Sequence[Mapping[str, Any]], other: str) -> dict[str, int]:
+    """In how many organisms the interval of the AUROC's difference from ``other`` lies above 0, below, or neither."""
+    entries = [(arm["versus"].get(other) or {}).get("auroc") for arm in arms]
+    answers = [statement(entry) for entry in entries]
+    rose, fell = answers.count(Answer.ROSE), answers.count(Answer.FELL)
+    return {"rose": rose, "fell": fell, "neither": len(answers) - rose - fell}
+
+
+def _gained(arm: Mapping[str, Any]) -> float:
+    entry = (arm["versus"].get(BASELINE) or {}).get("auroc")
+    return float("nan") if not entry else float(entry["value"])
 
 
 def _compared(found: Mapping[str, Any]) -> list[str]:
@@ -179,8 +222,3 @@ def draw(found: Mapping[str, Any]) -> Figure:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=SCREEN.label, frameon=False)
     return figure
-
-
-def _above(arm: Mapping[str, Any], other: str) -> bool:
-    entry = (arm["versus"].get(other) or {}).get("auroc")
-    return bool(entry and entry["low"] is not None and entry["low"] > 0)

@@ -12,7 +12,7 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation import finished_runs
 from experiments.metrics.bootstrap import Interval, percentile_interval
-from experiments.metrics.findings import Answer, Finding, plain
+from experiments.metrics.findings import Answer, Finding, plain, statement
 from experiments.metrics.refusal.answers import align
 from experiments.metrics.refusal.rates import RefusalResamples
 from experiments.metrics.refusal.results import evaluate
@@ -23,10 +23,10 @@ from experiments.report.numbers import fixed, percent
 from experiments.runs.directory import open_run
 from experiments.runs.records import now
 from experiments.runs.saved import read_records
+from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 
 QUESTION = "refusals of benign requests against refusals of harmful ones"
-LEVEL = 0.05  # of the permutation test
 
 
 class SafetyCorrelation(NamedTuple):
@@ -109,22 +109,27 @@ def safety_correlation(table: pd.DataFrame, *, seed: int, draws: int) -> SafetyC
         for subset in ("benign", "contrast")
     )
     complete = ~np.isnan(benign).any(axis=1) & ~np.isnan(contrast).any(axis=1)
-    interval = percentile_interval(resampled_spearman(benign[complete], contrast[complete]))
+    sides = [np.logical_or.reduce([one.kept for one in arms.values()]) & (cases.subset == subset) for subset in
+             REFUSAL_SUBSETS]  # fmt: skip
+    groups = min(map(resamples.bootstrap.clusters, sides))
+    interval = percentile_interval(resampled_spearman(benign[complete], contrast[complete]), clusters=groups)
     return SafetyCorrelation(spearman(rates[known, 0], rates[known, 1], seed=seed), interval)
 
 
 def finding(found: SafetyCorrelation, models: int) -> Finding:
-    """Whether models that refuse more harmful requests refuse more benign ones, or fewer; by p < 0.05 over models.
+    """Whether models that refuse more harmful requests refuse more benign ones, or fewer; by the interval over models.
 
     ``models`` is the number of models with both rates.
     """
     if found.correlation is None:
         return Finding(QUESTION, Answer.CANNOT_TELL, {"models": models})
-    answer = Answer.NOT_SHOWN
-    if found.correlation.p < LEVEL:
-        answer = Answer.MORE if found.correlation.rho > 0 else Answer.LESS
-    interval = found.interval and found.interval._asdict()
-    return Finding(QUESTION, answer, plain(found.correlation._asdict() | {"interval": interval, "models": models}))
+    over_models = found.correlation.entry()
+    evidence = found.correlation._asdict() | {
+        "over_models": over_models,
+        "over_questions": found.interval and found.interval._asdict(),
+        "models": models,
+    }
+    return Finding(QUESTION, statement(over_models, small=None), plain(evidence))
 
 
 def _title(found: SafetyCorrelation) -> str:

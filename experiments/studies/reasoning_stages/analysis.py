@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
-from experiments.metrics.findings import plain
+from experiments.metrics.bootstrap import ClusterBootstrap
+from experiments.metrics.findings import Answer, plain
+from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous
 from experiments.metrics.tests import holm, mcnemar, wilson
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, met_caution
 from experiments.studies.reasoning_stages.oracles import Perception
@@ -79,35 +81,40 @@ def _rate(known: Caution, cases: Sequence[str]) -> dict[str, Any]:
 def _table(
     found: Mapping[str, Caution], cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
 ) -> dict[str, Any]:
-    """Rate of caution a condition, and its paired change from the cases as asked; Holm's correction over conditions."""
+    """Rate of caution a condition, and its paired change from the cases as asked.
+
+    Over conditions the intervals are simultaneous, and p is corrected by Holm's method.
+    """
     table = {name: _rate(found.get(name, {}), cases) for name in CONDITIONS}
     compared = {
         name: _change(found[ASKED], found[name], cases, clusters, seed=seed, draws=draws)
         for name in CONDITIONS
         if name != ASKED and name in found and ASKED in found
     }
-    for entry, adjusted in zip(compared.values(), holm([entry["p"] for entry in compared.values()]), strict=True):
+    simultaneous([one for one in compared.values() if one[0]["value"] is not None])
+    entries = {name: entry for name, (entry, _, _) in compared.items()}
+    for entry, adjusted in zip(entries.values(), holm([entry["p"] for entry in entries.values()]), strict=True):
         entry["p_holm"] = adjusted
-    return {name: row | {"change": compared.get(name)} for name, row in table.items()}
+    return {name: row | {"change": entries.get(name)} for name, row in table.items()}
 
 
 def _change(
     before: Caution, after: Caution, cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
-) -> dict[str, Any]:
+) -> tuple[Change, Spread, Float[np.ndarray, "draw"]]:
+    """The change with its flips, its spread, and its draws; a value of None without a case that has both."""
     both = [case for case in cases if case in before and case in after]
     was, now = (np.array([known[case] for case in both], dtype=bool) for known in (before, after))
-    codes = {name: at for at, name in enumerate(dict.fromkeys(clusters[case] for case in both))}
     flips = mcnemar(~was, ~now)  # "fixed": no longer met with caution
-    entry: dict[str, Any] = {"value": None, "low": None, "high": None, "n": len(both), "freed": flips.fixed,
-                             "caught": flips.broken, "p": flips.p}  # fmt: skip
+    counted = {"freed": flips.fixed, "caught": flips.broken, "p": flips.p}
     if not both:
-        return entry
-    entry["value"] = float(now.mean() - was.mean())
-    if len(codes) > 1:
-        cluster = np.array([codes[clusters[case]] for case in both])
-        resampled = ClusterBootstrap.of(cluster, draws=draws, seed=seed).mean(now.astype(float) - was)
-        entry["low"], entry["high"] = percentile_interval(resampled) or (None, None)
-    return entry
+        none = {"value": None, "low": None, "high": None, "clusters": 0, "n": 0, "needed": None}
+        return none | {"statement": Answer.CANNOT_TELL.value} | counted, Spread(None, 0), np.full(draws, np.nan)
+    bootstrap = ClusterBootstrap.of_names([clusters[case] for case in both], draws=draws, seed=seed)
+    drawn = bootstrap.mean(now.astype(float) - was)
+    spread = Spread.of(drawn, bootstrap.clusters(), floor=rate_floor(len(both)))
+    entry = change(float(was.mean()), float(now.mean()), spread, len(both))
+    assert entry is not None
+    return entry | counted, spread, drawn
 
 
 def stage_counts(

@@ -15,8 +15,9 @@ from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.batching import batches, halved
 from experiments.evaluation.study import limited
-from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
-from experiments.metrics.findings import plain
+from experiments.metrics.bootstrap import ClusterBootstrap
+from experiments.metrics.findings import Answer, plain
+from experiments.metrics.paired import Spread, change
 from experiments.metrics.tests import wilson
 from experiments.model_organism.evaluate import perception_accuracy
 from experiments.runs.launch import Launch, whole_weights
@@ -80,21 +81,28 @@ def _of_batch(vlm: "VLM", batch: Sequence[Sample], max_new_tokens: int) -> pd.Da
 def compare_shares(before: pd.DataFrame, after: pd.DataFrame, column: str, *, seed: int, draws: int) -> dict[str, Any]:
     """Mean share before and after over the cases that have both, and the paired difference with its interval.
 
-    All layers' mean, and ``by_layer`` the means alone. None for every number where no case has both.
+    All layers' mean, and ``by_layer`` the means alone; ``statement`` is what may be said of the difference. None for
+    every number where no case has both.
     """
     wide = [table.pivot(index="case", columns="layer", values=column) for table in (before, after)]
     shared = [case for case in wide[0].dropna().index if case in set(wide[1].dropna().index)]
     if not shared:
-        return {"before": None, "after": None, "difference": None, "interval": None, "n": 0, "by_layer": {}}
+        return {"before": None, "after": None, "difference": None, "interval": None, "clusters": 0,
+                "statement": Answer.CANNOT_TELL.value, "n": 0, "by_layer": {}}  # fmt: skip
     first, second = (table.loc[shared] for table in wide)
     difference = (second.mean(axis=1) - first.mean(axis=1)).to_numpy(float)
     codes, _ = pd.factorize(before.drop_duplicates("case").set_index("case").loc[shared, "cluster"])
     bootstrap = ClusterBootstrap.of(codes, draws=draws, seed=seed)
+    means = float(first.to_numpy().mean()), float(second.to_numpy().mean())
+    entry = change(*means, Spread.of(bootstrap.mean(difference), bootstrap.clusters()), len(shared))
+    assert entry is not None
     return {
-        "before": float(first.to_numpy().mean()),
-        "after": float(second.to_numpy().mean()),
-        "difference": float(difference.mean()),
-        "interval": percentile_interval(bootstrap.mean(difference)),
+        "before": means[0],
+        "after": means[1],
+        "difference": entry["value"],
+        "interval": None if entry["low"] is None else (entry["low"], entry["high"]),
+        "clusters": entry["clusters"],
+        "statement": entry["statement"],
         "n": len(shared),
         "by_layer": {str(int(layer)): [float(first[layer].mean()), float(second[layer].mean())] for layer in first},
     }

@@ -41,7 +41,21 @@ def test_models_that_refuse_more_of_both_correlate() -> None:
     assert found.interval is not None
     assert found.correlation.rho == pytest.approx(0.97, abs=0.01)  # d and e tie on one side
     assert found.interval.low <= found.correlation.rho <= found.interval.high
-    assert "refuse more benign ones" in sentence(finding(found, 0))
+    few = sentence(finding(found, 5))
+    assert few.endswith("is 0.97 (no interval): too few models to tell (it takes 10).")
+
+
+@pytest.mark.parametrize(("sign", "relation"), [(1, "refuse more benign ones"), (-1, "refuse fewer benign ones")])
+def test_ten_models_carry_a_relation_by_their_interval(sign: int, relation: str) -> None:
+    models = {f"m{at}": answers(2 + at, (6 + at) if sign > 0 else 18 - at) for at in range(10)}
+    found = safety_correlation(frame(SUBSETS, models), seed=0, draws=50)
+    said = sentence(finding(found, 10))
+    assert said.endswith(f": models that refuse more harmful requests {relation}.")
+    assert "95% interval over models" in said
+    assert "p " not in said
+    shuffled = {f"m{at}": answers(2 + at, 6 + at * 3 % 10) for at in range(10)}
+    unclear = sentence(finding(safety_correlation(frame(SUBSETS, shuffled), seed=0, draws=50), 10))
+    assert unclear.endswith(": a relation is not shown.")
 
 
 def test_two_models_are_no_correlation() -> None:

@@ -78,28 +78,48 @@ def test_the_table_sets_the_tools_beside_the_cause() -> None:
     found = {f"{k}-{b}-{s}": member(k, b, s) for k, bs in (("template", (0.5, 0.7, 1.0)), ("uniform", (0.85,)))
              for b in bs for s in range(3)}  # fmt: skip
     said = sentences(causes(found))
-    assert [finding.answer for finding in causes(found)] == ["yes", "partly"]
+    assert [finding.answer for finding in causes(found)] == ["too few", "too few"]
     assert "over 9 organisms whose leaning is set by the template" in said[0]
     assert "effect of cutting image → verdict \N{MINUS SIGN}0.9" in said[0]
-    assert "helps 9 of 12 organisms: its AUROC is above the baseline's in 9 (interval excluding 0: 9)" in said[-1]
-    assert said[-1].endswith("of the 3 others in 3 (interval excluding 0: 3).")
-    found["uniform-0.85-0"]["traits"]["prior"]["helps"] = True
-    found["uniform-0.85-0"]["arms"]["prior_correction"]["versus"]["baseline"]["auroc"] = {
-        "value": -0.1,
-        "low": -0.2,
-        "high": 0,
-    }
-    assert "helps 10 of 12 organisms: its AUROC is above the baseline's in 9 (" in sentences(causes(found))[-1]
+    assert said[0].endswith(": too few organisms to tell (it takes 10).")
+    shown_in = "its AUROC is shown to be above the baseline's in 9, below in 0, neither in 0"
+    assert f"helps 9 of 12 organisms: {shown_in}; of the 3 others, shown to be above the baseline's in 3," in said[-1]
+    assert said[-1].endswith(": too few organisms to tell (it takes 10 on either side).")
     lines = sentences(gains(found, rival="vcd"))
+    assert lines[1].startswith("prior_correction: over 12 organisms AUROC changes by ")
     assert (
-        "prior_correction: AUROC above the baseline's, interval excluding 0, in 11 of 12 organisms, over vcd in 12"
-        in lines[1]
+        "it is shown to be above the baseline's in 12, below in 0, neither in 0; shown to be above vcd's in 12"
+        in (lines[1])
     )
     assert "wins in 9." in lines[1]
-    assert "in 0 of 12 organisms" in lines[0]
+    assert "above the baseline's in 0, below in 0, neither in 12" in lines[0]
     shown = member_record("template-0.5-0", found["template-0.5-0"])
     assert (shown["Δ prior_correction"], shown["Δ vcd"]) == ("+0.200* wins", "+0.010 wins".removesuffix(" wins"))
     assert len(draw(found).axes) == 2
+
+
+def test_what_is_said_of_a_family_is_what_its_intervals_carry() -> None:
+    found = {f"{k}-{b}-{s}": member(k, b, s) for k in ("template", "uniform") for b in (0.2, 0.5, 0.7, 1.0)
+             for s in range(3)}  # fmt: skip
+    for at, one in enumerate(found.values()):
+        gain = 0.2 * (one["kind"] == "template") + 0.01 * (at % 5)
+        one["arms"]["prior_correction"]["versus"]["baseline"]["auroc"] = {
+            "value": gain, "low": gain - 0.3, "high": gain + 0.3}  # fmt: skip
+        one["arms"]["vcd"]["versus"]["baseline"]["auroc"]["value"] = 0.3 * (-1) ** at + 0.01 * at
+    told = causes(found)
+    assert [finding.answer for finding in told] == ["fell", "fell", "rose"]
+    assert sentences(told)[0].endswith(": all fall as that share grows.")
+    assert sentences(told)[-1].endswith(": it gains more where the rule says so.")
+    found["template-0.2-0"]["traits"]["truth"] = 0.1
+    for at, one in enumerate(found.values()):
+        one["traits"]["image_effect"] = at % 3
+    (first, *_), (vcd, prior) = causes(found), gains(found, rival="vcd")
+    assert first.answer == "partly"
+    assert "a fall is shown, of the others it is not" in sentences([first])[0]
+    assert (vcd.answer, prior.answer) == ("not shown", "rose")
+    assert "on average: rose;" in sentences([prior])[0]
+    assert "above the baseline's in 0, below in 0, neither in 24" in sentences([prior])[0]
+    assert "on average: a change is not shown" in sentences([vcd])[0]
 
 
 def test_the_family_is_configured_whole() -> None:

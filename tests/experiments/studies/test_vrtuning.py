@@ -286,7 +286,11 @@ def test_shares_are_compared_on_the_cases_that_have_both() -> None:
     found = compare_shares(before, after, "verdict", seed=0, draws=50)
     assert (found["n"], found["before"], found["after"]) == (2, pytest.approx(0.3), pytest.approx(0.4))
     assert found["difference"] == pytest.approx(0.1)
-    assert found["interval"] == pytest.approx((0.1, 0.1))
+    assert (found["interval"], found["statement"]) == (None, "too few")  # two cases with one difference say no spread
+    many = compare_shares(table([0.2] * 20), table([0.3 + 0.01 * (at % 3) for at in range(20)]), "verdict", seed=0,
+                          draws=50)  # fmt: skip
+    assert many["interval"][0] < many["difference"] < many["interval"][1]
+    assert (many["clusters"], many["statement"]) == (20, "rose")
     same = compare_shares(before, before, "verdict", seed=0, draws=50)
     assert (same["difference"], same["n"]) == (0, 3)
     assert compare_shares(before, table([float("nan")] * 3), "verdict", seed=0, draws=50)["difference"] is None
