@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, percentile_interval
+from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
 from experiments.metrics.findings import with_findings
 from experiments.metrics.paired import Change, Spread, change, rate_floor
 from experiments.metrics.refusal import findings
@@ -94,7 +94,8 @@ def _arm(
     sides = groups(cases, answers.kept)
     intervals = {name: percentile_interval(drawn[name], clusters=smallest(resamples, sides[name])) for name in TOTALS}
     apart = {name: _apart(resamples, values, drawn, name, sides[name]) for name in sides if name.startswith(APART)}
-    intervals[APART] = apart[APART] and (apart[APART]["low"], apart[APART]["high"])
+    total = apart[APART]
+    intervals[APART] = Interval(total["low"], total["high"]) if total and total["low"] is not None else None
     intervals |= {subset: block["interval"] for subset, block in cells.items()}
     n, refused = {}, {}
     for subset in REFUSAL_SUBSETS:
@@ -111,7 +112,7 @@ def _arm(
         "d_prime": values["d_prime"],
         "criterion": values["criterion"],
         "near_ceiling": found.near_ceiling if found else False,
-        "apart": apart[APART],
+        "apart": total,
         "intervals": intervals,
         "bounds": {subset: block["bounds"] for subset, block in cells.items()},
         "partial_as_compliance": point(cases, answers.wholly, answers.kept) | {"rule": "partial counts as compliance"},

@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
-from experiments.metrics.findings import Answer, Finding, plain
+from experiments.metrics.findings import Answer, Finding, plain, spoken
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import comparisons
-from experiments.metrics.yes_no.findings import WINS, said
+from experiments.metrics.yes_no.findings import WINS
 from experiments.metrics.yes_no.rates import RANKED, YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.build import add_section
@@ -134,7 +134,7 @@ def above_rivals(result: Mapping[str, Any], quantity: str) -> list[Finding]:
     for name, arm in result["arms"].items():
         if name not in result["rivals"]:
             deltas = {rival: arm["versus"].get(rival, {}).get(quantity) for rival in result["rivals"]}
-            told = {rival: said(delta, studied=False) for rival, delta in deltas.items()}
+            told = {rival: spoken(delta, studied=False) for rival, delta in deltas.items()}
             answer = Answer.ROSE if all(one is Answer.ROSE for one in told.values()) else Answer.NOT_SHOWN
             found.append(Finding(f"{quantity} above every rival", answer, {quantity: deltas}, name))
     return found

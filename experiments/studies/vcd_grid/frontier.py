@@ -116,7 +116,7 @@ def _heights(
             spread = {scheme: Spread.of(some[:, at], resamples.clusters(sides, scheme), floor=floor)
                       for scheme, some in draws.items()}  # fmt: skip
             over = spread["cluster"]
-            by_template = two_way(*(spread[factor] for factor in FACTORS), over) if len(spread) > 1 else None
+            by_template = two_way(spread[FACTORS[0]], spread[FACTORS[1]], over) if len(spread) > 1 else None
             height = float(value[at])
             entry = change(0.0, height, over, int(kept.sum()), by_template=by_template)
             found[name] = entry, widest(over, by_template), draws["cluster"][:, at]
