@@ -51,6 +51,7 @@ class Answer(StrEnum):
     NEITHER = "neither"
 
 
+RULES = 2  # version of what may be concluded, kept with all that was; what lacks it was concluded under earlier rules
 SMALL = 0.02  # δ: 2 points of a rate, .02 of an AUROC; a change within ± δ is said to be small
 _ROUNDING = 1e-4  # an end of an interval nearer to 0 counts as 0: float32 margins round by that much
 
@@ -140,6 +141,8 @@ def with_findings(
 ) -> dict[str, Any]:
     """The contents of metrics.json in built-in types, with ``findings``: those of its comparisons, then its ``limits``.
 
+    ``rules`` is the version of the rules by which it was concluded.
+
     ``metrics`` has ``arms`` and ``comparisons``; the latter's own ``findings`` are moved. ``limits`` takes the block of
     an arm, its comparison (None without one) and its name.
     """
@@ -150,7 +153,7 @@ def with_findings(
         for name, block in result["arms"].items()
         for one in limits(block, result["comparisons"].get(name), name)
     ]
-    return {**result, "findings": plain(compared) + limited}
+    return {**result, "rules": RULES, "findings": plain(compared) + limited}
 
 
 def plain(value: Any) -> Any:

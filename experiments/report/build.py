@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from experiments.report import cases, figures, page, safety_figure
+from experiments.report import cases, earlier, figures, page, safety_figure
 from experiments.report.cases import attention_of_cases
 from experiments.report.figures import svg_bytes
 from experiments.report.sections import Section, SectionFigure, attention_section, read_sections, write_section
@@ -33,7 +33,7 @@ def build(run_dir: Path) -> Path:
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
     """
-    run = read_run(run_dir)
+    run = earlier.current(read_run(run_dir))
     drawn = _figures(run)
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,

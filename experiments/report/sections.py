@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
+from experiments.metrics.findings import RULES
+from experiments.report.earlier import is_earlier
 from experiments.report.figures import svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.table import Table
@@ -23,6 +25,7 @@ from interp.errors import UserError
 
 FOLDER = "sections"
 CURVES = "attention_by_layer_"  # how the names of the figures by layer begin
+EARLIER = "What this run concluded here was concluded under earlier rules and is not repeated; {way}."
 WORDS = 8  # of those that draw most attention, how many are listed
 
 
@@ -91,6 +94,7 @@ def write_section(folder: Path, name: str, section: Section, figures: Mapping[st
     for one, drawn in figures.items():
         (folder / "figures" / f"{one}.svg").write_bytes(svg_bytes(drawn.figure))
     content = {
+        "rules": RULES,
         "title": section.title,
         "sentences": list(section.sentences),
         "tables": [{"caption": table.title, "rows": table.records()} for table in section.tables],
@@ -123,6 +127,8 @@ def _read(folder: Path, name: str, content: Mapping[str, Any]) -> SavedSection:
         if path.is_file():
             figures.append(_embedded(path, str(one["alt"]), str(one["caption"])))
     sentences = [str(sentence) for sentence in content["sentences"]]
+    if sentences and is_earlier(content):
+        sentences = [EARLIER.format(way="repeat the run’s command for today’s")]
     return SavedSection(name, str(content["title"]), sentences, tables, str(content["note"]), figures)
 
 
@@ -131,6 +137,8 @@ def attention_section(folder: Path) -> AttentionSection | None:
     try:
         found = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
         sentences = [str(sentence) for sentence in found["sentences"]]
+        if is_earlier(found):
+            sentences = [EARLIER.format(way=f"task=attention run={folder} concludes again")]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (found.get("words") or [])[:WORDS]]

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
+from experiments.metrics.findings import RULES
 from experiments.runs.directory import read_object, write_json
 from experiments.studies.attention.figures import AttendedCase, attended_case, attribute_cases, draw_failures
 from experiments.studies.attention.summary import summarise
@@ -95,7 +96,7 @@ def analyse_failures(
     tables = concatenated(parts) if parts else None
     if tables is not None:
         write_tables(_kept(tables, segments), folder)
-    result = {"arm": ARM, "selftest": tested} | summarise(matched, tables, seed=seed, draws=draws)
+    result = {"rules": RULES, "arm": ARM, "selftest": tested} | summarise(matched, tables, seed=seed, draws=draws)
     drawn = _by_turns(worst)[:figures]
     result["figures"] = draw_failures(out_dir, drawn, result)
     if captum:

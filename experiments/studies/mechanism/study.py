@@ -12,6 +12,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.metrics.findings import RULES
 from experiments.report.build import add_section
 from experiments.report.findings.mechanism import notes, sentences
 from experiments.report.sections import Section, SectionFigure
@@ -23,7 +24,6 @@ from mitigation.validation import check_prior
 
 NAME = "mechanism"
 RESULT = "mechanism.json"
-RULES = 2  # of what is concluded; a result kept under others is made again
 ALT = ("Four panels: what linear probes read at each point of the residual stream; the Yes/No margin that each point "
        "would give, for failures and successes; how much of another picture's or sentence's answer each place brings "
        "at each point; and the AUROC with what overrules the picture taken away.")  # fmt: skip
