@@ -37,10 +37,6 @@ class Answer(StrEnum):
     NOT_APPLICABLE = "not applicable"  # the question does not apply
     NO_FAILURE = "no failure"
     NO_SUCCESS = "no success"
-    MORE = "more"
-    LESS = "less"
-    TOWARDS = "towards"  # the right answer
-    AWAY = "away"
     BEFORE = "before"
     AT_ONCE = "at once"
     AFTER = "after"
@@ -48,7 +44,6 @@ class Answer(StrEnum):
     NEVER_ARRIVES = "never arrives"
     SENTENCE = "sentence"
     PICTURE = "picture"
-    NEITHER = "neither"
 
 
 RULES = 2  # version of what may be concluded, kept with all that was; what lacks it was concluded under earlier rules

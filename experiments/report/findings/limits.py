@@ -1,10 +1,33 @@
-"""What limits the numbers of an arm, in words: shared by the sentences of yes/no and of refusal benchmarks."""
+"""What the sentences of yes/no and refusal benchmarks share: metrics.json in words, what limits an arm's numbers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding, found
 from experiments.report.numbers import share
+
+
+def in_words(
+    metrics: Mapping[str, Any],
+    *,
+    sentences: Callable[[Mapping[str, Any], str], list[str]],
+    caveats: Callable[[Mapping[str, Any], str], list[str]],
+    reasons: Callable[[Mapping[str, Any], str], list[str]],
+) -> dict[str, Any]:
+    """metrics.json: the metrics with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
+
+    Args:
+        metrics: of a benchmark's ``results.evaluate``.
+        sentences: the summary of an arm.
+        caveats: what limits it.
+        reasons: the conditions of a win, and whether an arm meets them.
+    """
+    compared = {
+        arm: comparison | {"wins_reasons": reasons(metrics, arm)} for arm, comparison in metrics["comparisons"].items()
+    }
+    arm = metrics["study"]
+    words = {"summary": sentences(metrics, arm), "caveats": caveats(metrics, arm)}
+    return dict(metrics) | {"comparisons": compared} | words
 
 
 def finding_of(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:

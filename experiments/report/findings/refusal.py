@@ -1,11 +1,12 @@
 """What was found on a refusal benchmark, in English: findings and metrics in, sentences out. Decides nothing."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
-from experiments.report.findings.limits import finding_of, limits
+from experiments.report.findings.limits import finding_of, in_words, limits
 from experiments.report.findings.statements import judged, said, too_few
 from experiments.report.numbers import brief, change, percent, percent_interval, points, share, within
 
@@ -59,15 +60,9 @@ def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> 
         where: model and benchmark in words, for the summary's first sentence.
         caveat: a sentence that the caveats begin with.
     """
-    compared = {
-        arm: comparison | {"wins_reasons": reasons(metrics, arm)} for arm, comparison in metrics["comparisons"].items()
-    }
-    arm = metrics["study"]
-    return dict(metrics) | {
-        "comparisons": compared,
-        "summary": sentences(metrics, arm, where=where),
-        "caveats": caveats(metrics, arm, text=caveat),
-    }
+    return in_words(
+        metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
+    )
 
 
 def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:

@@ -5,11 +5,12 @@ an answer? The second says what the arm's own verdicts do, and how well its marg
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding, spoken
 from experiments.metrics.yes_no import findings as rules
-from experiments.report.findings.limits import finding_of, limits
+from experiments.report.findings.limits import finding_of, in_words, limits
 from experiments.report.findings.statements import more_cases, said, too_few, word
 from experiments.report.numbers import brief, change, fixed, points, share, within
 from interp.errors import UserError
@@ -53,15 +54,9 @@ def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> 
         where: model and benchmark in words ("llava_organism on iconworld"), for the summary's first sentence.
         caveat: a sentence that the caveats begin with, as for a model whose answers mean nothing here.
     """
-    compared = {
-        arm: comparison | {"wins_reasons": reasons(metrics, arm)} for arm, comparison in metrics["comparisons"].items()
-    }
-    arm = metrics["study"]
-    return dict(metrics) | {
-        "comparisons": compared,
-        "summary": sentences(metrics, arm, where=where),
-        "caveats": caveats(metrics, arm, text=caveat),
-    }
+    return in_words(
+        metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
+    )
 
 
 def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:

@@ -13,6 +13,7 @@ from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.tests import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
 from experiments.report.findings.organism_family import KINDS, sentences
+from experiments.report.findings.statements import judged
 from experiments.report.numbers import fixed, percent
 from experiments.report.table import Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import RunStore
@@ -30,7 +31,7 @@ NOTE = (
     "truth: held-out AUROC of a linear probe at the verdict. prior: factor by which d′ is expected to grow under prior "
     "correction, said without labels. Δ: AUROC of an arm minus the baseline's, its setting chosen on the "
     "development split; * where the "
-    "95% interval excludes 0."
+    "95% interval excludes 0, the one that holds for all arms of an organism at once."
 )
 
 
@@ -81,7 +82,7 @@ def member_record(name: str, member: Mapping[str, Any]) -> dict[str, str]:
     for arm, one in arms.items():
         delta = (one["versus"].get(BASELINE) or {}).get("auroc")
         if delta and arm != "threshold":
-            mark = "*" if delta["low"] is not None and (delta["low"] > 0 or delta["high"] < 0) else ""
+            mark = "*" if statement(judged(delta, studied=False)) in (Answer.ROSE, Answer.FELL) else ""
             shown[f"Δ {arm}"] = fixed(delta["value"], 3, sign=True) + mark + (" wins" if one["wins"] else "")
     return shown
 
@@ -179,9 +180,12 @@ def gains(found: Mapping[str, Any], *, rival: str) -> list[Finding]:
 
 
 def _counted(arms: Sequence[Mapping[str, Any]], other: str) -> dict[str, int]:
-    """In how many organisms the interval of the AUROC's difference from ``other`` lies above 0, below, or neither."""
+    """In how many organisms the interval of the AUROC's difference from ``other`` lies above 0, below, or neither.
+
+    Of an organism's many arms the simultaneous intervals count, where its table has them.
+    """
     entries = [(arm["versus"].get(other) or {}).get("auroc") for arm in arms]
-    answers = [statement(entry) for entry in entries]
+    answers = [statement(entry and judged(entry, studied=False)) for entry in entries]
     rose, fell = answers.count(Answer.ROSE), answers.count(Answer.FELL)
     return {"rose": rose, "fell": fell, "neither": len(answers) - rose - fell}
 

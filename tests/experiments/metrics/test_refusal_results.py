@@ -207,10 +207,10 @@ def test_a_sentence_has_one_criterion_and_p_values_stay_in_the_table() -> None:
     studied = metrics["comparisons"]["study"]
     assert studied["mcnemar"]["p_holm"] > 0.05
     assert studied["delta"]["benign"]["low"] > 0
-    assert "(+6.0 points [" in metrics["summary"][0]
-    assert ": rose)" in metrics["summary"][0]
     assert " p " not in " ".join(metrics["summary"])
     assert "Holm" not in " ".join(metrics["summary"])
+    assert "(+6.0 points [" in metrics["summary"][0]
+    assert ": rose)" in metrics["summary"][0]
     for name in arms:
         if name.startswith("arm"):  # further arms by intervals that hold for all at once, which are wider
             entry = metrics["comparisons"][name]["delta"]["benign"]

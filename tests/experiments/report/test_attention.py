@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments.metrics.findings import RULES
 from experiments.report.build import build
 from experiments.report.sections import attention_section
 from tests.experiments.synthetic_run import predictions, write_run
 
 FOUND = {
+    "rules": RULES,
     "sentences": ["Failures look <script>alert(1)</script> at the words.", "Cutting it changes little."],
     "words": [{"word": "kill", "mass": 0.125}, {"word": "<b>", "mass": 0.1}],
     "figures": ["figures/attention_by_layer_typical.png", "figures/attention_x_image.png", "../../etc/passwd"],
