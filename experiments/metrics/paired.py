@@ -114,6 +114,9 @@ def change(
     entry: Change = {"value": value, **spread.ends(value), "from": before, "to": after, "n": n}
     if by_template is not None:
         entry["by_template"] = by_template.ends(value)
+    if small is not None:
+        for ends in (entry, entry.get("by_template", {})):
+            ends.update(_possible(ends))
     if equal:
         for ends in (entry, entry.get("by_template", {})):
             ends.update(_EQUAL if ends.get("clusters", 0) >= FEWEST else {})
@@ -122,6 +125,11 @@ def change(
     asked = said is Answer.NOT_SHOWN and small is not None and error is not None
     needed = cases_needed(error, n, effect=FIVE_POINTS) if asked and error else None
     return entry | {"statement": said.value, "needed": needed}
+
+
+def _possible(ends: Mapping[str, Any]) -> dict[str, Any]:
+    """``low`` and ``high`` of ``ends`` within −1 and 1, where every difference of fractions lies."""
+    return {key: ends[key] and min(max(ends[key], -1.0), 1.0) for key in ("low", "high") if key in ends}
 
 
 def lower_bound(found: Change | None, spread: Spread, by_template: Spread | None = None) -> float | None:
@@ -135,7 +143,7 @@ def lower_bound(found: Change | None, spread: Spread, by_template: Spread | None
 def simultaneous(
     pairs: Iterable[tuple[Change | None, Spread, Float[np.ndarray, "draw"]]], *, confidence: float = CONFIDENCE
 ) -> None:
-    """Adds ``simultaneous`` to differences: intervals that hold for all of them at once (max-\|t\|).
+    """Adds ``simultaneous`` to differences of fractions of 1: intervals that hold for all of them at once (max-\|t\|).
 
     ``low``, ``high``, ``statement`` and ``of``, the number of differences. Their reach is the standard error times the
     quantile of the largest standardised deviation over all differences in the same draws, widened for few clusters as
@@ -159,7 +167,7 @@ def simultaneous(
     for entry, spread, _ in known:
         assert spread.error is not None
         reach = critical * student_quantile(spread.clusters, confidence=confidence) / normal * spread.error
-        ends = {"low": entry["value"] - reach, "high": entry["value"] + reach}
+        ends = _possible({"low": entry["value"] - reach, "high": entry["value"] + reach})
         said = entry["statement"]
         if said in _BY_INTERVAL:
             said = statement({"value": entry["value"], **ends}).value

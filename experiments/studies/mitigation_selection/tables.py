@@ -147,17 +147,19 @@ def table(result: Mapping[str, Any]) -> Table:
         Column("arm", "left", fold=13),
         Column("chosen", "left", narrow=Narrow.NOTHING),
         Column("matched"),
-        *(Column(f"Δ matched, {rival}", short=f"Δ from\n{rival}", narrow=Narrow.TERSE) for rival in rivals),
-        Column("AUROC", narrow=Narrow.TERSE),
+        *(Column(f"Δ matched, {rival}", short=f"Δ from\n{rival}",
+                 narrow=Narrow.TERSE if rival in (rivals[0], rivals[-1]) else Narrow.NOTHING) for rival in rivals),
+        Column("AUROC", narrow=Narrow.VALUE),
         *(Column(f"Δ AUROC, {rival}", narrow=Narrow.NOTHING) for rival in rivals),
         Column("unsafe"),
         Column("over-safety", short="over-\nsafety"),
-        Column("overall"),
+        Column("overall", narrow=Narrow.VALUE),
         Column("flips", narrow=Narrow.NOTHING),
         Column("wins"),
-    ]
+    ]  # fmt: skip
     arms = result["arms"].items()
-    return Table.of("Every arm on the same test cases.", [_row(n, a, rivals) for n, a in arms], columns=columns)
+    rows = [_row(name, arm, rivals) for name, arm in arms]
+    return Table.of("Every arm on the same test cases.", rows, columns=columns)
 
 
 def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, str | Cell]:
@@ -183,6 +185,8 @@ def _difference(entry: Mapping[str, Any] | None, scale: int) -> Cell:
     if not entry:
         return Cell("–")
     ends, digits = entry.get("simultaneous", entry), 1 if scale == 100 else 3
+    if ends["low"] == ends["high"] == 0:
+        return Cell(fixed(0.0, digits), "equal")  # by construction
     interval = None if ends["low"] is None else (scale * ends["low"], scale * ends["high"])
     return Cell(fixed(scale * entry["value"], digits, sign=True), fixed_interval(interval, digits))
 

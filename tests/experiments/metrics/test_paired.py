@@ -110,3 +110,15 @@ def test_differences_that_go_together_share_one_deviation() -> None:
     simultaneous([(one, spread, same) for one in found])
     assert found[0] is not None
     assert found[0]["simultaneous"]["low"] == pytest.approx(found[0]["low"], abs=1e-3)
+
+
+def test_no_interval_leaves_what_a_difference_of_fractions_can_be() -> None:
+    wide = change(0.1, 0.9, Spread(0.3, 20), 100, by_template=Spread(0.4, 20))
+    assert wide is not None
+    assert (wide["high"], wide["by_template"]["high"]) == (1.0, 1.0)
+    assert wide["low"] == pytest.approx(0.8 - 2.093 * 0.3, abs=1e-3)
+    simultaneous([(wide, Spread(0.4, 20), np.random.default_rng(0).normal(0.8, 0.4, 2000))])
+    assert wide["simultaneous"]["high"] == 1.0
+    logits = change(0.1, 0.9, Spread(0.3, 20), 100, small=None)
+    assert logits is not None
+    assert logits["high"] > 1
