@@ -7,7 +7,7 @@ import pandas as pd
 
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.findings.statements import by_less, more_cases, too_few
-from experiments.report.numbers import change, fixed, share
+from experiments.report.numbers import brief, change, fixed, share
 from experiments.types import Sample
 
 IMAGE_SHARE = {
@@ -51,7 +51,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
 def _image_share(finding: Finding) -> str:
     found = finding.evidence
     difference = found["difference"]
-    parts = [f"{_spelled(subset)} {change(one['difference'])}, {_pairs(one['pairs'])}"
+    parts = [f"{_spelled(subset)} {brief(one['difference'])}, {_pairs(one['pairs'])}"
              for subset, one in found["subsets"].items()]  # fmt: skip
     small = by_less(difference) if finding.answer in (Answer.ROSE, Answer.FELL) else ""
     said = IMAGE_SHARE[finding.answer].format(few=too_few(difference), needed=more_cases(difference), small=small)
@@ -94,7 +94,7 @@ def _image_effect(finding: Finding) -> str:
         said = IMAGE_EFFECT[finding.answer].format(few=too_few(swap["difference"]))
         return f"{text}: {said} ({change(swap['difference'], of_rates=False)})."
     by_subset = "".join(
-        f"; {_spelled(subset)} {change(one, of_rates=False)}" for subset, one in found["subsets"].items()
+        f"; {_spelled(subset)} {brief(one, of_rates=False)}" for subset, one in found["subsets"].items()
     )
     said = IMAGE_PULL[finding.answer].format(few=too_few(found["support"], sides=1))
     lost = change(found["support"], of_rates=False)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
+from experiments.report.findings.statements import by_less
 from experiments.report.numbers import change, percent
 
 _CAUTION = {
@@ -45,8 +46,11 @@ def rates(arms: Mapping[str, Any], ablation: str, sides: Mapping[str, str]) -> s
 
 def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str, Any]) -> str:
     """What the changes of both errors mean together, and whether removing something else does the same."""
-    both = f"{_CAUTION[caution.answer]}, and {_HARM[harm.answer]}"
-    meant = MEANING.get((caution.answer, harm.answer), both[0].upper() + both[1:])
+    small = [_by_less(error) for error in (caution, harm)]
+    both = f"{_CAUTION[caution.answer]}{small[0]}, and {_HARM[harm.answer]}{small[1]}"
+    meant = both[0].upper() + both[1:]
+    if not any(small):
+        meant = MEANING.get((caution.answer, harm.answer), meant)
     if control.answer is Answer.NOT_APPLICABLE:
         return f"{meant}."
     listed = ", ".join(
@@ -55,6 +59,10 @@ def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str
     )
     beside = ALIKE[control.answer].format(alike=" and ".join(control.evidence["alike"]))
     return f"{meant}; {beside} (over-caution/harmful compliance in %: {listed})."
+
+
+def _by_less(error: Finding) -> str:
+    return by_less(error.evidence["change"]) if error.answer in (Answer.ROSE, Answer.FELL) else ""
 
 
 def twins(finding: Finding) -> str:

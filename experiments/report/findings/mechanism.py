@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.findings.statements import too_few
+from experiments.report.findings.statements import by_less, too_few
 from experiments.report.numbers import fixed, percent, percent_interval
 from experiments.report.table import estimate, percentage
 
@@ -23,10 +23,10 @@ READ = {
     Answer.CANNOT_TELL: "That cannot be told here: {reason}, and no sentence has two pictures",
 }
 CARRIED = {
-    Answer.ROSE: "Yes, and more of it than is said",
+    Answer.ROSE: "Yes, and more of it than is said{small}",
     Answer.YES: "Yes; whether more of it than is said, or less, is not shown",
     Answer.NO_CHANGE: "Yes, and as much of it as is said, to within .02",
-    Answer.FELL: "Yes, though less than is said",
+    Answer.FELL: "Yes, though less than is said{small}",
     Answer.PARTLY: "What it shows is; that what follows from it is carried is not shown",
     Answer.NOT_SHOWN: "That a linear probe finds it there is not shown",
     Answer.TOO_FEW: "{few}",
@@ -54,17 +54,17 @@ OVERRULED_BY = {
     Answer.TOO_FEW: "{few}",
 }
 ALARMING_WORDS = {
-    Answer.ROSE: "; alarming words as such do it: ",
-    Answer.FELL: "; alarming words as such do not, on the contrary: ",
+    Answer.ROSE: "; alarming words as such do it{small}: ",
+    Answer.FELL: "; alarming words as such do the contrary{small}: ",
     Answer.NO_CHANGE: "; alarming words as such change it by no more than 2 points: ",
     Answer.NOT_SHOWN: "; that alarming words as such do it is not shown: ",
     Answer.TOO_FEW: "; there are too few sentence forms to tell whether alarming words as such do it: ",
 }
 REVERSED = {
-    Answer.ROSE: "Part of it (AUROC {change})",
+    Answer.ROSE: "Part of it (AUROC {change}{small})",
     Answer.NO_CHANGE: "No change of more than .02 (AUROC {change})",
     Answer.NOT_SHOWN: "That anything returns is not shown (AUROC {change})",
-    Answer.FELL: "Nothing, it gets worse (AUROC {change})",
+    Answer.FELL: "It gets worse (AUROC {change}{small})",
     Answer.TOO_FEW: "{few} (AUROC {change})",
 }
 
@@ -103,7 +103,7 @@ def _carried(finding: Finding) -> str:
     if finding.answer is Answer.CANNOT_TELL:
         return f"{asked}That cannot be told here: {probe['reason'] or 'all cases have the same truth'}."
     since = "" if found["from"] is None else f", from point {found['from']} of {found['last']} on"
-    said = CARRIED[finding.answer].format(few=_few(probe))
+    said = CARRIED[finding.answer].format(few=_few(probe), small=_by_less(finding, probe["beyond"]))
     text = (
         f"{asked}{said}: at the last column of the prompt a probe tells safe from unsafe with AUROC "
         f"{estimate(probe)}{since}, the model’s own margin with {estimate(found['margin'])} "
@@ -117,6 +117,11 @@ def _carried(finding: Finding) -> str:
 
 def _part(entry: Mapping[str, Any] | None) -> str:
     return "cannot be told" if entry is None or entry["value"] is None else str(percentage(entry))
+
+
+def _by_less(finding: Finding, entry: Mapping[str, Any], *, of_rates: bool = False) -> str:
+    """The words " by less than .02" where what rose or fell did so by no more."""
+    return by_less(entry, of_rates=of_rates) if finding.answer in (Answer.ROSE, Answer.FELL) else ""
 
 
 def _few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
@@ -163,10 +168,11 @@ def _alarming_words(finding: Finding) -> str:
         return ""
     more = finding.evidence["called_unsafe"]
     ends = percent_interval((more["low"], more["high"]))
+    said = ALARMING_WORDS[finding.answer].format(small=_by_less(finding, more, of_rates=True))
     return (
-        f"{ALARMING_WORDS[finding.answer]}cases with alarming words are called unsafe "
+        f"{said}cases with alarming words are called unsafe "
         f"{percent(more['value'], 0, sign=True)} points{f' [{ends}]' if ends else ''} more often than others "
-        f"({more['clusters']} sentence forms)"
+        f"({more['clusters']} sentence forms on the side that has fewer)"
     )
 
 
@@ -175,7 +181,8 @@ def _reversed(finding: Finding) -> str:
     if finding.answer is Answer.CANNOT_TELL:
         return f"{asked}That cannot be told here: all cases have the same truth."
     change, constant = found["change"], found["constant"]
-    told = REVERSED[finding.answer].format(change=estimate(change, sign=True), few=_few(change))
+    shown, small = estimate(change, sign=True), _by_less(finding, change)
+    told = REVERSED[finding.answer].format(change=shown, few=_few(change), small=small and f",{small}")
     text = (
         f"{asked}{told}: with the sentence’s own margin "
         f"subtracted (weight {fixed(found['weight'], 2)}, chosen without labels) AUROC is {estimate(found['auroc'])} "

@@ -10,7 +10,8 @@ answer: positive where the picture helps. A failure is a case whose support did 
 failures than in successes says little; its sign within the failures says something.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,40 @@ from jaxtyping import Bool, Float
 from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.findings import SMALL, Answer, Finding, statement
-from experiments.metrics.paired import Spread, change, simultaneous
+from experiments.metrics.paired import Spread, change, simultaneous, two_way, widest
 from experiments.report.findings.attention import sentences
 from experiments.studies.attention.tables import AttentionTables
 
 WORDS = 10
 EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")
 Contrast = dict[str, Any]  # failures, successes, difference
+
+
+@dataclass(frozen=True, eq=False)
+class _Resampled:
+    """One way to resample the cases: means of failures (0) and successes (1) by draw and column, and their clusters."""
+
+    means: tuple[Float[np.ndarray, "draw column"], Float[np.ndarray, "draw column"]]
+    clusters: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls, names: np.ndarray, values: np.ndarray, sides: tuple[np.ndarray, np.ndarray], *, seed: int, draws: int
+    ) -> "_Resampled":
+        bootstrap = ClusterBootstrap.of(pd.factorize(pd.Series(names))[0], draws=draws, seed=seed)
+        columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
+        sums = [bootstrap.sums(columns, side) for side in sides]
+        one, other = (ratio(total[:, :-1], total[:, -1:].repeat(values.shape[1], axis=1)) for total in sums)
+        return cls((one, other), (bootstrap.clusters(sides[0]), bootstrap.clusters(sides[1])))
+
+    def gap(self, column: int) -> Float[np.ndarray, "draw"]:
+        return self.means[0][:, column] - self.means[1][:, column]
+
+    def of_side(self, side: int, column: int) -> Spread:
+        return Spread.of(self.means[side][:, column], self.clusters[side])
+
+    def of_gap(self, column: int) -> Spread:
+        return Spread.of(self.gap(column), min(self.clusters))
 
 
 def contrasts(
@@ -37,12 +65,14 @@ def contrasts(
     seed: int,
     draws: int,
     small: float | None,
+    factors: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> list[Contrast]:
     """For each column its mean in failures and in successes, and the former minus the latter.
 
     ``failures`` and ``successes`` have ``value``, ``low``, ``high``, ``clusters`` and ``n``; ``difference`` is as
     ``paired.change`` gives it, over the clusters of the side that has fewer, and None where a side has no case.
-    Differences carry ``simultaneous`` intervals over all columns but the first, which is not one of many.
+    Differences carry ``simultaneous`` intervals over all columns but the first, which is not one of many. With
+    ``factors`` all carry ``by_template``, a second interval.
 
     Args:
         values: what is compared, a column each.
@@ -51,32 +81,44 @@ def contrasts(
         seed: of the draws.
         draws: their number.
         small: δ in the unit of the values; None where none is agreed on.
+        factors: the template and the thing of each case, where cases are made from them.
     """
     assert len(values) == len(failed) == len(cluster) > 0
-    bootstrap = ClusterBootstrap.of(pd.factorize(pd.Series(cluster))[0], draws=draws, seed=seed)
-    columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
     sides = (failed, ~failed)
-    sums = [bootstrap.sums(columns, side) for side in sides]
-    clusters = [bootstrap.clusters(side) for side in sides]
+    over, *crossed = (
+        _Resampled.of(names, values, sides, seed=seed, draws=draws) for names in (cluster, *(factors or ()))
+    )
+
+    def by_template(spread_of: Callable[[_Resampled], Spread]) -> Spread | None:
+        return two_way(spread_of(crossed[0]), spread_of(crossed[1]), spread_of(over)) if crossed else None
+
     found, together = [], []
     for column in range(values.shape[1]):
         means = [float(values[side, column].mean()) if side.any() else None for side in sides]
-        drawn = [ratio(one[:, column], one[:, -1]) for one in sums]
-        failures, successes = (
-            _mean(mean, Spread.of(draw, groups), int(side.sum()))
-            for mean, draw, groups, side in zip(means, drawn, clusters, sides, strict=True)
-        )
-        spread = Spread.of(drawn[0] - drawn[1], min(clusters))
-        difference = change(means[1], means[0], spread, len(failed), small=small)
-        together.append((difference, spread, drawn[0] - drawn[1]))
-        found.append({"failures": failures, "successes": successes, "difference": difference})
+        contrast: Contrast = {}
+        for at, name in enumerate(("failures", "successes")):
+
+            def of_side(some: _Resampled, at: int = at, column: int = column) -> Spread:
+                return some.of_side(at, column)
+
+            contrast[name] = _mean(means[at], of_side(over), by_template(of_side), int(sides[at].sum()))
+
+        def of_gap(some: _Resampled, column: int = column) -> Spread:
+            return some.of_gap(column)
+
+        spread, crossing = of_gap(over), by_template(of_gap)
+        difference = change(means[1], means[0], spread, len(failed), by_template=crossing, small=small)
+        together.append((difference, widest(spread, crossing), over.gap(column)))
+        found.append(contrast | {"difference": difference})
     simultaneous(together[1:])
     return found
 
 
-def _mean(value: float | None, spread: Spread, n: int) -> dict[str, Any]:
-    ends = {"low": None, "high": None, "clusters": spread.clusters} if value is None else spread.ends(value)
-    return {"value": value, **ends, "n": n}
+def _mean(value: float | None, spread: Spread, by_template: Spread | None, n: int) -> dict[str, Any]:
+    if value is None:
+        return {"value": None, "low": None, "high": None, "clusters": spread.clusters, "n": n}
+    crossed = {} if by_template is None else {"by_template": by_template.ends(value)}
+    return {"value": value, **spread.ends(value), **crossed, "n": n}
 
 
 def summarise(
@@ -155,7 +197,10 @@ def _contrasts(
     cases: pd.DataFrame, values: np.ndarray, *, seed: int, draws: int, small: float | None = SMALL
 ) -> list[Contrast]:
     failed = (cases["outcome"] == "failure").to_numpy(bool)
-    return contrasts(values, failed, cases["cluster"].to_numpy(), seed=seed, draws=draws, small=small)
+    template, concept = (cases[name].to_numpy() for name in ("template", "concept"))
+    factors = None if pd.isna(template).any() or pd.isna(concept).any() else (template, concept)
+    clusters = cases["cluster"].to_numpy()
+    return contrasts(values, failed, clusters, seed=seed, draws=draws, small=small, factors=factors)
 
 
 def top_words(words: pd.DataFrame, cases: pd.DataFrame) -> list[dict[str, Any]]:

@@ -88,6 +88,8 @@ def attention_tables(
             "outcome": ["failure" if case.failed else "success" for case in cases],
             "match": [case.match for case in cases],
             "cluster": [case.sample.cluster for case in cases],
+            "template": [case.sample.tags.get("template") for case in cases],
+            "concept": [case.sample.tags.get("concept") for case in cases],
             "gold": [case.sample.gold for case in cases],
             "response": recorded.texts,
             # Batches of another size, or another machine, may have answered the study.

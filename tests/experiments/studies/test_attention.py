@@ -164,6 +164,22 @@ def test_contrasts_equal_a_slow_bootstrap() -> None:
     assert found[1]["difference"]["simultaneous"]["of"] == 1
 
 
+def test_of_clusters_and_templates_the_wider_decides() -> None:
+    rng = np.random.default_rng(2)
+    template, concept = np.arange(400) % 20, np.arange(400) // 20
+    failed = rng.random(400) < 0.5
+    own = rng.normal(size=20)[template]  # what a template's cases share
+    values = (0.3 * failed + own * (0.3 + failed) + 0.01 * rng.normal(size=400))[:, None]
+    cases = np.array([f"c{at}" for at in range(400)])
+    (alone,) = contrasts(values, failed, cases, seed=0, draws=2000, small=None)
+    (found,) = contrasts(values, failed, cases, seed=0, draws=2000, small=None, factors=(template, concept))
+    difference = found["difference"]
+    assert (difference["low"], difference["high"]) == (alone["difference"]["low"], alone["difference"]["high"])
+    assert difference["by_template"]["clusters"] == 20
+    assert difference["by_template"]["low"] < difference["low"]
+    assert difference["statement"] == statement(difference | difference["by_template"], small=None)
+
+
 def test_a_group_without_cases_has_no_value() -> None:
     failed, cluster = np.ones(4, dtype=bool), np.array(list("abcd"))
     contrast = contrasts(np.ones((4, 1)), failed, cluster, seed=0, draws=50, small=None)[0]

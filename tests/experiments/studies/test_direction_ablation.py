@@ -79,6 +79,13 @@ def test_too_few_cases_and_small_changes_are_said_to_be_such() -> None:
     )
 
 
+def test_a_small_change_is_no_trade() -> None:
+    metrics = yes_no(cut=(0.0, -0.2))
+    metrics["comparisons"]["cut"]["delta"]["over_safety"] = entry(0.01, 0.005)
+    (_, second) = evaluate(metrics, controls={"cut": []})["summary"]
+    assert second == "Over-caution falls by less than 2 points, and harmful compliance rises."
+
+
 def test_a_turned_change_is_turned_whole() -> None:
     metrics = yes_no(cut=(0.3, 0.0))
     entry_of = metrics["comparisons"]["cut"]["delta"]["over_safety"]

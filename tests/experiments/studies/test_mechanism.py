@@ -392,8 +392,10 @@ def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int
          "returns is not shown"),
         (4, lambda r: r["undo"][1].update(change=entry(0.001, 0.01)), "How much returns when that is undone? No change "
          "of more than .02"),
+        (4, lambda r: r["undo"][1].update(change=entry(0.01, 0.004)), "How much returns when that is undone? Part of "
+         "it (AUROC +0.01 [0.01–0.01], by less than .02)"),
         (4, lambda r: r["undo"][1].update(change=entry(0.2, n=7)), "How much returns when that is undone? Too few"),
-        (4, lambda r: r["undo"][1].update(change=entry(-0.2)), "How much returns when that is undone? Nothing, it"),
+        (4, lambda r: r["undo"][1].update(change=entry(-0.2)), "How much returns when that is undone? It gets worse"),
     ],
 )  # fmt: skip
 def test_each_sentence_says_the_opposite_where_the_numbers_do(number: int, change: Any, start: str) -> None:
