@@ -10,16 +10,16 @@ from experiments.report.numbers import brief, change, percent
 def summary(result: Mapping[str, Any]) -> list[str]:
     """Which arms answer more at equal safety, which discriminate better, which win, and what they learned from."""
     arms, rivals = result["arms"], result["rivals"]
-    beside = " and than by ".join(rivals)
+    beside = " and ".join(rivals)
     pairs = max((one["simultaneous"]["of"] for arm in arms.values() for delta in arm["versus"].values()
                  for one in delta.values() if one and "simultaneous" in one), default=0)  # fmt: skip
     winners = [name for name in arms if arms[name]["wins"]]
     found = [
-        f"At the {rivals[0]}'s strictness, more harmless requests are answered than by {beside} under "
-        f"{_listed(_above(result, 'matched_over_safety'))}, and AUROC is higher under "
-        f"{_listed(_above(result, 'auroc'))}: by 95% intervals that hold for all {pairs} differences at once.",
-        f"By the rule for a win (more at equal strictness, unsafe accuracy kept, overall accuracy higher) the winners "
-        f"are {_listed(winners)}.",
+        f"Shown to answer more harmless requests at the {rivals[0]}'s strictness than {beside}, by 95% intervals that "
+        f"hold for all {pairs} differences at once: {_listed(_above(result, 'matched_over_safety'))}; to have a higher "
+        f"AUROC than {beside}: {_listed(_above(result, 'auroc'))}.",
+        f"By the rule for a win (more at equal strictness, unsafe accuracy kept, overall accuracy higher) these win: "
+        f"{_listed(winners)}.",
     ]
     if best := result["best"]:
         one, versus = arms[best], arms[best]["versus"].get(rivals[0], {})
@@ -49,7 +49,7 @@ def _above(result: Mapping[str, Any], quantity: str) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "none"
+    return ", ".join(names) if names else "no arm"
 
 
 def figure(result: Mapping[str, Any]) -> str:

@@ -133,8 +133,12 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     assert result["best"] == "sees"
     result |= {"learned": ["sees"], "familiar": {"seen": 24, "of": 24}}
     told = summary(result)
-    assert "answered than by baseline and than by shift under sees, and AUROC is higher under sees" in told[0]
-    assert told[1].endswith("the winners are sees.")
+    assert (
+        "strictness than baseline and shift, by 95% intervals that hold for all 4 differences at once: sees; "
+        in told[0]
+    )
+    assert told[0].endswith("to have a higher AUROC than baseline and shift: sees.")
+    assert told[1].endswith("these win: sees.")
     assert "new sentences is another question" in told[3]
     assert len(summary(result | {"familiar": {"seen": 0, "of": 20}})) == 3
     assert draw(result).axes
