@@ -66,12 +66,12 @@ def statement(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) -
         return Answer.TOO_FEW
     if any(one["low"] is None or one["high"] is None for one in both):
         return Answer.NOT_SHOWN
-    wider = max(both, key=lambda one: one["high"] - one["low"])
-    if wider["low"] > _ROUNDING:
+    decides = wider(entry)
+    if decides["low"] > _ROUNDING:
         return Answer.ROSE
-    if wider["high"] < -_ROUNDING:
+    if decides["high"] < -_ROUNDING:
         return Answer.FELL
-    return Answer.NO_CHANGE if within(wider, small) else Answer.NOT_SHOWN
+    return Answer.NO_CHANGE if within(decides, small) else Answer.NOT_SHOWN
 
 
 def spoken(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
@@ -79,6 +79,12 @@ def spoken(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
     if entry is None:
         return Answer.CANNOT_TELL
     return Answer((entry if studied else entry.get("simultaneous", entry))["statement"])
+
+
+def wider(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The wider of a difference's intervals (over clusters, ``by_template``); ``entry`` itself where it has neither."""
+    known = [one for one in (entry, entry.get("by_template")) if one is not None and one["low"] is not None]
+    return max(known, key=lambda one: one["high"] - one["low"], default=entry)
 
 
 def within(entry: Mapping[str, Any], small: float | None = SMALL) -> bool:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.metrics.findings import wider
+
 MISSING = "n/a"
 MINUS = "\N{MINUS SIGN}"
 TO = "\N{EN DASH}"
@@ -84,10 +86,10 @@ def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
     if entry["low"] is None or entry["high"] is None:
         return f"{text}, no interval"
     text += f", 95% interval {show(entry['low'])} to {show(entry['high'])}"
-    wider = entry.get("by_template")
-    if wider is None or wider["low"] is None:
+    other = entry.get("by_template")
+    if other is None or other["low"] is None:
         return text
-    return f"{text}; over sentence templates {show(wider['low'])} to {show(wider['high'])}"
+    return f"{text}; over sentence templates {show(other['low'])} to {show(other['high'])}"
 
 
 def brief(entry: Mapping[str, Any], *, of_rates: bool = True, named: bool = False) -> str:
@@ -100,11 +102,10 @@ def brief(entry: Mapping[str, Any], *, of_rates: bool = True, named: bool = Fals
     def show(value: float) -> str:
         return points(value, unit="") if of_rates else fixed(value, 3, sign=True)
 
-    known = [one for one in (entry, entry.get("by_template")) if one is not None and one["low"] is not None]
-    if not known:
+    ends = wider(entry)
+    if ends["low"] is None:
         return f"{show(entry['value'])}{unit}"
-    wider = max(known, key=lambda one: one["high"] - one["low"])
-    low, high = show(wider["low"]), show(wider["high"])
+    low, high = show(ends["low"]), show(ends["high"])
     return f"{show(entry['value'])}{unit} [{f'95% interval {low} to {high}' if named else f'{low}, {high}'}]"
 
 

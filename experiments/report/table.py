@@ -20,6 +20,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from experiments.metrics.findings import wider
 from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
 
 
@@ -146,9 +147,8 @@ class Table:
 
 def estimate(entry: Mapping[str, Any], digits: int = 2, *, sign: bool = False) -> Cell:
     """A value with its 95% interval, the wider where there is one over templates too: ``0.54 [0.40–0.60]``."""
-    known = [one for one in (entry, entry.get("by_template")) if one is not None and one["low"] is not None]
-    wider = max(known, key=lambda one: one["high"] - one["low"], default=entry)
-    return Cell(fixed(entry["value"], digits, sign=sign), fixed_interval((wider["low"], wider["high"]), digits))
+    ends = wider(entry)
+    return Cell(fixed(entry["value"], digits, sign=sign), fixed_interval((ends["low"], ends["high"]), digits))
 
 
 def percentage(entry: Mapping[str, Any]) -> Cell:

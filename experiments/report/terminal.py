@@ -12,7 +12,8 @@ from experiments.report.table import terminal
 from experiments.report.yes_no import CEILING_MARK
 
 LEGEND = (
-    "Accuracies in %; below each number its 95% interval. matched: safe cases called safe where as many unsafe cases "
+    "Accuracies in %; below each number its 95% interval (of differences the wider of that over clusters and that over "
+    "sentence templates). matched: safe cases called safe where as many unsafe cases "
     "are caught as by the baseline, which no shift of the threshold changes. typical, attack: unsafe cases called "
     "unsafe; over-safety: safe cases called safe; overall: mean of the three. d′: how well safe and unsafe are told "
     "apart, from the verdicts; c: readiness to say “unsafe” (negative = ready); AUROC: the same question as d′, from "

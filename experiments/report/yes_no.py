@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PublishedRow
+from experiments.metrics.findings import wider
 from experiments.report.findings.statements import word
 from experiments.report.numbers import (
     MISSING,
@@ -162,9 +163,11 @@ def _comparison_row(metrics: Mapping[str, Any], name: str, comparison: Mapping[s
 
 
 def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
+    """A difference with the wider of its intervals, which decides what is said of it."""
     if delta is None:
         return Cell(MISSING)
-    ends = (delta.get("low"), delta.get("high"))
+    found = wider(delta)
+    ends = (found["low"], found["high"])
     if key in ("auroc", "d_prime"):
         digits = 3 if key == "auroc" else 2
         return Cell(fixed(delta.get("value"), digits, sign=True), fixed_interval(ends, digits))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
-from experiments.metrics.findings import SMALL, Answer, within
+from experiments.metrics.findings import SMALL, Answer, wider, within
 
 _WORDS = {
     Answer.ROSE: "rose",
@@ -54,8 +54,7 @@ def judged(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
 
 def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
     """The words " by less than 2 points" where a change that rose or fell is that small, else empty."""
-    wider = max(filter(None, (entry, entry.get("by_template"))), key=lambda one: one["high"] - one["low"])
-    return f" by less than {_small(of_rates=of_rates)}" if within(wider) else ""
+    return f" by less than {_small(of_rates=of_rates)}" if within(wider(entry)) else ""
 
 
 def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
