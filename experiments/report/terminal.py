@@ -17,8 +17,7 @@ LEGEND = (
     "are caught as by the baseline, which no shift of the threshold changes. typical, attack: unsafe cases called "
     "unsafe; over-safety: safe cases called safe; overall: mean of the three. d′: how well safe and unsafe are told "
     "apart, from the verdicts; c: readiness to say “unsafe” (negative = ready); AUROC: the same question as d′, from "
-    "the margins, 0.5 = chance. fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, "
-    "after Holm’s correction."
+    "the margins, 0.5 = chance. p: McNemar’s test on the verdicts that changed, after Holm’s correction."
 )
 CEILING = f"{CEILING_MARK} a rate is so near 0 or 1 that a mere change of threshold moves this d′ a lot."
 REFUSAL_LEGEND = (

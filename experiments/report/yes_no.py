@@ -135,7 +135,7 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
         Column("cases", narrow=Narrow.NOTHING),
         *(Column(heading, short="over-\nsafety" if key == "over_safety" else heading,
                  narrow=Narrow.NOTHING if key in wide else Narrow.WHOLE) for key, heading in deltas.items()),
-        Column("fixed / broken", short="fixed/\nbroken"),
+        Column("fixed / broken", narrow=Narrow.NOTHING),
         Column("p (Holm)", short="p", narrow=Narrow.TERSE),
         Column("wins", narrow=Narrow.BELOW),
     ]  # fmt: skip

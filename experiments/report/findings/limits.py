@@ -42,13 +42,13 @@ def limits(
     arm: str,
     templates: Mapping[str, str],
     *,
-    grouped: str,
+    grouped: str = "",
     values: Callable[[Finding], dict[str, str]] | None = None,
 ) -> list[str]:
     """A sentence for each limit that holds for ``arm``; ``templates`` are by question.
 
     Args:
-        grouped: the question whose numbers are large enough for thousands separators.
+        grouped: the question, if any, whose numbers are large enough for thousands separators.
         values: what the templates name beyond ``arm`` and the evidence.
     """
     said = []

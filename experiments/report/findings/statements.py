@@ -68,8 +68,8 @@ def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
 
 
 def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "cases") -> str:
-    """How many cases a change of 5 points would need, in brackets; empty where that is not known."""
-    if not entry.get("needed"):
+    """How many cases a change of 5 points would need, in brackets; empty where as many were compared, or it is unknown."""
+    if not entry.get("needed") or entry["needed"] <= entry["n"]:
         return ""
     five = "5 points" if of_rates else ".05"
     return f" (one of {five} would need about {entry['needed']:,} {unit}; there were {entry['n']:,})"

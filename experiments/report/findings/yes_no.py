@@ -41,7 +41,6 @@ _LIMITS = {
     rules.DISAGREE: "In {wrong} of {n} answers of {arm} the verdict goes against the sign of the margin; nothing is "
     "concluded from its margins.",
     rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a mere shift of the threshold moves it a lot.",
-    rules.WIDE: "To show a difference of 5 points, about {needed} cases are needed; {n} were compared.",
 }
 _SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
 
@@ -81,7 +80,7 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
-    return ([text] if text else []) + limits(metrics, arm, _LIMITS, grouped=rules.WIDE, values=_absent)
+    return ([text] if text else []) + limits(metrics, arm, _LIMITS, values=_absent)
 
 
 def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
