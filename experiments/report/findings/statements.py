@@ -68,7 +68,7 @@ def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
 
 
 def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "cases") -> str:
-    """How many cases a change of 5 points would need, in brackets; empty where as many were compared, or it is unknown."""
+    """How many cases a change of 5 points would need, in brackets; empty where it is unknown or as many were there."""
     if not entry.get("needed") or entry["needed"] <= entry["n"]:
         return ""
     five = "5 points" if of_rates else ".05"
