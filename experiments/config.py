@@ -88,8 +88,8 @@ class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
     ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
-    ``attention_analysis`` analyses an answered study and returns its findings in sentences (None without
-    ``attention=true``); ``config`` is the composed configuration.
+    ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``);
+    ``config`` is the composed configuration.
     """
 
     task: "Callable[[Run], object]"
@@ -98,7 +98,7 @@ class Run(Settings):
     judge: Judge
     arm: str
     arms: "dict[str, Method]"
-    attention_analysis: Callable[[Any], list[str]] | None
+    attention_analysis: Callable[[Any], list[Any]] | None
     config: dict[str, Any]
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.runs.directory import IDENTITY, read_object
+from experiments.runs.directory import read_object
 from experiments.runs.provenance import model_title
 from interp.errors import UserError
 
@@ -26,7 +26,7 @@ def studied(run: Run) -> Path:
         UserError: the study did not finish, as when requests failed in transport.
     """
     folder = study.run(run)
-    if not read_object(folder / IDENTITY).get("finished"):
+    if not read_object(folder / "environment.json").get("finished"):
         raise UserError(
             f"the study in {folder} is unfinished; run the same command again, which goes on where it ended"
         )

@@ -1,28 +1,29 @@
 """A study: the same cases under every arm, recorded as they are answered, then scored, compared and reported.
 
 ``run`` does all of it. A study with further measurements opens one with ``opened``, works on it, and ends with
-``conclude`` (metrics and a report of the arms) or ``finish`` (its own files only)::
+``conclude`` (metrics and a report of the arms, then its analyses) or ``finish`` (its own files only)::
 
     with study.opened(study.baseline_only(run)) as work:
         work.answer_all()
-        found = look_closer(work.vlm, work.samples, work.records())
-        work.conclude()
+        work.conclude([Analysis("closer", "nobody looked closer", look_closer)])
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring, training
+from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
 from experiments.report import terminal
 from experiments.report.build import build
+from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.directory import PREDICTIONS, RunStore, open_run
 from experiments.runs.launch import Launch, sharded, whole_weights
@@ -38,27 +39,23 @@ if TYPE_CHECKING:
 DEVELOPMENT = "development.jsonl"
 SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
 Prepare = Callable[[RunStore], "Mapping[str, Method]"]
-After = Callable[["Study"], Iterable[RenderableType]]
 
 
 @sharded
-def run(run: Run, *, prepare: Prepare | None = None, after: After | None = None) -> Path:
+def run(run: Run, *, prepare: Prepare | None = None, after: Sequence[Analysis] = ()) -> Path:
     """Evaluates all arms, writes the record, the metrics and the report, prints the summary, returns the directory.
 
     Several processes of a launch share the cases, and rank 0 does the rest. ``prepare`` is called with the open
-    directory before the model is loaded and returns the arms that answer. ``after`` may add to the run's directory and
-    returns what to print; the run counts as finished only after it.
+    directory before the model is loaded and returns the arms that answer. The analyses come last, that of attention
+    before those of ``after`` (``Study.conclude``).
 
     Raises:
         UserError: see ``opened``; or an arm cannot answer.
     """
     with opened(run, prepare=prepare, announce=True) as study:
         study.answer_all()
-        if study.store.launch.first:
-            looked = [] if run.attention_analysis is None else run.attention_analysis(study)
-            study.conclude(after)
-            for sentence in looked:
-                study.console.print(sentence, highlight=False, markup=False)
+        attention = [] if run.attention_analysis is None else run.attention_analysis(study)
+        study.conclude([*attention, *after])
         return study.store.path
 
 
@@ -268,13 +265,23 @@ class Study:
             self.answering.answer(arm, self.ready(arm), samples, development.manifest, file=DEVELOPMENT, label=label)
         return {None: training.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
-    def conclude(self, after: After | None = None) -> None:
-        """Writes metrics, thumbnails and report, runs ``after``, prints the results; on rank 0 only.
+    def conclude(self, analyses: Sequence[Analysis] = ()) -> None:
+        """Writes metrics, thumbnails and report and prints the results; then does the ``analyses``, each on its own.
 
-        The run counts as finished unless requests failed in transport, which the same command sends again.
+        An analysis that raises takes nothing with it (``experiments.evaluation.analyses.perform``). The run counts as
+        finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
+        does it all, but for analyses that are done together.
         """
-        if not self.store.launch.first:
-            return
+        if self.store.launch.first:
+            self._report({analysis.name: analysis.missing for analysis in analyses})
+        for analysis in analyses:
+            if self.store.launch.first or analysis.together:
+                perform(self, analysis)
+        if self.store.launch.first:
+            states.settle(self.store.path)
+
+    def _report(self, to_come: Mapping[str, str]) -> None:
+        """Metrics, thumbnails and report of the arms, noting the analyses that are ``to_come``."""
         current = self.records()
         result = scoring.evaluate(
             scoring.Rules.of(self.run),
@@ -295,25 +302,29 @@ class Study:
         skips = self.answering.skips()
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
+        states.expect(self.store.path, to_come)  # before the run says that its arms are reported
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
-        added = [] if after is None else list(after(self))
-        if not lost:
-            self.store.finish()
         self.console.print(terminal.results(result))
-        for sentence in [*_savings(skips), *self.answering.shared()]:
+        undrawn = states.failures(self.store.path, states.REPORT)
+        for sentence in [*_savings(skips), *self.answering.shared(), *undrawn]:
             self.console.print(sentence, highlight=False, markup=False)
         self.console.print(f"report: {page}", highlight=False, soft_wrap=True)
         if lost:
             total = f"{lost} of {len(current)} requests never got through"
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
-        for line in added:
-            self.console.print(line, highlight=False, soft_wrap=isinstance(line, str))
 
-    def finish(self) -> None:
-        """Ends a run with metrics and tables of its own: nothing is scored, no report is built."""
-        self._close({}, finished=True)
-        self.store.finish()
+    def finish(self, analyses: Sequence[Analysis] = ()) -> None:
+        """Ends a run with metrics and tables of its own: nothing is scored, no report is built; ``analyses`` as above.
+
+        It counts as finished where none of them is missing.
+        """
+        if self.store.launch.first:
+            states.expect(self.store.path, {analysis.name: analysis.missing for analysis in analyses})
+            self._close({}, finished=True)
+            for analysis in analyses:
+                perform(self, analysis)
+            states.settle(self.store.path)
 
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
         ended = {"finished": records.now()} if finished else {}

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -15,6 +16,7 @@ from experiments.report.cases import attention_of_cases
 from experiments.report.figures import svg_bytes
 from experiments.report.sections import Section, SectionFigure, attention_section, read_sections, write_section
 from experiments.report.table import copies
+from experiments.runs import analyses
 from experiments.runs.saved import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 
@@ -27,8 +29,9 @@ SCRIPTS = ("data", "list", "attention", "labels", "case", "tables", "main")
 def build(run_dir: Path) -> Path:
     """Draw the run's figures, write its report.html, and return the latter's path.
 
-    Reads metrics.json, environment.json, predictions.jsonl, thumbnails/ and, where they are, attention.json and
-    sections/; (re)writes figures/trade_off.svg, figures/auroc.svg and report.html. The same files give the same bytes.
+    Reads metrics.json, environment.json, predictions.jsonl, thumbnails/ and, where they are, attention.json, sections/
+    and analyses.json; (re)writes figures/trade_off.svg, figures/auroc.svg and report.html. The same files give the same
+    bytes. A figure that cannot be drawn is left out, and a sentence says so (``experiments.runs.analyses``).
 
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
@@ -44,6 +47,7 @@ def build(run_dir: Path) -> Path:
         **drawn,
         attention=attention_section(run_dir),
         sections=read_sections(run_dir),
+        missing=analyses.missing(run_dir),
         **_browser(run, templates),
     )
     # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
@@ -77,25 +81,38 @@ def _source(templates: Environment, name: str) -> str:
     return templates.loader.get_source(templates, name)[0]
 
 
-def _figures(run: SavedRun) -> dict[str, dict[str, str]]:
-    """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/."""
-    drawn: dict[str, tuple[Callable[..., Figure], str]]
+def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
+    """The figures for screen and phone as data URIs with their text alternatives; the former are kept in figures/.
+
+    None stands for one that could not be drawn.
+    """
+    drawn: dict[str, Callable[[], tuple[Callable[..., Figure], str]]]
     if run.metrics.get("kind") == "refusal":
-        shown = safety_figure.points(run.metrics)
-        draw = partial(safety_figure.safety_against_oversensitivity, shown)
-        drawn = {"safety": (draw, safety_figure.describe(shown))}
+        drawn = {"safety": lambda: _safety(run.metrics)}
     else:
         trade_off = partial(figures.trade_off, run.metrics, page.published_rows(run))
         drawn = {
-            "trade_off": (trade_off, figures.describe_trade_off(run.metrics)),
-            "auroc": (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),
+            "trade_off": lambda: (trade_off, figures.describe_trade_off(run.metrics)),
+            "auroc": lambda: (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),
         }
-    embedded = {}
-    for name, (drawing, words) in drawn.items():
-        screen, phone = svg_bytes(drawing(form=figures.SCREEN)), svg_bytes(drawing(form=figures.PHONE))
-        _write(run.directory / "figures" / f"{name}.svg", screen)
-        embedded[name] = {"uri": _data_uri(screen), "phone_uri": _data_uri(phone), "alt": words}
+    embedded: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
+    for name, prepared in drawn.items():
+        path = run.directory / "figures" / f"{name}.svg"
+        missing = f"the figure {path.name} was not drawn"
+        with analyses.apart(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
+            drawing, words = prepared()
+            screen, phone = svg_bytes(drawing(form=figures.SCREEN)), svg_bytes(drawing(form=figures.PHONE))
+            embedded[name] = {"uri": _data_uri(screen), "phone_uri": _data_uri(phone), "alt": words}
+        if embedded[name] is None:
+            path.unlink(missing_ok=True)  # that of an earlier report
+        else:
+            _write(path, screen)
     return embedded
+
+
+def _safety(metrics: Mapping[str, Any]) -> tuple[Callable[..., Figure], str]:
+    shown = safety_figure.points(metrics)
+    return partial(safety_figure.safety_against_oversensitivity, shown), safety_figure.describe(shown)
 
 
 def _data_uri(svg: bytes) -> str:

@@ -1,9 +1,10 @@
 """A run's directory: begun or continued, appended to, finished.
 
 ``outputs/<name>/<time>/`` with ``predictions.jsonl`` (one line per case and arm, appended and fsynced by batch). A run
-is unfinished until ``finish`` is called, after its report; the newest unfinished one with an equal configuration hash
-is continued. That hash covers the ``_target_`` paths of the configuration: after a module was renamed, or a default
-changed, the same command begins a new run and leaves the unfinished one.
+is unfinished until it is marked: by ``finish`` or, where analyses follow its report, when none of them is missing
+(``experiments.runs.analyses``). The newest unfinished one with an equal configuration hash is continued. That hash
+covers the ``_target_`` paths of the configuration: after a module was renamed, or a default changed, the same command
+begins a new run and leaves the unfinished one.
 
 The processes of one launch share the directory: each appends to a part file of its own
 (``experiments.runs.shards``), and rank 0 merges the parts in ``gather`` and whenever a run is continued.
@@ -232,6 +233,20 @@ def open_run(
         _lock(lock, fcntl.LOCK_SH, path)  # from now on the others may join
         launch.agree(json.dumps({"path": str(path), "resumed": unfinished is not None}))
     return RunStore(path, lock, resumed=unfinished is not None, launch=launch)
+
+
+def reopened(path: Path) -> RunStore:
+    """The directory of a run that is there, whatever its configuration, to add to it; in a launch of one process.
+
+    Raises:
+        UserError: another process is writing it, or it cannot be written.
+    """
+    try:
+        return RunStore(path, _locked(path, fcntl.LOCK_EX), resumed=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}); make it writable, or copy the run to where you may write"
+        ) from error
 
 
 def _prepare(path: Path, config: Mapping[str, Any], config_hash: str, *, several: bool) -> None:

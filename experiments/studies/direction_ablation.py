@@ -14,6 +14,7 @@ from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, Finding, statement
 from experiments.report.build import add_section
 from experiments.report.findings import direction_ablation as sentences
@@ -65,7 +66,7 @@ class Ablation:
     def __call__(self, run: Run) -> Path:
         """Evaluates, prints what came of it, and returns the run's directory."""
         self._check(run)
-        return study.run(run, after=self._conclude)
+        return study.run(run, after=[Analysis("ablation", "the ablations were not compared", self._conclude)])
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         return conclude(work.store.path, twins=self.twins, controls=self.controls)

@@ -17,7 +17,7 @@ from experiments.evaluation import scoring
 from experiments.report import terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
-from experiments.runs import records
+from experiments.runs import analyses, records
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.provenance import arm_title, model_title
 from experiments.runs.saved import SavedRun, read_run
@@ -39,6 +39,9 @@ class BuildReport:
             page = self._joined(run, [read_run(Path(folder)) for folder in run.runs], console)
         elif run.run:
             page = build(Path(run.run))
+            for sentence in analyses.failures(Path(run.run), analyses.REPORT):
+                console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+            analyses.settle(Path(run.run))
         else:
             raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
         console.print(f"report: {page}", highlight=False, soft_wrap=True)

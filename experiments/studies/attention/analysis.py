@@ -21,6 +21,7 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
 from experiments.metrics.findings import RULES
+from experiments.runs.analyses import apart
 from experiments.runs.directory import read_object, write_json
 from experiments.studies.attention.figures import AttendedCase, attended_case, attribute_cases, draw_failures
 from experiments.studies.attention.summary import summarise
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
 
+NAME = "attention"  # of this analysis among those of a run
 ARM = "baseline"  # the model itself: the interventions are on it, not on a method around it
 EDGES = (("image", "verdict"),)
 LIMIT = 24
@@ -63,6 +65,8 @@ def analyse_failures(
     captum: bool = False,
 ) -> dict[str, Any]:
     """Writes ``attention.json``, the tables, maps and figures into ``out_dir``, and returns the contents of the first.
+
+    Figures and attributions that fail are missing, each by itself (``experiments.runs.analyses``).
 
     Args:
         records: the run's predictions; those of the baseline are analysed.
@@ -97,10 +101,14 @@ def analyse_failures(
     if tables is not None:
         write_tables(_kept(tables, segments), folder)
     result = {"rules": RULES, "arm": ARM, "selftest": tested} | summarise(matched, tables, seed=seed, draws=draws)
+    result["figures"] = []
+    write_json(out_dir / "attention.json", result)  # which stays, whatever becomes of its figures
     drawn = _by_turns(worst)[:figures]
-    result["figures"] = draw_failures(out_dir, drawn, result)
+    with apart(out_dir, "attention_figures", "the figures of attention were not drawn", part_of=NAME):
+        result["figures"] = draw_failures(out_dir, drawn, result)
     if captum:
-        result["attribution"] = attribute_cases(vlm, drawn, out_dir)
+        with apart(out_dir, "attribution", "the failures were not attributed to their inputs", part_of=NAME):
+            result["attribution"] = attribute_cases(vlm, drawn, out_dir)
     write_json(out_dir / "attention.json", result)
     return result
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from experiments.config import Run
+from experiments.config import Run, digest
 from experiments.evaluation import study
-from experiments.report.build import build
-from experiments.report.findings.attention import word_line
-from experiments.runs.directory import PREDICTIONS
+from experiments.evaluation.analyses import Analysis, perform
+from experiments.evaluation.arms import check_arms
+from experiments.runs import analyses
+from experiments.runs.directory import PREDICTIONS, reopened
 from experiments.runs.saved import read_records
-from experiments.studies.attention.analysis import analyse_failures
+from experiments.studies.attention.analysis import check_selection
+from experiments.studies.attention.within_study import BASELINE, CASES, of_cases, of_failures
 from experiments.types import Loaded
 from interp.errors import UserError
 
@@ -52,43 +54,66 @@ class FailureAnalysis:
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
+        check_selection(vlm, self.layers, self.segments)
         if folder is not None and environment is not None:
             _check_model(folder, environment, vlm)
-            result = self.analyse(vlm, run, loaded, read_records(folder), folder)
-            build(folder)
+            self._of_a_run(run, vlm, loaded, folder, environment, console)
         else:
-            folder, result = self._with_baseline(run, vlm, loaded, console)
-        for line in [*result["sentences"], word_line(result["words"]), f"attention: {folder / 'attention.json'}"]:
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+            self._with_baseline(run, vlm, loaded, console)
 
-    def analyse(
-        self, vlm: "VLM", run: Run, loaded: Loaded, records: list[dict[str, Any]], folder: Path
-    ) -> dict[str, Any]:
-        """The analysis with this task's options, of records that are there."""
-        return analyse_failures(
-            vlm,
-            loaded.samples,
-            records,
-            folder,
-            seed=run.seed,
-            draws=run.draws,
-            limit=self.failures,
-            batch_size=run.batch_size,
-            max_new_tokens=run.max_new_tokens,
-            layers=self.layers,
-            segments=self.segments,
-            figures=self.figures,
-            captum=run.attribution == "captum",
-        )
+    def analysis(self, run: Run) -> Analysis:
+        """The analysis with this task's options."""
+        return of_failures(run, limit=self.failures, layers=self.layers, segments=self.segments, figures=self.figures,
+                           in_full=True)  # fmt: skip
 
-    def _with_baseline(self, run: Run, vlm: "VLM", complete: Loaded, console: Console) -> tuple[Path, dict[str, Any]]:
+    def _of_a_run(
+        self, run: Run, vlm: "VLM", loaded: Loaded, folder: Path, environment: dict[str, Any], console: Console
+    ) -> None:
+        """Analyses a run where it lies, and single cases too where that run asked for them and they are missing.
+
+        Raises:
+            UserError: something failed; the sentences are printed.
+        """
+        read_records(folder)  # whether they can be read
+        with reopened(folder) as store:
+            work = study.Study(run, vlm, store, loaded, console, environment)
+            whole = perform(work, self.analysis(run), again=True)
+            if CASES in analyses.unfinished(folder):
+                if _same_arms(run, environment):
+                    work.not_applicable = check_arms(run)
+                    whole = perform(work, of_cases()) and whole
+                else:
+                    console.print(
+                        "the attention of single cases is still missing: repeat that run's command, or add "
+                        f"task=attention run={folder} to it",
+                        highlight=False,
+                        soft_wrap=True,
+                        markup=False,
+                    )
+            analyses.settle(folder)
+        if not whole:
+            raise UserError(
+                f"run={folder}: the analysis is not whole; its sentences stand above and in the report; mend the cause "
+                "and run the same command again"
+            )
+
+    def _with_baseline(self, run: Run, vlm: "VLM", complete: Loaded, console: Console) -> None:
         """A study of the baseline alone, in a run directory of the name ``attention``."""
         alone = replace(study.baseline_only(run), name="attention")
         with study.opened(alone, cases=complete, vlm=vlm, console=console) as work:
             work.answer_all()
-            result = self.analyse(vlm, run, work.loaded, work.records(), work.store.path)
-            work.conclude()
-            return work.store.path, result
+            work.conclude([self.analysis(alone)])
+
+
+def _same_arms(run: Run, environment: Mapping[str, Any]) -> bool:
+    """Whether this command configures the two arms that are shown as that run did, and they answer as configured."""
+    recorded, studied = environment["config"], environment["arm_under_study"]
+    plain = (recorded.get("task") or {}).get("_target_") == "experiments.evaluation.study.run"
+    return (
+        plain
+        and studied == run.arm
+        and all(digest(recorded["arms"].get(arm)) == digest(run.config["arms"].get(arm)) for arm in (BASELINE, studied))
+    )
 
 
 def _finished(folder: Path) -> dict[str, Any]:

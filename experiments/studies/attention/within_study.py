@@ -1,42 +1,75 @@
 """``attention=true``: the failure analysis of attention as part of a study.
 
-Importing this module loads neither torch nor transformers.
+Two analyses: failures and matched successes, and single cases for the report. Importing this module loads neither
+torch nor transformers.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.batching import halved
 from experiments.types import AnsweredElsewhere
-from interp.errors import UserError
 from mitigation.method import abilities
 
 if TYPE_CHECKING:
     from experiments.evaluation.study import Study
 
 BASELINE = "baseline"
+FAILURES, CASES = "attention", "attention_cases"  # the names of the two analyses
 
 
-def attention_of_study(study: "Study") -> list[str]:
-    """Writes where the attention of the baseline's failures went, and of single cases; what was found, in words."""
+def attention_of_study(study: "Study") -> list[Analysis]:
+    """Where the attention of the baseline's failures went, and that of single cases."""
     if study.run.endpoint is not None or study.vlm is None:
-        return ["attention was not analysed: it is that of a model whose weights are here"]
-    try:
-        with study.console.status("attention of failures and matched successes"):
-            found = halved(study.run.batch_size, partial(_failures, study))
-            halved(study.run.batch_size, partial(_cases, study))
-    except UserError as error:  # the study is worth keeping also where its attention cannot be looked at
-        return [f"attention was not analysed: {error}"]
-    return found
+        unseen = "attention was not analysed: it is that of a model whose weights are here"
+        return [Analysis(FAILURES, "attention was not analysed", lambda _: [unseen])]
+    return [of_failures(study.run), of_cases()]
 
 
-def _failures(study: "Study", batch_size: int) -> list[str]:
-    from experiments.studies.attention.analysis import analyse_failures
+def of_failures(
+    run: Any,
+    *,
+    limit: int | None = 24,
+    layers: Sequence[int] | None = None,
+    segments: Sequence[str] | None = None,
+    figures: int = 3,
+    in_full: bool = False,
+) -> Analysis:
+    """Failures and matched successes compared, for ``run``; the options are those of ``analyse_failures``.
 
+    With ``in_full`` the words that draw most attention are printed as well, and where all is.
+    """
+    options = {"limit": limit, "layers": layers, "segments": segments, "figures": figures}
+    rest = (run.seed, run.draws, run.max_new_tokens, run.attribution)
+    work = partial(_failures, options=options, in_full=in_full)
+    return Analysis(FAILURES, "attention was not analysed", work, settings=repr((options, rest, in_full)))
+
+
+def of_cases() -> Analysis:
+    """Attention of single cases under the baseline and the arm under study, for the report."""
+    return Analysis(CASES, "the attention of single cases was not recorded", _cases, settings="")
+
+
+def _failures(study: "Study", *, options: dict[str, Any], in_full: bool) -> list[str]:
     run = study.run
     if run.benchmark.kind != "yes_no":
         return ["failures and successes were not compared by attention: that is done for yes/no verdicts"]
-    result = analyse_failures(
+    with study.console.status("attention of failures and matched successes"):
+        result = halved(run.batch_size, partial(_analysed, study, options))
+    if not in_full:
+        return list(result["sentences"])
+    from experiments.report.findings.attention import word_line
+
+    return [*result["sentences"], word_line(result["words"]), f"attention: {study.store.path / 'attention.json'}"]
+
+
+def _analysed(study: "Study", options: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    from experiments.studies.attention.analysis import analyse_failures
+
+    run = study.run
+    return analyse_failures(
         study.vlm,
         study.samples,
         study.records(),
@@ -46,12 +79,17 @@ def _failures(study: "Study", batch_size: int) -> list[str]:
         batch_size=batch_size,
         max_new_tokens=run.max_new_tokens,
         captum=run.attribution == "captum",
+        **options,
     )
-    return list(result["sentences"])
 
 
-def _cases(study: "Study", batch_size: int) -> None:
-    """Attention of single cases under the baseline and the arm under study, for the report."""
+def _cases(study: "Study") -> list[str]:
+    with study.console.status("attention of single cases"):
+        halved(study.run.batch_size, partial(_recorded_cases, study))
+    return []
+
+
+def _recorded_cases(study: "Study", batch_size: int) -> None:
     from experiments.evaluation.attention_log import cases_to_show, record_cases
 
     run = study.run

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import RULES
 from experiments.report.build import add_section
 from experiments.report.findings.mechanism import notes, sentences
@@ -68,10 +69,10 @@ class Mechanism:
         _ = run.weights  # what looks inside needs them here
         with study.opened(alone, console=console) as work:
             work.answer_all()
-            result = self._examine(work)
-            work.conclude()
-            for line in write_outputs(result, work.store, f"{work.model_title} on {run.benchmark.name}"):
-                console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)
+            work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])
+
+    def _examined(self, work: study.Study) -> list[Any]:
+        return write_outputs(self._examine(work), work.store, f"{work.model_title} on {work.run.benchmark.name}")
 
     def _examine(self, work: study.Study) -> dict[str, Any]:
         """Writes mechanism.json and returns its contents; a result for the same cases and settings is kept."""

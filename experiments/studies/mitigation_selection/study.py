@@ -18,6 +18,7 @@ from rich.console import Console, RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study, training
+from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
 from experiments.runs import records
@@ -82,7 +83,8 @@ class Mitigations:
         self._check(run)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"mitigations": repr(self)})
-        return study.run(run, prepare=partial(self._chosen_arms, run, console), after=self._conclude)
+        table = Analysis("mitigations", "the mitigations were not compared", self._conclude)
+        return study.run(run, prepare=partial(self._chosen_arms, run, console), after=[table])
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         from experiments.studies.mitigation_selection.tables import conclude

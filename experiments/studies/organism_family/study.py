@@ -15,6 +15,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.model_organism.recipe import Recipe
+from experiments.runs.analyses import unfinished
 from experiments.runs.directory import RunStore, open_run, read_object
 from experiments.studies.organism_family.members import Member, measure_traits, train_members
 from interp.checkpoints.config import ModelConfig
@@ -94,6 +95,11 @@ class OrganismFamily:
                       config=run.config | {"model": repr(model), "name": member.name})  # fmt: skip
         study = self.mitigations(own)
         table = read_object(study / "mitigations.json")
+        if "arms" not in table or unfinished(study):
+            raise UserError(
+                f"the mitigations of {member.name} are not compared, and the report in {study} says why; mend the "
+                "cause and run the same command again, which goes on from here"
+            )
         return {
             "kind": member.kind,
             "bias": member.bias,

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
+from rich.console import RenderableType
 
 from experiments.config import Run, digest
 from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.report.findings.reasoning_stages import notes, sentences
 from experiments.report.numbers import p_value, percent, percent_interval
@@ -48,12 +50,13 @@ class ReasoningStages:
         """Answers what is missing, and prints the table and two sentences."""
         with study.opened(study.baseline_only(run)) as work:
             work.answer_all()
-            result = self.trace(work)
-            work.conclude()
-        if result["caution"]:
-            work.console.print(terminal(table(result)))
-        for line in (*result["sentences"], *result["notes"], f"stages: {work.store.path / 'stages.json'}"):
-            work.console.print(line, highlight=False, soft_wrap=True, markup=False)
+            # All processes of a launch ask the conditions; only what follows is rank 0's.
+            work.conclude([Analysis("stages", "the stages were not traced", self._traced, together=True)])
+
+    def _traced(self, work: study.Study) -> list[RenderableType]:
+        result = self.trace(work)
+        shown = [terminal(table(result))] if result["caution"] else []
+        return [*shown, *result["sentences"], *result["notes"], f"stages: {work.store.path / 'stages.json'}"]
 
     def trace(self, work: study.Study) -> dict[str, Any]:
         """The contents of stages.json, of a study that holds the baseline's answers."""

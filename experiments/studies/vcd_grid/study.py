@@ -12,6 +12,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation import scoring, study
+from experiments.evaluation.analyses import Analysis
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS
 from experiments.runs.launch import Launch, sharded
@@ -83,9 +84,9 @@ class VcdGrid:
             if not run.fresh:
                 _reuse(work)
             self._answer(work, grid)
-            if work.store.launch.first:
-                self._conclude(work, grid)
-            work.finish()
+            result = self._result(work, grid) if work.store.launch.first else {}
+            drawn = Analysis("frontier", "the frontier was not drawn", lambda work: _drawn(work, result))
+            work.finish([drawn])
 
     def _cases(self, run: Run, console: Console) -> Loaded:
         if self.split == "test":
@@ -109,21 +110,29 @@ class VcdGrid:
             for name, vcd in here.items():
                 work.answering.answer(name, shared.method(vcd.alpha), *cases)
 
-    def _conclude(self, work: study.Study, grid: Mapping[str, VCD]) -> None:
+    def _result(self, work: study.Study, grid: Mapping[str, VCD]) -> dict[str, Any]:
+        """Writes metrics.json, prints it, and returns its contents."""
         from experiments.report.table import terminal
-        from experiments.studies.vcd_grid.frontier import draw, evaluate, table
+        from experiments.studies.vcd_grid.frontier import evaluate, table
 
-        run, store = work.run, work.store
+        run = work.run
         where = f"{work.model_title} on the {self.split} cases of {run.benchmark.name}"
         result = evaluate(work.records(), grid, seed=run.seed, draws=run.draws, where=where)
         result["caveats"] = [*filter(None, [scoring.caveat(run)]), *result["caveats"]]
-        store.write_json("metrics.json", result)
-        folder = store.path / "figures"
-        folder.mkdir(exist_ok=True)
-        draw(result).savefig(folder / "frontier.svg", metadata={"Date": None, "Creator": None})
+        work.store.write_json("metrics.json", result)
         work.console.print(terminal(table(result)))
-        for sentence in (*result["summary"], *result["caveats"], f"figure: {folder / 'frontier.svg'}"):
+        for sentence in (*result["summary"], *result["caveats"]):
             work.console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+        return result
+
+
+def _drawn(work: study.Study, result: Mapping[str, Any]) -> list[str]:
+    from experiments.studies.vcd_grid.frontier import draw
+
+    folder = work.store.path / "figures"
+    folder.mkdir(exist_ok=True)
+    draw(result).savefig(folder / "frontier.svg", metadata={"Date": None, "Creator": None})
+    return [f"figure: {folder / 'frontier.svg'}"]
 
 
 def _reuse(work: study.Study) -> None:

@@ -20,9 +20,7 @@ from experiments.metrics.findings import Answer, plain
 from experiments.metrics.paired import Spread, change
 from experiments.metrics.tests import wilson
 from experiments.model_organism.evaluate import perception_accuracy
-from experiments.runs.launch import Launch, whole_weights
 from experiments.types import SCORED_SUBSETS, Sample
-from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import adapter_hash
 
@@ -109,18 +107,14 @@ def compare_shares(before: pd.DataFrame, after: pd.DataFrame, column: str, *, se
 
 
 def measure_side_effects(
-    run: Run, folders: Mapping[str, Path | None], *, perception: int, attention: int
+    run: Run, vlm: "VLM", folders: Mapping[str, Path | None], *, perception: int, attention: int
 ) -> dict[str, dict[str, Any]]:
-    """Name → ``utility`` and ``image_share`` of the model with the adapter in each folder, or without where it is None.
+    """Name → ``utility`` and ``image_share`` of ``vlm`` with the adapter in each folder, or without where it is None.
 
     The baseline comes first; shares are compared with its, on the same scored cases of the run's benchmark.
     """
-    from interp.vlm import load
     from mitigation.vrtuning.model import adapted
 
-    assert isinstance(run.model, ModelConfig)
-    with whole_weights():
-        vlm = load(Launch.current().placed(run.model))
     scored = [sample for sample in run.benchmark.load().samples if sample.subset in SCORED_SUBSETS]
     samples = limited(scored, attention if run.limit is None else min(attention, run.limit))
     per_kind = perception if run.limit is None else min(perception, run.limit)

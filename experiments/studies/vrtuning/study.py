@@ -1,9 +1,9 @@
-"""``task=vrtuning``: trains this run's adapters, measures what they cost, and hands them to the study as arms.
+"""``task=vrtuning``: trains this run's adapters, hands them to the study as arms, and measures what they cost.
 
 In the run's directory: ``training.jsonl`` (what each adapter was trained on), ``adapters/<name>/`` (``adapter/`` with
 its model card, ``figures/loss.svg``), ``vrtuning.json`` and ``vrtuning.md`` (perception, attention, tables), and all
 that a study leaves. An interrupted run goes on where it was: training from its last resume point, the study case by
-case. Under ``accelerate launch`` all processes train, the first measures, and all answer their share of the study.
+case. Under ``accelerate launch`` all processes train and answer their share of the study, and the first measures.
 """
 
 import dataclasses
@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments.config import Run
 from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.arms import check_arms
-from experiments.runs.directory import RunStore, read_object, write_json
+from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import sharded
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.sources import build_data
@@ -65,22 +66,21 @@ class VRTuningStudy:
             raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
 
     def __call__(self, run: Run) -> None:
-        """Trains, measures, evaluates, and prints where everything is."""
+        """Trains, evaluates, measures, and prints where everything is."""
         _check(self, run)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"training": _described(self)})
-        study.run(
-            run,
-            prepare=lambda store: self._prepare(run, store),
-            after=lambda work: write_tables(work.store.path, run.arms),
+        measured = Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all)
+        tables = Analysis(
+            "vrtuning", "the tables were not written", lambda work: write_tables(work.store.path, run.arms)
         )
+        study.run(run, prepare=lambda store: self._prepare(run, store), after=[measured, tables])
 
     def _prepare(self, run: Run, store: RunStore) -> dict[str, Any]:
-        """The run's arms with the adapters trained and measured."""
-        console = store.launch.console()
-        self._train_all(run, store, console)
-        if store.launch.first:
-            self._measure_all(run, store, console)
+        """The run's arms with the adapters trained."""
+        self._train_all(run, store, store.launch.console())
+        described = {"order": self.order, "adapters": self.adapters}
+        store.write_json(RESULT, read_object(store.path / RESULT) | described)
         return trained_arms(run, store.path)
 
     def _train_all(self, run: Run, store: RunStore, console: Console) -> None:
@@ -132,21 +132,23 @@ class VRTuningStudy:
                 markup=False,
             )
 
-    def _measure_all(self, run: Run, store: RunStore, console: Console) -> None:
+    def _measure_all(self, work: study.Study) -> list[str]:
+        """Adds to vrtuning.json what is not measured yet: ``measured``, by name."""
         from experiments.studies.vrtuning.side_effects import measure_side_effects
 
-        path = store.path / RESULT
-        found = read_object(path) | {"order": self.order, "adapters": self.adapters}
+        store = work.store
+        found = read_object(store.path / RESULT)
         known = found.setdefault("measured", {})
         folders: dict[str, Path | None] = {BASELINE: None}
         folders |= {name: folder_of(store.path / "adapters" / name) for name in self.adapters}
         missing = {name: folder for name, folder in folders.items() if name not in known}
-        if not missing or not (self.perception or self.attention):
-            write_json(path, found)
-            return
-        with console.status("what the model sees and where it looks, before and after"):
-            known |= measure_side_effects(run, folders, perception=self.perception, attention=self.attention)
-        write_json(path, found)
+        if missing and (self.perception or self.attention):
+            with work.console.status("what the model sees and where it looks, before and after"):
+                known |= measure_side_effects(
+                    work.run, work.vlm, folders, perception=self.perception, attention=self.attention
+                )
+        store.write_json(RESULT, found)
+        return []
 
 
 def trained_arms(run: Run, folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
+from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study, limited
 from experiments.evaluation.study import run as evaluate_run
 from experiments.runs.directory import RunStore, open_run
@@ -100,7 +101,7 @@ def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_st
 
 
 def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> None:
-    """Stopped before it has added it, the same command comes back to this run."""
+    """Where it could not add it, the same command comes back to this run."""
     seen: list[Path] = []
 
     def after(work: Study) -> list[str]:
@@ -112,10 +113,11 @@ def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> Non
         return []
 
     run = study(saved, tmp_path, "limit=4", "attention=false")
-    with pytest.raises(UserError, match="no room"):
-        evaluate_run(run, after=after)
-    evaluate_run(run, after=after)
-    evaluate_run(run, after=after)
+    added = [Analysis("added", "nothing was added", after)]
+    folder = evaluate_run(run, after=added)
+    assert "nothing was added: no room" in (folder / "report.html").read_text()
+    evaluate_run(run, after=added)
+    evaluate_run(run, after=added)
     assert seen[0] == seen[1] != seen[2]
 
 

@@ -1,0 +1,72 @@
+"""An analysis: a step of a study that comes after its arms are reported, and fails alone."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+
+from experiments.config import digest
+from experiments.metrics.findings import RULES
+from experiments.report.build import build
+from experiments.runs import analyses as states
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.evaluation.study import Study
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """``work`` adds to the run's directory and returns what to print; ``name`` is that of its traceback.
+
+    ``missing`` says what a reader misses where it fails: ``attention was not analysed``. One with ``settings`` says
+    sentences alone and is not repeated when the run is continued with the same settings and records. In one that is
+    done ``together`` all processes of a launch take part; the others are rank 0's.
+    """
+
+    name: str
+    missing: str
+    work: "Callable[[Study], Iterable[RenderableType]]"
+    settings: str | None = None
+    together: bool = False
+
+
+def perform(study: "Study", analysis: Analysis, *, again: bool = False) -> bool:
+    """Does the analysis, builds the report again, and prints what came of it; whether nothing failed.
+
+    Whatever exception it raises becomes a sentence in terminal and report, with its traceback in a file. What was done
+    before with the same settings and records is repeated only where that is asked for (``again``).
+
+    Raises:
+        UserError: it was done together and failed, so that the processes of the launch are no longer at one place.
+    """
+    folder, launch = study.store.path, study.store.launch
+    if not launch.first:
+        list(analysis.work(study))
+        return True
+    of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
+    known = None if again or of is None else states.kept(folder, analysis.name, of)
+    if known is not None:
+        _say(study, known)
+        return True
+    lines: list[RenderableType] = []
+    with states.apart(folder, analysis.name, analysis.missing, of=of) as outcome:
+        lines = list(analysis.work(study))
+        outcome.said = [] if of is None else [str(line) for line in lines]
+    rebuilt = ""
+    if (folder / "report.html").exists():
+        with states.apart(folder, "rebuilding", "the report was not built again", part_of=states.REPORT) as building:
+            build(folder)
+        rebuilt = building.failed
+    _say(study, lines)
+    failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name), rebuilt])]
+    _say(study, failed)
+    if outcome.failed and analysis.together and launch.size > 1:
+        raise UserError(outcome.failed)
+    return not failed
+
+
+def _say(study: "Study", lines: Iterable[RenderableType]) -> None:
+    for line in lines:
+        study.console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)

@@ -1,0 +1,159 @@
+"""What is looked at once a run's arms are reported, and what became of it: one analysis never takes another with it.
+
+``analyses.json`` in the run's directory holds the state of each: ``pending`` (not begun, cut off, or at work), ``done``
+or ``failed``. A failed one leaves a sentence there and its traceback in ``tracebacks/<name>.txt``. A run is finished
+only when its arms are reported and none of its analyses is pending or failed (``settle``), so that the same command
+makes up for what is missing.
+"""
+
+import gc
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.runs.directory import IDENTITY, read_object, write_json
+from interp.errors import UserError
+
+FILE = "analyses.json"
+FOLDER = "tracebacks"
+REPORT = "report"  # what the figures of the report itself are part of
+PENDING, DONE, FAILED = "pending", "done", "failed"
+LONGEST = 300  # characters of an error's message in a sentence
+
+
+@dataclass
+class Outcome:
+    """What came of an analysis: what it ``said``, or why it ``failed``, each in sentences."""
+
+    said: list[str] = field(default_factory=list)
+    failed: str = ""
+
+
+def expect(folder: Path, missing: Mapping[str, str]) -> None:
+    """Notes which analyses are to come: name → what a reader would miss, as ``attention was not analysed``.
+
+    What is done stays done; entries of analyses that this run no longer has go, and those of the report's figures.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    before = _states(folder)
+    found = {name: before.get(name) or {"missing": words, "state": PENDING} for name, words in missing.items()}
+    for name, words in missing.items():
+        if found[name]["state"] != DONE:
+            found[name] = {"missing": words, "state": PENDING}
+    found |= {name: one for name, one in before.items() if one.get("part_of") in missing}
+    if found or before:
+        write_json(folder / FILE, found)
+
+
+@contextmanager
+def apart(
+    folder: Path, name: str, missing: str, *, part_of: str | None = None, of: str | None = None
+) -> Iterator[Outcome]:
+    """Keeps whatever exception the block raises to itself: it becomes ``Outcome.failed`` and the state of ``name``.
+
+    KeyboardInterrupt and SystemExit still end the run. ``missing`` as in ``expect``. A part of another analysis
+    (``part_of``) is noted only where it fails, and forgotten when the whole begins again. ``of`` says what a result is
+    valid for (``kept``). Nothing is raised where the state itself cannot be written: it then stays pending.
+    """
+    _note(folder, name, {"missing": missing, "state": PENDING} if part_of is None else None, anew=True)
+    outcome = Outcome()
+    try:
+        yield outcome
+    except Exception as error:
+        outcome.failed = f"{missing}: {_reason(error)} ({_traced(folder, name, error)}the same command tries it again)"
+        entry = {"missing": missing, "state": FAILED, "sentence": outcome.failed}
+        _note(folder, name, entry | ({} if part_of is None else {"part_of": part_of}))
+    else:
+        if part_of is None:
+            _note(folder, name, {"missing": missing, "state": DONE, "of": of, "said": outcome.said})
+    if outcome.failed:
+        _free()  # what the error's frames held
+
+
+def kept(folder: Path, name: str, of: str) -> list[str] | None:
+    """What a done analysis said, where its result is of ``of`` and none of its parts failed; else None."""
+    states = _states(folder)
+    one = states.get(name, {})
+    whole = not any(part.get("part_of") == name for part in states.values())
+    return list(one["said"]) if whole and one.get("state") == DONE and one.get("of") == of else None
+
+
+def unfinished(folder: Path) -> list[str]:
+    """The names of analyses that are pending or failed."""
+    return [name for name, one in _states(folder).items() if one["state"] != DONE]
+
+
+def failures(folder: Path, part_of: str | None = None) -> list[str]:
+    """The sentences of what failed; of the parts of one analysis alone where ``part_of`` is given."""
+    failed = [one for one in _states(folder).values() if one["state"] == FAILED]
+    return [str(one["sentence"]) for one in failed if part_of is None or one.get("part_of") == part_of]
+
+
+def missing(folder: Path) -> list[str]:
+    """What a reader of the run misses, in sentences: what failed, and what is not there yet."""
+    yet = "yet: the run is still at work or was cut off, and the same command goes on"
+    pending = [f"{one['missing']} {yet}" for one in _states(folder).values() if one["state"] == PENDING]
+    return [*failures(folder), *pending]
+
+
+def settle(folder: Path) -> bool:
+    """Marks the run as finished where its arms are reported and no analysis is missing; whether that is so.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    identity = read_object(folder / IDENTITY)
+    whole = bool(read_object(folder / "environment.json").get("finished")) and not unfinished(folder)
+    if whole and identity and not identity.get("finished"):
+        write_json(folder / IDENTITY, identity | {"finished": True})
+    return whole
+
+
+def _states(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries by name; what is no entry, as in a file from elsewhere, is passed over."""
+    found = read_object(folder / FILE)
+    return {name: one for name, one in found.items() if isinstance(one, dict) and {"missing", "state"} <= one.keys()}
+
+
+def _note(folder: Path, name: str, entry: Mapping[str, Any] | None, *, anew: bool = False) -> None:
+    """Replaces the entry of ``name`` (None: removes it); where it begins ``anew``, those of its parts go."""
+    before = _states(folder)
+    after = {one: value for one, value in before.items() if not (anew and value.get("part_of") == name)}
+    after.pop(name, None)
+    after |= {} if entry is None else {name: dict(entry)}
+    if after != before:
+        with suppress(UserError):
+            write_json(folder / FILE, after)
+
+
+def _reason(error: Exception) -> str:
+    """One line: a user's mistake in its own words, anything else with its type."""
+    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = lines[0] if lines else "without a message"
+    short = words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+    return " ".join(lines) if isinstance(error, UserError) else f"{type(error).__name__}: {short}"
+
+
+def _traced(folder: Path, name: str, error: Exception) -> str:
+    """Writes the traceback; where it is, as the beginning of a remark."""
+    path = folder / FOLDER / f"{name}.txt"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+    except OSError:
+        return "its traceback could not be written; "
+    return f"traceback: {FOLDER}/{path.name}; "
+
+
+def _free() -> None:
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        with suppress(RuntimeError):  # a device that failed cannot be freed either
+            torch.cuda.empty_cache()

@@ -1,0 +1,340 @@
+"""Conclude first: metrics and report as soon as the arms are answered; each analysis after it may fail alone."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from experiments.config import Run
+from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
+from experiments.runs import analyses
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SIZES = ("limit=8", "draws=20", "batch_size=4", "max_new_tokens=2", "attention_cases=2", "method.beta=0.1")
+LOOKED = ("attention.json", "attention/cases.json", "attention/masses.parquet", "attention/selftest.json")
+UNSEEN = "attention was not analysed: "
+
+
+def options(saved: Path, outputs: Path, *more: str) -> tuple[str, ...]:
+    return ("method=vcd", "attention=true", f"model.path={saved}", f"output_root={outputs}", *SIZES, *more)
+
+
+def study_of(saved: Path, outputs: Path, *more: str) -> Run:
+    return run_of(*options(saved, outputs, *more))
+
+
+def only(outputs: Path) -> Path:
+    (found,) = (outputs / "study").iterdir()
+    return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def is_finished(folder: Path) -> bool:
+    return bool(read(folder / ".hydra/identity.json")["finished"])
+
+
+def page(folder: Path) -> str:
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def looked(folder: Path) -> dict[str, Any]:
+    """The files of the analysis of attention, tables, maps and figures included."""
+    found = [*(folder / "attention").iterdir(), *(folder / "figures").iterdir(), folder / "attention.json"]
+    return {str(path.relative_to(folder)): content(path) for path in sorted(found)}
+
+
+def content(path: Path) -> Any:
+    """The bytes; of safetensors the tensors, since the order of a header's remarks is chance."""
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    return {case: map_.tolist() for case, map_ in load_file(path).items()}
+
+
+def assert_same_look(folder: Path, undisturbed: Path) -> None:
+    here, there = looked(folder), looked(undisturbed)
+    assert set(here) == set(there) >= set(LOOKED)
+    timed = "attention/selftest.json"  # the only file that holds a time
+    assert {name for name in here if here[name] != there[name]} <= {timed}
+    assert read(folder / "metrics.json") == read(undisturbed / "metrics.json")
+
+
+def job(how: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """A whole command in a process of its own."""
+    command = [sys.executable, "-m", "tests.experiments.analysis_job", how, *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    outputs = tmp_path_factory.mktemp("undisturbed")
+    run = study_of(saved, outputs)
+    run.task(run)
+    folder = only(outputs)
+    assert is_finished(folder)
+    assert "What is missing here" not in page(folder)
+    return folder
+
+
+def test_an_analysis_that_raises_is_a_sentence_and_is_finished_later(
+    saved: Path, tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = job("raise", *options(saved, tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    folder = only(tmp_path)
+    sentence = (
+        f"{UNSEEN}RuntimeError: Expected all tensors to be on the same device (traceback: tracebacks/attention.txt; "
+        "the same command tries it again)"
+    )
+    assert sentence in ended.stdout
+    assert sentence in page(folder)
+    assert "Traceback" not in ended.stdout + ended.stderr
+    trace = (folder / "tracebacks" / "attention.txt").read_text()
+    assert "second line of many" in trace
+    assert "in broken" in trace
+    assert read(folder / "metrics.json") == read(undisturbed / "metrics.json")
+    assert read(folder / "attention" / "cases.json")["cases"]  # the next analysis came all the same
+    assert read(folder / "environment.json")["finished"]
+    assert not is_finished(folder)
+
+    run = study_of(saved, tmp_path, "task=attention", f"run={folder}")
+    run.task(run)
+    assert UNSEEN not in page(folder)
+    assert "attention: " in capsys.readouterr().out
+    assert is_finished(folder)
+    assert_same_look(folder, undisturbed)
+
+
+def test_a_run_killed_before_its_analysis_is_analysed_by_the_same_command(
+    saved: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    ended = job("kill", *options(saved, tmp_path))
+    assert ended.returncode == -9
+    folder = only(tmp_path)
+    assert "vcd" in ended.stdout  # the table of the arms was printed
+    assert "attention was not analysed yet" in page(folder)
+    assert "the attention of single cases was not recorded yet" in page(folder)
+    answered = (folder / "predictions.jsonl").read_bytes()
+    assert not is_finished(folder)
+
+    run = study_of(saved, tmp_path)
+    run.task(run)
+    assert only(tmp_path) == folder
+    assert (folder / "predictions.jsonl").read_bytes() == answered
+    assert "What is missing here" not in page(folder)
+    assert is_finished(folder)
+    assert_same_look(folder, undisturbed)
+
+
+def test_a_run_killed_before_its_analysis_is_finished_by_the_task(
+    saved: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both analyses, with the study's own options; with another arm under study the single cases stay missing."""
+    with monkeypatch.context() as patched:
+        patched.setattr("experiments.studies.attention.analysis.analyse_failures", raising(KeyboardInterrupt))
+        run = study_of(saved, tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    folder = only(tmp_path)
+    other = study_of(saved, tmp_path, "task=attention", f"run={folder}", "method.alpha=3")
+    other.task(other)
+    assert (folder / "attention.json").exists()
+    assert analyses.unfinished(folder) == ["attention_cases"]
+    assert not is_finished(folder)
+    run = study_of(saved, tmp_path, "task=attention", f"run={folder}")
+    run.task(run)
+    assert is_finished(folder)
+    assert_same_look(folder, undisturbed)
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., None]:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("broken", "missing", "kept"),
+    [
+        (
+            "experiments.evaluation.attention_log.record_cases",
+            "the attention of single cases was not recorded",
+            ["attention.json", "figures/trade_off.svg"],
+        ),
+        (
+            "experiments.studies.attention.analysis.draw_failures",
+            "the figures of attention were not drawn",
+            ["attention.json", "attention/cases.json", "figures/trade_off.svg"],
+        ),
+        (
+            "experiments.report.figures.auroc",
+            "the figure auroc.svg was not drawn",
+            ["attention.json", "attention/cases.json", "figures/trade_off.svg"],
+        ),
+    ],
+)
+def test_each_step_fails_alone_and_the_same_command_makes_up_for_it(
+    saved: Path,
+    tmp_path: Path,
+    undisturbed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    broken: str,
+    missing: str,
+    kept: list[str],
+) -> None:
+    run = study_of(saved, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(broken, raising(ZeroDivisionError("nothing to divide by")))
+        run.task(run)
+    folder = only(tmp_path)
+    sentence = f"{missing}: ZeroDivisionError: nothing to divide by (traceback: tracebacks/"
+    assert sentence in page(folder)
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert all((folder / name).exists() for name in kept)
+    assert len(list((folder / "tracebacks").iterdir())) == 1
+    assert not is_finished(folder)
+    run.task(run)
+    assert only(tmp_path) == folder
+    assert is_finished(folder)
+    assert "What is missing here" not in page(folder)
+    assert_same_look(folder, undisturbed)
+
+
+def test_what_is_done_is_not_done_again(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = study_of(saved, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("experiments.evaluation.attention_log.record_cases", raising(RuntimeError("no")))
+        run.task(run)
+    sentences = read(only(tmp_path) / "attention.json")["sentences"]
+    capsys.readouterr()
+    with monkeypatch.context() as patched:
+        patched.setattr("experiments.studies.attention.analysis.analyse_failures", raising(AssertionError("again")))
+        run.task(run)
+    assert is_finished(only(tmp_path))
+    assert "".join(sentences[0].split()) in "".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        OSError(28, "No space left on device"),
+        UserError("no room"),
+        AssertionError(),
+    ],
+)
+def test_any_exception_of_an_added_step_stays_there(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def second(work: study.Study) -> Iterable[str]:
+        (work.store.path / "second.txt").write_text("here")
+        return ["the second was done"]
+
+    first = Analysis("first", "the first was not done", raising(error))  # type: ignore[arg-type]
+    run = study_of(saved, tmp_path, "attention=false", "limit=4")
+    folder = study.run(run, after=[first, Analysis("second", "the second was not done", second)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the first was not done: " in said
+    assert "the second was done" in said
+    assert "the first was not done: " in page(folder)
+    assert analyses.unfinished(folder) == ["first"]
+    assert not is_finished(folder)
+
+
+def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk: the run ends well, and is unfinished."""
+
+    def fills(work: study.Study) -> Iterable[str]:
+        monkeypatch.setattr("experiments.runs.analyses.write_json", raising(UserError("cannot write")))
+        monkeypatch.setattr("experiments.report.build._write", raising(UserError("cannot write the report")))
+        (work.store.path / "tracebacks").write_text("in the way")
+        raise OSError(28, "No space left on device")
+
+    run = study_of(saved, tmp_path, "attention=false", "limit=4")
+    folder = study.run(run, after=[Analysis("first", "the first was not done", fills)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the first was not done: OSError: [Errno 28] No space left on device (its traceback could not be" in said
+    assert "the report was not built again: cannot write the report" in said
+    assert read(folder / "metrics.json")["arms"]
+    assert not is_finished(folder)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "broken", "missing"),
+    [
+        (
+            ("+exp=reasoning_stages", "task.failures=2"),
+            "experiments.studies.reasoning_stages.study.summarise",
+            "the stages were not traced",
+        ),
+        (
+            ("+exp=mechanism", "task.failures=2"),
+            "experiments.studies.mechanism.examination.Examination",
+            "the mechanism was not examined",
+        ),
+        (("task=vcd_grid", "task.alphas=[1.0]", "task.noise_steps=[500]"), None, "the frontier was not drawn"),
+        (
+            ("task=attention", "task.figures=0"),
+            "experiments.studies.attention.analysis.analyse_failures",
+            "attention was not analysed",
+        ),
+        (
+            ("task=direction_ablation",),
+            "experiments.studies.direction_ablation.evaluate",
+            "the ablations were not compared",
+        ),
+    ],
+)
+def test_every_study_concludes_before_its_own_analysis(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    overrides: tuple[str, ...],
+    broken: str | None,
+    missing: str,
+) -> None:
+    run = run_of(*overrides, "limit=24", "draws=20", "max_new_tokens=4", f"output_root={tmp_path}")
+    monkeypatch.setattr(broken or "experiments.studies.vcd_grid.frontier.draw", raising(RuntimeError("two devices")))
+    run.task(run)
+    (folder,) = tmp_path.glob("*/*/")
+    sentence = f"{missing}: RuntimeError: two devices (traceback: tracebacks/"
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert read(folder / "metrics.json")["arms" if broken else "points"]
+    assert broken is None or sentence in page(folder)
+    assert "two devices" in next((folder / "tracebacks").iterdir()).read_text()
+    assert not is_finished(folder)
+
+
+def test_a_launch_concludes_first_and_ends_well(saved: Path, tmp_path: Path) -> None:
+    """Two processes: rank 0 looks, fails and says so once; the other ends well."""
+    job_of_two = ("--standalone", "--nproc_per_node", "2", "-m", "tests.experiments.analysis_job")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "400"}
+    command = [sys.executable, "-m", "torch.distributed.run", *job_of_two, "raise", *options(saved, tmp_path)]
+    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    folder = only(tmp_path)
+    assert ended.stdout.count(UNSEEN) == 1
+    assert UNSEEN in page(folder)
+    assert (folder / "tracebacks" / "attention.txt").exists()
+    assert read(folder / "attention" / "cases.json")["cases"]
+    assert not is_finished(folder)
