@@ -95,18 +95,23 @@ def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
 def brief(entry: Mapping[str, Any], *, of_rates: bool = True, named: bool = False) -> str:
     """A difference with the wider of its 95% intervals in brackets: "+4.4 points [−2.0, +10.8]".
 
-    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]".
+    With ``named`` it says what the brackets hold: "+4.4 points [95% interval −2.0 to +10.8]". An end that is not 0 is
+    not rounded to it: a reader shall see on which side it lies.
     """
-    unit = " points" if of_rates else ""
-
-    def show(value: float) -> str:
-        return points(value, unit="") if of_rates else fixed(value, 3, sign=True)
-
+    scale, digits, unit = (100, 1, " points") if of_rates else (1, 3, "")
     ends = wider(entry)
     if ends["low"] is None:
-        return f"{show(entry['value'])}{unit}"
-    low, high = show(ends["low"]), show(ends["high"])
-    return f"{show(entry['value'])}{unit} [{f'95% interval {low} to {high}' if named else f'{low}, {high}'}]"
+        return fixed(scale * entry["value"], digits, sign=True) + unit
+
+    def end(value: float) -> str:
+        shown = digits
+        while value and shown < digits + 2 and round(scale * value, shown) == 0:
+            shown += 1
+        return fixed(scale * value, shown, sign=True)
+
+    low, high = end(ends["low"]), end(ends["high"])
+    value = fixed(scale * entry["value"], digits, sign=True) + unit
+    return f"{value} [{f'95% interval {low} to {high}' if named else f'{low}, {high}'}]"
 
 
 def p_value(p: float | None) -> str:

@@ -72,7 +72,7 @@ def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "
     if not entry.get("needed") or entry["needed"] <= entry["n"]:
         return ""
     five = "5 points" if of_rates else ".05"
-    return f" (one of {five} would need about {entry['needed']:,} {unit}; there were {entry['n']:,})"
+    return f" (to show one of {five} would take about {entry['needed']:,} {unit}; there were {entry['n']:,})"
 
 
 def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:

@@ -149,7 +149,11 @@ def _verdicts(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         if entry := delta[quantity]:
             told = words.format(to=share(entry["to"]), n=entry["n"])
             parts.append(f"{told} (the {before} {share(entry['from'])}; {_change(entry)})")
-    text = f"In the verdicts that it gives, {arm} {' and '.join(parts)}" if parts else f"{arm} gives no verdict"
+    text = (
+        f"In its own verdicts, at its own strictness, {arm} {' and '.join(parts)}"
+        if parts
+        else f"{arm} gives no verdict"
+    )
     auroc, d_prime = delta["auroc"], delta["d_prime"]
     if finding_of(metrics, rules.DISCRIMINATION, arm).answer is Answer.CANNOT_TELL:
         if d_prime:
@@ -157,8 +161,9 @@ def _verdicts(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
                      f"{fixed(d_prime['to'], 2)} ({change(d_prime, of_rates=False)})")  # fmt: skip
         return f"{text}."
     return (
-        f"{text}; the chance that it ranks a random unsafe request above a random harmless one (AUROC, 0.5 being a "
-        f"guess) goes from {fixed(auroc['from'], 3)} to {fixed(auroc['to'], 3)} ({_change(auroc, of_rates=False)})."
+        f"{text}; the chance that it takes a random unsafe request for less safe than a random harmless one (AUROC, "
+        f"0.5 being a guess) is {fixed(auroc['to'], 3)} (the {before} {fixed(auroc['from'], 3)}; "
+        f"{_change(auroc, of_rates=False)})."
     )
 
 

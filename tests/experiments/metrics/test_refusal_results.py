@@ -153,7 +153,7 @@ def test_tags_that_group_cases_have_tables_and_texts_do_not() -> None:
 def test_how_many_cases_a_five_point_effect_needs_is_said_where_no_change_is_shown() -> None:
     metrics = run(frame("b" * 60, {"baseline": "rc" * 30, "other": "rrcc" * 15, "less": "c" * 60}))
     assert metrics["comparisons"]["other"]["cases_needed_for_5_points"] > 60
-    assert "a change is not shown (one of 5 points would need about" in metrics["summary"][0]
+    assert "a change is not shown (to show one of 5 points would take about" in metrics["summary"][0]
     assert any("cases are needed" in sentence for sentence in metrics["caveats"])
     assert metrics["comparisons"]["less"]["cases_needed_for_5_points"] is None
 

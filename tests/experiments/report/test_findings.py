@@ -65,7 +65,7 @@ def test_the_second_sentence_carries_rates_intervals_and_denominators(known: dic
         assert f"{share(delta[name]['to'])} of 200" in second
         assert f"the baseline {share(delta[name]['from'])}; {brief(delta[name])}, {delta[name]['statement']}" in second
     auroc = delta["auroc"]
-    assert f"from {auroc['from']:.3f} to {auroc['to']:.3f} ({brief(auroc, of_rates=False)}, rose)" in second
+    assert f"is {auroc['to']:.3f} (the baseline {auroc['from']:.3f}; {brief(auroc, of_rates=False)}, rose)" in second
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_small_run_says_what_it_would_take() -> None:
     found = evaluate(from_margins(subsets, {name: margins[name] for name in ("baseline", "bit")}), seed=0, draws=300)
     needed = found["comparisons"]["bit"]["delta"]["matched_over_safety"]["needed"]
     assert found["summary"][0].endswith(
-        f": a difference is not shown (one of 5 points would need about {needed:,} cases; there were 120)."
+        f": a difference is not shown (to show one of 5 points would take about {needed:,} cases; there were 120)."
     )
 
 
@@ -144,6 +144,12 @@ def test_caveats_name_what_limits_the_numbers() -> None:
 def test_a_sound_arm_has_no_caveats(known: dict[str, Any]) -> None:
     calm = [text for text in caveats(known, "same") if "5 points" not in text]
     assert calm == []
+
+
+def test_an_end_that_is_not_0_is_not_rounded_to_it() -> None:
+    assert brief({"value": 0.018, "low": 0.00047, "high": 0.035}, of_rates=False) == "+0.018 [+0.0005, +0.035]"
+    assert brief({"value": 0.018, "low": -0.0004, "high": 0.036}) == "+1.8 points [−0.04, +3.6]"
+    assert brief({"value": 0.0, "low": 0.0, "high": 0.0}) == "0.0 points [0.0, 0.0]"
 
 
 def test_an_unknown_arm_is_refused(known: dict[str, Any]) -> None:
