@@ -196,3 +196,26 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> N
     assert not asked & judged
     assert "Mitigations beside each other" in (folder / "report.html").read_text()
     assert (folder / "figures" / "mitigations.svg").exists()
+
+
+def test_a_table_that_fails_leaves_the_study_and_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("name=m", "method=vcd", f"output_root={tmp_path}", "limit=12", "draws=20")
+    task = Mitigations({"moved": Candidate(VCD(), {"alpha": [0.5]})}, rivals=["vcd"])
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("nothing to compare")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("experiments.studies.mitigation_selection.tables.evaluate", broken)
+        folder = task(run)
+    sentence = "the mitigations were not compared: RuntimeError: nothing to compare (traceback: tracebacks/mitigations"
+    assert sentence in (folder / "report.html").read_text()
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert not (folder / "mitigations.json").exists()
+    answers = (folder / "predictions.jsonl").read_bytes()
+    assert task(run) == folder
+    assert (folder / "predictions.jsonl").read_bytes() == answers
+    assert (folder / "mitigations.json").exists()
+    assert sentence not in (folder / "report.html").read_text()

@@ -136,6 +136,29 @@ def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monk
     assert (folder / "report.html").is_file()
 
 
+def test_what_cannot_be_measured_keeps_neither_study_nor_tables_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("two devices")
+
+    run = small("vrtuning_llava", tmp_path, "task.perception=2", "task.attention=2")
+    with monkeypatch.context() as patched:
+        patched.setattr("experiments.studies.vrtuning.side_effects.measure_side_effects", broken)
+        run.task(run)
+    folder = only(tmp_path / "vrtuning_llava")
+    sentence = "the adapters' side effects were not measured: RuntimeError: two devices (traceback: tracebacks/"
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert "two devices" in (folder / "report.html").read_text()
+    assert (folder / "metrics.json").is_file()
+    assert (folder / "vrtuning.md").is_file()
+    assert not json.loads((folder / "vrtuning.json").read_text()).get("measured")
+    run.task(run)
+    assert only(tmp_path / "vrtuning_llava") == folder
+    assert set(json.loads((folder / "vrtuning.json").read_text())["measured"]) == {"baseline", "vrtuning"}
+    assert "two devices" not in (folder / "report.html").read_text()
+
+
 def test_only_the_same_training_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_: VRTuningStudy, __: Run, store: RunStore, ___: object) -> None:
         store.append([{"adapter": "vrtuning"}], "training.jsonl")
