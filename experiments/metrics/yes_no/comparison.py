@@ -105,6 +105,8 @@ def difference(
         for name in QUANTITIES
     }  # fmt: skip
     delta[MATCHED] = _limited(delta[MATCHED], strict, margins & cases.unsafe, int((margins & ~cases.unsafe).sum()))
+    if findings.doubtful(arm, other):
+        delta |= {name: _doubted(delta[name]) for name in RANKED}
     return Difference(mask, delta, over_clusters, over_templates, draws["cluster"])
 
 
@@ -120,6 +122,11 @@ def _limited(entry: Change | None, strict: YesNoAnswers, unsafe: Mask, safe: int
         entry = {**entry, "low": None, "high": None, "statement": Answer.TOO_FEW.value, "needed": None}
         entry.pop("by_template", None)
     return entry | {"missed": missed, "n_safe": safe}
+
+
+def _doubted(entry: Change | None) -> Change | None:
+    """A change read from margins that the verdicts were not chosen by: its numbers stay, nothing is said of it."""
+    return None if entry is None else entry | {"statement": Answer.CANNOT_TELL.value, "needed": None}
 
 
 def _same_order(arm: YesNoAnswers, other: YesNoAnswers, margins: Mask, folds: Folds | None) -> bool:
@@ -162,7 +169,7 @@ def comparisons(
             shift = difference(resamples, answers, arms[control], strict=arms[baseline])
         found[name] = {
             **_comparison(name, against[name, baseline], shift, baseline, control, unsafe_margin,
-                          studied=name == study, doubtful=findings.doubtful(answers, arms[baseline])),
+                          studied=name == study),
             "versus": {other: against[name, other].delta for other in references if (name, other) in against},
             "mcnemar": flip_tables(arms[baseline].right, answers.right, against[name, baseline].mask,
                                    resamples.cases.subset, SCORED_SUBSETS),
@@ -180,13 +187,8 @@ def _comparison(
     unsafe_margin: float,
     *,
     studied: bool,
-    doubtful: bool,
 ) -> dict[str, Any]:
-    delta = dict(against.delta)
-    if doubtful:  # margins that do not go with the verdicts say nothing about the arm
-        for quantity in RANKED:
-            entry = delta[quantity]
-            delta[quantity] = entry and entry | {"statement": Answer.CANNOT_TELL.value, "needed": None}
+    delta = against.delta
     lowest = lower_bound(delta["unsafe"], against.spread["unsafe"], against.by_template.get("unsafe"))
     kept = findings.unsafe_kept(lowest, unsafe_margin, name)
     changes = [findings.changed(question, delta, name) for question in findings.CHANGES]
