@@ -23,7 +23,7 @@ from scipy.special import stdtrit
 DRAWS = 10_000
 CONFIDENCE = 0.95
 FEWEST = 10  # clusters (or pairs) on either side, below which no interval is given
-_CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
+CHUNK = 500  # draws handled at once: 500 × 1,500 cases × 8 bytes = 6 MB, which stays near the cache
 
 Mask = Bool[np.ndarray, "case"]
 
@@ -77,8 +77,8 @@ class ClusterBootstrap:
         used = slice(None) if where is None else where
         by_cluster = np.zeros((self.multiplicity.shape[1], columns.shape[1]))
         np.add.at(by_cluster, self.cluster[used], columns[used])
-        chunks = range(0, len(self.multiplicity), _CHUNK)
-        return np.concatenate([self.multiplicity[i : i + _CHUNK].astype(np.float64) @ by_cluster for i in chunks])
+        chunks = range(0, len(self.multiplicity), CHUNK)
+        return np.concatenate([self.multiplicity[i : i + CHUNK].astype(np.float64) @ by_cluster for i in chunks])
 
     def ratio(
         self, top: Float[np.ndarray, "case"], bottom: Float[np.ndarray, "case"], where: Mask | None = None
@@ -117,14 +117,13 @@ class ClusterBootstrap:
         first = np.searchsorted(ranked, score[above], side="left")
         last = np.searchsorted(ranked, score[above], side="right")
         result = np.full(len(self.multiplicity), np.nan)
-        for start in range(0, len(self.multiplicity), _CHUNK):
-            chunk = self.multiplicity[start : start + _CHUNK]
+        for start in range(0, len(self.multiplicity), CHUNK):
+            chunk = self.multiplicity[start : start + CHUNK]
             positives = chunk[:, self.cluster[above]].astype(np.float64)
-            cumulated = np.zeros((len(chunk), len(ranked) + 1))
-            np.cumsum(chunk[:, cluster], axis=1, dtype=np.float64, out=cumulated[:, 1:])
-            wins = np.einsum("dp,dp->d", positives, cumulated[:, first] + cumulated[:, last]) / 2
-            pairs = positives.sum(axis=1) * cumulated[:, -1]
-            np.divide(wins, pairs, out=result[start : start + _CHUNK], where=pairs > 0)
+            below = cumulated(chunk[:, cluster])
+            wins = np.einsum("dp,dp->d", positives, below[:, first] + below[:, last]) / 2
+            pairs = positives.sum(axis=1) * below[:, -1]
+            np.divide(wins, pairs, out=result[start : start + CHUNK], where=pairs > 0)
         return result
 
 
@@ -191,14 +190,21 @@ def auroc(score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"]) 
     return None if math.isnan(value) else value
 
 
+def cumulated(weights: UInt8[np.ndarray, "draw case"]) -> Float[np.ndarray, "draw case+1"]:
+    """The weight of the first 0, 1, 2, … cases of each draw."""
+    result = np.zeros((len(weights), weights.shape[1] + 1))
+    np.cumsum(weights, axis=1, dtype=np.float64, out=result[:, 1:])
+    return result
+
+
 def _draw(clusters: int, *, draws: int, seed: int) -> UInt8[np.ndarray, "draw cluster"]:
     """How often each of ``clusters`` clusters occurs in each bootstrap sample of as many clusters, with replacement."""
     if clusters < 1 or draws < 1:
         raise ValueError(f"{clusters} clusters, {draws} draws; a bootstrap needs at least one of each")
     rng = np.random.default_rng(seed)
     rows = []
-    for start in range(0, draws, _CHUNK):
-        size = min(_CHUNK, draws - start)
+    for start in range(0, draws, CHUNK):
+        size = min(CHUNK, draws - start)
         picked = rng.integers(clusters, size=(size, clusters)) + clusters * np.arange(size)[:, None]
         # A multiplicity is about Poisson(1) and never above the number of clusters: 255 is out of reach.
         rows.append(np.bincount(picked.ravel(), minlength=size * clusters).reshape(size, clusters).astype(np.uint8))

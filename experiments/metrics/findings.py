@@ -136,6 +136,13 @@ def whether(question: str, holds: bool, evidence: Evidence, about: str) -> Findi
     return Finding(question, Answer.YES if holds else Answer.NO, evidence, about)
 
 
+def all_hold(question: str, met: Mapping[str, bool], about: str) -> Finding:
+    """YES where every condition of ``met`` holds, else NO; the evidence names the first that does not (``decided``)."""
+    decided = next((condition for condition, holds in met.items() if not holds), "")
+    evidence = {"met": sum(met.values()), "of": len(met), "decided": decided}
+    return Finding(question, Answer.NO if decided else Answer.YES, evidence, about)
+
+
 def with_findings(
     metrics: Mapping[str, Any],
     limits: Callable[[Mapping[str, Any], Mapping[str, Any] | None, str], Iterable[Finding]],

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from experiments.metrics.bootstrap import ClusterBootstrap, ratio
+from experiments.metrics.bootstrap import CHUNK, ClusterBootstrap, cumulated, ratio
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
 
-_CHUNK = 500  # draws handled at once
 _TIE = 1e-9  # counts are sums of small integers: nearer than this is equal
 
 Mask = Bool[np.ndarray, "case"]
@@ -78,10 +77,13 @@ def over_safety_at(
     ranked, kind, home = margin[order], unsafe[order], bootstrap.cluster[order]
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) if len(ranked) else np.zeros(0, dtype=int)
     result = np.full(len(bootstrap.multiplicity), np.nan)
-    for start in range(0, len(result), _CHUNK):
-        weights = bootstrap.multiplicity[start : start + _CHUNK][:, home].astype(float)
-        caught, lost = (_cumulated(weights * mask, last) for mask in (kind, ~kind))  # with every threshold, from none
-        share = strictness[start : start + _CHUNK]
+    for start in range(0, len(result), CHUNK):
+        chunk = bootstrap.multiplicity[start : start + CHUNK]
+        # The weight of each class below each threshold, from none on.
+        caught, lost = (
+            cumulated(chunk[:, home[mask]])[:, np.concatenate([[0], np.cumsum(mask)[last]])] for mask in (kind, ~kind)
+        )
+        share = strictness[start : start + CHUNK]
         defined = (caught[:, -1] > 0) & (lost[:, -1] > 0) & ~np.isnan(share)
         if defined.any():
             answered = 1 - _read(caught[defined], lost[defined], share[defined]) / lost[defined, -1]
@@ -101,11 +103,6 @@ def _read(
     between = np.divide(target - caught[row, left], gap, where=gap > 0, out=np.zeros_like(gap))
     part = np.where(first <= final, 0.5, between)
     return lost[row, left] + part * (lost[row, right] - lost[row, left])
-
-
-def _cumulated(weights: Float[np.ndarray, "draw case"], last: Int[np.ndarray, "point"]) -> np.ndarray:
-    """Cumulated weights at the last case of each run of equal margins, after a 0."""
-    return np.concatenate([np.zeros((len(weights), 1)), np.cumsum(weights, axis=1)[:, last]], axis=1)
 
 
 def _averaged(

@@ -6,7 +6,7 @@ Each rule reads changes as metrics.json keeps them (``paired.change``) and retur
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, change_evidence, spoken, whether
+from experiments.metrics.findings import Answer, Finding, all_hold, change_evidence, spoken, whether
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.types import SCORED_SUBSETS
 
@@ -64,9 +64,7 @@ def wins(delta: Delta, kept: Finding, *, studied: bool, arm: str = "") -> Findin
     met = {MATCHED: spoken(delta["matched_over_safety"], studied=studied) is Answer.ROSE,
            UNSAFE_KEPT: kept.answer is Answer.YES,
            OVERALL: spoken(delta["overall"], studied=True) is Answer.ROSE}  # fmt: skip
-    decided = next((question for question, holds in met.items() if not holds), "")
-    answer = Answer.NO if decided else Answer.YES
-    return Finding(WINS, answer, {"met": sum(met.values()), "of": len(met), "decided": decided}, arm)
+    return all_hold(WINS, met, arm)
 
 
 def limits(block: Mapping[str, Any], comparison: Mapping[str, Any] | None, arm: str) -> list[Finding]:

@@ -37,6 +37,17 @@ def finding_of(metrics: Mapping[str, Any], question: str, arm: str) -> Finding:
     return finding
 
 
+def conditions(
+    met: Mapping[str, bool], decided: str, templates: Mapping[str, str], numbers: Mapping[str, str]
+) -> list[str]:
+    """A sentence for each condition of a win, by question: whether it is met, and the one that ``decided`` marked."""
+    return [
+        f"{'met' if met[question] else 'not met'}{' (this decides)' if question == decided else ''}: "
+        + template.format(**numbers)
+        for question, template in templates.items()
+    ]
+
+
 def limits(
     metrics: Mapping[str, Any],
     arm: str,

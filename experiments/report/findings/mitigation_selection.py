@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer
+from experiments.report.findings.statements import judged
 from experiments.report.numbers import brief, change, percent
 
 
@@ -24,8 +25,7 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     if best := result["best"]:
         one, versus = arms[best], arms[best]["versus"].get(rivals[0], {})
         if one["matched_over_safety"] and versus.get("matched_over_safety"):
-            together = versus["matched_over_safety"].get("simultaneous", versus["matched_over_safety"])
-            shown = versus["matched_over_safety"] | together | {"by_template": None}
+            shown = judged(versus["matched_over_safety"], studied=False)
             found.append(
                 f"Most are answered by {best}: {percent(one['matched_over_safety']['value'])}% ({brief(shown)} against "
                 f"{rivals[0]}); in its own verdicts over-safety {change(versus['over_safety'])}, unsafe "

@@ -6,8 +6,8 @@ from typing import Any
 
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
-from experiments.report.findings.limits import finding_of, in_words, limits
-from experiments.report.findings.statements import judged, said, too_few
+from experiments.report.findings.limits import conditions, finding_of, in_words, limits
+from experiments.report.findings.statements import interval_name, judged, said, too_few
 from experiments.report.numbers import brief, change, percent, percent_interval, points, share, within
 
 _BETTER = (
@@ -95,19 +95,14 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
         return ["not judged: " + (_NO_TWINS if alone else _NO_BENIGN)]
     benign, studied = metrics["comparisons"][arm]["delta"]["benign"], arm == metrics["study"]
     numbers = _margin_and_bound(metrics, arm) | {
-        "interval": "interval" if studied or "simultaneous" not in benign else "simultaneous interval",
+        "interval": interval_name(benign, studied=studied),
         "change": change(judged(benign, studied=studied)),
     }
     met = {
         rules.BENIGN: finding_of(metrics, rules.BENIGN, arm).answer is Answer.FELL,
         rules.SAFETY_KEPT: finding_of(metrics, rules.SAFETY_KEPT, arm).answer is Answer.YES,
     }
-    decided = better.evidence["decided"]
-    return [
-        f"{'met' if met[question] else 'not met'}{' (this decides)' if question == decided else ''}: "
-        + template.format(**numbers)
-        for question, template in _REASONS.items()
-    ]
+    return conditions(met, better.evidence["decided"], _REASONS, numbers)
 
 
 def _margin_and_bound(metrics: Mapping[str, Any], arm: str) -> dict[str, str]:

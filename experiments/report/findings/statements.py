@@ -52,6 +52,11 @@ def judged(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
     return entry if both is None else {**entry, **both, "by_template": None}
 
 
+def interval_name(entry: Mapping[str, Any] | None, *, studied: bool) -> str:
+    """What the interval is called that ``judged`` shows."""
+    return "simultaneous interval" if entry and not studied and "simultaneous" in entry else "interval"
+
+
 def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
     """The words " by less than 2 points" where a change that rose or fell is that small, else empty."""
     return f" by less than {_small(of_rates=of_rates)}" if within(wider(entry)) else ""

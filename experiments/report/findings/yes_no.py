@@ -10,8 +10,8 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, Finding, spoken
 from experiments.metrics.yes_no import findings as rules
-from experiments.report.findings.limits import finding_of, in_words, limits
-from experiments.report.findings.statements import more_cases, said, too_few, word
+from experiments.report.findings.limits import conditions, finding_of, in_words, limits
+from experiments.report.findings.statements import interval_name, judged, more_cases, said, too_few, word
 from experiments.report.numbers import brief, change, fixed, points, share, within
 from interp.errors import UserError
 
@@ -88,10 +88,9 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
     comparison, studied = metrics["comparisons"][arm], arm == metrics["study"]
     delta, lowest = comparison["delta"], comparison["unsafe_lower_bound"]
     matched = delta["matched_over_safety"]
-    both = matched and not studied and matched.get("simultaneous")
     numbers = {
-        "interval": "simultaneous interval" if both else "interval",
-        "matched": change(matched | both | {"by_template": None} if both else matched),
+        "interval": interval_name(matched, studied=studied),
+        "matched": change(matched and judged(matched, studied=studied)),
         "overall": change(delta["overall"]),
         "margin": f"{100 * metrics['method']['unsafe_margin']:g}",
         "bound": "not available" if lowest is None else points(lowest),
@@ -101,12 +100,7 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
         rules.UNSAFE_KEPT: finding_of(metrics, rules.UNSAFE_KEPT, arm).answer is Answer.YES,
         rules.OVERALL: spoken(delta["overall"], studied=True) is Answer.ROSE,
     }
-    decided = finding_of(metrics, rules.WINS, arm).evidence["decided"]
-    return [
-        f"{'met' if met[question] else 'not met'}{' (this decides)' if question == decided else ''}: "
-        + template.format(**numbers)
-        for question, template in _REASONS.items()
-    ]
+    return conditions(met, finding_of(metrics, rules.WINS, arm).evidence["decided"], _REASONS, numbers)
 
 
 def _absent(limit: Finding) -> dict[str, str]:

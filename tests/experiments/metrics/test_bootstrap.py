@@ -117,7 +117,7 @@ def test_a_bootstrap_sample_has_as_many_clusters_and_depends_on_the_seed_alone(m
     assert drawn.shape == (1203, 7)
     assert (drawn.sum(axis=1) == 7).all()
     assert not (drawn == draw(4)).all()
-    monkeypatch.setattr(bootstrap, "_CHUNK", 11)
+    monkeypatch.setattr(bootstrap, "CHUNK", 11)
     assert (drawn == draw(3)).all()
     assert drawn.astype(float).var() == pytest.approx(6 / 7, rel=0.05), "multinomial: n · (1/n)(1 − 1/n)"
     with pytest.raises(ValueError, match="0 clusters"):
