@@ -25,6 +25,7 @@ from interp.attention_tables import AttentionMap, Masses, mass_table
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, Pass, follow, is_paused
+from interp.host import to_device, to_host
 from interp.segments import RowSegments, Segments
 
 if TYPE_CHECKING:
@@ -95,10 +96,14 @@ class _Capture:
     masses: dict[int, Tensor] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)
     indicators: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+    indices: dict[tuple[bool, torch.device], Tensor] = field(default_factory=dict)
 
-    def places(self, columns: list[int], device: torch.device) -> Int[Tensor, "query"]:
-        """Indices of these columns among the forward's queries."""
-        return torch.tensor(columns, device=device) - self.forward.start
+    def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, "query"]:
+        """Indices of the columns to map, or of those to log, among the forward's queries. Cached by device."""
+        if (mapped, device) not in self.indices:
+            columns = torch.tensor(self.mapped if mapped else self.logged) - self.forward.start
+            self.indices[mapped, device] = to_device(columns, device)
+        return self.indices[mapped, device]
 
     def indicator(self, call: AttentionCall, dtype: torch.dtype) -> Float[Tensor, "row key segment"]:
         """Segments of a layer's keys, which end with the newest column. Cached by number of keys."""
@@ -106,7 +111,7 @@ class _Capture:
         key = (start, dtype, call.key.device)
         if key not in self.indicators:
             one_hot = self.forward.batch.segments.indicator(start, self.forward.total)
-            self.indicators[key] = one_hot.to(call.key.device, dtype)
+            self.indicators[key] = to_device(one_hot.to(dtype), call.key.device)
         return self.indicators[key]
 
 
@@ -156,16 +161,21 @@ class _Recorder:
             sight.masses[call.layer] = _mass(call, sight)
 
     def after(self, module: Any, args: Any, output: Any) -> None:
-        """Runs after a forward; moves the layers' results to the CPU in one transfer."""
+        """Runs after a forward; moves the layers' results to the CPU, with one wait for the device."""
         sight, self.sight = self.sight, None
         if sight is None:
             return
         self.follower.leave(sight.forward, output)
         batch = sight.forward.batch
+        wanted = [found for found, columns in ((sight.masses, sight.logged), (sight.rows, sight.mapped)) if columns]
+        if not wanted:
+            return
+        fetched = to_host([*map(self._stacked, wanted), *batch.unread()])
+        batch.read(fetched[len(wanted) :])
         if sight.logged:
             self.record.pieces.append(
                 Masses(
-                    mass=self._stacked(sight.masses),
+                    mass=fetched[0],
                     layers=self.layers,
                     columns=tuple(sight.logged),
                     width=batch.segments.width,
@@ -176,7 +186,7 @@ class _Recorder:
                 )
             )
         if sight.mapped:
-            self.record.maps.extend(_maps(self._stacked(sight.rows), self.layers, sight.mapped, batch))
+            self.record.maps.extend(_maps(fetched[len(wanted) - 1], self.layers, sight.mapped, batch))
 
     def _stacked(self, found: dict[int, Tensor]) -> Float[Tensor, "layer row head query _"]:
         missing = [layer for layer in self.layers if layer not in found]
@@ -186,7 +196,7 @@ class _Recorder:
                 "that; load it with attn_implementation='eager' and pass output_attentions=True"
             )
         device = found[self.layers[0]].device  # layers may be on several devices
-        return torch.stack([found[layer].to(device) for layer in self.layers]).cpu()
+        return torch.stack([found[layer].to(device) for layer in self.layers])
 
 
 def _wanted(queries: Steps) -> Callable[[int], bool]:
@@ -201,12 +211,12 @@ def _wanted(queries: Steps) -> Callable[[int], bool]:
 
 def _whole_rows(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query column"]:
     """Full float32 rows, a few queries at a time; columns that a sliding window has dropped get 0."""
-    parts = [call.at(places).rows() for places in sight.places(sight.mapped, call.key.device).split(FEW)]
+    parts = [call.at(places).rows() for places in sight.places(call.key.device, mapped=True).split(FEW)]
     return torch.nn.functional.pad(torch.cat(parts, dim=2), (sight.forward.total - call.key.shape[2], 0))
 
 
 def _mass(call: AttentionCall, sight: _Capture) -> Float[Tensor, "row head query segment"]:
-    places = sight.places(sight.logged, call.key.device)
+    places = sight.places(call.key.device, mapped=False)
     if len(places) <= FEW:
         pattern = "row head query key, row key segment -> row head query segment"
         return einsum(call.at(places).rows(), sight.indicator(call, torch.float32), pattern)

@@ -18,6 +18,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
+from interp.host import to_device
 from interp.segments import IMAGE, SEGMENTS, Segments, segment
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ class _Cutter:
         self.layers = frozenset(layers)
         self.follower = Follower(vlm)
         self.forward: Forward | None = None
-        self.cuts: dict[int, Bool[Tensor, "row head query key"] | None] = {}  # by number of keys
+        # By number of keys and device; None where nothing is cut.
+        self.cuts: dict[tuple[int, torch.device], Bool[Tensor, "row head query key"] | None] = {}
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs before a forward; finds which columns it holds."""
@@ -161,13 +163,13 @@ class _Cutter:
                 "attention ran outside a forward of the whole model; a knockout follows vlm.generate, vlm.score and "
                 "vlm.model(...); call one of these"
             )
-        keys = call.key.shape[2]
-        if keys not in self.cuts:
+        keys, device = call.key.shape[2], call.key.device
+        if (keys, device) not in self.cuts:
             cut = _cut(self.forward, self.edges, keys)
             # A step without any of the queries keeps its mask.
-            self.cuts[keys] = cut.to(call.key.device) if bool(cut.any()) else None
-        edges = self.cuts[keys]
-        return call if edges is None else call.block(edges)
+            self.cuts[keys, device] = to_device(cut, device) if bool(cut.any()) else None
+        edges = self.cuts[keys, device]
+        return call if edges is None else call.without(edges)  # every token keeps the edge to itself
 
 
 def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "row 1 query key"]:

@@ -270,14 +270,15 @@ class VLM:
         """The margin of each prompt with one forward; float32 on the CPU. Takes inputs padded on either side."""
         batch = dict(self.encode(prompts) if encoded is None else encoded)
         mask = batch["attention_mask"]
-        last = mask.shape[-1] - 1 - mask.flip(-1).argmax(-1)
+        last = (mask.shape[-1] - 1 - mask.flip(-1).argmax(-1)).tolist()
         if self.layout.position_kind == "1d":
             # Positions as in generate(): if padding counted, a margin would depend on its batch.
             batch["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        columns, column = torch.unique(last, return_inverse=True)
+        # A list: the hidden states it selects from may be on another device than the inputs.
+        columns = sorted(set(last))
         with torch.no_grad():
             logits = self.model(**batch, logits_to_keep=columns).logits
-        return self.margin(logits[torch.arange(len(mask), device=logits.device), column.to(logits.device)]).cpu()
+        return self.margin(logits[list(range(len(last))), [columns.index(column) for column in last]]).cpu()
 
     def margin(
         self, logits: Float[Tensor, "row vocab"], *, of: Int[Tensor, "vocab"] | None = None

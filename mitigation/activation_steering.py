@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from interp.directions import Direction
     from interp.hooks.residual import LayerStates
+    from interp.host import Copies
     from interp.vlm import VLM, Generation, Prompt
 
 KINDS = ("mean_difference", "logistic", "discriminant")
@@ -119,19 +120,24 @@ class LearnedSteering:
             UserError: it was learned on another model.
         """
         from interp.hooks.residual import edit_residual
+        from interp.host import Copies
 
         direction = self.direction(vlm)
-        added = self.strength * direction.gap * direction.vector
+        added = Copies(self.strength * direction.gap * direction.vector)
         with edit_residual(vlm, partial(self._steered, added=added), layers=[direction.layer]):
             return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
-    def _steered(self, here: "LayerStates", added: "Tensor") -> "Tensor":
-        where = here.where("all")
-        if self.columns != "all":
-            where = here.where("verdict") | here.where("generated")
-            where = ~where if self.columns == "prompt" else where
-        edited = here.hidden.clone()
-        edited[where] += added.to(edited)
+    def _steered(self, here: "LayerStates", added: "Copies") -> "Tensor":
+        vector = added.like(here.hidden)
+        if self.columns == "all":
+            return here.hidden + vector
+        answer = here.at("verdict", "generated")
+        if self.columns == "prompt":
+            edited = here.hidden + vector
+            edited[answer] = here.hidden[answer]
+        else:
+            edited = here.hidden.clone()
+            edited[answer] += vector
         return edited
 
 

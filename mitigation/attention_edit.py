@@ -15,6 +15,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
+from interp.host import to_device
 from interp.segments import IMAGE, SEGMENTS, Segments
 from mitigation.validation import check_layers, check_weight
 
@@ -68,16 +69,18 @@ class _Steering:
         self.weight, self.layers, self.relative, self.all_text = weight, frozenset(layers), relative, all_text
         self.follower = Follower(vlm)
         self.forward: Forward | None = None
+        # Edges and the queries that have any, by number of keys and device.
+        self.raised: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs before a forward; finds which columns it holds."""
-        self.forward = None if is_paused() else self.follower.enter(args, kwargs)
+        self.forward, self.raised = None if is_paused() else self.follower.enter(args, kwargs), {}
 
     def after(self, module: Any, args: Any, output: Any) -> None:
         """Runs after a forward, and remembers its cache to recognise the next decoding step."""
         if self.forward is not None:
             self.follower.leave(self.forward, output)
-        self.forward = None
+        self.forward, self.raised = None, {}
 
     def edit(self, call: AttentionCall) -> AttentionCall:
         """Runs at each attention call; returns it with a mask that raises the image's logits."""
@@ -89,9 +92,13 @@ class _Steering:
                 "attention ran outside a forward of the whole model; steering follows vlm.generate, vlm.score and "
                 "vlm.model(...); call one of these"
             )
-        edges = self._edges(forward, call.key.shape[2]).to(call.key.device)
-        # Few of a prompt's queries are steered: compute logits, if needed, for these only.
-        places = edges.any(0).any(-1).nonzero().flatten()
+        keys, device = call.key.shape[2], call.key.device
+        if (keys, device) not in self.raised:
+            edges = self._edges(forward, keys)
+            # Few of a prompt's queries are steered: compute logits, if needed, for these only.
+            places = edges.any(0).any(-1).nonzero().flatten()
+            self.raised[keys, device] = to_device(edges, device), to_device(places, device)
+        edges, places = self.raised[keys, device]
         if not len(places):
             return call
         return replace(call, mask=_raised(call, edges, places, self.weight, relative=self.relative))

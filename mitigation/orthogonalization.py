@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
+from interp.host import Copies
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -46,17 +47,21 @@ def projected(vlm: "VLM", direction: Float[Tensor, "width"]) -> Iterator[None]:
     it. In families that normalise a block's output before adding it (gemma 2 and 3), the norm's gains can restore part
     of the component in the middle of a layer. The model is restored when the block ends, also on an exception.
     """
-    unit = _unit(direction)
+    units = Copies(_unit(direction))
+
+    def cleared(states: Tensor) -> Tensor:
+        exact = states if states.dtype == torch.float64 else states.float()
+        return without(exact, units.like(exact)).to(states.dtype)
 
     def entering(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args:
-            return (without(args[0], unit), *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": without(kwargs["hidden_states"], unit)}
+            return (cleared(args[0]), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": cleared(kwargs["hidden_states"])}
 
     def leaving(module: Any, args: Any, output: Any) -> Any:
         if isinstance(output, tuple):
-            return (without(output[0], unit), *output[1:])
-        return without(output, unit)
+            return (cleared(output[0]), *output[1:])
+        return cleared(output)
 
     with ExitStack() as stack:
         for reader in (*vlm.layout.module(vlm.model, "layers"), vlm.layout.module(vlm.model, "final_norm")):
@@ -74,14 +79,14 @@ def levelled(vlm: "VLM", direction: Float[Tensor, "width"], levels: Float[Tensor
     occurs: if no state is near 0 along the direction, projecting it out moves all states far off distribution.
     Marshall et al. 2024, "Refusal in LLMs is an Affine Function", arXiv 2411.09003.
     """
-    unit = _unit(direction).float()
+    units, heights = Copies(_unit(direction).float()), Copies(levels)
 
     def edit(here: LayerStates) -> Tensor:
-        where = here.where("verdict") | here.where("generated")
+        places = here.at("verdict", "generated")
         edited = here.hidden.clone()
-        states = edited[where].float()
-        level = levels[here.layer - 1].to(states)
-        edited[where] = (without(states, unit) + level * unit.to(states)).to(edited)
+        states = edited[places].float()
+        unit, level = units.like(states), heights.like(states)[here.layer - 1]
+        edited[places] = (without(states, unit) + level * unit).to(edited)
         return edited
 
     with edit_residual(vlm, edit, layers=range(1, len(levels) + 1)):

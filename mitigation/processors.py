@@ -15,6 +15,7 @@ from transformers import LogitsProcessor
 
 from interp.errors import UserError
 from interp.first_scores import uncut_scores
+from interp.host import to_device
 from interp.vlm import AnswerIds
 from mitigation.contrastive.corruption import case_generator
 from mitigation.contrastive.formulas import plausible, uncut_answers
@@ -122,7 +123,7 @@ class CaseSampler(LogitsProcessor):
             self._prompt = input_ids.shape[1]
         step = input_ids.shape[1] - self._prompt
         noise = torch.stack([gumbel(scores.shape[1], f"{key}\nstep {step}", self._seed) for key in self._keys])
-        return scores.float() / self._temperature + noise.to(scores.device)
+        return scores.float() / self._temperature + to_device(noise, scores.device)
 
 
 class PlausibilityLogitsProcessor(LogitsProcessor):
@@ -148,4 +149,5 @@ class PlausibilityLogitsProcessor(LogitsProcessor):
 def gumbel(size: int, key: str, seed: int) -> Float[Tensor, "vocab"]:
     """Standard Gumbel noise, float32 on the CPU, that depends only on ``key`` and ``seed``."""
     generator = case_generator(key, seed)
-    return -torch.empty(size).exponential_(generator=generator).log()
+    # It may draw 0, whose infinite noise would make NaN of a forbidden token.
+    return -torch.empty(size).exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()

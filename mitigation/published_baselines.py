@@ -97,7 +97,7 @@ class M3ID:
         start = self._start(vlm, prompts)
 
         def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            place = start.to(clean.device) + step
+            place = start.to(clean.device, non_blocking=True) + step
             return m3id(clean, others[0], forgetting=self.forgetting, threshold=self.threshold, place=place)
 
         blind = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)

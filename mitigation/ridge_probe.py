@@ -270,14 +270,15 @@ class VerdictEdit:
 
     def edit(self, here: LayerStates) -> Tensor | None:
         """Reads the question at point 0, and edits the verdict at ``point``. Ignores decoding steps."""
-        verdict = here.where("verdict")
-        if not bool(verdict.any()):
+        verdict = here.at("verdict")
+        if not len(verdict[0]):
             return None
         if here.layer == 0:
-            self.question = _mean(here.hidden, here.where("user"))
+            self.question = here.mean("user")
             return None
-        image = None if self.readout.conjunction is None else _mean(here.hidden, here.where("image"))
-        logits = self.readout.logits(Pooled(here.hidden[verdict].float(), self.question, image))
+        image = None if self.readout.conjunction is None else here.mean("image")
+        question = self.question.to(here.hidden.device)  # that layer may be on another device
+        logits = self.readout.logits(Pooled(here.hidden[verdict].float(), question, image))
         edited = here.hidden.clone()
         edited[verdict] += (logits[:, None] * self.direction.to(logits)).to(edited)
         return edited
@@ -307,7 +308,3 @@ def _folds(prompts: "Sequence[Prompt]", labels: Bool[Tensor, "row"], *, folds: i
     order = torch.randperm(len(questions), generator=torch.Generator().manual_seed(seed)).tolist()
     place = {questions[index]: number % folds for number, index in enumerate(order)}
     return torch.tensor([place[prompt.text] for prompt in prompts])
-
-
-def _mean(hidden: Float[Tensor, "row column width"], where: Bool[Tensor, "row column"]) -> Float[Tensor, "row width"]:
-    return torch.stack([row[there].float().mean(0) for row, there in zip(hidden, where, strict=True)])

@@ -32,6 +32,7 @@ CAPABILITIES = {  # capability in the contract's words → column
     "vcd_lazy": "VCD lazy",
     "lora": "LoRA",
     "captum": "captum",
+    "two_devices": "two devices",
 }
 WORKS, NOT_HERE, NOT_RUN = "yes", "n/a", "not run"
 CALLED = "The tests ask a stand-in server; no provider was called from where this project was built."

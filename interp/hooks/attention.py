@@ -99,18 +99,23 @@ class AttentionCall:
         )[0]
 
     def block(self, edges: Bool[Tensor, "#row #head query key"]) -> "AttentionCall":
-        """The same call with some query → key edges cut.
+        """The same call with some query → key edges cut. The check makes the host wait for the device.
 
         Raises:
             UserError: a query would have no key left.
         """
-        mask = self.allowed()
-        # In an additive mask False would be 0, which blocks nothing: use the lowest number instead.
-        cut = mask & ~edges if mask.dtype == torch.bool else mask.masked_fill(edges, torch.finfo(mask.dtype).min)
-        if bool((_sees(mask) & ~_sees(cut)).any()):
+        cut = self.without(edges)
+        if bool((_sees(self.allowed()) & ~_sees(cut.allowed())).any()):
             raise UserError(
                 "every key of a query is blocked in a layer; it needs at least one; keep the sink or itself"
             )
+        return cut
+
+    def without(self, edges: Bool[Tensor, "#row #head query key"]) -> "AttentionCall":
+        """As ``block``, for edges that leave every query a key; not checked."""
+        mask = self.allowed()
+        # In an additive mask False would be 0, which blocks nothing: use the lowest number instead.
+        cut = mask & ~edges if mask.dtype == torch.bool else mask.masked_fill(edges, torch.finfo(mask.dtype).min)
         return replace(self, mask=cut)
 
 

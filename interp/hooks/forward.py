@@ -4,10 +4,10 @@ A *pass* is the forward of a batch of prompts with its decoding steps, which are
 knockout, patching and steering use this to know which tokens a forward holds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.attention import STATIC
+from interp.host import to_host
 from interp.segments import IMAGE, SEGMENTS, Segments, segment
 
 if TYPE_CHECKING:
@@ -43,12 +44,40 @@ def is_paused() -> bool:
 
 @dataclass
 class Pass:
-    """One batch. ``first_row`` counts rows over all passes, ``total`` the columns seen so far."""
+    """One batch. ``first_row`` counts rows over all passes, ``total`` the columns seen so far.
+
+    Tokens of ``ends`` end an answer. Those fed stay on the device until somebody asks whose answer has ended.
+    """
 
     segments: Segments
     first_row: int
-    alive: list[bool]  # False once the row's answer has ended
+    ends: Set[int]
     total: int = 0
+    _alive: list[bool] = field(init=False)
+    _fed: list[Int[Tensor, "row"]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._alive = [True] * len(self.segments.rows)
+
+    @property
+    def alive(self) -> list[bool]:
+        """By row: whether its answer has not ended; False once it was fed its end token, or padding."""
+        self.read(to_host(self.unread()))
+        return self._alive
+
+    def feed(self, ids: Int[Tensor, "row column"]) -> None:
+        """Notes the tokens of a decoding step."""
+        self._fed.append(ids[:, -1] if ids.shape[1] == 1 else ids[:, -1].clone())
+
+    def unread(self) -> list[Tensor]:
+        """The tokens fed since the last call; the caller fetches them (``to_host``) and passes them to ``read``."""
+        fed, self._fed = self._fed, []
+        return [torch.stack(fed)] if fed else []
+
+    def read(self, fetched: Sequence[Int[Tensor, "step row"]]) -> None:
+        """See ``unread``."""
+        for tokens in (step for steps in fetched for step in steps.tolist()):
+            self._alive = [alive and token not in self.ends for alive, token in zip(self._alive, tokens, strict=True)]
 
     def step(self, column: int) -> int:
         """0 for the last column of the prompts, 1 for the first generated token, −1 for the column before the last."""
@@ -102,9 +131,7 @@ class Follower:
         shape = tuple(tokens.shape[:2])
         batch = self._pass(ids, embeddings, cache, past, shape)
         if batch.total and ids is not None:
-            # The answer of a row that is fed its end token (or padding) has ended.
-            fed = zip(batch.alive, ids[:, -1].tolist(), strict=True)
-            batch.alive = [alive and token not in self._ends for alive, token in fed]
+            batch.feed(ids)
         forward = Forward(batch, start=past, new=batch.total, total=past + shape[1])
         batch.total = forward.total
         if cache is not None:
@@ -119,11 +146,11 @@ class Follower:
 
     def _pass(self, ids: Any, embeddings: Any, cache: Any, past: int, shape: tuple[int, ...]) -> Pass:
         batch = self._by_cache.get(cache) if past else None
-        if batch is not None and batch.total == past and shape == (len(batch.alive), 1):
+        if batch is not None and batch.total == past and shape == (len(batch.segments.rows), 1):
             return batch
         for segments in reversed(self.known) if not past else ():
             if shape == tuple(segments.input_ids.shape) and self._same(segments, ids, embeddings):
-                self._latest = Pass(segments, self.rows, alive=[True] * len(segments.rows))
+                self._latest = Pass(segments, self.rows, self._ends)
                 self.rows += len(segments.rows)
                 return self._latest
         if not past and self._latest is not None and self._repeats(self._latest, ids, shape):
@@ -145,7 +172,7 @@ class Follower:
     @staticmethod
     def _repeats(batch: Pass, ids: Int[Tensor, "row column"] | None, shape: tuple[int, ...]) -> bool:
         """Whether this is a step without a cache: the whole sequence again, one token longer."""
-        if ids is None or shape != (len(batch.alive), batch.total + 1):
+        if ids is None or shape != (len(batch.segments.rows), batch.total + 1):
             return False
         return torch.equal(ids[:, : batch.segments.width].cpu(), batch.segments.input_ids)
 

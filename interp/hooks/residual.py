@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.forward import Follower, Forward, follow
+from interp.host import to_device, to_host
 from interp.segments import IMAGE, SEGMENTS, Segments
 
 if TYPE_CHECKING:
@@ -72,7 +73,32 @@ class LayerStates:
         """
         if place == "all":
             return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
-        return self.sight.where(place, self.start, self.hidden.shape[1]).to(self.hidden.device)
+        return to_device(self.sight.where(place, self.start, self.hidden.shape[1]), self.hidden.device)
+
+    def at(self, *places: str) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
+        """Row and column of each state at one of ``places``, to index ``hidden`` with.
+
+        Unlike the masks of ``where``, such indices do not make the host wait for the device.
+
+        Raises:
+            UserError: as ``where``.
+        """
+        found = [self.sight.where(place, self.start, self.hidden.shape[1]) for place in places]
+        rows, columns = torch.stack(found).any(0).nonzero(as_tuple=True)
+        return to_device(rows, self.hidden.device), to_device(columns, self.hidden.device)
+
+    def mean(self, place: str) -> Float[Tensor, "row width"]:
+        """The states at ``place``, averaged in float32; NaN where a row has none. Not for ``all``.
+
+        Raises:
+            UserError: as ``where``.
+        """
+        where = self.sight.where(place, self.start, self.hidden.shape[1])
+        if bool((where.sum(1) == 1).all()):
+            return self.hidden[self.at(place)].float()
+        columns = [to_device(row.nonzero()[:, 0], self.hidden.device) for row in where]
+        # A row at a time, so that no float32 copy of the whole batch is made.
+        return torch.stack([row[own].float().mean(0) for row, own in zip(self.hidden, columns, strict=True)])
 
 
 Edit = Callable[[LayerStates], Tensor | None]
@@ -105,11 +131,11 @@ def residuals(
         found: dict[int, Tensor] = {}
 
         def keep(here: LayerStates, found: dict[int, Tensor] = found) -> None:
-            found[here.layer] = torch.stack([_means(here.hidden, here.where(place)) for place in places]).cpu()
+            found[here.layer] = torch.stack([here.mean(place) for place in places])
 
         with edit_residual(vlm, keep, layers=layers):
             vlm.score(prompts[first : first + batch_size])
-        batches.append(torch.stack([found[layer] for layer in layers], dim=1))
+        batches.append(torch.stack(to_host([found[layer] for layer in layers]), dim=1))
     return Residuals(torch.cat(batches, dim=2), tuple(places), layers)
 
 
@@ -255,10 +281,3 @@ def check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> N
         raise UserError(f"no {named} in a prompt; known: {', '.join(known)}; choose among these")
     if any("image" in place for place in places):
         vlm.layout.require_image_tokens(vlm.name)
-
-
-def _means(hidden: Float[Tensor, "row column width"], where: Bool[Tensor, "row column"]) -> Float[Tensor, "row width"]:
-    """Means in float32 over the selected columns; no float32 copy of the whole batch is made."""
-    if bool((where.sum(1) == 1).all()):
-        return hidden[where].float()
-    return torch.stack([row[there].float().mean(0) for row, there in zip(hidden, where, strict=True)])

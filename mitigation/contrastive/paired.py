@@ -211,7 +211,9 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
                 f"device at every step; pass torch.Generator(device='{scores.device.type}')"
             )
         warped = self._warpers(cast(torch.LongTensor, input_ids), scores)
-        gumbel = -torch.empty_like(warped).exponential_(generator=generator).log()
+        drawn_from = torch.empty_like(warped).exponential_(generator=generator)
+        # It may draw 0, whose infinite noise would make NaN of a forbidden token.
+        gumbel = -drawn_from.clamp(min=torch.finfo(warped.dtype).tiny).log()
         drawn = (warped + gumbel).argmax(dim=1, keepdim=True)
         return torch.full_like(warped, -torch.inf).scatter(1, drawn, 0.0)
 

@@ -112,7 +112,8 @@ class SecondBranch:
             resampled = self._model.config.use_resampler
             name = "perceiver_embeddings" if resampled else "image_encoder_embeddings"
             self._seen = {name: outputs.image_hidden_states}
-        return outputs.logits[:, -1].float()
+        # Where the decoder's forward is called alone, its logits stay on the device of its head.
+        return outputs.logits[:, -1].to(self._prompts.mask.device, torch.float32)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ CAPABILITIES = (
     "lora",
     "captum",
     "save_load",
+    "two_devices",
 )
 FAILS = "fails: "
 

@@ -9,6 +9,7 @@ import torch
 
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
+from interp.host import Copies
 from interp.vlm import VLM, Prompt, load
 from mitigation.activation_steering import DirectionSteering, LearnedSteering
 from mitigation.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
@@ -173,7 +174,7 @@ def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_pat
     for columns, moved in (("answer", ("verdict",)), ("prompt", ("user",)), ("all", ("verdict", "user"))):
         method = replace(learned, columns=columns)
         with edit_residual(
-            overruled, lambda here, m=method: m._steered(here, 0.5 * found.gap * found.vector), layers=[2]
+            overruled, lambda here, m=method: m._steered(here, Copies(0.5 * found.gap * found.vector)), layers=[2]
         ):
             after = residuals(overruled, prompts[:2], places=("verdict", "user"), layers=(2,))
         for place in ("verdict", "user"):

@@ -1,0 +1,43 @@
+"""Moves tensors between host and device with as few waits as can be.
+
+A copy from the device makes the host wait until the device has caught up, so whatever a step needs is fetched in one. A
+copy to the device need not wait.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor made on the host, on ``device``, without waiting."""
+    return tensor.to(device, non_blocking=True)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors on the CPU, in one transfer and so with one wait; they may be of several types and devices."""
+    if len(tensors) < 2 or all(one.device.type == "cpu" for one in tensors):
+        return [one.cpu() for one in tensors]
+    order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())  # each part stays aligned
+    parts = [tensors[i].to(tensors[0].device).contiguous().reshape(-1) for i in order]
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.view(torch.uint8) for part in parts]
+    packed = torch.cat(parts).cpu().split([len(part) for part in parts])
+    found = {i: part.view(tensors[i].dtype).reshape(tensors[i].shape) for i, part in zip(order, packed, strict=True)}
+    return [found[i] for i in range(len(tensors))]
+
+
+class Copies:
+    """A tensor made on the host, and its copy for every device and type that it was asked for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._made: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def like(self, other: Tensor) -> Tensor:
+        """The copy on the device and in the type of ``other``."""
+        key = (other.device, other.dtype)
+        if key not in self._made:
+            self._made[key] = self._tensor.to(*key, non_blocking=True)
+        return self._made[key]

@@ -1,0 +1,55 @@
+"""Our own code makes the host wait for the device at no decoding step, or at most once where it must decide or record.
+
+Counted on a pretended device (``interp.pretended``), where the operations that would wait for a GPU are known. Each
+step's waits are those of six tokens less those of three; transformers' own (it asks at every step whether all rows have
+ended, and of padding in every forward) are told apart by who called. ``tests/mitigation/test_processors_gpu.py`` asks a
+GPU the same.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+NEVER = (
+    *("plain", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),
+    *("prior_correction", "m3id", "sampled", "knockout", "attention_steering", "pai", "ablated"),
+)
+ONCE = ("vcd_lazy", "recorded", "recorded_with_maps", "recorded_vcd")
+
+
+@cache
+def steps() -> dict[str, dict[str, Any]]:
+    """What the job counted; skips where this torch cannot pretend a device."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.two_devices.waits"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    if reason := lines[0].get("unsupported"):
+        pytest.skip(reason)
+    return {line["method"]: line for line in lines}
+
+
+def test_every_way_to_answer_is_asked() -> None:
+    assert set(steps()) == {*NEVER, *ONCE}
+    assert all(few < many for few, many in (said["steps"] for said in steps().values()))
+    # transformers asks at every step whether all rows have ended: the count sees what there is to see
+    assert all(said["others"] >= 1 for said in steps().values())
+
+
+@pytest.mark.parametrize("method", NEVER)
+def test_no_step_waits(method: str) -> None:
+    assert steps()[method]["own"] == {}
+
+
+@pytest.mark.parametrize("method", ONCE)
+def test_a_step_waits_once_at_most(method: str) -> None:
+    found = steps()[method]["own"]
+    assert 0 < sum(found.values()) <= 1, found

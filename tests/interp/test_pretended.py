@@ -1,0 +1,69 @@
+"""Pretended devices refuse what hardware would refuse, count what would make the host wait, and know what they can."""
+
+import os
+import subprocess
+import sys
+
+from tests.conftest import REPOSITORY
+
+# The hook into torch is for the whole process.
+SCRIPT = """
+import torch
+from interp.pretended import TOKEN, DeviceMismatch, Unsupported, world
+
+def refused(run):
+    try:
+        run()
+    except DeviceMismatch:
+        return True
+    return False
+
+try:
+    with world() as here:
+        one, other = (torch.ones(3, 4, device=f"pretend:{i}") for i in (0, 1))
+        rows = torch.arange(3, device="pretend:1")
+        assert refused(lambda: one + other)
+        assert refused(lambda: one + torch.ones(4))
+        assert refused(lambda: one[rows])  # indices on another card
+        assert refused(lambda: torch.ones(3)[rows])
+        assert refused(lambda: one.sum() + other)  # a number on another card, too
+        assert not refused(lambda: one + torch.tensor(2.0))  # but not one on the host
+        assert not refused(lambda: one + other.to("pretend:0"))
+        assert (rows + 1).tolist() == [1, 2, 3] and int(rows.sum()) == 3
+        assert one.argmax().item() == TOKEN and one.cpu().shape == (3, 4) and one.cpu().std() > 0
+        assert (one > 0).sum().item() == 0
+
+        def waits(run):
+            here.waits.clear()
+            run()
+            return len(here.waits)
+
+        host, flags = torch.tensor([0, 2]), rows > 0
+        assert waits(lambda: (one @ one.T).softmax(-1).to("pretend:1")) == 0
+        assert waits(lambda: host.to("pretend:0", non_blocking=True)) == 0
+        for run in (lambda: one.cpu(), lambda: rows[0].item(), lambda: bool(flags.any()), lambda: rows.tolist(),
+                    lambda: other[flags], lambda: flags.nonzero(), lambda: one[host], lambda: one[[0, 2]],
+                    lambda: host.to("pretend:0"), lambda: torch.tensor([1], device="pretend:0"),
+                    lambda: torch.equal(rows, rows)):
+            assert waits(run) == 1, waits(run)
+        assert other[flags].shape == (2, 4)
+        weight = torch.ones(4, device="pretend:1", requires_grad=True)
+        (gradient,) = torch.autograd.grad((other @ weight).sum(), [weight])
+        assert gradient.device == weight.device
+    with world(values=True):
+        numbers = torch.tensor([1.0, 3.0]).to("pretend:0")
+        view = numbers[:1]
+        view += 1
+        assert numbers.tolist() == [2.0, 3.0] and numbers.argmax().item() == 1
+    print("as hardware")
+except Unsupported as error:
+    print("unsupported:", error)
+"""
+
+
+def test_devices_are_as_hardware() -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
+    assert ended.stdout.startswith(("as hardware", "unsupported")), ended.stderr[-2000:]

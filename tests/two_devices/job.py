@@ -1,0 +1,88 @@
+"""Runs cells on two pretended devices, in a process of its own, and prints a line of JSON for each.
+
+``python -m tests.two_devices.job <family> [cell ...]``: the family's small model, whose answers are held against the
+CPU's; and before it, where there is one, the model of seven billion parameters, which has no values.
+"""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from interp.errors import UserError
+from interp.pretended import Unsupported, world
+from interp.vlm import VLM
+from tests.families import FAMILIES
+from tests.two_devices.cells import CELLS
+from tests.two_devices.models import SEVEN_BILLION, asked, on_two_devices, seven_billion
+
+CLOSE = 2e-4  # attention by another kernel than the CPU's rounds otherwise
+
+
+def found(name: str, vlm: VLM, side: int) -> Any:
+    """What a cell answers, or the sentence with which it is refused."""
+    try:
+        return CELLS[name](vlm, asked(side))
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def numbers(value: Any) -> Iterator[np.ndarray]:
+    """All numbers of an answer, in order."""
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from numbers(one)
+    elif value is not None:
+        yield np.asarray(value.detach().float() if hasattr(value, "detach") else value)
+
+
+def difference(one: Any, other: Any) -> str:
+    """How two answers differ, "" if they do not."""
+    if isinstance(one, str) or isinstance(other, str):
+        return "" if one == other else f"{other} against {one} on the CPU"
+    for here, there in zip(numbers(one), numbers(other), strict=True):
+        if not np.allclose(here, there, atol=CLOSE, rtol=CLOSE, equal_nan=True):
+            return f"another answer than on the CPU, off by up to {np.nanmax(np.abs(here - there)):.2g}"
+    return ""
+
+
+def told(kind: str, name: str, run: Any) -> None:
+    """Prints what became of a cell; ``run`` returns what is wrong with it."""
+    start, error, trace = time.process_time(), "", ""
+    try:
+        error = run()
+    except Exception as raised:
+        error, trace = f"{type(raised).__name__}: {raised}".splitlines()[0], traceback.format_exc(limit=-8)[:4000]
+    seconds = round(time.process_time() - start, 2)
+    print(json.dumps({"kind": kind, "cell": name, "error": error, "seconds": seconds, "trace": trace}), flush=True)
+
+
+def shapes(family: str, *cells: str) -> None:
+    """Every cell on a model without values."""
+    with world():
+        vlm = on_two_devices(seven_billion(family))
+        for name in cells or CELLS:
+            told("shapes", name, lambda name=name: answer if isinstance(answer := found(name, vlm, 336), str) else "")
+
+
+def values(family: str, *cells: str) -> None:
+    """Every cell on a small model, on the CPU and on two devices."""
+    plain = VLM(*FAMILIES[family](), name=family)
+    expected = {name: found(name, plain, 64) for name in cells or CELLS}
+    with world(values=True):
+        vlm = on_two_devices(VLM(*FAMILIES[family](), name=family))
+        for name, answer in expected.items():
+            told("values", name, lambda name=name, answer=answer: difference(answer, found(name, vlm, 64)))
+
+
+if __name__ == "__main__":
+    try:
+        if sys.argv[1] in SEVEN_BILLION:
+            shapes(*sys.argv[1:])
+        values(*sys.argv[1:])
+    except Unsupported as error:
+        print(json.dumps({"unsupported": str(error)}))

@@ -1,0 +1,100 @@
+"""How often our own code makes the host wait for the device at each decoding step; runs apart, as ``job``.
+
+``python -m tests.two_devices.waits [method ...]`` prints a line of JSON for each way to answer: the waits of one step
+by place in the code, those of transformers, and the steps compared.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from interp.attention import Queries, record_attention
+from interp.attention_knockout import knockout
+from interp.pretended import Unsupported, World, world
+from interp.vlm import VLM, Generation, Prompt
+from mitigation.attention_steering import AttentionSteering
+from mitigation.controls import CutoffOnly
+from mitigation.direction_ablation import AblateRandom
+from mitigation.method import Baseline
+from mitigation.prior_correction import PriorCorrection
+from mitigation.published_baselines import M3ID, PAI
+from mitigation.threshold import ConstantShift
+from mitigation.vcd import VCD
+from mitigation.wrappers import Sampled, Shifted
+from tests.conftest import REPOSITORY
+from tests.tiny import tiny_llava
+from tests.two_devices.models import asked, on_one_device
+
+SHORT, LONG = 3, 6
+OURS = tuple(str(REPOSITORY / package) for package in ("interp", "mitigation"))
+Answer = Callable[[VLM, list[Prompt], int], Generation]
+
+
+def by(method: Any) -> Answer:
+    return lambda vlm, prompts, tokens: method.generate(vlm, prompts, max_new_tokens=tokens)
+
+
+def recorded(method: Any, **options: Any) -> Answer:
+    def run(vlm: VLM, prompts: list[Prompt], tokens: int) -> Generation:
+        with record_attention(vlm, **options):
+            return by(method)(vlm, prompts, tokens)
+
+    return run
+
+
+def cut(vlm: VLM, prompts: list[Prompt], tokens: int) -> Generation:
+    with knockout(vlm, [("user", "verdict"), ("image", "generated")]):
+        return by(Baseline())(vlm, prompts, tokens)
+
+
+METHODS: dict[str, Answer] = {
+    "plain": by(Baseline()),
+    "vcd_sequential": by(VCD(branch="sequential")),
+    "vcd_paired": by(VCD(branch="paired")),
+    "constant_shift": by(ConstantShift(1.0)),
+    "shifted_sequential": by(Shifted(VCD(branch="sequential"), 1.0)),
+    "shifted_paired": by(Shifted(VCD(branch="paired"), 1.0)),
+    "cutoff": by(CutoffOnly()),
+    "prior_correction": by(PriorCorrection()),
+    "m3id": by(M3ID()),
+    "sampled": by(Sampled(Baseline())),
+    "vcd_lazy": by(VCD(branch="lazy", beta=0.5)),
+    "recorded": recorded(Baseline()),
+    "recorded_with_maps": recorded(Baseline(), maps=Queries.GENERATED),
+    "recorded_vcd": recorded(VCD(branch="sequential")),
+    "knockout": cut,
+    "attention_steering": by(AttentionSteering(relative=True)),
+    "pai": by(PAI(first_layer=0)),
+    "ablated": by(AblateRandom()),
+}
+
+
+def counted(answer: Answer, vlm: VLM, here: World, tokens: int) -> tuple[int, Counter[str], int]:
+    """Steps, our own waits by place, and those of others."""
+    here.waits.clear()
+    steps = max(map(len, answer(vlm, asked(64), tokens).token_ids))
+    own = [wait for wait in here.waits if wait.where.startswith(OURS)]
+    places = Counter(f"{wait.where.removeprefix(f'{REPOSITORY}/')} {wait.operation}" for wait in own)
+    return steps, places, len(here.waits) - len(own)
+
+
+def main(*methods: str) -> None:
+    with world(values=True) as here:
+        vlm = on_one_device(VLM(*tiny_llava(), name="tiny"))
+        vlm.speaker.generation_config.eos_token_id = len(vlm.tokenizer) - 1  # which it hardly says
+        for name in methods or METHODS:
+            (few, before, others), (many, after, all_others) = (
+                counted(METHODS[name], vlm, here, tokens) for tokens in (SHORT, LONG)
+            )
+            per_step = {place: count / (many - few) for place, count in (after - before).items()}
+            found = {"steps": [few, many], "own": per_step, "others": (all_others - others) / (many - few)}
+            print(json.dumps({"method": name} | found), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Unsupported as error:
+        print(json.dumps({"unsupported": str(error)}))
