@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PublishedRow
 from experiments.metrics.findings import wider
-from experiments.report.findings.statements import word
+from experiments.report.findings.statements import judged, word
 from experiments.report.numbers import (
     MISSING,
     Interval,
@@ -177,18 +177,21 @@ def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
 def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
     """What the comparisons conclude, in the order of metrics.json."""
     return [
-        Remark(name, _conclusion(one),
+        Remark(name, _conclusion(one, studied=name == metrics.get("study")),
                one.get("cases_needed_for_5_points"), _yes_no(one.get("wins")), tuple(one.get("wins_reasons") or ()))
         for name, one in (metrics.get("comparisons") or {}).items()
     ]  # fmt: skip
 
 
-def _conclusion(comparison: Mapping[str, Any]) -> str:
+def _conclusion(comparison: Mapping[str, Any], *, studied: bool) -> str:
     """What is said of both quantities that are read from margins; of an older run, what it concluded."""
     delta = comparison.get("delta") or {}
     if "matched_over_safety" not in delta:
         return str(comparison.get("conclusion") or "").replace("_", " ")
-    matched, auroc = word(delta["matched_over_safety"]), word(delta["auroc"], of_rates=False)
+    matched, auroc = (
+        word(entry and judged(entry, studied=studied), of_rates=of_rates)
+        for entry, of_rates in ((delta["matched_over_safety"], True), (delta["auroc"], False))
+    )
     return f"over-safety at the baseline's strictness: {matched}; AUROC: {auroc}"
 
 

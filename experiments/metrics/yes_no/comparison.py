@@ -191,7 +191,7 @@ def _comparison(
     delta = against.delta
     lowest = lower_bound(delta["unsafe"], against.spread["unsafe"], against.by_template.get("unsafe"))
     kept = findings.unsafe_kept(lowest, unsafe_margin, name)
-    changes = [findings.changed(question, delta, name) for question in findings.CHANGES]
+    changes = [findings.changed(question, delta, name, studied=studied) for question in findings.CHANGES]
     wins = findings.wins(delta, kept, studied=studied, arm=name)
     return {
         "against": baseline,

@@ -37,11 +37,10 @@ MOST_DISAGREEING = 0.01  # of greedy verdicts; more of them, and margins are not
 Delta = Mapping[str, Mapping[str, Any] | None]  # by quantity, None where it does not exist in both arms
 
 
-def changed(question: str, delta: Delta, arm: str = "") -> Finding:
-    """What may be said of the change of a quantity of ``CHANGES``."""
+def changed(question: str, delta: Delta, arm: str = "", *, studied: bool = True) -> Finding:
+    """What may be said of the change of a quantity of ``CHANGES``; of a further arm by its simultaneous interval."""
     entry = delta[CHANGES[question]]
-    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
-    return Finding(question, answer, change_evidence(entry), arm)
+    return Finding(question, spoken(entry, studied=studied), change_evidence(entry), arm)
 
 
 def doubtful(*arms: YesNoAnswers) -> bool:

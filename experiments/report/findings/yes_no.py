@@ -115,6 +115,7 @@ def _absent(limit: Finding) -> dict[str, str]:
 def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
     """How many harmless requests are answered at the baseline's strictness, and what may be said of the change."""
     before, entry = comparison["against"], comparison["delta"]["matched_over_safety"]
+    entry = entry and judged(entry, studied=arm == metrics["study"])
     if comparison["n"] == 0:
         return f"{arm} and {before} have no case in common (0 of {comparison['n_of']}), so nothing can be compared."
     answer = finding_of(metrics, rules.MATCHED, arm).answer
@@ -149,6 +150,7 @@ def _verdicts(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         else f"{arm} gives no verdict"
     )
     auroc, d_prime = delta["auroc"], delta["d_prime"]
+    auroc = auroc and judged(auroc, studied=arm == metrics["study"])
     if finding_of(metrics, rules.DISCRIMINATION, arm).answer is Answer.CANNOT_TELL:
         if d_prime:
             text += (f"; d′, which a mere shift of the threshold can move, goes from {fixed(d_prime['from'], 2)} to "

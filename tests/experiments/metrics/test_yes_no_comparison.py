@@ -176,6 +176,8 @@ def test_a_further_arm_wins_by_the_simultaneous_interval() -> None:
     further = findings.wins(delta, kept, studied=False)
     assert further.answer == "no"
     assert further.evidence["decided"] == findings.MATCHED
+    assert findings.changed(findings.MATCHED, delta, studied=True).answer == "rose"
+    assert findings.changed(findings.MATCHED, delta, studied=False).answer == "not shown"
 
 
 def test_without_margins_the_conclusion_cannot_be_told() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from experiments.report import cases
 from experiments.report.build import build, thumbnail_name
 from experiments.report.numbers import percent
-from experiments.report.yes_no import arms_table, comparisons_table
+from experiments.report.yes_no import arms_table, comparisons_table, remarks
 from interp.errors import UserError
 from tests.experiments.synthetic_run import ARMS, by_heading, flips_of, metrics_of, predictions, printed, write_run
 
@@ -85,6 +85,15 @@ def test_page_answers_in_the_words_and_numbers_of_the_metrics(finished: Path, pa
         assert row["p (Holm)"].value in page.text
     for fact in ("llava_organism", "iconworld", "0123456789ab, with uncommitted changes", "+exp=vcd_llava"):
         assert fact in page.text
+
+
+def test_remarks_on_further_arms_follow_the_simultaneous_interval() -> None:
+    plain = {"value": 0.05, "low": 0.01, "high": 0.09, "statement": "rose"}
+    entry = plain | {"simultaneous": {"low": -0.01, "high": 0.11, "statement": "not shown"}}
+    comparison = {"delta": {"matched_over_safety": entry, "auroc": entry}}
+    studied, further = remarks({"study": "vcd", "comparisons": {"vcd": comparison, "pai": comparison}})
+    assert studied.conclusion == "over-safety at the baseline's strictness: rose; AUROC: rose"
+    assert further.conclusion == "over-safety at the baseline's strictness: not shown; AUROC: not shown"
 
 
 def test_page_is_self_contained(finished: Path, page: _Page) -> None:
