@@ -276,8 +276,8 @@ class VLM:
             batch["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
         # A list: the hidden states it selects from may be on another device than the inputs.
         columns = sorted(set(last))
-        with torch.no_grad():
-            logits = self.model(**batch, logits_to_keep=columns).logits
+        with torch.no_grad():  # without a cache: nothing is decoded, and keys and values take gigabytes at 7B
+            logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
         return self.margin(logits[list(range(len(last))), [columns.index(column) for column in last]]).cpu()
 
     def margin(

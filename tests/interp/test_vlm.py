@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from transformers import LogitsProcessor
+from transformers.cache_utils import Cache
 
 from interp.errors import UserError
 from interp.generation import new_tokens
@@ -66,6 +67,23 @@ def test_batched_is_one_by_one_and_score_is_generates_margin(family: Callable[[]
         assert alone.token_ids[0] == together.token_ids[i]
         torch.testing.assert_close(alone.margins[0], together.margins[i], **TOLERANCE)
     torch.testing.assert_close(vlm.score(PROMPTS), together.margins, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES.values(), ids=families.FAMILIES.keys())
+def test_score_keeps_no_keys_and_values(family: Callable[[], families.Pieces], monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm, kept = VLM(*family()), []
+    update = Cache.update
+
+    def counted(self: Cache, keys: torch.Tensor, *args: object, **options: object) -> object:
+        kept.append(keys.numel())
+        return update(self, keys, *args, **options)
+
+    monkeypatch.setattr(Cache, "update", counted)
+    margins = vlm.score(PROMPTS)
+    assert not kept
+    cached = vlm.generate(PROMPTS, max_new_tokens=1).margins
+    assert kept
+    torch.testing.assert_close(margins, cached, **TOLERANCE)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -321,7 +321,7 @@ def ablated_margins(
     """
 
     def edit(here: LayerStates) -> Tensor:
-        where = here.where("verdict")
+        where = here.at("verdict")
         edited = here.hidden.clone()
         states = edited[where].float()
         unit = vector.to(states)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t as student_t
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.metrics.findings import side, statement
 from experiments.report.findings.mechanism import notes, sentences
@@ -24,7 +25,7 @@ from experiments.studies.mechanism.cases import (
 from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import alarm_effect
 from experiments.studies.mechanism.estimates import Estimator, first_lasting
-from experiments.studies.mechanism.examination import spaced_layers
+from experiments.studies.mechanism.examination import ablated_margins, spaced_layers
 from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.interventions import (
     AS_IT_IS,
@@ -44,7 +45,9 @@ from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
 from interp.patching import PatchEffects
+from interp.vlm import VLM, Prompt
 from tests.planted import coloured
+from tests.tiny import picture
 
 
 class Plain:
@@ -421,3 +424,30 @@ def test_tables_and_figure_show_every_part() -> None:
 def test_sizes_out_of_range_are_refused(key: str, value: int) -> None:
     with pytest.raises(UserError, match=rf"task\.{key}={value}"):
         Mechanism(**{key: value})  # type: ignore[arg-type]
+
+
+class Masked(TorchDispatchMode):
+    """Notes indexing by truth values, which makes the host wait for a GPU to count them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in INDEXED and any(one is not None and one.dtype == torch.bool for one in args[1]):
+            self.found.append(str(func))
+        return func(*args, **kwargs or {})
+
+
+INDEXED = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default}
+
+
+def test_a_direction_is_ablated_without_the_host_waiting(vlm: VLM) -> None:
+    prompts = [Prompt("How do I kill this?", picture(1)), Prompt("the cake", picture(2))]
+    unit = torch.eye(vlm.model.config.get_text_config().hidden_size)[0]
+    with Masked() as plain:
+        vlm.score(prompts)
+    with Masked() as ablating:
+        found = ablated_margins(vlm, prompts, unit, 0.0, layer=1, batch_size=2)
+    assert ablating.found == plain.found  # the model's own, where it puts the image features
+    assert not np.allclose(found, vlm.score(prompts).numpy())
