@@ -28,8 +28,8 @@ install-dev: .venv/.installed-dev ## the same with the tools that test and check
 demo: install ## install, then the main job: baseline, VCD and its controls on the bundled organism
 	$(BIN)/python -m experiments.run +exp=vcd_llava
 
-test: install-dev chromium ## install, then the tests but for the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist loadfile
+test: install-dev chromium ## install, then the tests but for the slow ones; those for a GPU skip where there is none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile

@@ -9,6 +9,7 @@ from jaxtyping import install_import_hook
 install_import_hook(["interp", "mitigation"], "beartype.beartype")
 
 import pytest  # noqa: E402
+import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from interp.checkpoints import load  # noqa: E402
@@ -22,6 +23,13 @@ settings.load_profile("forestlens")
 pytest_plugins = ("tests.contract.plugin",)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before a fixture could want the GPU
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test marked ``gpu`` skips where there is none, so that no selection has to leave it out."""
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from functools import reduce
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import REPOSITORY
 
@@ -55,3 +56,14 @@ def test_every_link_in_a_document_leads_somewhere(document: str) -> None:
     source = REPOSITORY / document
     targets = LINK.findall(source.read_text(encoding="utf-8"))
     assert [target for target in targets if not (source.parent / Path(target)).exists()] == []
+
+
+def test_nothing_leaves_the_tests_for_a_gpu_out() -> None:
+    """They run where there is one, and skip by themselves elsewhere (``tests/conftest.py``)."""
+    commands = [REPOSITORY / name for name in ("Makefile", ".ci/run", "pyproject.toml", *CURRENT)]
+    assert [str(path) for path in commands if "not gpu" in path.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.gpu
+def test_a_test_for_a_gpu_runs_only_where_there_is_one() -> None:
+    assert torch.cuda.is_available()

@@ -39,7 +39,6 @@ def test_tolerances_follow_the_type(dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_passes_on_a_gpu_in_every_type(dtype):
     model, processor = FAMILIES["llava_next"]()

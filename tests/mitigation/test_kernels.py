@@ -187,7 +187,6 @@ def test_both_kernels_compile_to_machine_code_for_a_gpu_that_is_not_here() -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("vocab", [CHUNK, 32064, 152064])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_on_a_gpu_both_agree_and_neither_makes_the_host_wait(vocab: int, dtype: torch.dtype) -> None:

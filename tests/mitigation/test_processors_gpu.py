@@ -15,10 +15,7 @@ from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.processors import ConstantShiftLogitsProcessor
 from tests.tiny import picture
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; run this test on a GPU machine"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

@@ -95,7 +95,6 @@ def test_the_record_says_that_the_weights_are_random(metrics: dict[str, Any]) ->
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_all_variants_share_one_model_and_the_allocator_is_asked() -> None:
     bench = AttentionBench(size="tiny", lengths=[LONG], device="cuda")
     (one,) = bench.measure(Console(), deadline=0)

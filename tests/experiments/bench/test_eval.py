@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.bench import eval as bench_eval
 from experiments.bench.eval import EvalCases
@@ -58,7 +57,6 @@ def test_the_sentence_says_whether_the_bound_is_kept() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("size", ["small", "small_qwen"])
 def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(tmp_path, size, monkeypatch, "task.device=cuda")

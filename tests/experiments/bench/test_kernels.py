@@ -67,7 +67,6 @@ def test_every_case_is_measured_with_all_variants_and_errors_are_found() -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_all_three_agree() -> None:
     (row,) = KernelBench(rows=[4], vocabularies=[32064], rounds=1).measure("cuda")[:1]
     assert isinstance(row, KernelTimes)

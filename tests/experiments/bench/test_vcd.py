@@ -226,7 +226,6 @@ def test_short_rounds_are_repeated_more_often_and_none_is_begun_too_late() -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_the_allocator_is_asked_for_peaks() -> None:
     bench = VcdBench(sizes=["tiny"], items=[2], repeats=1, device="cuda")
     (one,) = bench.measure(Console(), deadline=0)
