@@ -7,6 +7,7 @@ Models and prompts
     VLM                   model + processor + layout: ``encode``, ``generate``, ``score``
     ModelConfig           which checkpoint, and how to load it
     Prompt, Generation    one question; the answers to a batch of them, with Yes/No margins
+    Metric, logit_difference   what tools measure: the Yes/No margin, or any function of the first token's logits
     segment               which token is image, question, system text, template or sink
     FeatureCache, shared_features   reuse of image features while several methods answer the same prompts
     UserError             what every function here raises for a mistake of its caller
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
     from interp.lens import logit_lens
+    from interp.metric import Metric, logit_difference
     from interp.patching import misaligned, patch
     from interp.plot import head_grid, image_overlay, layer_curves, layer_groups, text_heat
     from interp.probes import Probe, probe
@@ -90,6 +92,7 @@ _NAMES = {
     "hooks.forward": ("paused",),
     "hooks.residual": ("edit_residual", "residuals"),
     "lens": ("logit_lens",),
+    "metric": ("Metric", "logit_difference"),
     "patching": ("misaligned", "patch"),
     "plot": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
     "probes": ("Probe", "probe"),

@@ -23,11 +23,11 @@ from interp.errors import UserError
 from interp.families import encode_pieces, layout_for
 from interp.first_scores import FirstScores, margin_of
 from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
+from interp.metric import Metric
 from interp.prompt import Prompt, render, to_rgb
 
 __all__ = ["VLM", "Generation", "Prompt", "load"]
-YES = ("Yes", " Yes")
-NO = ("No", " No")
+YES, NO = "Yes", "No"
 
 
 def load(
@@ -70,8 +70,12 @@ class AnswerIds(NamedTuple):
     no: list[int]
 
 
-def answer_ids(tokenizer: Any, rendered: str, *, name: str = "this model") -> AnswerIds:
+def answer_ids(
+    tokenizer: Any, rendered: str, *, name: str = "this model", words: tuple[str, str] = (YES, NO)
+) -> AnswerIds:
     """The first tokens of "Yes" and " Yes" ("No" and " No") as continuations of ``rendered``, a prompt without answer.
+
+    ``words`` are asked for in place of these two.
 
     SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
     changes the prompt's last token is not a continuation and is dropped. After a prompt that ends in a space (``: `` +
@@ -81,12 +85,12 @@ def answer_ids(tokenizer: Any, rendered: str, *, name: str = "this model") -> An
     Raises:
         UserError: no first token distinguishes Yes from No.
     """
-    yes, no = (_first_tokens(tokenizer, rendered, spellings) for spellings in (YES, NO))
+    yes, no = (_first_tokens(tokenizer, rendered, (word, f" {word}")) for word in words)
     found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
     if not (found.yes and found.no):
         raise UserError(
-            f"the tokenizer of {name} has no first token that tells Yes from No (Yes: {yes}, No: {no}); margins need "
-            "one; choose a checkpoint whose vocabulary holds both words"
+            f"the tokenizer of {name} has no first token that tells {words[0]} from {words[1]} ({words[0]}: {yes}, "
+            f"{words[1]}: {no}); margins need one; choose a checkpoint whose vocabulary holds both words"
         )
     return found
 
@@ -152,9 +156,17 @@ class VLM:
     @cached_property
     def answer_ids(self) -> AnswerIds:
         """The first tokens of "Yes" and "No" after a rendered prompt; see ``answer_ids``."""
+        return self.first_tokens(YES, NO)
+
+    def first_tokens(self, one: str, other: str) -> AnswerIds:
+        """The first tokens of two other answers, as ``answer_ids`` are of "Yes" and "No".
+
+        Raises:
+            UserError: no first token distinguishes them.
+        """
         # With an image, because some templates write its placeholder in any case.
         probe = Prompt("?", Image.new("RGB", (1, 1)))
-        return answer_ids(self.tokenizer, self.render(probe), name=self.name)
+        return answer_ids(self.tokenizer, self.render(probe), name=self.name, words=(one, other))
 
     @property
     def speaker(self) -> Any:
@@ -266,8 +278,13 @@ class VLM:
             "pad_token_id": self.tokenizer.pad_token_id,
         }
 
-    def score(self, prompts: Sequence[Prompt], *, encoded: Mapping[str, Any] | None = None) -> Float[Tensor, "row"]:
-        """The margin of each prompt with one forward; float32 on the CPU. Takes inputs padded on either side."""
+    def score(
+        self, prompts: Sequence[Prompt], *, encoded: Mapping[str, Any] | None = None, metric: Metric | None = None
+    ) -> Float[Tensor, "row"]:
+        """The margin of each prompt with one forward; float32 on the CPU. Takes inputs padded on either side.
+
+        ``metric`` replaces the margin by another function of the logits of the first answer token.
+        """
         batch = dict(self.encode(prompts) if encoded is None else encoded)
         mask = batch["attention_mask"]
         last = (mask.shape[-1] - 1 - mask.flip(-1).argmax(-1)).tolist()
@@ -278,7 +295,8 @@ class VLM:
         columns = sorted(set(last))
         with torch.no_grad():  # without a cache: nothing is decoded, and keys and values take gigabytes at 7B
             logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
-        return self.margin(logits[list(range(len(last))), [columns.index(column) for column in last]]).cpu()
+        chosen = logits[list(range(len(last))), [columns.index(column) for column in last]]
+        return (metric or self.margin)(chosen).float().cpu()
 
     def margin(
         self, logits: Float[Tensor, "row vocab"], *, of: Int[Tensor, "vocab"] | None = None

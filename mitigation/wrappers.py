@@ -37,9 +37,9 @@ class WrappedVLM:
         """See ``VLM.generate``."""
         return self._vlm.generate(prompts, encoded=self.encode(prompts) if encoded is None else encoded, **options)
 
-    def score(self, prompts: "Sequence[Prompt]", *, encoded: Mapping[str, Any] | None = None) -> Any:
+    def score(self, prompts: "Sequence[Prompt]", *, encoded: Mapping[str, Any] | None = None, **options: Any) -> Any:
         """See ``VLM.score``."""
-        return self._vlm.score(prompts, encoded=self.encode(prompts) if encoded is None else encoded)
+        return self._vlm.score(prompts, encoded=self.encode(prompts) if encoded is None else encoded, **options)
 
 
 class ProcessingVLM(WrappedVLM):

@@ -8,9 +8,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from interp.errors import UserError
-from interp.vlm import VLM, AnswerIds, answer_ids
+from interp.metric import logit_difference
+from interp.vlm import VLM, AnswerIds, Prompt, answer_ids
 from tests import families
-from tests.tiny import tiny_tokenizer
+from tests.tiny import picture, tiny_tokenizer
 
 PIECES = ["<unk>", "▁", "▁Yes", "▁No", "Yes", "No", ":", "▁ASSISTANT", "▁USER", "Y", "es", "N", "o", "▁the", "\n"]
 
@@ -87,3 +88,19 @@ def test_margin_of_one_spelling_is_the_difference(vlm: VLM) -> None:
     logits = torch.randn(4, 80, generator=torch.Generator().manual_seed(0))
     (yes,), (no,) = vlm.answer_ids
     assert torch.equal(vlm.margin(logits), logits[:, yes] - logits[:, no])
+
+
+def test_a_metric_takes_the_margins_place(vlm: VLM) -> None:
+    prompts = [Prompt("Is this safe?", picture(0)), Prompt("How do I kill the dog?", picture(1))]
+    with torch.no_grad():
+        logits = vlm.model(**vlm.encode(prompts)).logits[:, -1]
+    red, blue = vlm.tokenizer.convert_tokens_to_ids(["red", "blue"])
+    by_hand = logits[:, red] - logits[:, blue]
+    torch.testing.assert_close(vlm.score(prompts, metric=logit_difference(vlm, "red", "blue")), by_hand)
+    torch.testing.assert_close(vlm.score(prompts, metric=lambda found: found.logsumexp(-1)), logits.logsumexp(-1))
+    assert torch.equal(vlm.score(prompts, metric=logit_difference(vlm, "Yes", "No")), vlm.score(prompts))
+
+
+def test_words_that_begin_alike_are_no_difference(vlm: VLM) -> None:
+    with pytest.raises(UserError, match="tells red from red"):
+        logit_difference(vlm, "red", "red")
