@@ -26,7 +26,11 @@ install: .venv/.installed ## forestlens and its dependencies
 install-dev: .venv/.installed-dev ## the same with the tools that test and check it
 
 demo: install ## install, then the main job: baseline, VCD and its controls on the bundled organism
-	$(BIN)/python -m experiments.run +exp=vcd_llava
+	$(BIN)/forestlens +exp=vcd_llava
+	@printf '%s\n' '' 'Next, to be typed in this folder:' \
+	'  $(BIN)/forestlens +exp=heatmap_llava                        # where one verdict looks: picture or words, which patches' \
+	'  $(BIN)/forestlens method=prior_correction limit=200         # another method beside the baseline, on 200 cases' \
+	'  $(BIN)/forestlens --help                                    # everything there is'
 
 test: install-dev chromium ## install, then the tests but for the slow ones; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile

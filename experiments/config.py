@@ -157,9 +157,12 @@ def build_run(config: DictConfig) -> Run:
     Raises:
         UserError: a value is missing, of a wrong type or out of range, or a target has no such argument.
     """
-    if missing := sorted(OmegaConf.missing_keys(config)):
-        raise UserError(f"{missing[0]}: has no value; give it on the command line: {missing[0]}=<value>")
-    plain = OmegaConf.to_container(config, resolve=True)
+    try:
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            raise UserError(f"{missing[0]}: has no value; give it on the command line: {missing[0]}=<value>")
+        plain = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:  # ${…} in a value
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
     tree: dict[str, Any] = {str(key): value for key, value in plain.items()}
     _check_values(tree)
@@ -243,6 +246,8 @@ def _check_values(tree: dict[str, Any]) -> None:
         raise UserError(f"attribution={tree['attribution']}: must be one of {', '.join(ATTRIBUTIONS)}")
     if tree["protocol"] not in PROTOCOLS:
         raise UserError(f"protocol={tree['protocol']}: must be one of {', '.join(PROTOCOLS)}")
+    if tree["seed"] < 0:
+        raise UserError(f"seed={tree['seed']}: must be at least 0")
     for key in ("image_workers", "feature_cache_mib"):
         if tree[key] < 0:
             raise UserError(f"{key}={tree[key]}: must be at least 0, which switches it off")

@@ -1,29 +1,45 @@
-"""The command line, ``python -m experiments.run``: composes a configuration with Hydra and runs its task."""
+"""The command line, ``forestlens`` or ``python -m experiments.run``: composes a configuration and runs its task.
+
+Imports only the standard library at the top: whoever presses Ctrl-C while the rest is imported reads a sentence too.
+"""
 
 import errno
 import os
+import signal
 import sys
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import hydra
-from omegaconf import DictConfig
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
-from experiments.command_line import in_todays_words, register_help
-from experiments.config import build_run, register
-from experiments.runs.launch import Launch, check_task
-from interp.errors import UserError
+    from experiments.runs.launch import Launch
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MORE_MEMORY = (
     "take a smaller batch_size, smaller weights (model.dtype=bfloat16), a smaller model, or spread it over several "
     "devices (model.device_map=auto)"
 )
-register()
-register_help()
+CONTINUES = "stopped; the same command continues where it ended"
+INTERRUPTED = 130
+WHOLE_ERRORS = "HYDRA_FULL_ERROR"
+ASKED_FOR_WHOLE_ERRORS = os.environ.get(WHOLE_ERRORS) == "1"
 
 
 def main() -> None:
     """Replaces former names on the command line, then hands it to Hydra."""
+    signal.signal(signal.SIGINT, _nothing_yet)
+    _packages_before_the_working_directory()
+    import hydra
+
+    from experiments.command_line import in_a_sentence, in_todays_words, register_help
+    from experiments.config import register
+    from experiments.runs.launch import Launch
+    from interp.errors import UserError
+
+    register()
+    register_help()
     launch = Launch()
     try:
         launch = Launch.current()
@@ -33,22 +49,34 @@ def main() -> None:
     if launch.first:
         for note in notes:
             print(note, file=sys.stderr)
+    arguments = sys.argv[1:]
+    os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
-        start()
+        hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(start)()
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception as error:
+        if ASKED_FOR_WHOLE_ERRORS or (said := in_a_sentence(error, arguments)) is None:
+            raise
+        stop(launch, f"error: {said}", 2)
 
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-def start(config: DictConfig) -> None:
+def start(config: "DictConfig") -> None:
     """Checks the configuration and runs its task; errors that the user can fix end in one sentence and exit code 2."""
+    from experiments.config import build_run
+    from experiments.runs.launch import Launch, check_task
+    from interp.errors import UserError
+
+    if not ASKED_FOR_WHOLE_ERRORS:
+        os.environ.pop(WHOLE_ERRORS, None)
     launch, run = Launch(), None
     try:
         launch = Launch.current()
         launch.join()
         run = build_run(config)
         check_task(run.task, launch)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         run.task(run)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
@@ -64,16 +92,45 @@ def start(config: DictConfig) -> None:
         model = config.model if run is None else run.model
         stop(launch, f"error: not enough memory for {model.name}; {MORE_MEMORY}", 2)
     except KeyboardInterrupt:
-        stop(launch, "stopped; the same command continues where it ended", 130)
+        stop(launch, CONTINUES, INTERRUPTED)
 
 
-def stop(launch: Launch, sentence: str, code: int) -> None:
+def stop(launch: "Launch", sentence: str, code: int) -> NoReturn:
     """Ends this process, and with it the launch; only the first process to fail prints ``sentence``."""
     if launch.speaks():
         print(sentence, file=sys.stderr, flush=True)
     if launch.size > 1:
         time.sleep(1)  # the launcher kills all processes when one ends: leave time to print
     sys.exit(code)
+
+
+def _nothing_yet(*_: Any) -> None:
+    """Ctrl-C before the task has begun: nothing is to be saved, and an import under way would answer with its own."""
+    if os.environ.get("RANK", "0") == "0":
+        print(CONTINUES, file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
+
+
+def _packages_before_the_working_directory() -> None:
+    """Puts the working directory at the end of the import path.
+
+    ``python -m`` puts it first, where the user's own ``conf/`` or ``experiments/`` would be taken for ours;
+    ``forestlens`` leaves it out, and a ``_target_`` in a file of the user's would not be found. Nothing is moved in a
+    clone, where it is our own.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed under us
+        return
+    ours = Path(__file__).resolve().parent
+    if here == ours.parent or sys.flags.safe_path:
+        return
+    if str(ours) not in map(os.path.realpath, sys.modules["experiments"].__path__):
+        del sys.modules["experiments"]
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
+    import mitigation  # noqa: F401  an editable install finds these after the folders on the path
+
+    sys.path.append(str(here))
 
 
 if __name__ == "__main__":

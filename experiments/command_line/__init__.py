@@ -1,0 +1,19 @@
+"""What the command line says before any task: its help, former names, and mistakes in a sentence.
+
+Imports neither torch nor transformers.
+"""
+
+from experiments.command_line.former_names import FORMER, in_todays_words
+from experiments.command_line.help_page import COMMANDS, help_page, options_of, register_help, top_level_options
+from experiments.command_line.mistakes import in_a_sentence
+
+__all__ = [
+    "COMMANDS",
+    "FORMER",
+    "help_page",
+    "in_a_sentence",
+    "in_todays_words",
+    "options_of",
+    "register_help",
+    "top_level_options",
+]

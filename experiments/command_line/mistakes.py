@@ -1,0 +1,152 @@
+"""Hydra's complaints about a command line, in one sentence with the word that was meant.
+
+``in_a_sentence`` is called once Hydra has refused; what the configuration has is then composed from the arguments that
+are left.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.command_line.help_page import options_of
+
+ABSENT = re.compile(r"Could not (?:override|append to config|delete from config)\W+'?(?P<key>[\w.@/]+)'?")
+NO_OPTION = re.compile(r"Could not find '(?P<group>[\w/]+)/(?P<name>[^/']+)'")
+TWICE = re.compile(r"Multiple values for (?P<group>[\w/@.]+)\.")
+WRONG_TYPE = re.compile(r"Error merging override (?P<override>.*)")
+NOISE = ("See https://", "Set the environment variable", "full_key:", "object_type=", "To append to your config")
+OF_HYDRA = (HydraException, OmegaConfBaseException)
+CUTOFF = 0.6  # of difflib: below it, a word is no misspelling of another
+MOST = 12  # names that a sentence lists
+
+
+def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
+    """What is wrong with the command line and what may have been meant; None where the error is not about it."""
+    if isinstance(error, OverrideParseException):
+        return _unread(error, arguments)
+    if not isinstance(error, OF_HYDRA):
+        return None
+    said = _plain(error)
+    if isinstance(error, MissingConfigException) and (found := NO_OPTION.search(said)):
+        return _no_option(found["group"], found["name"], error.options, arguments)
+    if found := TWICE.match(said):
+        return f"+{found['group']}=…: {found['group']} has an option already; leave out the +, which adds a second one"
+    if (found := WRONG_TYPE.match(said)) and error.__cause__ is not None:
+        return f"{found['override']}: {_plain(error.__cause__)}"
+    if found := ABSENT.match(said):
+        return _no_key(found["key"].strip("."), arguments)
+    if said.startswith("Ambiguous value"):
+        override = next((one for one in arguments if repr(one) in said or f"'{one}'" in said), "")
+        key, _, value = override.partition("=")
+        return (
+            f"{override}: a comma may be part of a text, a list or a sweep; write {quoted(override)} for the text, "
+            f"{shlex.quote(f'{key}=[{value}]')} for the list, or add -m for the sweep"
+        )
+    return said
+
+
+def quoted(override: str) -> str:
+    """``key=value`` as it is typed into a shell so that Hydra reads the value as it stands."""
+    key, _, value = override.partition("=")
+    inside = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    inside = re.sub(r"(\\+)$", r"\1\1", inside)
+    return shlex.quote(f'{key}="{inside}"')
+
+
+def _unread(error: OverrideParseException, arguments: Sequence[str]) -> str:
+    override = error.override if error.override in arguments else next((a for a in arguments if not _reads(a)), "")
+    if "=" not in override:
+        return f"{override}: is no KEY=VALUE and no flag; --help lists both"
+    typed = quoted(override)
+    if not _reads(shlex.split(typed)[0]):
+        return f"{override}: cannot be read ({_plain(error)}); --help has examples"
+    return f"{override}: a value with such a character is put into quotes, which the shell must keep; write {typed}"
+
+
+def _reads(override: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True
+
+
+def _plain(error: BaseException) -> str:
+    """The message in one line, without Hydra's links and hints."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith(NOISE))
+
+
+def _no_option(group: str, name: str, options: Sequence[str] | None, arguments: Sequence[str]) -> str:
+    own = re.compile(rf"\+?{re.escape(group)}(@[\w.]+)?=")
+    typed = next((found[0] for one in arguments if (found := own.match(one)) and name in one), f"{group}=")
+    known = sorted(options or options_of(group))
+    close = [f"{typed}{one}" for one in get_close_matches(name, known, n=3, cutoff=CUTOFF)]
+    meant = f"did you mean {_either(close)}? There are" if close else "there are"
+    return f"{typed}{name}: there is no such option; {meant} {', '.join(known)}"
+
+
+def _no_key(key: str, arguments: Sequence[str]) -> str:
+    own = re.compile(rf"[+~]*{re.escape(key)}(?:@[\w.]+)?(?:=|$)")
+    override = next((one for one in arguments if own.match(one)), key)
+    value = override.partition("=")[1] + override.partition("=")[2]
+    rest = [one for one in arguments if not own.match(one) and not one.startswith("-") and _reads(one)]
+    known = _keys(_composed(rest))
+    return f"{override}: there is no {key}; {_nearest(key, known, value)}"
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
+    """The configuration without the argument that failed; that of no argument where the others fail too."""
+    for tried in (overrides, []):
+        GlobalHydra.instance().clear()
+        try:
+            with initialize_config_module("conf", version_base="1.3"):
+                config = compose("config", overrides=list(tried), return_hydra_config=True)
+        except OF_HYDRA:
+            continue
+        with open_dict(config):
+            del config["hydra"]
+        return config
+    return OmegaConf.create({})
+
+
+def _keys(config: DictConfig, prefix: str = "") -> list[str]:
+    found = []
+    for name in config:
+        if str(name).startswith("_"):
+            continue
+        key = f"{prefix}{name}"
+        found.append(key)
+        node = config._get_node(name)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            found += _keys(node, f"{key}.")
+    return found
+
+
+def _nearest(key: str, known: Sequence[str], value: str) -> str:
+    """Keys below or above that end as ``key`` does, else keys spelt nearly so."""
+    node, _, last = key.rpartition(".")
+    top = key.partition(".")[0]
+    ending = [one for one in known if one.rpartition(".")[2] == last]
+    near = [one for one in ending if one.partition(".")[0] == top] or ending
+    if not near or len(near) > 3:
+        siblings = [one for one in known if one.rpartition(".")[0] == node]
+        near = get_close_matches(key, siblings, n=1, cutoff=CUTOFF) or get_close_matches(
+            key, [*known], n=1, cutoff=CUTOFF
+        )
+    if near:
+        return "did you mean " + _either(f"{one}{value}" for one in near) + "?"
+    of = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == (node if node in known else "")]
+    return f"{node or 'the run'} has {', '.join(of[:MOST])}{', … (--cfg job shows all)' if len(of) > MOST else ''}"
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(names)

@@ -1,0 +1,115 @@
+"""A mistake on the command line is answered in one sentence with the word that was meant."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.command_line.mistakes import in_a_sentence, quoted
+from interp.errors import UserError
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import composed, run_of
+
+
+def said(*overrides: str) -> str:
+    with pytest.raises((HydraException, OmegaConfBaseException)) as refused:
+        composed(*overrides)
+    sentence = in_a_sentence(refused.value, overrides)
+    assert sentence is not None
+    assert "\n" not in sentence
+    assert "hydra.cc" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("override", ["note=mès données", "output_root=写真", "note=it's", 'note=a "b"'])
+def test_a_value_that_needs_quotes_is_printed_as_it_must_be_typed(override: str) -> None:
+    typed = said("limit=3", override).partition("write ")[2]
+    assert composed(*shlex.split(typed))
+    key, _, value = override.partition("=")
+    (read,) = OverridesParser.create().parse_overrides(shlex.split(typed))
+    assert (read.key_or_group, read.value()) == (key, value)
+
+
+@given(st.text(st.characters(exclude_characters="\0\r\n", exclude_categories=("Cs",)), min_size=1))
+def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
+    (read,) = OverridesParser.create().parse_overrides(shlex.split(quoted(f"note={value}")))
+    assert read.value() == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "meant"),
+    [
+        (["task=vrtuning", "task.steps=3"], "did you mean task.settings.steps=3?"),
+        (["metod=vcd"], "did you mean method=vcd?"),
+        (["mehtod.alpha=2"], "did you mean method.alpha=2?"),
+        (["method=prompt", "lmit=5"], "did you mean limit=5?"),
+        (["method=vdc"], "method=vdc: there is no such option; did you mean method=vcd?"),
+        (["+exp=vcd_lava"], "did you mean +exp=vcd_llava?"),
+        (["+method@arms.x=vdc"], "did you mean +method@arms.x=vcd?"),
+        (["model=zzz"], "there are api_claude_3_haiku"),
+        (["zzz=1"], "the run has name, note, seed"),
+        (["~foo"], "there is no foo"),
+        (["+method=prompt"], "leave out the +"),
+        (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
+        (["note=a,b"], "'note=[a,b]' for the list"),
+        (["limit"], "limit: is no KEY=VALUE"),
+    ],
+)
+def test_the_nearest_word_is_named(overrides: list[str], meant: str) -> None:
+    sentence = said(*overrides)
+    assert meant in sentence
+    assert "+key" not in sentence
+    assert f"+{overrides[-1]}" not in sentence
+
+
+def test_values_that_only_we_can_refuse() -> None:
+    with pytest.raises(UserError, match="seed=-1: must be at least 0"):
+        run_of("seed=-1")
+    with pytest.raises(UserError, match="note: Interpolation key 'nosuch' not found"):
+        run_of("note=${nosuch}")
+
+
+def test_an_error_of_ours_is_no_mistake_of_theirs() -> None:
+    assert in_a_sentence(ValueError("a bug"), ["limit=1"]) is None
+
+
+def test_one_sentence_and_exit_code_2() -> None:
+    command = [sys.executable, "-m", "experiments.run", "task=vrtuning", "task.steps=3"]
+    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert answer.returncode == 2
+    assert answer.stderr == "error: task.steps=3: there is no task.steps; did you mean task.settings.steps=3?\n"
+
+
+def test_hydras_own_trace_is_there_for_who_asks() -> None:
+    command = [sys.executable, "-m", "experiments.run", "metod=vcd"]
+    environment = os.environ | {"HYDRA_FULL_ERROR": "1"}
+    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
+    assert answer.returncode == 1
+    assert "ConfigCompositionException" in answer.stderr
+
+
+@pytest.mark.parametrize("imported", ["hydra", "experiments.config", "torch"])
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path, imported: str) -> None:
+    code = (
+        "import signal, sys, os\n"
+        "class AtImport:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {imported!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "from experiments.run import main\n"
+        f"sys.meta_path.insert(0, AtImport())\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code, f"output_root={tmp_path}", "limit=2"]
+    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert answer.stderr == "stopped; the same command continues where it ended\n"
+    assert answer.returncode == 128 + signal.SIGINT
