@@ -120,8 +120,8 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 
 def _keys(config: DictConfig, prefix: str = "") -> list[str]:
     found = []
-    for name in config:
-        if str(name).startswith("_"):
+    for name in map(str, config):
+        if name.startswith("_"):
             continue
         key = f"{prefix}{name}"
         found.append(key)

@@ -72,9 +72,9 @@ def test_the_main_experiment_runs_anywhere(command: Path, tmp_path: Path, own: b
 
 
 def test_python_m_is_not_shadowed_by_the_working_directory(tmp_path: Path) -> None:
-    for name in PACKAGES:
+    for name in ("conf", "interp", "mitigation"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text("mine: 1\n")
+        (tmp_path / name / "__init__.py").write_text("")
     (tmp_path / "own.py").write_text("print('own.py is found, after our packages')\n")
     code = f"import sys; sys.path.insert(1, {str(REPOSITORY)!r})\nfrom experiments.run import main\nmain()\n"
     asked = [sys.executable, "-c", code, "method._target_=own.Method"]
