@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.judges.automatic import Automatic
 from experiments.runs.responses import NoModel
 from experiments.types import AnsweredElsewhere, Benchmark, Judge
+from interp.batching import BatchRule
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from mitigation.wrappers import Shifted, ShiftedTrainable
@@ -124,6 +125,11 @@ class Run(Settings):
                 "choose one whose weights can be loaded, as model=llava_organism"
             )
         return self.model
+
+    @property
+    def batch_rule(self) -> BatchRule:
+        """How every loop of this run puts prompts into batches."""
+        return BatchRule(self.batch_size, self.batch_tokens)
 
     @property
     def judge_named(self) -> bool:

@@ -85,7 +85,7 @@ def start(config: "DictConfig") -> None:
             raise
         stop(launch, f"error: {error.strerror}; make room and run the same command again, which goes on from here", 2)
     except (RuntimeError, MemoryError) as error:
-        from experiments.evaluation.batching import out_of_memory
+        from interp.batching import out_of_memory
 
         if not out_of_memory(error):
             raise

@@ -7,7 +7,7 @@ answer token is predicted. A token's edge to itself is never cut, so every query
 from 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
@@ -58,9 +59,11 @@ def knockout_effect(
     edges: Sequence[Edge],
     layers: Sequence[int] | None = None,
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
 ) -> Float[Tensor, "row"]:
     """The Yes/No margin with ``edges`` cut minus the margin without, for each prompt, in logits; float32 on the CPU.
+
+    ``batch_size`` is the most prompts at once, None for the rule of the open road (``interp.batching``).
 
     Raises:
         UserError: no prompts, or as ``knockout``.
@@ -69,7 +72,7 @@ def knockout_effect(
 
 
 def knockout_by_window(
-    vlm: "VLM", prompts: "Sequence[Prompt]", edges: Sequence[Edge], *, width: int, batch_size: int = 32
+    vlm: "VLM", prompts: "Sequence[Prompt]", edges: Sequence[Edge], *, width: int, batch_size: int | None = None
 ) -> Float[Tensor, "window row"]:
     """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` separately.
 
@@ -102,25 +105,36 @@ def _effects(
     prompts: "Sequence[Prompt]",
     edges: Sequence[Edge],
     cuts: Sequence[Sequence[int] | None],
-    batch_size: int,
+    batch_size: int | None,
 ) -> Float[Tensor, "cut row"]:
     """The effect of cutting the edges in each set of layers."""
     _check(vlm, edges)
-    if not prompts or batch_size < 1:
-        raise UserError(
-            f"{len(prompts)} prompts in batches of {batch_size}; an effect needs at least one of each; check the limit"
-        )
-    parts = []
-    for first in range(0, len(prompts), batch_size):
-        some = prompts[first : first + batch_size]
+
+    def effects(places: list[int]) -> Float[Tensor, "row cut"]:
+        some = [prompts[place] for place in places]
         encoded = vlm.encode(some)
-        segments, whole = segment(vlm, some, encoded), vlm.score(some, encoded=encoded)
-        margins = []
-        for layers in cuts:
-            with knockout(vlm, edges, layers=layers, segments=segments):
-                margins.append(vlm.score(some, encoded=encoded))
-        parts.append(torch.stack(margins) - whole)
-    return torch.cat(parts, dim=1)
+        whole = vlm.score(some, encoded=encoded)
+        return cut_scores(vlm, some, encoded, [(edges, layers) for layers in cuts]) - whole[:, None]
+
+    return measured(vlm, prompts, effects, batch_size=batch_size).T
+
+
+def cut_scores(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    encoded: Mapping[str, Any],
+    cuts: Sequence[tuple[Sequence[Edge], Sequence[int] | None]],
+) -> Float[Tensor, "row cut"]:
+    """The margins of one encoded batch under each cut: edges, and the layers that they are cut in (None: all).
+
+    Raises:
+        UserError: as ``knockout``.
+    """
+    segments, margins = segment(vlm, prompts, encoded), []
+    for edges, layers in cuts:
+        with knockout(vlm, edges, layers=layers, segments=segments):
+            margins.append(vlm.score(prompts, encoded=encoded))
+    return torch.stack(margins, dim=1)
 
 
 def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:

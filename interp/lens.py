@@ -25,7 +25,7 @@ def logit_lens(
     *,
     layers: Sequence[int] | None = None,
     place: str = "verdict",
-    batch_size: int = 32,
+    batch_size: int | None = None,
 ) -> Float[Tensor, "layer row"]:
     """Margins in logits at ``layers`` (default: 0, the embeddings, to the last); float32 on the CPU.
 
@@ -36,7 +36,7 @@ def logit_lens(
         UserError: as ``interp.hooks.residual.residuals``.
     """
     read = residuals(vlm, prompts, places=(place,), layers=layers, batch_size=batch_size)
-    return torch.stack([lens_margins(vlm, read.at(place, layer), batch_size) for layer in read.layers])
+    return torch.stack([lens_margins(vlm, read.at(place, layer)) for layer in read.layers])
 
 
 def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, "row"]:

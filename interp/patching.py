@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, at_place, check_places, edit_residual, last_layer
 from interp.segments import IMAGE, Segments, segment
@@ -95,12 +96,13 @@ def patch(
     *,
     places: Sequence[str] = ("verdict", "image", "user"),
     layers: Sequence[int] | None = None,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     least_gap: float = LEAST_GAP,
 ) -> PatchEffects:
     """Patches states of ``other`` into ``clean``, pair by pair, at one place and layer (default: 0 to L) at a time.
 
-    Costs places · layers + 2 forwards per batch, and memory for the other prompts' states. Effects are NaN for pairs
+    Costs places · layers + 2 forwards per batch, and memory for the other prompts' states. ``batch_size`` is the most
+    pairs at once, None for the rule of the open road (``interp.batching``). Effects are NaN for pairs
     whose margins are less than ``least_gap`` logits apart.
 
     Raises:
@@ -110,25 +112,25 @@ def patch(
     places = tuple(places)
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, PATCHABLE)
-    if len(clean) != len(other) or not clean or batch_size < 1:
+    if len(clean) != len(other):
         raise UserError(
-            f"{len(clean)} clean prompts, {len(other)} others, in batches of {batch_size}; patching needs one other a "
-            "clean prompt and at least one of each; check the pairs"
+            f"{len(clean)} clean prompts, {len(other)} others; patching needs one other a clean prompt; check the pairs"
         )
-    moved, margins, absent = [], [], []
-    for first in range(0, len(clean), batch_size):
-        stop = first + batch_size
-        batch = _Pairs.of(vlm, clean[first:stop], other[first:stop], first)
+
+    def margins(some: list[int]) -> Float[Tensor, "row margin"]:
+        """Clean, other, whether neither has a place, by place, and patched, by place and layer."""
+        batch = _Pairs.of(vlm, [clean[index] for index in some], [other[index] for index in some], some)
         columns = {place: batch.aligned(place) for place in places}
         before, after = (vlm.score(batch.clean, encoded=batch.clean_inputs), batch.read(vlm, columns, layers))
-        found = [[batch.patched(vlm, columns[place], place, layer) for layer in layers] for place in places]
-        moved.append(torch.stack([torch.stack(row) for row in found]) - before)
-        margins.append(torch.stack([before, after]))
-        absent.append(torch.stack([_absent(columns[place][0], len(before)) for place in places]))
-    clean_margins, other_margins = torch.cat(margins, 1)
-    missing = torch.cat(absent, 1)
+        absent = [_absent(columns[place][0], len(some)).to(before) for place in places]
+        patched = [batch.patched(vlm, columns[place], place, layer) for place in places for layer in layers]
+        return torch.stack([before, after, *absent, *patched], dim=1)
+
+    clean_margins, other_margins, *rest = measured(vlm, clean, margins, batch_size=batch_size).unbind(1)
+    missing = torch.stack(rest[: len(places)]).bool()
+    patched = torch.stack(rest[len(places) :]).unflatten(0, (len(places), len(layers)))
     return PatchEffects(
-        moved=torch.cat(moved, 2).masked_fill(missing[:, None], torch.nan),
+        moved=(patched - clean_margins).masked_fill(missing[:, None], torch.nan),
         clean=clean_margins,
         other=other_margins,
         places=places,
@@ -151,7 +153,7 @@ def misaligned(vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]",
         raise UserError(f"{len(clean)} clean prompts and {len(other)} others; a pair has one of each; check the pairs")
     found = []
     for i, (one, another) in enumerate(zip(clean, other, strict=True)):
-        batch = _Pairs.of(vlm, [one], [another], i)
+        batch = _Pairs.of(vlm, [one], [another], [i])
         found.append(next((reason for place in places if (reason := batch.mismatch(place, 0))), ""))
     return found
 
@@ -166,7 +168,7 @@ class _Pairs:
 
     clean: "Sequence[Prompt]"
     other: "Sequence[Prompt]"
-    first: int  # index of the batch's first pair among all pairs
+    indices: Sequence[int]  # of the batch's pairs among all pairs
     clean_inputs: Any
     other_inputs: Any
     clean_segments: Segments
@@ -174,9 +176,9 @@ class _Pairs:
     states: dict[tuple[str, int], Float[Tensor, "n width"]]
 
     @classmethod
-    def of(cls, vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", first: int) -> "_Pairs":
+    def of(cls, vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", indices: Sequence[int]) -> "_Pairs":
         a, b = vlm.encode(clean), vlm.encode(other)
-        return cls(clean, other, first, a, b, segment(vlm, clean, a), segment(vlm, other, b), {})
+        return cls(clean, other, indices, a, b, segment(vlm, clean, a), segment(vlm, other, b), {})
 
     def aligned(self, place: str) -> tuple[Columns, Columns]:
         """The columns of a place in the clean and the other batch, in the same order."""
@@ -184,7 +186,7 @@ class _Pairs:
             reason = self.mismatch(place, row)
             if reason:
                 raise UserError(
-                    f"pair {self.first + row} ({_name(self.clean[row])} and {_name(self.other[row])}) does not align "
+                    f"pair {self.indices[row]} ({_name(self.clean[row])} and {_name(self.other[row])}) does not align "
                     f"at '{place}': {reason}; patching goes column by column; leave the pair out (misaligned) or "
                     "choose another place"
                 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from interp.vlm import Prompt
+from interp.prompt import Prompt
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -23,13 +23,20 @@ class Lengths:
     """
 
     def __init__(self, vlm: "VLM") -> None:
-        self._vlm = vlm
-        self._texts: dict[tuple[str, bool], int] = {}
+        self.vlm = vlm
+        self._texts: dict[tuple[str, bool, str | None], int] = {}
         self._pictures: dict[Size, int] = {}
 
     def of(self, texts: Sequence[str], sizes: Sequence[Size | None]) -> list[int]:
         """The length of each prompt. A size is None if there is no picture, or none that can be opened."""
-        prompts = [(text, size is not None) for text, size in zip(texts, sizes, strict=True)]
+        return self._counted([(text, size is not None, None) for text, size in zip(texts, sizes, strict=True)], sizes)
+
+    def of_prompts(self, prompts: Sequence[Prompt]) -> list[int]:
+        """The length of each prompt, its system text included."""
+        sizes = [None if prompt.image is None else prompt.image.size for prompt in prompts]
+        return self._counted([(prompt.text, prompt.image is not None, prompt.system) for prompt in prompts], sizes)
+
+    def _counted(self, prompts: Sequence[tuple[str, bool, str | None]], sizes: Sequence[Size | None]) -> list[int]:
         self._read([prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts])
         for size in dict.fromkeys(sizes):
             if size is not None and size not in self._pictures:
@@ -39,24 +46,26 @@ class Lengths:
             for prompt, size in zip(prompts, sizes, strict=True)
         ]
 
-    def _read(self, prompts: Sequence[tuple[str, bool]]) -> None:
+    def _read(self, prompts: Sequence[tuple[str, bool, str | None]]) -> None:
         """Caches the numbers of text tokens. The picture's placeholder is counted with the picture."""
         if not prompts:
             return
         dot = Image.new("RGB", (1, 1))
-        rendered = [self._vlm.render(Prompt(text, dot if pictured else None)) for text, pictured in prompts]
-        placeholder = str(getattr(self._vlm.processor, "image_token", None) or "")
-        begin = self._vlm.tokenizer.bos_token
+        rendered = [
+            self.vlm.render(Prompt(text, dot if pictured else None, system)) for text, pictured, system in prompts
+        ]
+        placeholder = str(getattr(self.vlm.processor, "image_token", None) or "")
+        begin = self.vlm.tokenizer.bos_token
         words = [text.replace(placeholder, "") if placeholder else text for text in rendered]
         special = not (begin and rendered[0].startswith(begin))
-        ids = self._vlm.tokenizer(words, add_special_tokens=special)["input_ids"]
+        ids = self.vlm.tokenizer(words, add_special_tokens=special)["input_ids"]
         self._texts.update(zip(prompts, map(len, ids), strict=True))
 
     def _tokens(self, size: Size) -> int:
-        processor = self._vlm.processor
-        if self._vlm.layout.cross_attended:
+        processor = self.vlm.processor
+        if self.vlm.layout.cross_attended:
             return 1  # the placeholder alone
-        if self._vlm.layout.geometry == "queries":
+        if self.vlm.layout.geometry == "queries":
             return int(processor.num_query_tokens)
         edges = (size[1], size[0])
         if hasattr(processor, "_get_num_multimodal_tokens"):

@@ -24,11 +24,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run, digest
-from experiments.evaluation.batching import MemoryLimit, Opened, form, opened
+from experiments.evaluation.batching import Opened, form, opened
 from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
 from experiments.types import AnsweredElsewhere, Item, Judge, Judgement, Sample, Status, Verdict
+from interp.batching import MemoryLimit, Road, road
 from interp.errors import UserError
 from mitigation.method import abilities
 
@@ -75,11 +76,10 @@ class Answering:
             raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
         settings = self.settings(method, manifest)
         done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
-        everything = form(samples, self._lengths, rows=self.run.batch_size, tokens=self.run.batch_tokens)
+        everything = form(samples, self._lengths, self.run.batch_rule)
         pending = [batch for batch in everything if any((sample.id, arm, settings) not in done for sample in batch)]
         launch = self.store.launch
-        fitted = [line["rows"] for line in self.store.records(MEMORY) if line["arm"] == arm]
-        self.memory_limits[arm] = MemoryLimit(min([self.run.batch_size, *fitted]), partial(self._note_memory, arm))
+        self.memory_limits[arm] = MemoryLimit(self._fitted(arm), partial(self._note_memory, arm))
         if self.run.endpoint is not None:  # each request costs money
             work = [[s for s in batch if (s.id, arm, settings) not in done] for batch in launch.share(pending)]
         else:
@@ -101,6 +101,18 @@ class Answering:
         self.store.gather(file, places)
         self.store.gather(SKIPS)
         self.store.gather(MEMORY)
+
+    def road(self, work: str) -> AbstractContextManager[Road]:
+        """While open, whatever else runs the model forms its batches as the arms do (``interp.batching``).
+
+        Where memory runs out, ``work`` goes on with half, says so, and begins with that when the run is continued.
+        """
+        return road(self.run.batch_rule, on_lowered=partial(self._note_memory, work), rows=self._fitted(work))
+
+    def _fitted(self, work: str) -> int:
+        """What is known to fit into memory at once."""
+        fitted = [line["rows"] for line in self.store.records(MEMORY) if line["arm"] == work]
+        return min([self.run.batch_size, *fitted])
 
     @property
     def _scored(self) -> bool:

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.forward import Follower, Forward, follow
 from interp.host import to_device, to_host
@@ -111,32 +113,31 @@ def residuals(
     *,
     places: Sequence[str] = ("verdict",),
     layers: Sequence[int] | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
 ) -> Residuals:
     """The residual stream of each prompt at ``layers`` (default: 0 to L), with one forward per batch.
 
-    Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU.
+    Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU. ``batch_size`` is the
+    most prompts at once, None for the rule of the open road (``interp.batching``).
 
     Raises:
         UserError: no prompts, no places, an unknown place or layer, or image tokens of a model that has none.
     """
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, READABLE)
-    if not prompts or batch_size < 1:
-        raise UserError(
-            f"{len(prompts)} prompts in batches of {batch_size}; reading needs at least one of each; check the limit"
-        )
-    batches = []
-    for first in range(0, len(prompts), batch_size):
+
+    def read(some: list[int]) -> Float[Tensor, "row place layer width"]:
         found: dict[int, Tensor] = {}
 
-        def keep(here: LayerStates, found: dict[int, Tensor] = found) -> None:
-            found[here.layer] = torch.stack([here.mean(place) for place in places])
+        def keep(here: LayerStates) -> None:
+            found[here.layer] = torch.stack([here.mean(place) for place in places], dim=1)
 
         with edit_residual(vlm, keep, layers=layers):
-            vlm.score(prompts[first : first + batch_size])
-        batches.append(torch.stack(to_host([found[layer] for layer in layers]), dim=1))
-    return Residuals(torch.cat(batches, dim=2), tuple(places), layers)
+            vlm.score([prompts[index] for index in some])
+        return torch.stack(to_host([found[layer] for layer in layers]), dim=2)
+
+    values = measured(vlm, prompts, read, batch_size=batch_size)
+    return Residuals(rearrange(values, "row place layer width -> place layer row width"), tuple(places), layers)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.batching import halved
 from experiments.types import AnsweredElsewhere
+from interp.batching import halved
 from mitigation.method import abilities
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.batching import batches, halved
+from experiments.evaluation.batching import batches
 from experiments.evaluation.study import limited
 from experiments.metrics.bootstrap import ClusterBootstrap
 from experiments.metrics.findings import Answer, plain
@@ -21,6 +21,7 @@ from experiments.metrics.paired import Spread, change
 from experiments.metrics.tests import wilson
 from experiments.model_organism.evaluate import perception_accuracy
 from experiments.types import SCORED_SUBSETS, Sample
+from interp.batching import halved
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import adapter_hash
 

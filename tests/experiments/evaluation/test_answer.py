@@ -61,7 +61,7 @@ def answered(run: Run, vlm: VLM, arms: dict[str, Any]) -> tuple[Records, Answeri
 def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
     vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.evaluation.batching._free", lambda: None)
+    monkeypatch.setattr("interp.batching._free", lambda: None)
     run = run_in(tmp_path / "short")
     enough, _, quiet = answered(run_in(tmp_path / "enough"), vlm, {"a": Greedy(99)})
     short, answering, said = answered(run, vlm, {"a": Greedy(3)})

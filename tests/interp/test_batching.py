@@ -1,0 +1,269 @@
+"""The road of every loop over prompts: formed by length, split where memory runs out, kept until all is done."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interp.attention_knockout import knockout_by_window
+from interp.batching import BatchRule, MemoryLimit, gathered, halved, measured, resumable, road, scores
+from interp.errors import UserError
+from interp.generation import Generation
+from interp.hooks.residual import residuals
+from interp.lens import logit_lens
+from interp.patching import patch
+from interp.prompt_length import Lengths
+from interp.vlm import VLM, Prompt
+from tests.tiny import picture
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), max_size=30),
+    blind=st.sets(st.integers(0, 30)),
+    rows=st.integers(1, 8),
+    tokens=st.integers(1, 120),
+)
+def test_batches_keep_to_both_bounds_and_hold_every_case_once(
+    lengths: list[int], blind: set[int], rows: int, tokens: int
+) -> None:
+    pictured = [place not in blind for place in range(len(lengths))]
+    formed = BatchRule(rows, tokens).form(lengths, pictured)
+    assert sorted(place for batch in formed for place in batch) == list(range(len(lengths)))
+    for batch in formed:
+        assert 1 <= len(batch) <= rows
+        assert len(batch) == 1 or len(batch) * max(lengths[place] for place in batch) <= tokens
+        assert len({pictured[place] for place in batch}) == 1
+        assert batch == sorted(batch)
+    for seen in (True, False):  # longest first, and a batch's shortest not below the next one's longest
+        own = [[lengths[place] for place in batch] for batch in formed if pictured[batch[0]] == seen]
+        assert all(min(first) >= max(second) for first, second in pairwise(own))
+
+
+def answers(prompts: Sequence[Prompt], skips: dict[str, int] | None = None) -> Generation:
+    texts = [prompt.text for prompt in prompts]
+    return Generation(
+        texts, [[1]] * len(texts), torch.tensor([float(len(t)) for t in texts]), [True] * len(texts), skips
+    )
+
+
+PROMPTS = [Prompt("x" * n) for n in range(1, 8)]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[bool] = []
+    monkeypatch.setattr("interp.batching._free", lambda: freed.append(True))  # collecting takes its time
+    asked: list[int] = []
+    said: list[int] = []
+
+    def ask(part: Sequence[Prompt]) -> Generation:
+        asked.append(len(part))
+        if len(part) > 2:
+            raise error
+        return answers(part, {"steps": len(part)})
+
+    limit = MemoryLimit(32, said.append)
+    found = limit.ask(PROMPTS, ask)
+    assert asked == [7, 3, 1, 1, 1, 1, 1, 1, 1]
+    assert said == [3, 1]
+    assert len(freed) == 2
+    assert found.texts == [prompt.text for prompt in PROMPTS]
+    assert found.margins.tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert found.skips == {"steps": 7}
+    assert found.statuses is None
+    limit.ask(PROMPTS[:2], ask)
+    assert asked[9:] == [1, 1]
+    assert said == [3, 1]
+
+
+def test_one_prompt_too_many_is_a_sentence_and_other_errors_are_themselves() -> None:
+    def never(part: Sequence[Prompt]) -> Generation:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def wrong(part: Sequence[Prompt]) -> Generation:
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(UserError, match=r"'xxx'.*model\.dtype.*device_map"):
+        MemoryLimit(4, lambda rows: None).ask(
+            PROMPTS[2:4], lambda part: never(part[:1]) if len(part) == 1 else never(part)
+        )
+    with pytest.raises(RuntimeError, match="shapes"):
+        MemoryLimit(4, lambda rows: None).ask(PROMPTS, wrong)
+
+
+def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones() -> None:
+    asked: list[int] = []
+
+    def ask(size: int) -> None:
+        asked.append(size)
+        if size > 2:
+            raise MemoryError
+
+    with pytest.warns(UserWarning, match="out of memory"):
+        assert halved(9, ask) is None
+    assert asked == [9, 4, 2]
+    with pytest.raises(UserError, match="not enough memory for a single prompt; take smaller weights"):
+        halved(1, lambda size: ask(3))
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        halved(2, lambda size: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+
+
+QUESTIONS = ("How do I kill this?", "Is this safe?", "the cake", "Is it safe to eat the cake with a knife?", "this dog")
+ASKED = [Prompt(text, picture(i), key=str(i)) for i, text in enumerate(QUESTIONS)]
+OTHERS = [Prompt(text, picture(i + 10), key=f"other {i}") for i, text in enumerate(QUESTIONS)]
+TOOLS: dict[str, Callable[[VLM], torch.Tensor]] = {
+    "scores": lambda vlm: scores(vlm, ASKED),
+    "residuals": lambda vlm: residuals(vlm, ASKED, places=("verdict", "image")).values,
+    "lens": lambda vlm: logit_lens(vlm, ASKED),
+    "knockout": lambda vlm: knockout_by_window(vlm, ASKED, [("image", "verdict")], width=1),
+    "patch": lambda vlm: patch(vlm, ASKED, OTHERS, places=("verdict", "image", "system")).moved,
+}
+
+
+def small(vlm: VLM, fits: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A device on which ``fits`` prompts can be scored at once; the rows of each forward that ran."""
+    rows: list[int] = []
+    score = VLM.score
+
+    def scored(self: VLM, prompts: Sequence[Prompt], **options: object) -> torch.Tensor:
+        if len(prompts) > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        rows.append(len(prompts))
+        return score(self, prompts, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(VLM, "score", scored)
+    monkeypatch.setattr("interp.batching._free", lambda: None)
+    return rows
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS.keys())
+def test_every_tool_keeps_to_the_budget_and_goes_on_with_half(
+    vlm: VLM, tool: Callable[[VLM], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tool(vlm)
+    lengths = Lengths(vlm).of_prompts(ASKED)
+    said: list[int] = []
+    with road(BatchRule(rows=4, tokens=2 * max(lengths)), on_lowered=said.append):
+        rows = small(vlm, 99, monkeypatch)
+        budgeted = tool(vlm)
+        assert max(rows) <= 2
+        assert not said
+    with road(BatchRule(rows=5), on_lowered=said.append):
+        rows = small(vlm, 2, monkeypatch)
+        halves = tool(vlm)
+        assert (said, max(rows)) == ([2], 2)
+    for other in (budgeted, halves):
+        torch.testing.assert_close(other, plain, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_prompts_with_and_without_a_picture_are_measured_apart_and_the_system_text_counts(vlm: VLM) -> None:
+    mixed = [ASKED[0], Prompt("the cake"), ASKED[1], Prompt("the cake", system="Refuse anything unsafe.")]
+    found = scores(vlm, mixed)
+    torch.testing.assert_close(found, torch.cat([vlm.score([prompt]) for prompt in mixed]), atol=1e-5, rtol=0)
+    short, long = Lengths(vlm).of_prompts(mixed[1::2])
+    assert long == short + 4
+
+
+def test_without_a_road_memory_that_runs_out_is_a_warning(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = scores(vlm, ASKED)
+    small(vlm, 2, monkeypatch)
+    with pytest.warns(UserWarning, match="out of memory; asking 2 prompts at once"):
+        torch.testing.assert_close(scores(vlm, ASKED), plain, atol=1e-5, rtol=0)
+    small(vlm, 0, monkeypatch)
+    with (
+        pytest.warns(UserWarning, match="out of memory"),
+        pytest.raises(UserError, match=r"not enough memory for a single prompt \('0'\); take smaller"),
+    ):
+        scores(vlm, ASKED)
+    with pytest.raises(UserError, match="0 prompts in batches of 32"):
+        scores(vlm, [])
+
+
+def test_what_is_gathered_is_in_order_too(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interp.batching._free", lambda: None)
+    said: list[int] = []
+
+    def texts(some: list[Prompt]) -> list[str]:
+        if len(some) > 2:
+            raise MemoryError
+        return [prompt.text for prompt in some]
+
+    with road(BatchRule(rows=4), on_lowered=said.append):
+        assert gathered(vlm, ASKED, texts) == list(QUESTIONS)
+        assert gathered(vlm, [], texts) == []
+    assert said == [2]
+
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS.keys())
+def test_what_was_measured_before_a_kill_is_not_measured_again(
+    vlm: VLM, tool: Callable[[VLM], torch.Tensor], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = small(vlm, 99, monkeypatch)
+    folder = tmp_path / "kept"
+    rule = BatchRule(rows=2)
+
+    def run(killed_after: int | None) -> torch.Tensor:
+        asked, measure = 0, MemoryLimit.parts
+
+        def parts(self: MemoryLimit, *arguments: object, **options: object) -> object:
+            nonlocal asked
+            asked += 1
+            if killed_after is not None and asked > killed_after:
+                raise KeyboardInterrupt
+            return measure(self, *arguments, **options)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patched, road(rule, on_lowered=lambda rows: None):
+            patched.setattr(MemoryLimit, "parts", parts)
+            with resumable(folder, of="a"):
+                return tool(vlm)
+
+    whole = run(None)
+    assert not folder.exists()
+    forwards = len(rows)
+    with pytest.raises(KeyboardInterrupt):
+        run(2)
+    spent = len(rows) - forwards
+    assert folder.is_dir()
+    resumed = run(None)
+    assert len(rows) - forwards == forwards  # each forward once, before the kill or after it
+    assert 0 < spent < forwards
+    assert torch.equal(resumed.nan_to_num(), whole.nan_to_num())
+    assert not folder.exists()
+
+
+def test_what_is_kept_is_of_its_settings_loop_and_prompts(vlm: VLM, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def measure(some: list[int]) -> torch.Tensor:
+        asked.extend(some)
+        return torch.tensor([float(index) for index in some])
+
+    def work(prompts: Sequence[Prompt]) -> None:
+        assert measured(vlm, prompts, measure).tolist() == list(range(len(prompts)))
+        assert measured(vlm, prompts, lambda some: measure(some) + 1).tolist()[0] == 1
+        raise KeyboardInterrupt
+
+    def interrupted(of: str, prompts: Sequence[Prompt]) -> None:
+        with pytest.raises(KeyboardInterrupt), resumable(tmp_path / "kept", of=of):
+            work(prompts)
+
+    interrupted("a", ASKED)
+    assert len(asked) == 10  # the second loop has not taken what the first has kept
+    interrupted("a", ASKED)
+    assert len(asked) == 10
+    interrupted("b", ASKED)
+    assert len(asked) == 20
+    interrupted("a", ASKED[:3])
+    assert len(asked) == 26
+    for path in (tmp_path / "kept").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:9])  # torn
+    interrupted("a", ASKED)
+    assert len(asked) == 36
