@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -291,8 +292,9 @@ def _sentence(place: Source, what: str, error: Exception, attention: str | None)
         return gated(place.path)
     if "torchvision" in text.lower():
         return (
-            f"the {what} of {place.path} needs torchvision; install the build that fits this torch, or choose a family "
-            "that does without (llava, llava_next, instructblip, gemma3)"
+            f"the {what} of {place.path} needs torchvision; install the build that fits this torch: "
+            f"{torchvision_line()}; where there is none, choose a family that does without (llava, llava_next, "
+            "instructblip, gemma3)"
         )
     if "num2words" in text:
         return f"the {what} of {place.path} needs num2words; pip install 'forestlens[processors]'"
@@ -306,6 +308,15 @@ def _sentence(place: Source, what: str, error: Exception, attention: str | None)
     else:
         way_out = "mend its files" if Path(place.path).is_dir() else "fetch the whole of it once with network"
     return f"cannot read the {what} of {place.path} ({brief(error)}); {way_out}, or choose another model"
+
+
+def torchvision_line() -> str:
+    """The pip command for the torchvision that was built for the installed torch, which it leaves as it is."""
+    import torch
+
+    version, _, build = str(torch.__version__).partition("+")
+    line = f"{shlex.quote(sys.executable)} -m pip install torch=={version}{'+' if build else ''}{build} torchvision"
+    return f"{line} --index-url https://download.pytorch.org/whl/{build}" if build else line
 
 
 def weights_hash(folder: Path) -> str:

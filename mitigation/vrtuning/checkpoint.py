@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 from mitigation.vrtuning.settings import Settings
 
@@ -157,8 +158,7 @@ tags: [lora, vrtuning-style, trl]
 LoRA on the language model only; vision tower, projector and output head are the base model's. MMSafeAware
 (arXiv 2502.11184) publishes neither the data nor the settings of its VRTuning, so these are ours.
 
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(base, "<this folder>")
+{_loading(origin)}
 
 - Base model: {origin.base}{revision}
 - Data: {origin.data or "not described"}; {origin.examples} examples, digest `{origin.data_digest}`
@@ -180,6 +180,23 @@ The adapter is a derivative of the base model: the base model's licence applies 
 of MOSSBench and MMSafeAware are refused in training. The adapter changes how a model answers safety questions; it is no
 safety guarantee.
 """
+
+
+def _loading(origin: "Origin") -> str:
+    """The lines of Python that load base and adapter, indented; they read the adapter from ``folder``."""
+    if origin.base_path.startswith(ORGANISM):
+        note = [f"# {origin.base_path} is bundled with forestlens; AutoPeftModel looks for it on the hub, in vain."]
+        base = ["from interp import load", f"base = load({origin.base_path!r}).model"]
+    else:
+        pinned = origin.base_revision if origin.base_revision and ":" not in origin.base_revision else None
+        revision = f", revision={pinned!r}" if pinned else ""
+        note = []
+        base = [
+            "from transformers import AutoModelForImageTextToText",
+            f"base = AutoModelForImageTextToText.from_pretrained({(origin.base_path or origin.base)!r}{revision})",
+        ]
+    lines = [*note, "from peft import PeftModel", *base, "model = PeftModel.from_pretrained(base, folder)"]
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def _settings(origin: "Origin") -> list[dict[str, str]]:

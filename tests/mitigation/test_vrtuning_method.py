@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from interp.checkpoints.config import ModelConfig
@@ -22,8 +22,9 @@ from mitigation.reasoning import Continued, verdict_position
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.vrtuning import model as active
-from mitigation.vrtuning.checkpoint import write_card
+from mitigation.vrtuning.checkpoint import read_origin, save, write_card
 from mitigation.vrtuning.method import VRTuning
+from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.train import Trained, train
 from mitigation.wrappers import Sampled, Shifted
 from tests.mitigation.vrtuning_job import SETTINGS, data
@@ -66,6 +67,41 @@ def test_peft_and_the_merged_checkpoint_answer_alike(trained: Trained, base: VLM
     same(ours, VLM(merged, AutoProcessor.from_pretrained(trained.merged)).generate(PROMPTS, max_new_tokens=TOKENS))
     wrapped = PeftModel.from_pretrained(base.model, trained.adapter)
     same(ours, VLM(wrapped, base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_merged_checkpoint_in_another_dtype(trained: Trained, dtype: str) -> None:
+    """It is stored as it was merged, and read in any dtype; adapter and base are then as close as rounding allows."""
+    assert trained.merged is not None
+    exact = load(trained.merged).generate(PROMPTS, max_new_tokens=1).margins
+    base = load(trained.adapter.parents[1] / "base", dtype=dtype)
+    apart = method(trained).generate(base, PROMPTS, max_new_tokens=1).margins
+    merged = load(trained.merged, dtype=dtype).generate(PROMPTS, max_new_tokens=1).margins
+    torch.testing.assert_close(merged.float(), exact, atol=0.1, rtol=0.02)
+    torch.testing.assert_close(apart.float(), exact, atol=0.1, rtol=0.02)
+
+
+def of_card(folder: Path) -> PeftModel:
+    """The model as the lines in the card of ``folder`` load it."""
+    lines = [line for line in (folder / "README.md").read_text(encoding="utf-8").splitlines() if line[:4] == "    "]
+    found: dict[str, Any] = {"folder": folder}
+    exec("\n".join(line.strip() for line in lines), found)
+    return found["model"]
+
+
+def test_the_lines_in_the_card_load_the_adapter(trained: Trained, base: VLM) -> None:
+    ours = method(trained).generate(base, PROMPTS, max_new_tokens=TOKENS)
+    same(ours, VLM(of_card(trained.adapter), base.processor).generate(PROMPTS, max_new_tokens=TOKENS))
+
+
+def test_the_card_of_an_adapter_of_the_organism_finds_its_base(trained: Trained, tmp_path: Path) -> None:
+    vlm = load("organism:llava")
+    adapted = get_peft_model(vlm.model, lora_config(vlm.model, vlm.layout, SETTINGS))
+    origin = read_origin(trained.adapter)
+    assert origin is not None
+    save(adapted, tmp_path, replace(origin, base="llava_organism", base_path="organism:llava"))
+    assert "AutoPeftModel" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert of_card(tmp_path).base_model.model.config.model_type == "llava"
 
 
 def test_the_model_is_left_as_it_was_also_after_an_error(trained: Trained, base: VLM) -> None:
