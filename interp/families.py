@@ -27,16 +27,23 @@ Geometry = Literal["patches", "anyres", "thw", "tiles", "queries", "cross_attent
 """
 
 PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "projector")
+NORMED_AFTER = {
+    name: {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
+    for name in ("gemma2", "gemma3_text")
+}
+"""Decoders (``model_type`` of the text config) with a norm behind each sublayer, before it is added to the stream."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """The layout of one model family. The six paths are dotted names under the top-level model.
 
-    ``attention`` is the name of the self-attention inside a decoder layer. ``text_config`` is the decoder's entry in
-    the model's config, the only one whose attention implementation may be switched ("": the config itself).
+    ``attention`` and ``mlp`` are the two sublayers of a decoder layer, ``heads_out`` is the linear map in the attention
+    that adds up its heads. ``text_config`` is the decoder's entry in the model's config, the only one whose attention
+    implementation may be switched ("": the config itself).
     ``image_token`` is the config attribute with the id of the tokens that image features replace. ``crossing_layers``
-    is the text config's attribute that lists which of ``layers`` attend to the picture and have no self-attention.
+    is the text config's attribute that lists which of ``layers`` attend to the picture and have no self-attention;
+    ``crossing_blocks`` the path of blocks that do so between the layers.
     ``position_kind`` is ``"mrope"`` if a token's position is more than its column. ``prompt`` is ``"pieces"`` if the
     processor does not accept rendered text (``encode_pieces``). ``along`` are inputs with one row per token that every
     decoding step needs. ``note`` is a caveat for readers of attention maps.
@@ -52,9 +59,12 @@ class Layout:
     geometry: Geometry
     position_kind: Literal["1d", "mrope"] = "1d"
     attention: str = "self_attn"
+    heads_out: str = "o_proj"
+    mlp: str = "mlp"
     text_config: str = "text_config"
     image_token: str = "image_token_id"
     crossing_layers: str = ""
+    crossing_blocks: str = ""
     prompt: Literal["text", "pieces"] = "text"
     along: tuple[str, ...] = ()
     note: str = ""
@@ -91,10 +101,34 @@ class Layout:
 
     def attentions(self, model: Any) -> dict[int, Any]:
         """Decoder layer → its self-attention module, without the layers that have only cross-attention."""
-        text = model.config.get_text_config()
-        crossing = getattr(text, self.crossing_layers) if self.crossing_layers else ()
+        crossing = self._crossing(model)
         layers = enumerate(self.module(model, "layers"))
         return {i: layer.get_submodule(self.attention) for i, layer in layers if i not in crossing}
+
+    def sublayers(self, model: Any, kind: Literal["attention", "mlp"]) -> dict[int, Any]:
+        """Decoder layer → the module whose output is what its ``kind`` adds to the residual stream.
+
+        That is the sublayer itself or the norm behind it. Layers that have only cross-attention are left out.
+        """
+        after = NORMED_AFTER.get(getattr(model.config.get_text_config(), "model_type", ""), {})
+        name = after.get(kind) or (self.attention if kind == "attention" else self.mlp)
+        layers = self.module(model, "layers")
+        return {i: layers[i].get_submodule(name) for i in self.attentions(model)}
+
+    def head_sums(self, model: Any) -> dict[int, Any]:
+        """Decoder layer → the linear map that takes the outputs of its heads, side by side, and adds them up."""
+        return {i: module.get_submodule(self.heads_out) for i, module in self.attentions(model).items()}
+
+    def crossings(self, model: Any) -> dict[int, Any]:
+        """Decoder layer → the whole block that reads the picture by cross-attention there, or just before it."""
+        if self.crossing_blocks:
+            every = model.config.get_text_config().cross_layer_interval
+            return {i * every: block for i, block in enumerate(model.get_submodule(self.crossing_blocks))}
+        return {i: self.module(model, "layers")[i] for i in self._crossing(model)}
+
+    def _crossing(self, model: Any) -> Sequence[int]:
+        """The layers that have only cross-attention."""
+        return getattr(model.config.get_text_config(), self.crossing_layers) if self.crossing_layers else ()
 
     def image_token_id(self, config: Any) -> int:
         """The id of image tokens in ``input_ids``, from the config: the processor's may be a begin marker.
@@ -197,6 +231,7 @@ _ALL = (
         vision_tower="model.vision_model",
         projector="model.perceiver_resampler",
         geometry="cross_attention",
+        crossing_blocks="model.gated_cross_attn_layers",
         text_config="",  # the decoder's settings are the config's own
         prompt="pieces",
         along=("image_attention_mask",),

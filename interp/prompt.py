@@ -1,5 +1,6 @@
 """A question to a model, and how it is rendered: text by the processor's chat template, pictures as RGB."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,11 @@ class Prompt:
     image: Image.Image | None = None
     system: str | None = None
     key: str = ""
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts as a list, where one alone may be given."""
+    return [prompts] if isinstance(prompts, Prompt) else list(prompts)
 
 
 def render(processor: Any, prompt: Prompt, *, layout: Layout, name: str) -> str:
