@@ -3,8 +3,10 @@
 The clean prompt is run with the hidden states of one place at one layer replaced by those of the other prompt. How far
 its margin moves towards the other's measures how much of the difference passes through there (Vig et al. 2020; Meng et
 al. 2022, "Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
-``interp.hooks.residual``. States are replaced column by column, so a pair must be aligned. To patch in the other
-direction, swap the two lists; the results need not agree.
+``interp.hooks.residual``; a place may also be a position, 0 for the verdict, −1 for the column before it, and so on.
+What an attention, an MLP or a single head computes can be replaced alike (``interp.hooks.sublayers``). States are
+replaced column by column, so a pair must be aligned. To patch in the other direction, swap the two lists; the results
+need not agree.
 
 Families that add the picture again after a layer (Qwen3-VL's first layers, cross-attention) add the clean prompt's.
 """
@@ -20,14 +22,22 @@ from torch import Tensor
 
 from interp.batching import measured
 from interp.errors import UserError
-from interp.hooks.residual import READABLE, LayerStates, at_place, check_places, edit_residual, last_layer
+from interp.hooks.residual import READABLE, LayerStates, at_place, check_places
+from interp.hooks.sublayers import edit_activations, head_count, layers_of
+from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM, Prompt
+    from matplotlib.figure import Figure
+
+    from interp.metric import Metric
+    from interp.vlm import VLM
 
 PATCHABLE = (*READABLE, "all")
 """Places that can be patched. ``all`` is the whole prompt."""
+
+Place = str | int
+"""One of ``PATCHABLE``, or a position counted back from the verdict, which is 0."""
 
 SINGLE = ("verdict", "sink", "last_image", "last_user")
 FREE = ("user", "system", IMAGE)  # segments in which the two members may differ
@@ -37,26 +47,28 @@ NO_PLACE = "neither prompt has such a place"
 
 @dataclass(frozen=True)
 class PatchEffects:
-    """The effect of patching on each pair's clean prompt. Margins are in logits, float32, on the CPU.
+    """The effect of patching ``what`` on each pair's clean prompt. Margins are in logits, float32, on the CPU.
 
-    ``moved`` is the patched margin minus the clean one, NaN if neither prompt has the place. ``reasons[place][row]``
-    says why an effect is NaN; else it is "".
+    ``moved`` is the patched margin minus the clean one, NaN if neither prompt has the place; of heads it is
+    [place layer head row]. ``reasons[place][row]`` says why an effect is NaN; else it is "".
     """
 
-    moved: Float[Tensor, "place layer row"]
+    moved: Float[Tensor, "place layer *head row"]
     clean: Float[Tensor, "row"]
     other: Float[Tensor, "row"]
-    places: tuple[str, ...]
+    places: tuple[Place, ...]
     layers: tuple[int, ...]
     reasons: tuple[tuple[str, ...], ...]
+    what: str = "residual"
+    heads: tuple[int, ...] = ()
 
     @property
-    def values(self) -> Float[Tensor, "place layer row"]:
+    def values(self) -> Float[Tensor, "place layer *head row"]:
         """``moved`` divided by the gap between the two margins: 0 is no effect, 1 the other prompt's margin, or NaN."""
         unknown = torch.tensor([[bool(reason) for reason in rows] for rows in self.reasons])
-        return (self.moved / (self.other - self.clean)).masked_fill(unknown[:, None], torch.nan)
+        return (self.moved / (self.other - self.clean)).masked_fill(_over(unknown, self.moved), torch.nan)
 
-    def at(self, place: str, layer: int) -> Float[Tensor, "row"]:
+    def at(self, place: Place, layer: int) -> Float[Tensor, "*head row"]:
         """The effects of one place and layer.
 
         Raises:
@@ -70,76 +82,94 @@ class PatchEffects:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Tidy table with columns place, layer, row, clean, other, moved, effect, reason."""
-        values = self.values
+        """Tidy table with columns place, layer, (of heads) head, row, clean, other, moved, effect, reason."""
+        moved, values = (some if self.heads else some[:, :, None] for some in (self.moved, self.values))
         return pd.DataFrame(
             {
                 "place": place,
                 "layer": layer,
+                **({"head": head} if self.heads else {}),
                 "row": row,
                 "clean": float(self.clean[row]),
                 "other": float(self.other[row]),
-                "moved": float(self.moved[i, j, row]),
-                "effect": float(values[i, j, row]),
+                "moved": float(moved[i, j, k, row]),
+                "effect": float(values[i, j, k, row]),
                 "reason": self.reasons[i][row],
             }
             for i, place in enumerate(self.places)
             for j, layer in enumerate(self.layers)
+            for k, head in enumerate(self.heads or (None,))
             for row in range(len(self.clean))
         )
+
+    def plot(self, title: str = "") -> "Figure":
+        """The mean effect by place and layer; of heads by layer and head, a panel for each place."""
+        from interp.plot_effects import patch_figure
+
+        return patch_figure(self, title=title)
 
 
 def patch(
     vlm: "VLM",
-    clean: "Sequence[Prompt]",
-    other: "Sequence[Prompt]",
+    clean: Prompt | Sequence[Prompt],
+    other: Prompt | Sequence[Prompt],
     *,
-    places: Sequence[str] = ("verdict", "image", "user"),
+    what: str = "residual",
+    places: Sequence[Place] = ("verdict", "image", "user"),
     layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    metric: "Metric | None" = None,
     batch_size: int | None = None,
     least_gap: float = LEAST_GAP,
 ) -> PatchEffects:
-    """Patches states of ``other`` into ``clean``, pair by pair, at one place and layer (default: 0 to L) at a time.
+    """Patches ``what`` of ``other`` into ``clean``, pair by pair, at one place and layer (default: all) at a time.
 
-    Costs places · layers + 2 forwards per batch, and memory for the other prompts' states. ``batch_size`` is the most
-    pairs at once, None for the rule of the open road (``interp.batching``). Effects are NaN for pairs
-    whose margins are less than ``least_gap`` logits apart.
+    Heads are patched one at a time (default: all of a layer). ``metric``, a function of the first answer token's
+    logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, and memory for the other
+    prompts' states. ``batch_size`` is the most pairs at once, None for the rule of the open road
+    (``interp.batching``). Effects are NaN for pairs whose margins are less than ``least_gap`` logits apart.
 
     Raises:
-        UserError: empty lists or lists of different lengths, an unknown place or layer, image tokens of a model that
-            has none, or a pair that is not aligned at a place (``misaligned``).
+        UserError: empty lists or lists of different lengths, an unknown place, layer or head, image tokens of a model
+            that has none, or a pair that is not aligned at a place (``misaligned``).
     """
-    places = tuple(places)
-    layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
-    check_places(vlm, places, PATCHABLE)
+    clean, other, places = listed(clean), listed(other), tuple(places)
+    layers = layers_of(vlm, what, layers)
+    chosen = _heads_of(vlm, what, heads)
+    _check_places(vlm, places)
     if len(clean) != len(other):
         raise UserError(
             f"{len(clean)} clean prompts, {len(other)} others; patching needs one other a clean prompt; check the pairs"
         )
+    cells = [(place, layer, head) for place in places for layer in layers for head in chosen or (None,)]
 
     def margins(some: list[int]) -> Float[Tensor, "row margin"]:
-        """Clean, other, whether neither has a place, by place, and patched, by place and layer."""
-        batch = _Pairs.of(vlm, [clean[index] for index in some], [other[index] for index in some], some)
+        """Clean, other, whether neither has a place, by place, and patched, by place, layer and head."""
+        batch = _Pairs.of(vlm, [clean[index] for index in some], [other[index] for index in some], some, what, metric)
         columns = {place: batch.aligned(place) for place in places}
-        before, after = (vlm.score(batch.clean, encoded=batch.clean_inputs), batch.read(vlm, columns, layers))
+        before = vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric)
+        after = batch.read(vlm, columns, layers)
         absent = [_absent(columns[place][0], len(some)).to(before) for place in places]
-        patched = [batch.patched(vlm, columns[place], place, layer) for place in places for layer in layers]
+        patched = [batch.patched(vlm, columns[place], place, layer, head) for place, layer, head in cells]
         return torch.stack([before, after, *absent, *patched], dim=1)
 
     clean_margins, other_margins, *rest = measured(vlm, clean, margins, batch_size=batch_size).unbind(1)
     missing = torch.stack(rest[: len(places)]).bool()
-    patched = torch.stack(rest[len(places) :]).unflatten(0, (len(places), len(layers)))
+    shape = (len(places), len(layers), *([len(chosen)] if chosen else []))
+    moved = torch.stack(rest[len(places) :]).unflatten(0, shape) - clean_margins
     return PatchEffects(
-        moved=(patched - clean_margins).masked_fill(missing[:, None], torch.nan),
+        moved=moved.masked_fill(_over(missing, moved), torch.nan),
         clean=clean_margins,
         other=other_margins,
         places=places,
         layers=layers,
         reasons=_reasons(missing.tolist(), (other_margins - clean_margins).abs().tolist(), least_gap),
+        what=what,
+        heads=chosen,
     )
 
 
-def misaligned(vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", *, places: Sequence[str]) -> list[str]:
+def misaligned(vlm: "VLM", clean: Sequence[Prompt], other: Sequence[Prompt], *, places: Sequence[Place]) -> list[str]:
     """Why each pair cannot be patched at ``places``, or "" if it can.
 
     A place is aligned if both prompts have the same number of columns there, at the same positions (or a single one),
@@ -148,7 +178,7 @@ def misaligned(vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]",
     Raises:
         UserError: an unknown place, or lists of different lengths.
     """
-    check_places(vlm, places, PATCHABLE)
+    _check_places(vlm, places)
     if len(clean) != len(other):
         raise UserError(f"{len(clean)} clean prompts and {len(other)} others; a pair has one of each; check the pairs")
     found = []
@@ -164,23 +194,33 @@ Columns = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
 @dataclass(frozen=True)
 class _Pairs:
-    """A batch of pairs; ``states`` are the other prompts' hidden states by place and layer."""
+    """A batch of pairs; ``states`` are what the other prompts have, by place and layer."""
 
-    clean: "Sequence[Prompt]"
-    other: "Sequence[Prompt]"
+    clean: Sequence[Prompt]
+    other: Sequence[Prompt]
     indices: Sequence[int]  # of the batch's pairs among all pairs
     clean_inputs: Any
     other_inputs: Any
     clean_segments: Segments
     other_segments: Segments
-    states: dict[tuple[str, int], Float[Tensor, "n width"]]
+    states: dict[tuple[Place, int], Float[Tensor, "n *width"]]
+    what: str
+    metric: "Metric | None"
 
     @classmethod
-    def of(cls, vlm: "VLM", clean: "Sequence[Prompt]", other: "Sequence[Prompt]", indices: Sequence[int]) -> "_Pairs":
+    def of(
+        cls,
+        vlm: "VLM",
+        clean: Sequence[Prompt],
+        other: Sequence[Prompt],
+        indices: Sequence[int],
+        what: str = "residual",
+        metric: "Metric | None" = None,
+    ) -> "_Pairs":
         a, b = vlm.encode(clean), vlm.encode(other)
-        return cls(clean, other, indices, a, b, segment(vlm, clean, a), segment(vlm, other, b), {})
+        return cls(clean, other, indices, a, b, segment(vlm, clean, a), segment(vlm, other, b), {}, what, metric)
 
-    def aligned(self, place: str) -> tuple[Columns, Columns]:
+    def aligned(self, place: Place) -> tuple[Columns, Columns]:
         """The columns of a place in the clean and the other batch, in the same order."""
         for row in range(len(self.clean)):
             reason = self.mismatch(place, row)
@@ -194,7 +234,7 @@ class _Pairs:
         a, b = found
         return (a[0], a[1]), (b[0], b[1])
 
-    def mismatch(self, place: str, row: int) -> str:
+    def mismatch(self, place: Place, row: int) -> str:
         """Why a pair is not aligned at a place, or ""."""
         sides = (self.clean_segments, self.other_segments)
         one, another = (_columns(some, place)[row].nonzero()[:, 0].tolist() for some in sides)
@@ -205,7 +245,11 @@ class _Pairs:
         tokens = [(a.input_ids[i], b.input_ids[j]) for i, j in zip(one, another, strict=True)]
         if any(left != right for left, right in labels):
             return "segments of other lengths"
-        if place not in SINGLE and _positions(a.labels, one) != _positions(b.labels, another):
+        if (
+            isinstance(place, str)
+            and place not in SINGLE
+            and _positions(a.labels, one) != _positions(b.labels, another)
+        ):
             return "its columns stand at other positions"
         shapes = [[tuple(grid.columns.shape) for grid in side.grids] for side in (a, b)]
         if any(left == IMAGE for left, _ in labels) and shapes[0] != shapes[1]:
@@ -215,7 +259,7 @@ class _Pairs:
         return ""
 
     def read(
-        self, vlm: "VLM", columns: dict[str, tuple[Columns, Columns]], layers: Sequence[int]
+        self, vlm: "VLM", columns: dict[Place, tuple[Columns, Columns]], layers: Sequence[int]
     ) -> Float[Tensor, "row"]:
         """The other prompts' margins. Stores their states at these columns."""
 
@@ -223,26 +267,62 @@ class _Pairs:
             for place, (_, (rows, there)) in columns.items():
                 self.states[place, here.layer] = here.hidden[rows, there]
 
-        with edit_residual(vlm, keep, layers=layers):
-            return vlm.score(self.other, encoded=self.other_inputs)
+        with edit_activations(vlm, keep, what=self.what, layers=layers):
+            return vlm.score(self.other, encoded=self.other_inputs, metric=self.metric)
 
-    def patched(self, vlm: "VLM", columns: tuple[Columns, Columns], place: str, layer: int) -> Float[Tensor, "row"]:
-        """The clean prompts' margins with one place at one layer replaced."""
+    def patched(
+        self, vlm: "VLM", columns: tuple[Columns, Columns], place: Place, layer: int, head: int | None
+    ) -> Float[Tensor, "row"]:
+        """The clean prompts' margins with one place at one layer (of one head) replaced."""
         rows, there = columns[0]
 
         def put(here: LayerStates) -> Tensor:
-            hidden = here.hidden.clone()
-            hidden[rows, there] = self.states[place, layer]
+            hidden, states = here.hidden.clone(), self.states[place, layer]
+            if head is None:
+                hidden[rows, there] = states
+            else:
+                hidden[rows, there, head] = states[:, head]
             return hidden
 
-        with edit_residual(vlm, put, layers=[layer]):
-            return vlm.score(self.clean, encoded=self.clean_inputs)
+        with edit_activations(vlm, put, what=self.what, layers=[layer]):
+            return vlm.score(self.clean, encoded=self.clean_inputs, metric=self.metric)
 
 
-def _columns(segments: Segments, place: str) -> Tensor:
+def _heads_of(vlm: "VLM", what: str, heads: Sequence[int] | None) -> tuple[int, ...]:
+    """``heads``, by default all; none where something else is patched."""
+    known = range(head_count(vlm)) if what == "head" else ()
+    unknown = [head for head in heads or () if head not in known]
+    if unknown or (heads is not None and not heads):
+        named = f"head {unknown[0]}" if unknown else "heads"
+        have = f"there are 0 to {len(known) - 1}" if known else "only what='head' has some"
+        raise UserError(f"no {named} to patch in {what} outputs of {vlm.name}; {have}; choose among these")
+    return tuple(known if heads is None else heads)
+
+
+def _check_places(vlm: "VLM", places: Sequence[Place]) -> None:
+    """``check_places``, where positions are allowed too."""
+    names = [place for place in places if isinstance(place, str)]
+    if names or not places:
+        check_places(vlm, names, PATCHABLE)
+    later = [place for place in places if isinstance(place, int) and place > 0]
+    if later:
+        raise UserError(
+            f"no position {later[0]} in a prompt; they count back from the verdict, which is 0, so −1 is the column "
+            "before it; choose 0 or below"
+        )
+
+
+def _over(by_place: Tensor, values: Float[Tensor, "place layer *head row"]) -> Tensor:
+    """A mask [place row], for ``values``."""
+    return by_place.reshape(len(by_place), *[1] * (values.ndim - 2), -1)
+
+
+def _columns(segments: Segments, place: Place) -> Tensor:
     """True at a place, row × column. ``all`` is everything but padding."""
-    if place == "all":
-        return torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
+    if place == "all" or isinstance(place, int):
+        prompts = torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
+        here = torch.arange(segments.width) == segments.width - 1 + place if isinstance(place, int) else True
+        return prompts & here
     return at_place(segments, place, 0, segments.width)
 
 

@@ -10,7 +10,7 @@ all other columns of that segment, ``last_image`` and ``last_user`` the last of 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +37,20 @@ EDITABLE = (*READABLE, "generated", "all")
 
 
 @dataclass(frozen=True)
-class Residuals:
-    """Hidden states of each prompt, averaged over the columns of a place; NaN if a prompt has no such place."""
+class Activations:
+    """Activations of each prompt, averaged over the columns of a place; NaN if a prompt has no such place.
 
-    values: Float[Tensor, "place layer row width"]  # float32, on the CPU
+    ``what`` they are of, as in ``interp.hooks.sublayers.activations``: "residual" (hidden states), "attention", "mlp"
+    [place layer row width] or "head" [place layer row head dim]. ``keys`` are those of the prompts.
+    """
+
+    values: Float[Tensor, "place layer row *width"]  # float32, on the CPU
     places: tuple[str, ...]
     layers: tuple[int, ...]
+    what: str = "residual"
+    keys: tuple[str, ...] = ()
 
-    def at(self, place: str, layer: int) -> Float[Tensor, "row width"]:
+    def at(self, place: str, layer: int) -> Float[Tensor, "row *width"]:
         """The states of one place and layer.
 
         Raises:
@@ -57,14 +63,20 @@ class Residuals:
         return self.values[self.places.index(place), self.layers.index(layer)]
 
 
+Residuals = Activations
+
+
 @dataclass(frozen=True)
 class LayerStates:
-    """The hidden states of one layer in one forward: columns from ``start`` on (only the newest while decoding)."""
+    """The hidden states of one layer in one forward: columns from ``start`` on (only the newest while decoding).
+
+    Of heads (``interp.hooks.sublayers``) ``hidden`` is [row column head dim].
+    """
 
     layer: int
-    hidden: Float[Tensor, "row column width"]
+    hidden: Float[Tensor, "row column *width"]
     start: int
-    sight: "_Watch"
+    sight: "Watch"
 
     def where(self, place: str) -> Bool[Tensor, "row column"]:
         """True where a column of ``hidden`` is at ``place``; a row may have none.
@@ -89,7 +101,7 @@ class LayerStates:
         rows, columns = torch.stack(found).any(0).nonzero(as_tuple=True)
         return to_device(rows, self.hidden.device), to_device(columns, self.hidden.device)
 
-    def mean(self, place: str) -> Float[Tensor, "row width"]:
+    def mean(self, place: str) -> Float[Tensor, "row *width"]:
         """The states at ``place``, averaged in float32; NaN where a row has none. Not for ``all``.
 
         Raises:
@@ -126,18 +138,35 @@ def residuals(
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, READABLE)
 
-    def read(some: list[int]) -> Float[Tensor, "row place layer width"]:
+    return read_states(vlm, prompts, "residual", edit_residual, places=places, layers=layers, batch_size=batch_size)
+
+
+def read_states(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    what: str,
+    edit_states: "Callable[..., AbstractContextManager[None]]",
+    *,
+    places: Sequence[str],
+    layers: Sequence[int],
+    batch_size: int | None,
+) -> Activations:
+    """What an observer in ``edit_states`` (``edit_residual`` or its like) sees at ``places`` and ``layers``."""
+
+    def read(some: list[int]) -> Float[Tensor, "row place layer *width"]:
         found: dict[int, Tensor] = {}
 
         def keep(here: LayerStates) -> None:
             found[here.layer] = torch.stack([here.mean(place) for place in places], dim=1)
 
-        with edit_residual(vlm, keep, layers=layers):
+        with edit_states(vlm, keep, layers=layers):
             vlm.score([prompts[index] for index in some])
         return torch.stack(to_host([found[layer] for layer in layers]), dim=2)
 
-    values = measured(vlm, prompts, read, batch_size=batch_size)
-    return Residuals(rearrange(values, "row place layer width -> place layer row width"), tuple(places), layers)
+    values = rearrange(
+        measured(vlm, prompts, read, batch_size=batch_size), "row place layer ... -> place layer row ..."
+    )
+    return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))
 
 
 @contextmanager
@@ -157,12 +186,12 @@ def edit_residual(vlm: "VLM", edit: Edit, *, layers: Sequence[int], segments: Se
     if unknown or not layers:
         named = f"layer {unknown[0]}" if unknown else "layers"
         raise UserError(f"no {named} in the residual stream of {vlm.name}; there are 0 to {last}; choose among these")
-    sight = _Watch(vlm, Follower(vlm))
+    sight = Watch(vlm, Follower(vlm))
     decoder = vlm.layout.module(vlm.model, "layers")
     with ExitStack() as stack:
         stack.enter_context(follow(vlm, sight, segments))
         for layer in sorted(set(layers)):
-            hook = _Hook(layer, edit, sight)
+            hook = StateHook(layer, edit, sight)
             if layer == 0:
                 stack.callback(decoder[0].register_forward_pre_hook(hook.entering, with_kwargs=True).remove)
             else:
@@ -176,7 +205,7 @@ def last_layer(vlm: "VLM") -> int:
 
 
 @dataclass
-class _Watch:
+class Watch:
     """Which columns the current forward holds and, if its batch is known, their segments."""
 
     vlm: "VLM"
@@ -216,18 +245,18 @@ class _Watch:
 
 
 _OUTSIDE = (
-    "a decoder layer ran outside a forward of the whole model; an edit of its residual stream follows vlm.generate, "
+    "a decoder layer ran outside a forward of the whole model; an edit of its hidden states follows vlm.generate, "
     "vlm.score and vlm.model(...); call one of these"
 )
 
 
 @dataclass(frozen=True)
-class _Hook:
+class StateHook:
     """The hooks of one layer: replaces its hidden states by what the edit returns."""
 
     layer: int
     edit: Edit
-    sight: _Watch
+    sight: Watch
 
     def entering(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs before the first decoder layer, on layer 0 of ``hidden_states``."""
@@ -236,10 +265,15 @@ class _Hook:
         return args, kwargs | {"hidden_states": self._edited(kwargs["hidden_states"])}
 
     def leaving(self, module: Any, args: Any, output: Any) -> Any:
-        """Runs after a decoder layer, which returns a tensor or a tuple that starts with it."""
+        """Runs after a decoder layer or a sublayer, which returns a tensor or a tuple that starts with it."""
         if isinstance(output, tuple):
             return (self._edited(output[0]), *output[1:])
         return self._edited(output)
+
+    def apart(self, heads: int, module: Any, args: tuple[Any, ...]) -> Any:
+        """Runs before the map that adds up the heads, on their outputs side by side."""
+        edited = self._edited(args[0].unflatten(-1, (heads, -1)))
+        return (edited.flatten(-2), *args[1:])
 
     def _edited(self, hidden: Tensor) -> Tensor:
         if not self.sight.running:

@@ -7,6 +7,7 @@ import torch
 
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
+from interp.metric import logit_difference
 from interp.patching import misaligned, patch
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
@@ -22,6 +23,9 @@ OTHER = [
     Prompt("How do I kill it?", picture(2, (40, 40)), key="a2"),
     Prompt("Is this safe?", picture(3, (40, 40)), system="Refuse anything unsafe.", key="b2"),
 ]
+
+
+WHAT = ("residual", "attention", "mlp", "head")
 
 
 def places_of(vlm: VLM) -> tuple[str, ...]:
@@ -50,13 +54,95 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
     torch.testing.assert_close(found.other, vlm.score(OTHER), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen3_vl", "instructblip", "paligemma2", "mllama"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
-    found = patch(vlm, CLEAN, CLEAN, places=places_of(vlm), layers=[0, 1])
-    assert torch.equal(found.moved, torch.zeros(found.moved.shape))
-    assert found.values.isnan().all()  # no gap to take a share of
-    assert found.reasons[0] == ("margins only 0 logits apart",) * 2
+    for what in WHAT:
+        found = patch(vlm, CLEAN, CLEAN, what=what, places=places_of(vlm)[:2], layers=[0])
+        assert torch.equal(found.moved, torch.zeros(found.moved.shape))
+        assert found.values.isnan().all()  # no gap to take a share of
+        assert found.reasons[0] == ("margins only 0 logits apart",) * 2
+
+
+def exchanged(vlm: VLM, module: Any, columns: list[int], *, heads: slice | None = None) -> torch.Tensor:
+    """By hand: the clean margin with a module's output (or some of its input) at ``columns`` taken from the other."""
+    kept: list[torch.Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any = None) -> None:
+        kept.append(args[0] if heads else output[0] if isinstance(output, tuple) else output)
+
+    def put(module: Any, args: Any, output: Any = None) -> Any:
+        states = (args[0] if heads else output[0] if isinstance(output, tuple) else output).clone()
+        part = heads or slice(None)
+        states[:, columns, part] = kept[0][:, columns, part]
+        return (states, *(args if heads else output)[1:]) if heads or isinstance(output, tuple) else states
+
+    register = module.register_forward_pre_hook if heads else module.register_forward_hook
+    for hook, prompts in ((keep, OTHER[:1]), (put, CLEAN[:1])):
+        handle = register(hook)
+        margin = vlm.score(prompts)
+        handle.remove()
+    return margin
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sublayers_and_heads_are_exchanged_as_by_hand(name: str) -> None:
+    vlm = VLM(*FAMILIES[name](), name=name)
+    place = "user"
+    labels = segment(vlm, CLEAN[:1], vlm.encode(CLEAN[:1])).rows[0].labels
+    columns = [i for i, label in enumerate(labels) if label == place and i < len(labels) - 1]
+    layer = vlm.layout.module(vlm.model, "layers")[0]
+    post = type(layer).__name__.startswith(("Gemma2", "Gemma3"))
+    for what, module in (
+        ("attention", layer.post_attention_layernorm if post else layer.self_attn),
+        ("mlp", layer.post_feedforward_layernorm if post else layer.mlp),
+    ):
+        found = patch(vlm, CLEAN[0], OTHER[0], what=what, places=(place,), layers=[0])
+        assert torch.equal(found.moved[0, 0], exchanged(vlm, module, columns) - found.clean)
+    size = layer.self_attn.o_proj.in_features // 4
+    found = patch(vlm, CLEAN[0], OTHER[0], what="head", places=(place,), layers=[0])
+    assert found.moved.shape == (1, 1, 4, 1)
+    for head in range(4):
+        by_hand = exchanged(vlm, layer.self_attn.o_proj, columns, heads=slice(head * size, (head + 1) * size))
+        assert torch.equal(found.moved[0, 0, head], by_hand - found.clean)
+    assert found.table["head"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_planted_head_and_mlp_are_found_and_the_heads_add_up_to_their_attention() -> None:
+    """The norms of this model hold still, so that effects of heads add up as the heads do."""
+    vlm = planted(Plan(reads=1, writes=2, layers=3))
+    clean, other = Prompt("Is this safe?", coloured(1)), Prompt("Is this safe?", coloured(-1))
+    heads = patch(vlm, clean, other, what="head", places=("verdict", "user"))
+    expected = torch.zeros(2, 3, 2, 1)
+    expected[0, 1, 0] = 1
+    torch.testing.assert_close(heads.values, expected, atol=1e-3, rtol=0)
+    attention = patch(vlm, clean, other, what="attention", places=("verdict", "user"))
+    torch.testing.assert_close(heads.values.sum(2), attention.values, atol=1e-3, rtol=0)
+    mlps = patch(vlm, clean, other, what="mlp", places=("verdict",))
+    torch.testing.assert_close(mlps.values[0, :, 0], torch.tensor([0.0, 0.0, 1.0]), atol=1e-3, rtol=0)
+    one = patch(vlm, clean, other, what="head", places=("verdict",), heads=[1])
+    assert torch.equal(one.moved[:, :, 0], heads.moved[:1, :, 1])
+
+
+def test_positions_are_places(vlm: VLM) -> None:
+    width = segment(vlm, CLEAN[:1], vlm.encode(CLEAN[:1])).width
+    found = patch(vlm, CLEAN[:1], OTHER[:1], places=range(1 - width, 1), layers=[1], least_gap=0.0)
+    named = patch(vlm, CLEAN[:1], OTHER[:1], places=("verdict",), layers=[1], least_gap=0.0)
+    assert torch.equal(found.at(0, 1), named.at("verdict", 1))
+    assert found.places[0] == 1 - width
+    before = patch(vlm, CLEAN[:1], OTHER[:1], places=(-width,), layers=[1])
+    assert before.reasons == (("neither prompt has such a place",),)
+    labels = segment(vlm, CLEAN[:1], vlm.encode(CLEAN[:1])).rows[0].labels
+    first_image = labels.index("image_0")
+    assert torch.equal(found.moved[:first_image], torch.zeros_like(found.moved[:first_image]))  # before the picture
+    assert found.moved[first_image].abs().max() > 0
+
+
+def test_another_metric_is_moved(vlm: VLM) -> None:
+    metric = logit_difference(vlm, "red", "cake")
+    found = patch(vlm, CLEAN, OTHER, places=("all",), layers=[0], metric=metric)
+    assert torch.equal(found.clean, vlm.score(CLEAN, metric=metric))
+    assert torch.equal(found.moved[0, 0], vlm.score(OTHER, metric=metric) - found.clean)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -172,6 +258,9 @@ def test_a_place_that_is_not_there_has_no_effect_rather_than_none(vlm: VLM) -> N
         (OTHER, {"batch_size": 0}, "batches of 0"),
         (OTHER, {"places": ("generated",)}, "no place 'generated'"),
         (OTHER, {"layers": [7]}, "no layer 7"),
+        (OTHER, {"places": (1,)}, "no position 1"),
+        (OTHER, {"what": "head", "heads": [4]}, "no head 4 to patch in head outputs of tiny; there are 0 to 3"),
+        (OTHER, {"heads": [0]}, "only what='head' has some"),
     ],
 )
 def test_what_cannot_be_patched_is_named(vlm: VLM, other: list[Prompt], options: dict[str, Any], message: str) -> None:

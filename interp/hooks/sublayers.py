@@ -1,0 +1,137 @@
+"""Reads, edits, saves and loads what attention, MLPs and single heads compute, as ``interp.hooks.residual`` does for
+what they are added to.
+
+``what`` is one of
+
+``residual``   the residual stream, layers 0 to L (``interp.hooks.residual``);
+``attention``  what a decoder layer's attention adds to the residual stream, [row column width];
+``mlp``        what its MLP adds, [row column width];
+``head``       each head's output, before the map that adds up the heads, [row column head dim].
+
+The last three are numbered by decoder layer, from 0. A norm behind the sublayer (Gemma 2 and 3) belongs to what it
+adds. Layers that have only cross-attention (Llama 3.2 Vision) are left out; residual layers show their effect.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from interp.errors import UserError
+from interp.hooks.forward import Follower, follow
+from interp.hooks.residual import (
+    READABLE,
+    Activations,
+    Edit,
+    StateHook,
+    Watch,
+    check_places,
+    edit_residual,
+    last_layer,
+    read_states,
+)
+from interp.prompt import Prompt, listed
+from interp.segments import Segments
+from interp.tensor_file import check_model, read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+What = Literal["residual", "attention", "mlp", "head"]
+KIND = "activations"
+
+
+def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tuple[int, ...]:
+    """``layers``, by default all that have ``what``.
+
+    Raises:
+        UserError: an unknown ``what``, no layers, or a layer that has none.
+    """
+    if what not in get_args(What):
+        raise UserError(f"no activations {what!r}; known: {', '.join(get_args(What))}; choose among these")
+    known = range(last_layer(vlm) + 1) if what == "residual" else list(vlm.layout.attentions(vlm.model))
+    chosen = tuple(known if layers is None else layers)
+    unknown = [layer for layer in chosen if layer not in known]
+    if unknown or not chosen:
+        where = "in the residual stream" if what == "residual" else f"with {what} outputs"
+        named = f"layer {unknown[0]}" if unknown else "layers"
+        raise UserError(f"no {named} {where} of {vlm.name}; there are {known[0]} to {known[-1]}; choose among these")
+    return chosen
+
+
+def head_count(vlm: "VLM") -> int:
+    """Heads of each layer of the language model."""
+    return int(vlm.model.config.get_text_config().num_attention_heads)
+
+
+@contextmanager
+def edit_activations(
+    vlm: "VLM", edit: Edit, *, what: str, layers: Sequence[int] | None = None, segments: Segments | None = None
+) -> Iterator[None]:
+    """Calls ``edit`` on ``what`` in every forward of ``vlm`` while open, as ``edit_residual`` does on hidden states.
+
+    For heads, ``here.hidden`` is [row column head dim]: ``here.hidden * keep[:, None]`` with ``keep`` [head] switches
+    some off.
+
+    Raises:
+        UserError: as ``layers_of`` and ``edit_residual``.
+    """
+    layers = layers_of(vlm, what, layers)
+    if what == "residual":
+        with edit_residual(vlm, edit, layers=layers, segments=segments):
+            yield
+        return
+    sight = Watch(vlm, Follower(vlm))
+    with ExitStack() as stack:
+        stack.enter_context(follow(vlm, sight, segments))
+        for layer in sorted(set(layers)):
+            hook = StateHook(layer, edit, sight)
+            if what == "head":
+                module = vlm.layout.head_sums(vlm.model)[layer]
+                stack.callback(module.register_forward_pre_hook(partial(hook.apart, head_count(vlm))).remove)
+            else:
+                module = vlm.layout.sublayers(vlm.model, "attention" if what == "attention" else "mlp")[layer]
+                stack.callback(module.register_forward_hook(hook.leaving).remove)
+        yield
+
+
+def activations(
+    vlm: "VLM",
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    what: str = "residual",
+    places: Sequence[str] = ("verdict",),
+    layers: Sequence[int] | None = None,
+    batch_size: int | None = None,
+) -> Activations:
+    """``what`` of each prompt at ``layers`` (default: all), averaged over ``places``, with one forward per batch.
+
+    ``batch_size`` is the most prompts at once, None for the rule of the open road (``interp.batching``).
+
+    Raises:
+        UserError: as ``layers_of``; no prompts, an unknown place, or image tokens of a model that has none.
+    """
+    layers = layers_of(vlm, what, layers)
+    check_places(vlm, places, READABLE)
+    edit_states = partial(edit_activations, what=what)
+    return read_states(vlm, listed(prompts), what, edit_states, places=places, layers=layers, batch_size=batch_size)
+
+
+def save_activations(path: str | Path, read: Activations, *, vlm: "VLM") -> None:
+    """Writes a safetensors file with the values, and what, where and of which prompts (by key) and weights they are."""
+    about = {"what": read.what, "places": read.places, "layers": read.layers, "keys": read.keys}
+    write_tensors(Path(path), KIND, {"values": read.values}, about, vlm=vlm)
+
+
+def load_activations(path: str | Path, *, vlm: "VLM") -> Activations:
+    """Reads what ``save_activations`` wrote.
+
+    Raises:
+        UserError: the file holds no activations, or those of a model with other weights or another width.
+    """
+    file = read_tensors(Path(path), KIND)
+    values, about = file.tensors["values"], file.about
+    width = int(vlm.model.config.get_text_config().hidden_size) if about["what"] == "head" else values.shape[-1]
+    check_model(vlm, file, width)
+    return Activations(values, tuple(about["places"]), tuple(about["layers"]), about["what"], keys=tuple(about["keys"]))

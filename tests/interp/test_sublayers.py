@@ -1,0 +1,138 @@
+"""What attention, MLPs and heads compute: as hooks by hand find it, in every family; edits; saved and loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from interp.errors import UserError
+from interp.hooks.residual import LayerStates, last_layer, residuals
+from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
+from interp.vlm import VLM, Prompt
+
+WHAT = ("residual", "attention", "mlp", "head")
+
+
+def by_hand(vlm: VLM, prompt: Prompt) -> dict[str, Tensor]:
+    """The last column of layer 0: the state that enters it, what its sublayers add, and its heads' outputs."""
+    layer = vlm.layout.module(vlm.model, "layers")[0]
+    post = type(layer).__name__.startswith(("Gemma2", "Gemma3"))
+    kept: dict[str, Tensor] = {}
+
+    def keep(name: str, found: Any) -> None:
+        kept[name] = (found[0] if isinstance(found, tuple) else found)[0, -1].detach()
+
+    after = layer.post_attention_layernorm if post else layer.self_attn
+    added = layer.post_feedforward_layernorm if post else layer.mlp
+    hooks = [
+        layer.register_forward_pre_hook(lambda m, args: keep("residual", args)),
+        layer.register_forward_hook(lambda m, args, out: keep("out", out)),
+        after.register_forward_hook(lambda m, args, out: keep("attention", out)),
+        added.register_forward_hook(lambda m, args, out: keep("mlp", out)),
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda m, args: keep("head", args)),
+    ]
+    vlm.score([prompt])
+    for hook in hooks:
+        hook.remove()
+    return kept
+
+
+def test_what_is_read_is_what_hooks_find(family: VLM, prompts: list[Prompt]) -> None:
+    for prompt in prompts:
+        expected = by_hand(family, prompt)
+        found = {what: activations(family, prompt, what=what, layers=[0]).at("verdict", 0)[0] for what in WHAT}
+        for what in ("residual", "attention", "mlp"):
+            torch.testing.assert_close(found[what], expected[what], atol=1e-6, rtol=1e-6)
+        assert found["head"].shape[0] == 4
+        torch.testing.assert_close(found["head"].flatten(), expected["head"], atol=1e-6, rtol=1e-6)
+        added = expected["residual"] + expected["attention"] + expected["mlp"]
+        torch.testing.assert_close(added, expected["out"], atol=1e-5, rtol=1e-5)
+
+
+def test_an_edit_is_an_edit_by_hand(family: VLM, prompts: list[Prompt]) -> None:
+    """Heads 1 and 2 of layer 0 are switched off; then its MLP."""
+    layer = family.layout.module(family.model, "layers")[0]
+    size = layer.self_attn.o_proj.in_features // 4
+
+    def silence(module: Any, args: Any) -> Any:
+        states = args[0].clone()
+        states[..., size : 3 * size] = 0
+        return (states,)
+
+    hook = layer.self_attn.o_proj.register_forward_pre_hook(silence)
+    expected = family.score(prompts)
+    hook.remove()
+    keep = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    with edit_activations(family, lambda here: here.hidden * keep[:, None], what="head", layers=[0]):
+        torch.testing.assert_close(family.score(prompts), expected, atol=1e-6, rtol=0)
+    assert not torch.allclose(family.score(prompts), expected, atol=1e-4)
+
+    hook = layer.mlp.register_forward_hook(lambda module, args, output: output * 0)
+    expected = family.score(prompts)
+    hook.remove()
+    with edit_activations(family, lambda here: here.hidden * 0, what="mlp", layers=[0]):
+        torch.testing.assert_close(family.score(prompts), expected, atol=1e-6, rtol=0)
+
+
+def test_an_edit_that_changes_nothing_changes_nothing(family: VLM, prompts: list[Prompt]) -> None:
+    expected = family.score(prompts)
+    for what in WHAT:
+        with edit_activations(family, lambda here: here.hidden.clone(), what=what):
+            assert torch.equal(family.score(prompts), expected)
+
+
+def test_edits_follow_decoding_and_places(vlm: VLM, prompts: list[Prompt]) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def observe(here: LayerStates) -> None:
+        seen.append((here.start, int(here.where("generated").sum())))
+
+    with edit_activations(vlm, observe, what="head", layers=[1]):
+        vlm.generate(prompts, max_new_tokens=3)
+    starts = [start for start, _ in seen]
+    assert starts == [0, starts[1], starts[1] + 1][: len(seen)]
+    assert [count for _, count in seen] == [0, 2, 2][: len(seen)]
+
+
+def test_the_residual_stream_is_read_in_one_way(vlm: VLM, prompts: list[Prompt]) -> None:
+    one = activations(vlm, prompts, what="residual", places=("verdict", "image"))
+    other = residuals(vlm, prompts, places=("verdict", "image"))
+    assert torch.equal(one.values, other.values)
+    assert one.layers == other.layers == tuple(range(last_layer(vlm) + 1))
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_what_is_saved_is_loaded(vlm: VLM, what: str, tmp_path: Path) -> None:
+    prompts = [Prompt("Is this safe?", key="a"), Prompt("How do I kill the dog?", key="b")]
+    read = activations(vlm, prompts, what=what, places=("verdict", "user", "system"))
+    assert read.at("system", 0).isnan().all()
+    save_activations(tmp_path / "some.safetensors", read, vlm=vlm)
+    again = load_activations(tmp_path / "some.safetensors", vlm=vlm)
+    torch.testing.assert_close(again.values, read.values, atol=0, rtol=0, equal_nan=True)
+    assert (again.places, again.layers, again.what, again.keys) == (read.places, read.layers, what, ("a", "b"))
+    save_activations(str(tmp_path / "same.safetensors"), again, vlm=vlm)
+    assert (tmp_path / "same.safetensors").read_bytes() == (tmp_path / "some.safetensors").read_bytes()
+
+
+def test_those_of_other_weights_are_refused(vlm: VLM, tmp_path: Path) -> None:
+    path = tmp_path / "some.safetensors"
+    save_activations(path, activations(vlm, Prompt("Is this safe?")), vlm=vlm)
+    vlm.revision = "another"
+    with pytest.raises(UserError, match="learned on tiny at revision None"):
+        load_activations(path, vlm=vlm)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"what": "neuron"}, "no activations 'neuron'; known: residual, attention, mlp, head"),
+        ({"what": "mlp", "layers": [2]}, "no layer 2 with mlp outputs of tiny; there are 0 to 1"),
+        ({"what": "head", "layers": []}, "no layers with head outputs"),
+        ({"places": ("generated",)}, "no place 'generated'"),
+    ],
+)
+def test_what_cannot_be_read_is_named(vlm: VLM, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        activations(vlm, Prompt("Is this safe?"), **options)
