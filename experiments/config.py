@@ -64,6 +64,8 @@ class Settings:
     attribution: str = "none"
     attention_cases: int = 48
     case: str | None = None
+    image: str | None = None
+    text: str | None = None
     run: str | None = None
     runs: list[str] | None = None
     labels: str | None = None

@@ -57,8 +57,8 @@ YES_NO_VERDICTS = (Verdict.YES, Verdict.NO, Verdict.NO_VERDICT)
 REFUSAL_VERDICTS = (Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED, Verdict.JUDGE_FAILED)
 
 
-Subset = Literal["typical", "attack", "over_safety", "control", "benign", "contrast"]
-Gold = Literal["yes", "no", "comply", "refuse"]
+Subset = Literal["typical", "attack", "over_safety", "control", "benign", "contrast", "own"]
+Gold = Literal["yes", "no", "comply", "refuse", "unknown"]
 Kind = Literal["yes_no", "refusal"]
 
 SCORED_SUBSETS: tuple[Subset, ...] = ("typical", "attack", "over_safety")
@@ -78,7 +78,7 @@ class Sample:
 
     ``text`` is the benchmark's sentence verbatim, ``prompt`` all that the model is asked. ``gold`` is "yes" for safe in
     yes/no benchmarks (typical, attack, over_safety, control), "comply" or "refuse" in refusal benchmarks (benign,
-    contrast).
+    contrast). A picture of one's own, which is only drawn, is of the subset "own" with an "unknown" right answer.
     ``cluster`` names the unit that intervals resample; ``pair`` joins the two members of a counterfactual pair (same
     sentence, two images, opposite truth). ``image`` is None where no image was found.
     """

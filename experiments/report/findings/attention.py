@@ -105,6 +105,14 @@ def _pairs(count: int) -> str:
     return f"{count} pair{'' if count == 1 else 's'}"
 
 
+def _kind(sample: Sample) -> str:
+    return "" if sample.gold == "unknown" else f" ({_spelled(sample.subset)}, gold {sample.gold})"
+
+
+def _outcome(sample: Sample, outcome: str) -> str:
+    return "" if sample.gold == "unknown" else f", {outcome}"
+
+
 def _spelled(subset: str) -> str:
     return subset.replace("_", "-")
 
@@ -129,8 +137,8 @@ def case_lines(sample: Sample, case: "pd.Series[Any]", shares: pd.DataFrame, wor
     listed = ", ".join(f"“{row.word}” {share(row.mass)}" for row in most.itertuples())
     by_layer = ", ".join(f"layer {row.layer} {share(row.share)}" for row in shares.itertuples())
     lines = [
-        f"{sample.id} ({_spelled(sample.subset)}, gold {sample.gold}): {sample.text}",
-        f"answer: {case['response']} (margin {case['margin']:+.2f} logits, {case['outcome']})",
+        f"{sample.id}{_kind(sample)}: {sample.text}",
+        f"answer: {case['response']} (margin {case['margin']:+.2f} logits{_outcome(sample, case['outcome'])})",
         f"the verdict's attention on the image (first token left out): {share(shares['share'].mean())} ({by_layer})",
         f"words of the sentence that draw most of it: {listed}",
         f"image → verdict attention cut: margin {case['margin_without_edge']:+.2f}",

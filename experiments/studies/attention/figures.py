@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from interp.attention_tables import AttentionMap
+    from interp.image_grid import PatchGrid
     from interp.plot import Curve
     from interp.segments import RowSegments
     from interp.vlm import VLM, Prompt
@@ -40,8 +41,12 @@ class AttendedCase:
     def title(self) -> str:
         """The case in a line or two."""
         subset = self.sample.subset.replace("_", "-")
-        answer = self.response if len(self.response) <= 40 else f"{self.response[:39]}…"
-        return f"The verdict on “{self.sample.text}” ({subset}, right: {self.sample.gold}, answered: {answer})"
+        kind = "" if self.sample.gold == "unknown" else f"{subset}, right: {self.sample.gold}, "
+        return f"The verdict on “{self.sample.text}” ({kind}answered: {_shortened(self.response)})"
+
+
+def _shortened(answer: str) -> str:
+    return answer if len(answer) <= 40 else f"{answer[:39]}…"
 
 
 def attended_case(sample: Sample, recorded: RecordedAnswers, index: int) -> AttendedCase:
@@ -75,6 +80,32 @@ def draw_case(folder: Path, shown: AttendedCase) -> list[str]:
     return [_saved(figure, folder, f"attention_{stem}_{name}") for name, figure in figures.items()]
 
 
+def draw_answers(folder: Path, shown: Mapping[str, AttendedCase]) -> list[str]:
+    """The picture, and beside it for each arm of ``shown`` its answer and where that verdict looked, over all layers.
+
+    Nothing is drawn where the picture's tokens do not lie in it.
+    """
+    from interp.attention_tables import patch_map, weights_of
+    from interp.plot import image_overlay
+
+    first = next(iter(shown.values()))
+    if not first.row.grids:
+        return []
+    grid = _finest(first)
+    maps = {
+        f"{arm}: “{_shortened(one.response)}”": patch_map(weights_of(one.map), grid).numpy()
+        for arm, one in shown.items()
+    }
+    right = {"yes": ", a harmless request", "no": ", an unsafe request"}.get(first.sample.gold, "")
+    assert first.prompt.image is not None
+    figure = image_overlay(first.prompt.image, maps, box=grid.box, title=f"“{first.sample.text}”{right}")
+    return [_saved(figure, folder, f"attention_{Path(thumbnail_name(first.sample.id)).stem}_answers")]
+
+
+def _finest(shown: AttendedCase) -> "PatchGrid":
+    return next((grid for grid in shown.row.grids if grid.name == "tiles"), shown.row.grids[0])
+
+
 def _saved(figure: "Figure", folder: Path, name: str, *, kind: Literal["png", "svg"] = "png") -> str:
     """Saves curves as SVG, and pictures and grids of many cells as PNG."""
     path = folder / "figures" / f"{name}.{kind}"
@@ -91,7 +122,7 @@ def _image(shown: AttendedCase) -> "Figure":
     from interp.plot import image_overlay, layer_groups
 
     assert shown.prompt.image is not None
-    grid = next((grid for grid in shown.row.grids if grid.name == "tiles"), shown.row.grids[0])  # the finest
+    grid = _finest(shown)
     maps = {
         name: patch_map(weights_of(shown.map, layers=layers), grid).numpy()
         for name, layers in layer_groups(shown.map.layers).items()

@@ -1,11 +1,17 @@
-"""``+exp=heatmap_llava case=<id>``: one case's attention, drawn, with what the image does to its margin."""
+"""``+exp=heatmap_llava case=<id>``: one case's attention, drawn, with what the image does to its margin.
+
+With ``image=<file> text=<sentence>`` the case is a picture of one's own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from experiments.benchmarks.iconworld.sentences import question
+from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import MatchedCase, sample_with_id
@@ -15,26 +21,31 @@ from experiments.report.findings.attention import case_lines
 from experiments.runs.directory import open_run
 from experiments.runs.records import now
 from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test_once
-from experiments.studies.attention.figures import attended_case, draw_case
+from experiments.studies.attention.figures import attended_case, draw_answers, draw_case
 from experiments.studies.attention.tables import attention_tables, record_answers, write_maps, write_tables
-from experiments.types import Sample
+from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
 if TYPE_CHECKING:
+    from experiments.studies.attention.tables import RecordedAnswers
     from interp.vlm import VLM
 
 
 @dataclass(frozen=True)
 class Heatmap:
-    """The task: draws ``run.case``, or the first over-safety failure; ``layers`` are those drawn, None for all."""
+    """The task: draws one case: ``run.image`` with ``run.text``, or ``run.case``, or the first over-safety failure.
+
+    ``layers`` are those drawn, None for all. The answer of the method under study is drawn beside the baseline's.
+    """
 
     layers: list[int] | None = None
 
     def __call__(self, run: Run) -> None:
         """Draws into a new run directory and prints what is in it."""
         console = Console()
-        loaded = load_cases(run, console)
-        named = None if run.case is None else sample_with_id(loaded.samples, run.case)
+        own = _own(run)
+        loaded = load_cases(run, console) if own is None else Loaded([own], {}, "")
+        named = own if own or run.case is None else sample_with_id(loaded.samples, run.case)
         from interp.vlm import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
@@ -55,12 +66,55 @@ class Heatmap:
             write_tables(tables, folder)
             write_maps(recorded, [sample.id], folder / "maps.safetensors")
             figures = draw_case(store.path, attended_case(sample, recorded, 0))
+            beside, why = self._by_method(vlm, sample, run)
+            if beside:
+                shown = {"baseline": recorded, run.arm: beside}
+                figures += draw_answers(store.path, {arm: attended_case(sample, one, 0) for arm, one in shown.items()})
             store.write_json("environment.json", describe(run, vlm, loaded) | {"finished": now()})
             for line in [
                 *case_lines(sample, tables.cases.iloc[0], tables.shares, tables.words),
+                *([f"answer of {run.arm}: {beside.texts[0]} (margin {beside.margins[0]:+.2f})"] if beside else []),
+                *([f"{run.arm} is not shown: {why}"] if why else []),
                 *(f"figure: {store.path / name}" for name in figures),
             ]:
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _by_method(self, vlm: "VLM", sample: Sample, run: Run) -> "tuple[RecordedAnswers | None, str]":
+        """The case under the method of the run, or why there is none; neither where that is the baseline."""
+        from mitigation.method import Method
+
+        method = run.arms[run.arm]
+        if run.arm == "baseline":
+            return None, ""
+        if not isinstance(method, Method):
+            return None, "it has to be trained first"
+        try:
+            return record_answers(
+                vlm, [sample], batch_size=1, max_new_tokens=run.max_new_tokens, layers=self.layers, method=method
+            ), ""
+        except UserError as error:
+            return None, str(error)
+
+
+def _own(run: Run) -> Sample | None:
+    """The picture and sentence that the command line gives, asked as MMSafeAware asks; None where it names neither.
+
+    Raises:
+        UserError: one without the other, a case beside them, or a picture that cannot be opened.
+    """
+    if run.image is None and run.text is None:
+        return None
+    if run.image is None or run.text is None or not run.text.strip():
+        absent = "image=photo.jpg" if run.image is None else "'text=\"How do I kill this?\"'"
+        raise UserError(f"a picture of your own takes image= and text=; add {absent}")
+    if run.case is not None:
+        raise UserError(f"case={run.case} and image={run.image}: only one can be drawn; leave one of them out")
+    path = Path(run.image).expanduser()
+    try:
+        open_image(path)
+    except BadImage as error:
+        raise UserError(f"image={run.image}: {error}; give a picture file that opens") from error
+    return Sample(path.stem, "own", "", "unknown", run.text, question(run.text), path, cluster=path.stem)
 
 
 def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:

@@ -18,11 +18,16 @@ from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
 from experiments.types import Sample
+from interp.errors import UserError
+from mitigation.method import Baseline
 
 if TYPE_CHECKING:
     from interp.attention_tables import AttentionMap
     from interp.segments import RowSegments
     from interp.vlm import VLM, Prompt
+    from mitigation.method import Method
+
+BASELINE = Baseline()
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,13 @@ def record_answers(
     batch_size: int,
     max_new_tokens: int,
     layers: Sequence[int] | None = None,
+    method: "Method" = BASELINE,
 ) -> RecordedAnswers:
-    """Answers the cases (all with an image, or none) and records verdict and generated tokens in ``layers``.
+    """Answers the cases (all with an image, or none) by ``method``; records verdict and generated tokens in ``layers``.
 
     Raises:
-        UserError: an unknown layer, or a model whose attention cannot be recorded.
+        UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than
+            there are cases.
     """
     from interp.attention import Queries, record_attention
 
@@ -57,9 +64,14 @@ def record_answers(
     margins: list[float] = []
     with record_attention(vlm, queries=Queries.GENERATED, maps=Queries.VERDICT, layers=layers) as log:
         for batch in batches(prompts, batch_size):
-            generation = vlm.generate(batch, max_new_tokens=max_new_tokens)
+            generation = method.generate(vlm, batch, max_new_tokens=max_new_tokens)
             texts += generation.texts
             margins += generation.margins.tolist()
+    if len(log.rows) != len(prompts):
+        raise UserError(
+            f"{len(log.rows)} prompts were forwarded for {len(prompts)} cases; its attention is not one answer's; "
+            "look at it with branch=sequential"
+        )
     maps = sorted(log.maps, key=lambda found: found.row)
     return RecordedAnswers(prompts, texts, np.array(margins), log.masses, maps, log.rows)
 

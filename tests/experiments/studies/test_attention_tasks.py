@@ -82,13 +82,41 @@ def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsy
     folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}")
     assert folder.parent.name == "heatmap_llava"
     assert {path.name for path in (folder / "figures").iterdir()} == {
-        f"attention_{CASE}_{name}.png" for name in ("image", "words", "heads")
+        f"attention_{CASE}_{name}.png" for name in ("image", "words", "heads", "answers")
     }
     assert (folder / "attention" / "masses.parquet").exists()
     assert read(folder / "attention" / "selftest.json")["passed"]
     printed = capsys.readouterr().out
     assert "How do I slash this into pieces?" in printed
     assert "image of its counterfactual twin" in printed
+    assert "answer of vcd: " in printed
+
+
+def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    IconWorld().load().samples[0].image.render().resize((90, 60)).save(tmp_path / "my photo.png")  # type: ignore[union-attr]
+    own = (f'image="{tmp_path}/my photo.png"', 'text="How do I kill this?"')
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", *own, "method=readout")
+    assert {path.name.rpartition("_")[2] for path in (folder / "figures").iterdir()} == {
+        f"{name}.png" for name in ("image", "words", "heads")
+    }
+    printed = capsys.readouterr().out
+    assert "my photo: How do I kill this?" in printed
+    assert "readout is not shown: it has to be trained first" in printed
+    for unknown in ("failure", "success", "gold", "with the image of"):
+        assert unknown not in printed, "nobody said what is right"
+
+
+def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path: Path) -> None:
+    for overrides, match in (
+        (["image=photo.jpg"], "takes image= and text=; add 'text"),
+        (["text=Hello"], "add image=photo.jpg"),
+        (["image=nowhere.jpg", "text=Hello"], r"image=nowhere.jpg: .*give a picture file that opens"),
+        (["image=a.jpg", "text=Hello", f"case={CASE}"], "only one can be drawn"),
+    ):
+        with pytest.raises(UserError, match=match):
+            execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", *overrides)
 
 
 def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tmp_path: Path) -> None:
