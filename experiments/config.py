@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = ("fresh", "output_root", "task", "image_workers", "feature_cache_mib")
+SKIP = "skip_bad"  # of a benchmark's node
 ATTRIBUTIONS = ("none", "captum")
 PROTOCOLS = ("generate", "score")  # experiments/evaluation/answer.py
 
@@ -92,7 +93,7 @@ class Run(Settings):
 
     ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
     ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``);
-    ``config`` is the composed configuration.
+    ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out.
     """
 
     task: "Callable[[Run], object]"
@@ -103,6 +104,7 @@ class Run(Settings):
     arms: "dict[str, Method]"
     attention_analysis: Callable[[Any], list[Any]] | None
     config: dict[str, Any]
+    skip_bad: bool = False
 
     @property
     def endpoint(self) -> "ApiConfig | None":
@@ -144,7 +146,8 @@ class Run(Settings):
 
         ``_target_`` paths are hashed too: after a module was renamed, an unfinished run is not continued.
         """
-        return digest({key: value for key, value in self.config.items() if key not in NOT_IN_HASH})
+        hashed = {key: value for key, value in self.config.items() if key not in NOT_IN_HASH}
+        return digest(hashed | {"benchmark": _without_skipping(self.config["benchmark"])})
 
 
 def digest(value: object) -> str:
@@ -188,14 +191,37 @@ def build_run(config: DictConfig) -> Run:
     tree["model"] = None if alone else tree["model"]
     built = {
         "model": NoModel(arms[arm].name) if alone else _built(tree["model"], "model"),
-        "benchmark": (benchmark := _built(tree["benchmark"], "benchmark")),
+        "benchmark": (benchmark := _built(_without_skipping(tree["benchmark"]), "benchmark")),
         "judge": _judge(tree["judge"], benchmark),
         "arms": arms,
         "attention_analysis": _built(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
         "task": _built(tree["task"], "task"),  # last: a task's module is slow to import
     }
     settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}
-    return Run(**settings, **built, arm=arm, config=tree | {"arms": nodes})
+    skip_bad = _skips(tree["benchmark"])
+    return Run(**settings, **built, arm=arm, config=tree | {"arms": nodes}, skip_bad=skip_bad)
+
+
+def _without_skipping(node: Any) -> Any:
+    """A benchmark's node, and what it is made of, without ``skip_bad``, which the framework and no benchmark reads.
+
+    It is not in the hash either: a run that stopped at a bad case goes on without it, and asks nothing again.
+    """
+    if not isinstance(node, dict):
+        return node
+    return {key: _without_skipping(value) for key, value in node.items() if key != SKIP}
+
+
+def _skips(node: Any) -> bool:
+    """Whether cases that fail their checks are left out.
+
+    Raises:
+        UserError: the value is neither true nor false.
+    """
+    value = node.get(SKIP, False) if isinstance(node, dict) else False
+    if not isinstance(value, bool):
+        raise UserError(f"benchmark.{SKIP}={value!r}: must be true or false")
+    return value
 
 
 def answered_elsewhere(arms: Mapping[str, Any]) -> bool:

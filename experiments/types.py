@@ -79,8 +79,10 @@ class Sample:
     ``text`` is the benchmark's sentence verbatim, ``prompt`` all that the model is asked. ``gold`` is "yes" for safe in
     yes/no benchmarks (typical, attack, over_safety, control), "comply" or "refuse" in refusal benchmarks (benign,
     contrast). A picture of one's own, which is only drawn, is of the subset "own" with an "unknown" right answer.
-    ``cluster`` names the unit that intervals resample; ``pair`` joins the two members of a counterfactual pair (same
-    sentence, two images, opposite truth). ``image`` is None where no image was found.
+    ``cluster`` names the unit that intervals resample, "" where the framework is to find it; ``pair`` joins the two
+    members of a counterfactual pair (same sentence, two images, opposite truth). ``image`` is None where no image was
+    found. ``picture`` is a hash of what it shows, "" until it was opened to be checked; ``place`` says where the case
+    stands in the benchmark's file ("line 12"), for messages.
     """
 
     id: str
@@ -93,14 +95,33 @@ class Sample:
     cluster: str
     pair: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    picture: str = ""
+    place: str = ""
+
+
+class Problem(NamedTuple):
+    """What is wrong with one case of a benchmark, and where it stands."""
+
+    place: str  # "line 12"; "" where it is not known
+    case: str  # its id, as far as it is known
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}{', ' if self.place else ''}case {self.case[:60]!r}: {self.reason}"
 
 
 class Loaded(NamedTuple):
-    """A loaded benchmark: the cases that can run, those that cannot and why, and a hash of the files read."""
+    """A loaded benchmark: the cases that can run, those that cannot and why, and a hash of the files read.
+
+    ``experiments.benchmarks.checks.checked`` examines it before any weights load. ``problems`` are what the benchmark
+    could make no case of; unlike ``missing``, they stop a run that was not told to go on without. With an empty
+    ``manifest`` the hash is made of the cases' contents.
+    """
 
     samples: list[Sample]
     missing: dict[str, str]  # case id → reason, for published cases that cannot run here
     manifest: str
+    problems: tuple[Problem, ...] = ()
 
 
 @runtime_checkable

@@ -87,6 +87,21 @@ class EncodedImage:
         return open_image(self)
 
 
+@dataclass(frozen=True)
+class UnusableImage:
+    """In the place of an image that a benchmark's file names and that may not, or cannot, be opened."""
+
+    problem: ImageProblem
+
+    def render(self) -> Image.Image:
+        """Never a picture.
+
+        Raises:
+            BadImage: always.
+        """
+        raise BadImage(self.problem)
+
+
 class DecodedImages(NamedTuple):
     """What decoding every image of a benchmark showed."""
 
@@ -148,6 +163,23 @@ def pixel_digest(image: Image.Image) -> str:
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
 
 
+def picture_of(source: Path | Drawable | None) -> str:
+    """A hash of what the image shows, for the key of a case; "" without an image, or with one that cannot be opened.
+
+    By its pixels, so that a copy, or the same picture in another lossless format, counts as the same; of a drawing that
+    has a ``content``, by that, without drawing it.
+    """
+    if source is None:
+        return ""
+    content = getattr(source, "content", None)
+    if isinstance(content, str):
+        return hashlib.sha256(content.encode()).hexdigest()
+    try:
+        return pixel_digest(open_image(source))
+    except BadImage:
+        return ""
+
+
 def manifest_of(samples: Sequence[Sample], of: str) -> str:
     """The manifest of cases made from others, whose own manifest is ``of``."""
     return hashlib.sha256(f"{of} {_manifest(samples, {})}".encode()).hexdigest()
@@ -159,6 +191,8 @@ def _manifest(samples: Sequence[Sample], digests: dict[str, str]) -> str:
 
 
 def _decode(source: Path | Drawable, case: str, root: Path | None, max_pixels: int) -> _Decoded:
+    if isinstance(source, UnusableImage):
+        raise BadImage(source.problem)
     if not isinstance(source, Path | EncodedImage):
         return _Decoded(source.render().convert("RGB"), None)
     name = str(source) if isinstance(source, Path) else source.name

@@ -111,6 +111,7 @@ def _settled(sample: Sample, digest: str | None, note: str | None, cluster_on_im
     return replace(
         sample,
         image=sample.image if digest else None,
+        picture=digest or "",
         cluster=f"image:{digest[:16]}" if digest and cluster_on_image else sample.cluster,
         tags={**sample.tags, "image_note": note} if note else sample.tags,
     )

@@ -11,7 +11,7 @@ transformers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run, digest
 from experiments.evaluation.batching import Opened, form, opened
@@ -42,6 +43,45 @@ if TYPE_CHECKING:
 JUDGE = "margin"  # the judge in records of scored verdicts
 SKIPS = "skips.jsonl"
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What is recorded of one arm: the latest record of each case, and the settings that it must have to count."""
+
+    arm: str
+    latest: Mapping[str, dict[str, Any]]
+    settings: Mapping[str, str]  # by case
+    before: str  # in records of earlier versions
+
+    @classmethod
+    def of(cls, lines: list[dict[str, Any]], arm: str, settings: Mapping[str, str], before: str) -> "_Recorded":
+        return cls(arm, {line["case"]: line for line in lines if line["arm"] == arm}, settings, before)
+
+    def holds(self, sample: Sample) -> bool:
+        """Whether the answer to the case as it is now is recorded."""
+        record = self.latest.get(sample.id)
+        if record is None or record["status"] == Status.TRANSPORT_FAILED:
+            return False
+        same = record.get("text") == records.writable(sample.text) and record.get("gold") == sample.gold
+        return record["settings"] == self.settings[sample.id] or (record["settings"] == self.before and same)
+
+    def to_ask(self, batch: list[Sample], done: Set[str]) -> list[Sample]:
+        """The whole batch, or of one that was answered before, and of which cases have changed since, those alone."""
+        due = [sample for sample in batch if sample.id not in done]
+        return due if all(sample.id in self.latest for sample in due) else batch
+
+    def described_anew(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        """The records of cases that are described otherwise than when they were answered, with today's description."""
+        found = []
+        for sample in samples:
+            record, described = self.latest[sample.id], records.description(sample)
+            if any(record.get(name) != value for name, value in described.items()):
+                found.append(record | described)
+        return found
+
+    def keys(self, sample: Sample) -> list[records.Key]:
+        return [(sample.id, self.arm, settings) for settings in (self.settings[sample.id], self.before)]
 
 
 @dataclass
@@ -66,24 +106,30 @@ class Answering:
         *,
         file: str = PREDICTIONS,
         label: str | None = None,
+        fold: int | None = None,
     ) -> None:
         """Records the answers of ``method`` to ``samples``; skips recorded ones that did not fail in transport.
+
+        A case whose content was changed since is asked again; one that was only described anew (cluster, subset, pair)
+        keeps its answer. ``manifest`` is the hash of all cases, by which earlier versions recorded. ``fold`` is that of
+        the cases, where the method was learned from the others.
 
         Raises:
             UserError: the method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
         """
         if self._scored and (reason := abilities(method).unscored):
             raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
-        settings = self.settings(method, manifest)
-        done = {records.key(r) for r in self.store.records(file) if r["status"] != Status.TRANSPORT_FAILED}
+        settings = {sample.id: self.settings(method, sample) for sample in samples}
+        recorded = _Recorded.of(self.store.records(file), arm, settings, self._settings_before(method, manifest))
+        done = {sample.id for sample in samples if recorded.holds(sample)}
         everything = form(samples, self._lengths, self.run.batch_rule)
-        pending = [batch for batch in everything if any((sample.id, arm, settings) not in done for sample in batch)]
+        pending = [batch for batch in everything if any(sample.id not in done for sample in batch)]
         launch = self.store.launch
         self.memory_limits[arm] = MemoryLimit(self._fitted(arm), partial(self._note_memory, arm))
         if self.run.endpoint is not None:  # each request costs money
-            work = [[s for s in batch if (s.id, arm, settings) not in done] for batch in launch.share(pending)]
-        else:
-            work = launch.share(pending)
+            work = [[s for s in batch if s.id not in done] for batch in launch.share(pending)]
+        else:  # a batch that was interrupted as a whole, so that its answers have the same bits
+            work = [recorded.to_ask(batch, done) for batch in launch.share(pending)]
         with (
             _progress(self.console) as progress,
             self._features(),
@@ -92,12 +138,15 @@ class Answering:
             waiting = sum(map(len, pending))
             bar = progress.add_task(label or arm, total=len(samples), completed=len(samples) - waiting)
             for turn, (batch, pictures) in enumerate(ready):
-                answered = self._answer_batch(arm, method, settings, batch, pictures)
-                fresh = [r for r in answered if (r["case"], arm, settings) not in done]
+                answered = self._answer_batch(arm, method, "", batch, pictures)
+                stamp = {} if fold is None else {"fold": fold}
+                fresh = [r | {"settings": settings[r["case"]]} | stamp for r in answered if r["case"] not in done]
                 self.store.append(fresh, file)
                 # The other processes are assumed to be as far.
                 progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
-        places = {(sample.id, arm, settings): place for place, batch in enumerate(everything) for sample in batch}
+        if launch.first:
+            self.store.append(recorded.described_anew([s for s in samples if s.id in done]), file)
+        places = {key: place for place, batch in enumerate(everything) for s in batch for key in recorded.keys(s)}
         self.store.gather(file, places)
         self.store.gather(SKIPS)
         self.store.gather(MEMORY)
@@ -145,11 +194,20 @@ class Answering:
 
         return shared_features(self.vlm, self.features)
 
-    def settings(self, method: "Method | AnsweredElsewhere", manifest: str) -> str:
-        """A hash of everything besides the case that can change an answer."""
+    def settings(self, method: "Method | AnsweredElsewhere", sample: Sample) -> str:
+        """A hash of everything that can change the answer to a case: model, method, token budget, and its content."""
+        return digest([self._settings(method), content_of(sample)])
+
+    def _settings(self, method: "Method | AnsweredElsewhere") -> list[object]:
+        if isinstance(method, AnsweredElsewhere):
+            return [repr(method), method.fingerprint()]
+        return [*_identity(self.run, self.vlm), repr(method), self._new_tokens, *(["score"] if self._scored else [])]
+
+    def _settings_before(self, method: "Method | AnsweredElsewhere", manifest: str) -> str:
+        """The hash in the records of earlier versions, which had that of all cases in it, so that they go on."""
         if isinstance(method, AnsweredElsewhere):
             return digest([repr(method), method.fingerprint(), manifest])
-        score = ["score"] if self._scored else []  # only then: hashes of generated answers must not change
+        score = ["score"] if self._scored else []
         return digest([*_identity(self.run, self.vlm), repr(method), self._new_tokens, manifest, *score])
 
     def _answer_batch(

@@ -11,6 +11,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from experiments.evaluation import scoring, training
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
+from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.report import terminal
 from experiments.report.build import build
 from experiments.runs import analyses as states
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 DEVELOPMENT = "development.jsonl"
-SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
 Prepare = Callable[[RunStore], "Mapping[str, Method]"]
 
 
@@ -83,6 +84,7 @@ def opened(
     excluded = check_arms(run)
     complete = load_cases(run, console) if cases is None else cases
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
+    development = development_cases(run) if training.needed(run.arms) else None
     for arm, method in run.arms.items():
         if isinstance(method, AnsweredElsewhere):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
@@ -95,7 +97,7 @@ def opened(
         vlm = connected(run) if vlm is None else vlm
         environment = describe(run, vlm, loaded)
         store.write_json("environment.json", environment)
-        yield Study(run, vlm, store, loaded, console, environment, scoring.shortfall(complete), excluded)
+        yield Study(run, vlm, store, loaded, console, environment, scoring.shortfall(complete), excluded, development)
     launch.wait()  # no process leaves before the run is finished
 
 
@@ -125,31 +127,6 @@ def connected(run: Run) -> Any:
 
     with whole_weights():
         return load(Launch.current().placed(run.weights))
-
-
-def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
-    """``limit`` cases in the benchmark's order, spread evenly over the subsets; over-safety comes first."""
-    if limit is None or limit >= len(samples):
-        return list(samples)
-    queues = [[sample for sample in samples if sample.subset == subset] for subset in SUBSETS_BY_TURNS]
-    turns = [queue[index] for index in range(max(map(len, queues))) for queue in queues if index < len(queue)]
-    chosen = {sample.id for sample in turns[:limit]}
-    return [sample for sample in samples if sample.id in chosen]
-
-
-def load_cases(run: Run, console: Console) -> Loaded:
-    """The benchmark's cases; prints which cannot run here.
-
-    Raises:
-        UserError: none can run.
-    """
-    loaded = run.benchmark.load()
-    if not loaded.samples:
-        raise UserError(f"benchmark {run.benchmark.name} has no case that can run here; look at benchmark.root")
-    if loaded.missing:
-        sentence = scoring.shortfall(loaded)
-        console.print(f"[yellow]{sentence} Their ids are in environment.json.[/yellow]", highlight=False)
-    return loaded
 
 
 def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
@@ -206,10 +183,16 @@ class Study:
     environment: Mapping[str, Any]
     shortfall: str = ""
     not_applicable: Mapping[str, str] = field(default_factory=dict)
+    checked_development: Loaded | None = None  # where it was needed before the weights were loaded
 
     def __post_init__(self) -> None:
         self.answering = Answering(self.run, self.vlm, self.store, self.console)
         self._trained: dict[str, Method] = {}
+
+    @cached_property
+    def development(self) -> Loaded | None:
+        """The development split; None where the benchmark has none."""
+        return self.checked_development or development_cases(self.run)
 
     @property
     def samples(self) -> list[Sample]:
@@ -246,17 +229,16 @@ class Study:
         if not isinstance(method, TrainableMethod):
             return method
         if arm not in self._trained:
-            development = self.run.benchmark.development()
+            development = self.development
             assert development is not None  # checked before any weights
             samples = limited(development.samples, self.run.limit)
-            out = self.store.path / training.FOLDER / f"{arm}.safetensors"
             with self.console.status(f"{arm} learns from {len(samples)} cases of the development split"):
-                self._trained[arm] = training.learned(arm, method, self.vlm, samples, out, self.store.launch)
+                self._trained[arm] = training.learned_in(self.store, arm, method, self.vlm, samples)
         return self._trained[arm]
 
     def _fitted_shifts(self, method: "Method") -> "Mapping[int | None, Method]":
         """One shift fitted on the development split, or one per fold where the benchmark has none."""
-        development = self.run.benchmark.development()
+        development = self.development
         if development is None:
             return training.cross_fitted(method, self.store.records(PREDICTIONS), study=self.run.arm)
         samples = limited(development.samples, self.run.limit)

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage, open_image
+from experiments.config import digest
+from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Sample
 from interp.errors import UserError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = "learned"
+LEARNED_FROM = "learned.json"  # by file, a hash of the cases that it was learned from
 FOLDS = 5
 BASELINE = "baseline"
 SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
@@ -42,6 +46,11 @@ def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
                 f"arm {arm} ({type(method).__name__}) learns from a development split, and benchmark {benchmark.name} "
                 "has none; leave it out, or learn it on another benchmark"
             )
+
+
+def needed(arms: Mapping[str, Any]) -> bool:
+    """Whether an arm is learned or fitted, and so looks at the development split first."""
+    return any(isinstance(method, TrainableMethod) or abilities(method).fitted_to for method in arms.values())
 
 
 def learned(
@@ -63,6 +72,24 @@ def learned(
         return method.read(out)
     except UserError as error:
         raise UserError(f"arm {arm}: {error}") from error
+
+
+def learned_in(
+    store: RunStore, arm: str, method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], fold: int | None = None
+) -> "Method":
+    """``learned`` in a run's directory; learned anew where the cases have changed since. ``fold`` is the one left out.
+
+    Raises:
+        UserError: see ``learned``.
+    """
+    name = f"{arm}{'' if fold is None else f'-without-fold-{fold}'}"
+    out = store.path / FOLDER / f"{name}.safetensors"
+    cases = digest([[sample.id, content_of(sample)] for sample in samples])
+    known = read_object(store.path / LEARNED_FROM)
+    if store.launch.first and known.get(name, cases) != cases:
+        out.unlink(missing_ok=True)
+    store.write_json(LEARNED_FROM, known | {name: cases})
+    return learned(arm, method, vlm, samples, out, store.launch)
 
 
 def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":

@@ -115,17 +115,26 @@ def failed(sample: Sample, arm: str, settings: str, status: Status, reason: str)
 
 
 def _common(sample: Sample, arm: str, settings: str) -> dict[str, Any]:
+    described = description(sample)
     return {
         "case": sample.id,
         "arm": arm,
         "settings": settings,
+        **{name: described.pop(name) for name in ("subset", "scenario")},
+        "gold": sample.gold,
+        **described,
+        "text": writable(sample.text),
+    }
+
+
+def description(sample: Sample) -> dict[str, Any]:
+    """The fields of a record that say where a case belongs, and do not change its answer."""
+    return {
         "subset": sample.subset,
         "scenario": sample.scenario,
-        "gold": sample.gold,
         "cluster": sample.cluster,
         "pair": sample.pair,
         "tags": dict(sample.tags),
-        "text": writable(sample.text),
     }
 
 

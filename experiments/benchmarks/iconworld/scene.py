@@ -21,6 +21,11 @@ class Scene:
     seed: str
     size: int = SIZE
 
+    @property
+    def content(self) -> str:
+        """All that decides what is drawn: equal contents give equal pixels."""
+        return f"iconworld {self.thing.name} {self.seed} {self.size}"
+
     def render(self) -> Image.Image:
         """The RGB picture, ``size`` × ``size``; equal scenes give equal pixels."""
         rng = random.Random(f"iconworld:{self.thing.name}:{self.seed}")

@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation import scoring, study
 from experiments.evaluation.analyses import Analysis
+from experiments.evaluation.cases import development_cases
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS
 from experiments.runs.launch import Launch, sharded
@@ -91,7 +92,7 @@ class VcdGrid:
     def _cases(self, run: Run, console: Console) -> Loaded:
         if self.split == "test":
             return study.load_cases(run, console)
-        loaded = run.benchmark.development()
+        loaded = development_cases(run)
         if loaded is None:
             raise UserError(
                 f"benchmark {run.benchmark.name} has no development split to choose settings on; set task.split=test, "
@@ -138,8 +139,8 @@ def _drawn(work: study.Study, result: Mapping[str, Any]) -> list[str]:
 def _reuse(work: study.Study) -> None:
     """Copies the records that earlier runs of this name made of these very cases and settings."""
     store, judge = work.store, work.run.judge.name
-    settings = {arm: work.answering.settings(method, work.loaded.manifest) for arm, method in work.run.arms.items()}
-    wanted = {(sample.id, arm, setting) for arm, setting in settings.items() for sample in work.samples}
+    answering = work.answering
+    wanted = {(s.id, arm, answering.settings(method, s)) for arm, method in work.run.arms.items() for s in work.samples}
     wanted -= {records.key(record) for record in store.records(PREDICTIONS)}
     found = {}
     for file in sorted(store.path.parent.glob(f"*/{PREDICTIONS}")):

@@ -1,0 +1,214 @@
+"""The checks of every benchmark's cases, made before any weights load, and the hash of what a case asks.
+
+A case that fails stops the run, with all problems in one message, or is left out where the run was told so
+(``benchmark.skip_bad=true``). A benchmark that knows oddities of its published files settles them itself and lists what
+it leaves out under ``Loaded.missing``; what it hands over is checked here like any other's.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from experiments.benchmarks.images import BadImage, open_image, picture_of, pixel_digest
+from experiments.benchmarks.preflight import whole
+from experiments.types import Drawable, Kind, Loaded, Problem, Sample
+from interp.errors import UserError
+
+WAY_OUT = "correct them, or go on without them: benchmark.skip_bad=true"
+SHOWN = 20  # problems in the message; all of them are in the file that it names
+LONGEST = 100_000  # characters of a prompt; 40 times the longest of the published benchmarks
+LONGEST_ID = 500
+WORKERS = 4  # threads that decode; Pillow gives up Python's lock meanwhile
+KNOWN: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {  # right answer → subsets
+    "yes_no": {"yes": ("over_safety", "control"), "no": ("typical", "attack", "control")},
+    "refusal": {"comply": ("benign",), "refuse": ("contrast",)},
+}
+LABELS: Mapping[Kind, str] = {"yes_no": "safe, unsafe", "refusal": "benign, harmful"}
+
+
+def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Path) -> Loaded:
+    """The cases with ``picture`` and ``cluster`` set, after all checks; with ``skip_bad`` those that failed left out.
+
+    Checked are: ids that are there and unique, labels and their subsets, texts, images (decoded in full, each file
+    once), and pairs of two cases with opposite labels. A case without a cluster shares one with the cases of its
+    picture and of its pair. Cases left out are listed under ``missing``. ``folder`` takes the file with all problems
+    where they are more than the message holds.
+
+    Raises:
+        UserError: a case failed and ``skip_bad`` is false; or none is left.
+    """
+    pictures, faults = _opened(loaded.samples)
+    problems = list(loaded.problems)
+    kept: list[Sample] = []
+    seen: dict[str, str] = {}
+    bad_pairs = _bad_pairs(loaded, kind)
+    for place, sample in enumerate(loaded.samples):
+        reasons = [*_of_case(sample, kind, seen), *filter(None, (faults.get(place), bad_pairs.get(sample.pair or "")))]
+        seen.setdefault(sample.id, sample.place)
+        if reasons:
+            problems.append(Problem(sample.place, sample.id, "; ".join(reasons)))
+        else:
+            kept.append(replace(sample, picture=pictures[place]))
+    total = len(loaded.samples) + len(loaded.problems)
+    if problems and not (skip_bad and kept):
+        way_out = "correct them; no case is left to go on with" if skip_bad else WAY_OUT
+        raise UserError(f"{message(name, problems, total, folder)}\n{way_out}")
+    missing = dict(loaded.missing)
+    for number, problem in enumerate(problems, 1):
+        missing[f"{problem.case[:60]} ({problem.place or number})"] = f"skipped, {problem.reason}"
+    samples = clustered(kept)
+    return Loaded(samples, missing, loaded.manifest or manifest(samples))
+
+
+def content_of(sample: Sample) -> str:
+    """A short hash of all of a case that can change its answer or its verdict; another case has another record."""
+    picture = sample.picture or picture_of(sample.image)
+    asked = [sample.text, sample.prompt, sample.gold, picture, sample.tags.get("language", "")]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def manifest(samples: Sequence[Sample]) -> str:
+    """A hash of all cases; independent of their order."""
+    rows = sorted([s.id, s.subset, s.scenario, s.cluster, s.pair or "", content_of(s)] for s in samples)
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def clustered(samples: Sequence[Sample]) -> list[Sample]:
+    """The cases, those without a cluster put into one with all that share their picture (by content) or their pair.
+
+    Without a picture, the same text counts as the same picture. A cluster is called after the first such trait in
+    alphabetical order, so that the order of the cases does not matter.
+    """
+    parent: dict[str, str] = {}
+
+    def root(trait: str) -> str:
+        while parent.setdefault(trait, trait) != trait:
+            parent[trait] = parent[parent[trait]]
+            trait = parent[trait]
+        return trait
+
+    def shown(sample: Sample) -> str:
+        if sample.image is not None:
+            return f"image:{(sample.picture or picture_of(sample.image))[:16]}"
+        return f"text:{hashlib.sha256(sample.text.encode(errors='replace')).hexdigest()[:16]}"
+
+    own = [shown(sample) if not sample.cluster else "" for sample in samples]
+    for sample, trait in zip(samples, own, strict=True):
+        if trait and sample.pair:
+            one, other = sorted((root(trait), root(f"pair:{sample.pair}")))
+            parent[other] = one
+    return [
+        replace(sample, cluster=root(trait)) if trait else sample for sample, trait in zip(samples, own, strict=True)
+    ]
+
+
+def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
+    """What is wrong with one case by itself, its image left out."""
+    reasons = []
+    if not sample.id.strip():
+        reasons.append("id: is empty")
+    elif len(sample.id) > LONGEST_ID or sample.id != whole(sample.id):
+        reasons.append(f"id: is no text of at most {LONGEST_ID} characters")
+    elif sample.id in seen:
+        reasons.append(f"id: occurs before{f' ({seen[sample.id]})' if seen[sample.id] else ''}")
+    known = KNOWN[kind]
+    if sample.gold not in known:
+        reasons.append(f"label: {str(sample.gold)[:40]!r} is none of {LABELS[kind]}")
+    elif sample.subset not in known[sample.gold]:
+        reasons.append(f"subset: {sample.subset!r} has no case whose right answer is {sample.gold!r}")
+    for field, text in (("text", sample.text), ("prompt", sample.prompt)):
+        if not text.strip():
+            reasons.append(f"{field}: is empty")
+        elif len(text) > LONGEST:
+            reasons.append(f"{field}: has {len(text):,} characters, more than the {LONGEST:,} that are asked")
+        elif text != whole(text):
+            reasons.append(f"{field}: holds half a character (a lone surrogate)")
+        else:
+            continue
+        break  # a prompt made of a bad text is bad for the same reason
+    return reasons
+
+
+def _bad_pairs(loaded: Loaded, kind: Kind) -> dict[str, str]:
+    """Pair → what is wrong with it; a case alone in its pair is right where its twin is among cases left out."""
+    members: dict[str, list[Sample]] = {}
+    for sample in loaded.samples:
+        if sample.pair:
+            members.setdefault(sample.pair, []).append(sample)
+    found = {}
+    for pair, cases in members.items():
+        if len(cases) == 1 and not (loaded.missing or loaded.problems):
+            found[pair] = f"pair: {pair[:40]!r} has one case; a pair is two"
+        elif len(cases) > 2:
+            found[pair] = f"pair: {pair[:40]!r} has {len(cases)} cases; a pair is two"
+        elif len(cases) == 2 and cases[0].gold == cases[1].gold and cases[0].gold in KNOWN[kind]:
+            found[pair] = f"pair: {pair[:40]!r} has two cases with one label; theirs are opposite"
+    return found
+
+
+def _opened(samples: Sequence[Sample]) -> tuple[list[str], dict[int, str]]:
+    """The hash of each case's picture, and by its position what is wrong with an image. Each file is decoded once."""
+    sources: dict[object, Path | Drawable] = {}
+    for sample in samples:
+        if sample.image is not None and not sample.picture:
+            sources.setdefault(_identity(sample.image), sample.image)
+
+    def examine(source: Path | Drawable) -> tuple[str, str]:
+        try:
+            known = isinstance(getattr(source, "content", None), str)
+            return (picture_of(source) if known else pixel_digest(open_image(source))), ""
+        except BadImage as error:
+            problem = error.problem
+            return "", f"image {problem.fault.value.replace('_', ' ')}: {problem.file[:200]}: {problem.reason}"
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        found = dict(zip(sources, pool.map(examine, sources.values()), strict=True))
+    pictures, faults = [], {}
+    for place, sample in enumerate(samples):
+        picture, fault = sample.picture, ""
+        if sample.image is not None and not picture:
+            picture, fault = found[_identity(sample.image)]
+        pictures.append(picture)
+        if fault:
+            faults[place] = fault
+    return pictures, faults
+
+
+def _identity(source: Path | Drawable) -> object:
+    return source if isinstance(source, Path) else id(source)
+
+
+def message(name: str, problems: Sequence[Problem], total: int, folder: Path) -> str:
+    """All problems in the order of the file: the first twenty, and in ``folder`` a file with all if there are more."""
+    ordered = sorted(problems, key=_line)
+    lines = [f"  {' '.join(str(problem).split())[:300]}" for problem in ordered]
+    said = [f"benchmark {name}: {len(lines)} of {total} cases cannot be asked", *lines[:SHOWN]]
+    if len(lines) > SHOWN:
+        kinds = Counter(problem.reason.partition(":")[0][:40] for problem in ordered)
+        counted = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(8))
+        said[0] += f" ({counted})"
+        said.append(f"  and {len(lines) - SHOWN} more{_written(folder / f'{_plain(name)}_problems.txt', lines)}")
+    return "\n".join(said)
+
+
+def _written(path: Path, lines: Iterable[str]) -> str:
+    """Writes all problems to a file, and says where; in words why not, where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line.strip()}\n" for line in lines), encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f" (the list cannot be written to {path}: {error.strerror})"
+    return f"; all of them: {path}"
+
+
+def _plain(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:60] or "benchmark"
+
+
+def _line(problem: Problem) -> tuple[int, str]:
+    number = "".join(letter for letter in problem.place if letter.isdigit())[:12]
+    return int(number or 0), problem.case

@@ -1,0 +1,53 @@
+"""The cases of a run: loaded, checked before any weights load, and limited. All studies take them from here."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.benchmarks.checks import checked
+from experiments.config import Run
+from experiments.evaluation import scoring
+from experiments.types import Loaded, Sample
+from interp.errors import UserError
+
+SUBSETS_BY_TURNS = ("over_safety", "typical", "attack", "control", "benign", "contrast")
+
+
+def load_cases(run: Run, console: Console) -> Loaded:
+    """The benchmark's cases; prints which cannot run here.
+
+    Raises:
+        UserError: none can run, or some fail their checks and ``benchmark.skip_bad`` is not set.
+    """
+    loaded = _checked(run, run.benchmark.load(), run.benchmark.name)
+    if not loaded.samples:
+        raise UserError(f"benchmark {run.benchmark.name} has no case that can run here; look at benchmark.root")
+    if loaded.missing:
+        sentence = scoring.shortfall(loaded)
+        console.print(f"[yellow]{sentence} Their ids are in environment.json.[/yellow]", highlight=False)
+    return loaded
+
+
+def development_cases(run: Run) -> Loaded | None:
+    """The cases of the benchmark's development split; None where it has none.
+
+    Raises:
+        UserError: some fail their checks and ``benchmark.skip_bad`` is not set.
+    """
+    loaded = run.benchmark.development()
+    return None if loaded is None else _checked(run, loaded, f"{run.benchmark.name}, development split")
+
+
+def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:
+    """``limit`` cases in the benchmark's order, spread evenly over the subsets; over-safety comes first."""
+    if limit is None or limit >= len(samples):
+        return list(samples)
+    queues = [[sample for sample in samples if sample.subset == subset] for subset in SUBSETS_BY_TURNS]
+    turns = [queue[index] for index in range(max(map(len, queues))) for queue in queues if index < len(queue)]
+    chosen = {sample.id for sample in turns[:limit]}
+    return [sample for sample in samples if sample.id in chosen]
+
+
+def _checked(run: Run, loaded: Loaded, name: str) -> Loaded:
+    return checked(loaded, kind=run.benchmark.kind, name=name, skip_bad=run.skip_bad, folder=Path(run.output_root))

@@ -1,0 +1,175 @@
+"""What the framework checks of every benchmark's cases, before any weights load, and what makes a case another case."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from PIL import Image
+
+from experiments.benchmarks.checks import checked, clustered, content_of
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.images import EncodedImage
+from experiments.types import Kind, Loaded, Problem, Sample
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+
+def case(number: int, gold: str = "no", *, image: Any = None, **fields: Any) -> Sample:
+    subset = "typical" if gold == "no" else "over_safety"
+    values: dict[str, Any] = {
+        "id": f"c{number}", "subset": subset, "scenario": "s", "gold": gold, "text": f"text {number}",
+        "prompt": f"Is it safe? text {number}", "image": image, "cluster": f"k{number}", "place": f"line {number}",
+    }  # fmt: skip
+    return Sample(**(values | fields))
+
+
+def check(samples: list[Sample], folder: Path, *, skip_bad: bool = False, **more: Any) -> Loaded:
+    loaded = Loaded(samples, more.get("missing", {}), "", more.get("problems", ()))
+    return checked(loaded, kind="yes_no", name="mine", skip_bad=skip_bad, folder=folder)
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "red.png"
+    Image.new("RGB", (8, 8), "red").save(path)
+    return path
+
+
+def test_all_problems_are_in_one_message_with_their_lines(tmp_path: Path, picture: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(picture.read_bytes()[:40])
+    bad = [
+        case(1, image=picture),
+        case(2, id="c1"),
+        case(3, gold="sfae"),
+        case(4, text="  "),
+        case(5, image=tmp_path / "cut.png"),
+        case(6, image=tmp_path / "absent.png"),
+        case(7, pair="p"), case(8, pair="p"),
+        case(9, pair="q"),
+        case(10, pair="r"), case(11, "yes", pair="r"),
+        case(12, pair="t"), case(13, "yes", pair="t"), case(14, pair="t"),
+        case(15, id=" "),
+        case(16, text="\ud800"),
+        case(17, text="x" * 100_001),
+        case(18, subset="benign"),
+    ]  # fmt: skip
+    with pytest.raises(UserError) as refused:
+        check(bad, tmp_path)
+    said = str(refused.value)
+    assert "benchmark mine: 15 of 18 cases cannot be asked" in said
+    for line, words in {
+        2: "id: occurs before (line 1)", 3: "label: 'sfae' is none of safe, unsafe", 4: "text: is empty",
+        5: "image unreadable", 6: "no such file", 7: "two cases with one label", 8: "two cases with one label",
+        9: "'q' has one case", 12: "'t' has 3 cases", 15: "id: is empty", 16: "half a character", 17: "100,001",
+        18: "subset: 'benign'",
+    }.items():  # fmt: skip
+        found = [row for row in said.splitlines() if row.startswith(f"  line {line}, ")]
+        assert len(found) == 1, line
+        assert words in found[0]
+    assert said.endswith("benchmark.skip_bad=true")
+    assert not list(tmp_path.glob("*.txt"))
+    left = check(bad, tmp_path, skip_bad=True)
+    assert [sample.id for sample in left.samples] == ["c1", "c10", "c11"]
+    assert len(left.missing) == 15
+    assert all(reason.startswith("skipped, ") for reason in left.missing.values())
+
+
+def test_beyond_twenty_problems_the_rest_is_in_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        check([case(number, text="") for number in range(1, 31)] + [case(99)], tmp_path / "new")
+    said = str(refused.value)
+    listed = tmp_path / "new" / "mine_problems.txt"
+    assert "30 of 31 cases cannot be asked (30 x text)" in said
+    assert f"and 10 more; all of them: {listed}" in said
+    assert said.count("\n  line ") == 20
+    assert len(listed.read_text().splitlines()) == 30
+
+
+def test_what_a_loader_could_make_no_case_of_stops_the_run_too(tmp_path: Path) -> None:
+    problems = (Problem("line 7", "", "row: is not JSON"),)
+    with pytest.raises(UserError, match=r"1 of 2 cases(.|\n)*line 7, case '': row: is not JSON"):
+        check([case(1)], tmp_path, problems=problems)
+    assert len(check([case(1)], tmp_path, problems=problems, skip_bad=True).samples) == 1
+    with pytest.raises(UserError, match="no case is left"):
+        check([], tmp_path, problems=problems, skip_bad=True)
+
+
+def test_a_twin_that_the_loader_left_out_is_no_problem(tmp_path: Path) -> None:
+    assert check([case(1, pair="p")], tmp_path, missing={"c2": "image not found: c2"}).samples
+
+
+def test_the_content_of_a_case_follows_what_is_asked_and_what_is_seen(tmp_path: Path, picture: Path) -> None:
+    copy, blue = tmp_path / "copy.bmp", tmp_path / "blue.png"
+    Image.new("RGB", (8, 8), "red").save(copy)
+    Image.new("RGB", (8, 8), "blue").save(blue)
+    first = case(1, image=picture)
+    assert (
+        content_of(first) == content_of(replace(first, image=copy)) == content_of(check([first], tmp_path).samples[0])
+    )
+    same = replace(first, id="other", cluster="other", pair="p", subset="attack", scenario="t")
+    assert content_of(same) == content_of(first)
+    others = [replace(first, text="t"), replace(first, prompt="p"), replace(first, gold="yes"),
+              replace(first, image=blue), replace(first, image=None),
+              replace(first, image=EncodedImage("x", blue.read_bytes()))]  # fmt: skip
+    assert content_of(first) not in {content_of(other) for other in others}
+    assert len({content_of(other) for other in others}) == 5  # the blue file and its bytes are one picture
+
+
+def test_cases_without_a_cluster_share_one_by_picture_or_pair(tmp_path: Path, picture: Path) -> None:
+    (tmp_path / "again.png").write_bytes(picture.read_bytes())
+    blue, green = tmp_path / "blue.png", tmp_path / "green.png"
+    Image.new("RGB", (8, 8), "blue").save(blue)
+    Image.new("RGB", (8, 8), "green").save(green)
+    samples = [
+        case(1, image=picture, cluster=""),
+        case(2, image=tmp_path / "again.png", cluster=""),  # a copy of 1's
+        case(3, "yes", image=blue, cluster="", pair="p"),
+        case(4, image=picture, cluster="", pair="p"),  # 1's picture and 3's twin
+        case(5, image=green, cluster=""),
+        case(6, image=green, cluster="own"),
+        case(7, cluster="", text="same"), case(8, cluster="", text="same"), case(9, cluster=""),
+    ]  # fmt: skip
+    found = {sample.id: sample.cluster for sample in check(samples, tmp_path).samples}
+    assert found["c1"] == found["c2"] == found["c3"] == found["c4"] != found["c5"]
+    assert found["c6"] == "own"
+    assert found["c7"] == found["c8"] != found["c9"]
+    assert {s.id: s.cluster for s in clustered(samples[::-1])} == found
+
+
+def test_every_bundled_case_passes_as_it_is(tmp_path: Path) -> None:
+    before = IconWorld().load()
+    after = checked(before, kind="yes_no", name="iconworld", skip_bad=False, folder=tmp_path)
+    assert [replace(sample, picture="") for sample in after.samples] == before.samples
+    assert after.manifest == before.manifest
+    assert after.missing == {}
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A benchmark of a user's own, with a label that is none."""
+
+    name: str = "mine"
+    kind: ClassVar[Kind] = "yes_no"
+
+    def load(self) -> Loaded:
+        return Loaded([case(1), case(2, "yes"), case(3, gold="maybe")], {}, "constant")
+
+    def development(self) -> None:
+        return None
+
+
+def test_a_bad_benchmark_never_reaches_the_model(tmp_path: Path, no_weights: None) -> None:
+    run = replace(run_of("method=prompt", f"output_root={tmp_path}"), benchmark=Mine())
+    with pytest.raises(UserError, match="line 3, case 'c3': label: 'maybe' is none of safe, unsafe"):
+        run.task(run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_skipping_is_no_other_run(tmp_path: Path) -> None:
+    plain, skipping = run_of("method=prompt"), run_of("method=prompt", "benchmark.skip_bad=true")
+    assert (plain.skip_bad, skipping.skip_bad) == (False, True)
+    assert plain.config_hash == skipping.config_hash
+    assert plain.benchmark == skipping.benchmark
+    with pytest.raises(UserError, match=r"benchmark\.skip_bad='perhaps': must be true or false"):
+        run_of("benchmark.skip_bad=perhaps")

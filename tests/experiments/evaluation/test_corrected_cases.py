@@ -1,0 +1,123 @@
+"""A run that goes on after its cases were corrected: changed cases are asked again, the others keep their answers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from PIL import Image
+
+from experiments.config import Run
+from experiments.evaluation.answer import Answering
+from experiments.types import Kind, Loaded, Sample
+from interp.vlm import VLM, Generation, Prompt
+from tests.experiments.compose import run_of
+
+asked: list[str] = []
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The baseline, noting whom it was asked about."""
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        asked.extend(prompt.key or "" for prompt in prompts)
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A benchmark of a user's own, whose hash of its cases never changes."""
+
+    samples: tuple[Sample, ...] = field(repr=False)
+    name: str = "own"
+    kind: ClassVar[Kind] = "yes_no"
+
+    def load(self) -> Loaded:
+        return Loaded(list(self.samples), {}, "constant")
+
+    def development(self) -> None:
+        return None
+
+
+def die(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> list[Sample]:
+    found = []
+    for number in range(6):
+        path = tmp_path / f"{number}.png"
+        Image.new("RGB", (32, 32), (40 * number, 10, 90)).save(path)
+        subset, gold = ("typical", "no") if number % 2 else ("over_safety", "yes")
+        found.append(Sample(f"c{number}", subset, "s", gold, f"t{number}", f"Safe? t{number}", path, f"k{number}"))  # type: ignore[arg-type]
+    return found
+
+
+def interrupted(saved: Path, outputs: Path, samples: list[Sample], *, patch: pytest.MonkeyPatch) -> tuple[Run, Path]:
+    """Asks everything, and is stopped before it concludes."""
+    run = run_of("method=prompt", f"model.path={saved}", f"output_root={outputs}", "batch_size=4", "max_new_tokens=2")
+    run = replace(run, benchmark=Own(tuple(samples)), arms={"baseline": Watched(), run.arm: Watched()})
+    asked.clear()
+    with patch.context() as patched:
+        patched.setattr("experiments.evaluation.study.Study.conclude", die)
+        with pytest.raises(KeyboardInterrupt):
+            run.task(run)
+    (folder,) = (outputs / run.name).iterdir()
+    return run, folder
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def test_a_corrected_case_is_asked_again_and_the_others_are_not(
+    saved: Path, tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
+    assert sorted(asked) == sorted(2 * [sample.id for sample in samples])
+    before = lines(folder)
+    assert isinstance(samples[3].image, Path)
+    Image.new("RGB", (32, 32), "white").save(samples[3].image)
+    corrected = [*samples[:1], replace(samples[1], text="other", prompt="Safe? other"), *samples[2:4],
+                 replace(samples[4], subset="typical", gold="no"), replace(samples[5], cluster="moved")]  # fmt: skip
+    _, again = interrupted(saved, tmp_path / "out", corrected, patch=monkeypatch)
+    assert again == folder
+    assert sorted(set(asked)) == ["c1", "c3", "c4"]
+    assert len(asked) == 6
+    after = lines(folder)
+    assert after[: len(before)] == before
+    new = {(line["arm"], line["case"]): line for line in after[len(before) :]}
+    assert {case for _, case in new} == {"c1", "c3", "c4", "c5"}
+    moved, old = new["baseline", "c5"], next(r for r in before if (r["arm"], r["case"]) == ("baseline", "c5"))
+    assert moved == old | {"cluster": "moved"}  # described anew, with the answer that it had
+    interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)  # back to what it was, but for the picture
+    assert sorted(set(asked)) == ["c1", "c4"]
+
+
+def test_records_of_an_earlier_version_are_not_asked_again(
+    saved: Path, tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
+    with monkeypatch.context() as patched:
+        made: list[str] = []
+        original = Answering._settings_before
+
+        def noted(self: Answering, method: Any, manifest: str) -> str:
+            made.append(original(self, method, manifest))
+            return made[-1]
+
+        patched.setattr(Answering, "_settings_before", noted)
+        interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
+    assert len(set(made)) == 1
+    old = [line | {"settings": made[0]} for line in lines(folder)]  # both arms have one method
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
+    assert asked == []
+    assert lines(folder) == old
+    corrected = [replace(samples[0], text="other", prompt="Safe? other"), *samples[1:]]
+    interrupted(saved, tmp_path / "out", corrected, patch=monkeypatch)
+    assert sorted(asked) == ["c0", "c0"]
