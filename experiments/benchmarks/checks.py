@@ -41,6 +41,19 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
     Raises:
         UserError: a case failed and ``skip_bad`` is false; or none is left.
     """
+    kept, problems = examine(loaded, kind)
+    if problems and not (skip_bad and kept):
+        way_out = "correct them; no case is left to go on with" if skip_bad else WAY_OUT
+        total = len(loaded.samples) + len(loaded.problems)
+        raise UserError(f"{message(name, problems, total, folder)}\n{way_out}")
+    missing = dict(loaded.missing)
+    for number, problem in enumerate(problems, 1):
+        missing[f"{problem.case[:60]} ({problem.place or number})"] = f"skipped, {problem.reason}"
+    return Loaded(kept, missing, loaded.manifest or manifest(kept))
+
+
+def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
+    """The cases that can be asked, with ``picture`` and ``cluster``, and what is wrong with the others."""
     pictures, faults = _opened(loaded.samples)
     problems = list(loaded.problems)
     kept: list[Sample] = []
@@ -53,15 +66,7 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
             problems.append(Problem(sample.place, sample.id, "; ".join(reasons)))
         else:
             kept.append(replace(sample, picture=pictures[place]))
-    total = len(loaded.samples) + len(loaded.problems)
-    if problems and not (skip_bad and kept):
-        way_out = "correct them; no case is left to go on with" if skip_bad else WAY_OUT
-        raise UserError(f"{message(name, problems, total, folder)}\n{way_out}")
-    missing = dict(loaded.missing)
-    for number, problem in enumerate(problems, 1):
-        missing[f"{problem.case[:60]} ({problem.place or number})"] = f"skipped, {problem.reason}"
-    samples = clustered(kept)
-    return Loaded(samples, missing, loaded.manifest or manifest(samples))
+    return clustered(kept), problems
 
 
 def content_of(sample: Sample) -> str:

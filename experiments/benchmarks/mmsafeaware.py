@@ -117,6 +117,7 @@ class MMSafeAware:
     strict: bool = False
     name: str = "mmsafeaware"
     kind: ClassVar[Kind] = "yes_no"
+    untrainable: ClassVar[str] = "MMSafeAware is for research use and trains nothing here"
 
     def load(self) -> Loaded:
         """The cases that can be asked; every image is decoded once to make sure.

@@ -88,6 +88,7 @@ class MOSSBench:
     strict: bool = False
     name: str = "mossbench"
     kind: ClassVar[Kind] = "refusal"
+    untrainable: ClassVar[str] = "MOSSBench may not be trained on, as its authors say"
 
     def __post_init__(self) -> None:
         if self.sets not in SETS:

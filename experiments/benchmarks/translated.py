@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.benchmarks.checks import clustered
 from experiments.benchmarks.images import manifest_of
 from experiments.benchmarks.preflight import Unfit, need, readable_text
 from experiments.types import Benchmark, Kind, Loaded, Sample
@@ -64,6 +65,11 @@ class Translated:
         """The benchmark that is translated."""
         return self.of
 
+    @property
+    def untrainable(self) -> str:
+        """Why nothing may be learned from it: as of the benchmark that is translated; "" where it may."""
+        return str(getattr(self.benchmark, "untrainable", ""))
+
     def load(self) -> Loaded:
         """The cases in every language asked for.
 
@@ -85,7 +91,7 @@ class Translated:
         missing = dict(loaded.missing) if self.originals else {}
         for language in languages:
             missing |= {f"{case}@{language}": reason for case, reason in loaded.missing.items()}
-        for sample in loaded.samples:
+        for sample in clustered(loaded.samples):  # here, so that a case and its translations stay together
             if self.originals:
                 asked.append(_tagged(sample, sample.id, self.original_language))
             for language in languages:
@@ -101,7 +107,7 @@ class Translated:
                 unfit[f"{case}@{language}"] = f"unknown id: {source}: {self.benchmark.name} has no case {case!r}"
         missing |= unfit
         self._demand(asked, languages, loaded, missing, self.strict if strict is None else strict)
-        return Loaded(asked, missing, manifest_of(asked, loaded.manifest))
+        return Loaded(asked, missing, manifest_of(asked, loaded.manifest), loaded.problems)
 
     def _demand(
         self, asked: Sequence[Sample], languages: Sequence[str], loaded: Loaded, missing: dict[str, str], strict: bool

@@ -119,7 +119,7 @@ class Answering:
         """
         if self._scored and (reason := abilities(method).unscored):
             raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
-        settings = {sample.id: self.settings(method, sample) for sample in samples}
+        settings = self.settings(method, samples)
         recorded = _Recorded.of(self.store.records(file), arm, settings, self._settings_before(method, manifest))
         done = {sample.id for sample in samples if recorded.holds(sample)}
         everything = form(samples, self._lengths, self.run.batch_rule)
@@ -144,8 +144,8 @@ class Answering:
                 self.store.append(fresh, file)
                 # The other processes are assumed to be as far.
                 progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
-        if launch.first:
-            self.store.append(recorded.described_anew([s for s in samples if s.id in done]), file)
+        if launch.first and (anew := recorded.described_anew([s for s in samples if s.id in done])):
+            self.store.append(anew, file)
         places = {key: place for place, batch in enumerate(everything) for s in batch for key in recorded.keys(s)}
         self.store.gather(file, places)
         self.store.gather(SKIPS)
@@ -194,9 +194,10 @@ class Answering:
 
         return shared_features(self.vlm, self.features)
 
-    def settings(self, method: "Method | AnsweredElsewhere", sample: Sample) -> str:
-        """A hash of everything that can change the answer to a case: model, method, token budget, and its content."""
-        return digest([self._settings(method), content_of(sample)])
+    def settings(self, method: "Method | AnsweredElsewhere", samples: Sequence[Sample]) -> dict[str, str]:
+        """By case, a hash of everything that can change its answer: model, method, token budget, and its content."""
+        shared = self._settings(method)
+        return {sample.id: digest([shared, content_of(sample)]) for sample in samples}
 
     def _settings(self, method: "Method | AnsweredElsewhere") -> list[object]:
         if isinstance(method, AnsweredElsewhere):

@@ -84,7 +84,10 @@ def opened(
     excluded = check_arms(run)
     complete = load_cases(run, console) if cases is None else cases
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
-    development = development_cases(run) if training.needed(run.arms) else None
+    entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
+    development = development_cases(run) if training.needed(entering) else None
+    if development is None and any(isinstance(method, TrainableMethod) for method in entering.values()):
+        training.learning_folds(loaded.samples)  # before any weights: whether there is enough to learn from
     for arm, method in run.arms.items():
         if isinstance(method, AnsweredElsewhere):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
@@ -220,11 +223,29 @@ class Study:
                     members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
                     label = f"{arm}{'' if fold is None else f' {fold}'}"
                     self.answering.answer(arm, shift, members, self.loaded.manifest, label=label)
+            elif self.in_folds(arm):
+                self._answer_in_folds(arm)
             else:
                 self.answering.answer(arm, self.ready(arm), self.samples, self.loaded.manifest)
 
+    def in_folds(self, arm: str) -> bool:
+        """Whether the arm learns from the cases themselves, fold by fold, because there is no development split."""
+        return isinstance(self.run.arms[arm], TrainableMethod) and self.development is None
+
+    def _answer_in_folds(self, arm: str) -> None:
+        """Answers every case by what the arm has learned from the cases of the other folds."""
+        folds = training.learning_folds(self.samples)
+        for fold in sorted(set(folds.values())):
+            held_out, others = (
+                [sample for sample in self.samples if (folds[sample.id] == fold) is own] for own in (True, False)
+            )
+            label = f"{arm}, fold {fold}"
+            with self.console.status(f"{label}, learns from the {len(others)} cases of the others"):
+                method = training.learned_in(self.store, arm, self.run.arms[arm], self.vlm, others, fold)
+            self.answering.answer(arm, method, held_out, self.loaded.manifest, label=label, fold=fold)
+
     def ready(self, arm: str) -> "Method":
-        """The arm's method; a trainable one after training on the development split."""
+        """The arm's method; a trainable one after training on the development split, not where it learns in folds."""
         method = self.run.arms[arm]
         if not isinstance(method, TrainableMethod):
             return method
@@ -270,7 +291,7 @@ class Study:
             current,
             study=self.run.arm,
             where=f"{provenance.subject(self.environment['model'], self.run.arm)} on {self.run.benchmark.name}",
-            caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall))),
+            caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall, self._folds_said()))),
             missing=self.not_applicable,
         )
         result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"])
@@ -307,6 +328,14 @@ class Study:
             for analysis in analyses:
                 perform(self, analysis)
             states.settle(self.store.path)
+
+    def _folds_said(self) -> str:
+        folded = [arm for arm in self.run.arms if arm not in self.not_applicable and self.in_folds(arm)]
+        return (
+            f"Learned in folds of these cases, each case by what the others teach: {', '.join(folded)}."
+            if folded
+            else ""
+        )
 
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
         ended = {"finished": records.now()} if finished else {}

@@ -35,17 +35,77 @@ SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
 
 
 def check(arms: Mapping[str, Any], benchmark: Benchmark) -> None:
-    """Refuses trainable arms on a benchmark without a development split.
+    """Refuses trainable arms where there is nothing that they may learn from.
+
+    Without a development split they are learned in folds of the cases themselves (``learning_folds``), where answers
+    are verdicts and the benchmark's licence does not forbid it (its attribute ``untrainable`` says why).
 
     Raises:
         UserError: names the first such arm.
     """
-    for arm, method in arms.items():
-        if isinstance(method, TrainableMethod) and benchmark.development() is None:
+    learning = [(arm, method) for arm, method in arms.items() if isinstance(method, TrainableMethod)]
+    if not learning or benchmark.development() is not None:
+        return
+    arm, kind = learning[0][0], type(learning[0][1]).__name__
+    if reason := getattr(benchmark, "untrainable", ""):
+        raise UserError(f"arm {arm} ({kind}) learns, and {reason}; leave it out, or learn it on another benchmark")
+    if benchmark.kind != "yes_no":
+        raise UserError(
+            f"arm {arm} ({kind}) learns from a development split, and benchmark {benchmark.name} has none; leave it "
+            "out, or of a table of your own name a second one: benchmark.development=<file>"
+        )
+
+
+def learning_folds(samples: Sequence[Sample]) -> dict[str, int]:
+    """The fold of each case by id, where arms are learned in folds; clusters stay whole.
+
+    Clusters are dealt in turn to at most five folds, in an order that a hash of their names gives, those with cases of
+    both labels first, then safe, then unsafe ones: so each fold leaves both labels to learn from wherever that is
+    possible. Depends on the cases alone. Twins of a pair share a fold.
+
+    Raises:
+        UserError: some fold would leave a single label to learn from, or no case.
+    """
+    home = _joined(samples)
+    labels: dict[str, set[bool]] = {}
+    for sample in samples:
+        if sample.subset != "control":
+            labels.setdefault(home[sample.id], set()).add(SAFE[sample.gold])
+    units = sorted(
+        dict.fromkeys(home.values()),
+        key=lambda unit: (-len(labels.get(unit, ())), sorted(labels.get(unit, ())), _hashed(unit)),
+    )
+    folds = {unit: place % min(FOLDS, len(units)) for place, unit in enumerate(units)}
+    for fold in set(folds.values()):
+        left = set().union(*(labels.get(unit, set()) for unit in units if folds[unit] != fold))
+        if len(left) < 2:
             raise UserError(
-                f"arm {arm} ({type(method).__name__}) learns from a development split, and benchmark {benchmark.name} "
-                "has none; leave it out, or learn it on another benchmark"
+                f"{len(units)} clusters of cases are too few to learn from in folds; safe and unsafe cases are "
+                "needed in at least two clusters each; add cases, or give others to learn from: "
+                "benchmark.development=<file>"
             )
+    return {sample.id: folds[home[sample.id]] for sample in samples}
+
+
+def _joined(samples: Sequence[Sample]) -> dict[str, str]:
+    """Case → the first, in alphabetical order, of the clusters that pairs join to its own."""
+    parent = {sample.cluster: sample.cluster for sample in samples}
+
+    def root(cluster: str) -> str:
+        while parent[cluster] != cluster:
+            cluster = parent[cluster]
+        return cluster
+
+    twins: dict[str, str] = {}
+    for sample in samples:
+        if sample.pair is not None:
+            one, other = sorted((root(sample.cluster), root(twins.setdefault(sample.pair, sample.cluster))))
+            parent[other] = one
+    return {sample.id: root(sample.cluster) for sample in samples}
+
+
+def _hashed(cluster: str) -> str:
+    return hashlib.sha256(cluster.encode(errors="replace")).hexdigest()
 
 
 def needed(arms: Mapping[str, Any]) -> bool:

@@ -1,37 +1,97 @@
-"""A benchmark's cases as a contact sheet, or exported in MMSafeAware's published layout."""
+"""A benchmark's cases as a contact sheet with what was understood of them, or exported in MMSafeAware's layout."""
 
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 from rich.console import Console
 
+from experiments.benchmarks.checks import WAY_OUT, examine, message
 from experiments.benchmarks.export import export_mmsafeaware
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
-from experiments.evaluation.study import limited
+from experiments.evaluation.cases import limited, load_cases
 from experiments.runs.directory import open_run
-from experiments.types import Sample
+from experiments.types import Kind, Sample
 from interp.errors import UserError
 
 CELL = 150  # pixels a side of a picture on the sheet
 CAPTION = 58  # pixels below it
 GAP = 8
-GOLD_COLOUR = {"yes": (0, 90, 160), "no": (170, 60, 0)}
+SAFE, UNSAFE = (0, 90, 160), (170, 60, 0)
+GOLD_COLOUR = {"yes": SAFE, "comply": SAFE, "no": UNSAFE, "refuse": UNSAFE}
+LABELS = {"yes": "safe", "no": "unsafe", "comply": "benign", "refuse": "harmful"}
+MOST_LISTED = 12  # subsets, in words
+PROMPTS = 3  # shown in full
+LONGEST_PROMPT = 2000
 
 
 def run(run: Run, *, columns: int, rows: int) -> None:
-    """Writes contact_sheet.png of the first cases, subsets by turns, into a run directory of the name ``preview``."""
+    """Writes contact_sheet.png and understood.txt into a run directory of the name ``preview``, and prints the latter.
+
+    The sheet shows the first cases, subsets by turns. Cases that fail their checks are listed at the end.
+
+    Raises:
+        UserError: no case can be shown.
+    """
     if columns < 1 or rows < 1:
         raise UserError(f"task.columns={columns}, task.rows={rows}: both must be at least 1")
-    samples = limited(run.benchmark.load().samples, run.limit or columns * rows)
+    console = Console()
+    given, name, kind = run.benchmark.load(), run.benchmark.name, run.benchmark.kind
+    kept, problems = examine(given, kind)
+    total = len(given.samples) + len(given.problems)
+    bad = f"{message(name, problems, total, Path(run.output_root))}\n{WAY_OUT}\n" if problems else ""
+    if not kept:
+        raise UserError(bad.strip() or f"benchmark {name} has no case to show; look at its options in conf/benchmark")
+    development = run.benchmark.development()
+    said = understood(kept, kind, name, 0 if development is None else len(development.samples)) + bad
+    samples = limited(kept, run.limit or columns * rows)
     with open_run(run.output_root, "preview", run.config, run.config_hash, fresh=True) as store:
         path = store.path / "contact_sheet.png"
         contact_sheet(samples, columns).save(path)
-        Console().print(f"{len(samples)} cases: {path}", highlight=False, soft_wrap=True)
+        (store.path / "understood.txt").write_text(said, encoding="utf-8", errors="replace")
+        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{len(samples)} cases: {path}", highlight=False, markup=False, soft_wrap=True)
 
 
-def contact_sheet(samples: list[Sample], columns: int) -> Image.Image:
+def understood(samples: Sequence[Sample], kind: Kind, name: str, development: int = 0) -> str:
+    """What was understood of the cases: how many of which label and subset, clusters, pairs, the first prompts in full.
+
+    ``development`` is how many further cases there are to learn and calibrate on.
+    """
+    asked = "Yes or No (is it safe?)" if kind == "yes_no" else "an open answer (is it refused?)"
+    golds = Counter(LABELS[sample.gold] for sample in samples)
+    clusters = Counter(sample.cluster for sample in samples)
+    pairs = {sample.pair for sample in samples if sample.pair is not None}
+    pictures = sum(sample.image is not None for sample in samples)
+    lines = [
+        f"{name}: {len(samples)} cases, answered by {asked}",
+        f"  labels: {_counted(golds)}",
+        f"  subsets: {_counted(Counter(map(own_subset, samples)))}",
+        f"  pictures: {pictures} cases have one, {len({s.picture for s in samples if s.picture})} different",
+        f"  clusters: {len(clusters)} (cases that are resampled together; the largest has {max(clusters.values())})",
+        f"  pairs: {len(pairs)}",
+        f"  to learn and calibrate on: {f'{development} further cases' if development else 'no further cases'}",
+    ]
+    for number, sample in enumerate(limited(samples, PROMPTS)[:PROMPTS], 1):
+        shown = sample.prompt[:LONGEST_PROMPT] + (" ..." if len(sample.prompt) > LONGEST_PROMPT else "")
+        lines += [f"prompt {number}, case {sample.id[:60]} ({LABELS[sample.gold]}):", textwrap.indent(shown, "    ")]
+    return "\n".join(lines) + "\n"
+
+
+def own_subset(sample: Sample) -> str:
+    """The subset by the name that the table gives it, else the one that its results are counted in."""
+    return str(sample.tags.get("subset") or sample.subset)
+
+
+def _counted(counts: Counter[str]) -> str:
+    listed = [f"{count} {name[:60]}" for name, count in counts.most_common(MOST_LISTED)]
+    return ", ".join(listed) + (f" and {len(counts) - MOST_LISTED} more" if len(counts) > MOST_LISTED else "")
+
+
+def contact_sheet(samples: Sequence[Sample], columns: int) -> Image.Image:
     """Pictures in ``columns`` columns, each with subset, right answer and sentence; grey where there is no picture."""
     rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (columns * (CELL + GAP) + GAP, rows * (CELL + CAPTION + GAP) + GAP), "white")
@@ -40,7 +100,7 @@ def contact_sheet(samples: list[Sample], columns: int) -> Image.Image:
         left = GAP + (index % columns) * (CELL + GAP)
         top = GAP + (index // columns) * (CELL + CAPTION + GAP)
         sheet.paste(_cell(sample), (left, top))
-        draw.text((left, top + CELL + 2), f"{sample.subset}: {sample.gold}", fill=GOLD_COLOUR[sample.gold])
+        draw.text((left, top + CELL + 2), f"{own_subset(sample)}: {sample.gold}"[:30], fill=GOLD_COLOUR[sample.gold])
         sentence = "\n".join(textwrap.wrap(sample.text, 26)[:3])
         draw.multiline_text((left, top + CELL + 15), sentence, fill="black", spacing=2)
     return sheet
@@ -62,7 +122,7 @@ def _cell(sample: Sample) -> Image.Image:
 
 def export(run: Run, *, to: str) -> None:
     """Writes the benchmark's scored cases into the folder ``to``, laid out as MMSafeAware is published."""
-    samples = [sample for sample in run.benchmark.load().samples if sample.subset != "control"]
+    samples = [sample for sample in load_cases(run, Console()).samples if sample.subset != "control"]
     samples = limited(samples, run.limit)
     folder = export_mmsafeaware(samples, Path(to))
     reading = f"read it with benchmark=mmsafeaware benchmark.root={folder}"

@@ -97,7 +97,7 @@ def _recorded_cases(study: "Study", batch_size: int) -> None:
     arms = {
         arm: study.ready(arm)
         for arm, method in alike.items()
-        if not isinstance(method, AnsweredElsewhere) and not abilities(method).fitted_to
+        if not isinstance(method, AnsweredElsewhere) and not abilities(method).fitted_to and not study.in_folds(arm)
     }
     samples = cases_to_show(
         study.samples, study.records(), studied=run.arm, reference=BASELINE, limit=run.attention_cases

@@ -139,8 +139,8 @@ def _drawn(work: study.Study, result: Mapping[str, Any]) -> list[str]:
 def _reuse(work: study.Study) -> None:
     """Copies the records that earlier runs of this name made of these very cases and settings."""
     store, judge = work.store, work.run.judge.name
-    answering = work.answering
-    wanted = {(s.id, arm, answering.settings(method, s)) for arm, method in work.run.arms.items() for s in work.samples}
+    settings = {arm: work.answering.settings(method, work.samples) for arm, method in work.run.arms.items()}
+    wanted = {(case, arm, of_case) for arm, cases in settings.items() for case, of_case in cases.items()}
     wanted -= {records.key(record) for record in store.records(PREDICTIONS)}
     found = {}
     for file in sorted(store.path.parent.glob(f"*/{PREDICTIONS}")):

@@ -12,11 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.mmsafeaware import MMSafeAware
+from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
 from experiments.evaluation.study import limited
-from experiments.evaluation.training import examples, learned
+from experiments.evaluation.training import FOLDS, check, examples, learned, learned_in, learning_folds
+from experiments.runs.directory import open_run
 from experiments.runs.launch import Launch
-from experiments.types import Kind, Loaded
+from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.method import TrainableMethod
@@ -159,13 +162,69 @@ class WithoutDevelopment:
         return None
 
 
-def test_without_a_development_split_the_arm_is_named_before_any_weights(
-    saved: Path, tmp_path: Path, no_weights: None
-) -> None:
-    run = replace(study(saved, tmp_path), benchmark=WithoutDevelopment())
-    with pytest.raises(UserError, match=r"arm vcd \(Teachable\) learns from a development split.*without_development"):
+def test_without_a_development_split_an_arm_learns_in_folds_of_the_cases(saved: Path, tmp_path: Path) -> None:
+    taught.clear()
+    run = replace(study(saved, tmp_path, "limit=40"), benchmark=WithoutDevelopment())
+    run.task(run)
+    (folder,) = (tmp_path / run.name).iterdir()
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    fold = {line["case"]: line.get("fold") for line in lines if line["arm"] == run.arm}
+    assert set(fold.values()) == set(range(FOLDS))
+    assert all("fold" not in line for line in lines if line["arm"] != run.arm)
+    home = {line["case"]: line["cluster"] for line in lines}
+    assert len({(home[case], number) for case, number in fold.items()}) == len(set(home.values()))  # clusters are whole
+    scored = {line["case"] for line in lines if line["subset"] != "control"}
+    assert len(taught) == FOLDS
+    for number, (keys, safe) in enumerate(taught):  # taught by all the others, and by none of its own
+        assert set(keys) == {case for case in scored if fold[case] != number}
+        moved = {case: shift for case, shift in shifts(run).items() if fold[case] == number}
+        assert all(shift == pytest.approx(sum(safe) / len(safe), abs=1e-5) for shift in moved.values())
+    assert "Learned in folds of these cases" in " ".join(json.loads((folder / "metrics.json").read_text())["caveats"])
+    assert learning_folds(limited(IconWorld().load().samples, 40)) == fold  # the same every time
+
+
+def test_folds_leave_both_labels_to_learn_from() -> None:
+    first = IconWorld().load().samples[0]
+
+    def of(*golds: str) -> list[Sample]:
+        return [replace(first, id=f"c{n}", cluster=f"k{n}", pair=None, gold=gold, subset="typical")  # type: ignore[arg-type]
+                for n, gold in enumerate(golds)]  # fmt: skip
+
+    for golds in (("yes", "yes", "no", "no"), ("yes",) * 2 + ("no",) * 30, ("no",) * 9 + ("yes",) * 9):
+        samples = of(*golds)
+        folds = learning_folds(samples)
+        assert folds == learning_folds(samples[::-1])
+        for fold in set(folds.values()):
+            assert len({sample.gold for sample in samples if folds[sample.id] != fold}) == 2
+    for golds in (("yes", "no"), ("yes", "no", "no", "no"), ("no",) * 8):
+        with pytest.raises(UserError, match="too few to learn from in folds"):
+            learning_folds(of(*golds))
+    joined = [replace(sample, pair="p") if sample.id in ("c0", "c3") else sample for sample in of(*["yes", "no"] * 4)]
+    assert learning_folds(joined)["c0"] == learning_folds(joined)["c3"]
+
+
+def test_too_little_to_learn_from_is_said_before_any_weights(saved: Path, tmp_path: Path, no_weights: None) -> None:
+    run = replace(study(saved, tmp_path, "limit=2"), benchmark=WithoutDevelopment())
+    with pytest.raises(UserError, match="too few to learn from in folds"):
         run.task(run)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "said"), [(MMSafeAware("x"), "research use"), (MOSSBench("x"), "may not be trained on")]
+)
+def test_what_may_not_be_trained_on_is_not(benchmark: Benchmark, said: str) -> None:
+    with pytest.raises(UserError, match=rf"arm mine \(Teachable\) learns, and .*{said}"):
+        check({"mine": Teachable()}, benchmark)
+
+
+def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: Path) -> None:
+    taught.clear()
+    samples = limited(IconWorld().development().samples, 8)
+    with open_run(str(tmp_path), "x", {}, "hash", fresh=True) as store:
+        for given in (samples, samples, [replace(samples[0], text="corrected"), *samples[1:]]):
+            learned_in(store, "mine", Teachable(), None, given)  # type: ignore[arg-type]
+    assert len(taught) == 2
 
 
 def test_an_arm_cannot_learn_over_an_api(tmp_path: Path) -> None:
