@@ -234,14 +234,15 @@ class Study:
 
     def _answer_in_folds(self, arm: str) -> None:
         """Answers every case by what the arm has learned from the cases of the other folds."""
-        folds = training.learning_folds(self.samples)
+        folds, untaught = training.learning_folds(self.samples), self.run.arms[arm]
+        assert isinstance(untaught, TrainableMethod)
         for fold in sorted(set(folds.values())):
             held_out, others = (
                 [sample for sample in self.samples if (folds[sample.id] == fold) is own] for own in (True, False)
             )
             label = f"{arm}, fold {fold}"
             with self.console.status(f"{label}, learns from the {len(others)} cases of the others"):
-                method = training.learned_in(self.store, arm, self.run.arms[arm], self.vlm, others, fold)
+                method = training.learned_in(self.store, arm, untaught, self.vlm, others, fold)
             self.answering.answer(arm, method, held_out, self.loaded.manifest, label=label, fold=fold)
 
     def ready(self, arm: str) -> "Method":
