@@ -20,19 +20,22 @@ Attention
 
 Interventions
     knockout              cuts attention edges between segments
-    knockout_effect, knockout_by_window   what that does to the margin, by prompt; by window of layers
-    edit_residual         changes hidden states at given layers
-    patch, misaligned     activation patching between pairs of prompts; why a pair cannot be patched
+    knockout_effect, knockout_by_window, knockout_by_head   what that does to the margin: in all layers, by window, head
+    edit_residual, edit_activations   changes hidden states; what attention, MLPs or heads compute
+    patch, misaligned     activation patching between pairs of prompts: of the residual stream, attention, MLPs, heads;
+                          why a pair cannot be patched
 
 Reading hidden states
-    residuals             hidden states by place and layer
-    logit_lens            the Yes/No margin at every layer
+    residuals, activations   hidden states by place and layer; what attention, MLPs or heads compute
+    save_activations, load_activations   either of them in a safetensors file
+    logit_lens            the Yes/No margin and the likeliest tokens at every layer
     probe, Probe          how well a linear probe reads a label, on held-out groups
     fit_direction, Direction              a direction for a label, with its held-out accuracy
     project, projections, cosines         projections on a direction; at every layer; cosines of all pairs
     save_directions, load_directions             directions in a safetensors file
 
 Attribution and figures
+    direct_logit_attribution   what each head, MLP and embedding writes into the margin; ranks heads
     integrated_gradients, pixel_map       gradients of the margin; summed by image token
     occlude_image, occlude_words          the margin without a region, without a word
     image_overlay, text_heat, head_grid, layer_curves, layer_groups   matplotlib figures of all of these
@@ -44,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interp.attention import Queries, record_attention
-    from interp.attention_knockout import knockout, knockout_by_window, knockout_effect
+    from interp.attention_knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect
     from interp.attention_tables import image_share, normalised, patch_map, weights_of, word_masses
     from interp.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
     from interp.checkpoints.config import ModelConfig
@@ -61,7 +64,9 @@ if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
+    from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
     from interp.lens import logit_lens
+    from interp.logit_attribution import direct_logit_attribution
     from interp.metric import Metric, logit_difference
     from interp.patching import misaligned, patch
     from interp.plot import head_grid, image_overlay, layer_curves, layer_groups, text_heat
@@ -74,7 +79,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "attention": ("Queries", "record_attention"),
-    "attention_knockout": ("knockout", "knockout_by_window", "knockout_effect"),
+    "attention_knockout": ("knockout", "knockout_by_head", "knockout_by_window", "knockout_effect"),
     "attention_tables": ("image_share", "normalised", "patch_map", "weights_of", "word_masses"),
     "attribution": ("integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
     "checkpoints.config": ("ModelConfig",),
@@ -91,7 +96,9 @@ _NAMES = {
     "generation": ("Generation",),
     "hooks.forward": ("paused",),
     "hooks.residual": ("edit_residual", "residuals"),
+    "hooks.sublayers": ("activations", "edit_activations", "load_activations", "save_activations"),
     "lens": ("logit_lens",),
+    "logit_attribution": ("direct_logit_attribution",),
     "metric": ("Metric", "logit_difference"),
     "patching": ("misaligned", "patch"),
     "plot": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),

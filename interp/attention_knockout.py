@@ -9,8 +9,10 @@ from 0.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -19,10 +21,15 @@ from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
+from interp.hooks.sublayers import head_count
 from interp.host import to_device
+from interp.prompt import listed
 from interp.segments import IMAGE, SEGMENTS, Segments, segment
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from interp.metric import Metric
     from interp.vlm import VLM, Prompt
 
 Edge = tuple[str, str]
@@ -35,22 +42,67 @@ ENDS = ("image", VERDICT, *(name for name in SEGMENTS if name not in ("padding",
 
 @contextmanager
 def knockout(
-    vlm: "VLM", edges: Sequence[Edge], *, layers: Sequence[int] | None = None, segments: Segments | None = None
+    vlm: "VLM",
+    edges: Sequence[Edge],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    segments: Segments | None = None,
 ) -> Iterator[None]:
     """Cuts ``edges`` in ``layers`` (default: all) of every forward of ``vlm`` while open, cached decoding included.
+
+    With ``heads`` only these heads of the layers lose them.
 
     ``segments`` are those of inputs encoded before the block (``interp.segments.segment``). Blocks nest, also with
     ``record_attention``, which then records the remaining attention. The model is restored when the block ends, also on
     an exception.
 
     Raises:
-        UserError: no edges, an unknown segment or layer, image tokens of a model that has none, inputs encoded before
-            the block without ``segments``, or a model that does not use transformers' attention interface.
+        UserError: no edges, an unknown segment, layer or head, image tokens of a model that has none, inputs encoded
+            before the block without ``segments``, or a model that does not use transformers' attention interface.
     """
     _check(vlm, edges)
-    cutter = _Cutter(vlm, edges, chosen_layers(vlm, layers))
+    cutter = _Cutter(vlm, edges, chosen_layers(vlm, layers), _heads(vlm, heads))
     with follow(vlm, cutter, segments), intercept(vlm, edit=cutter.edit):
         yield
+
+
+@dataclass(frozen=True)
+class KnockoutEffects:
+    """The effect of cutting ``edges`` on each prompt, a cut at a time, in logits; float32, on the CPU.
+
+    ``moved`` is the margin with the edges cut minus ``whole``, the margin without. Cut i is made in ``layers[i]`` and
+    ``heads[i]`` (None: all of them).
+    """
+
+    moved: Float[Tensor, "cut row"]
+    whole: Float[Tensor, "row"]
+    edges: tuple[Edge, ...]
+    layers: tuple[tuple[int, ...], ...]
+    heads: tuple[int | None, ...]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Tidy table with columns first_layer, last_layer, (by head) head, row, whole, moved."""
+        by_head = any(head is not None for head in self.heads)
+        return pd.DataFrame(
+            {
+                "first_layer": layers[0],
+                "last_layer": layers[-1],
+                **({"head": head} if by_head else {}),
+                "row": row,
+                "whole": float(self.whole[row]),
+                "moved": float(self.moved[i, row]),
+            }
+            for i, (layers, head) in enumerate(zip(self.layers, self.heads, strict=True))
+            for row in range(len(self.whole))
+        )
+
+    def plot(self, title: str = "") -> "Figure":
+        """The mean effect by layer and head, or by window of layers."""
+        from interp.plot_effects import knockout_figure
+
+        return knockout_figure(self, title=title)
 
 
 def knockout_effect(
@@ -59,21 +111,29 @@ def knockout_effect(
     edges: Sequence[Edge],
     layers: Sequence[int] | None = None,
     *,
+    metric: "Metric | None" = None,
     batch_size: int | None = None,
 ) -> Float[Tensor, "row"]:
     """The Yes/No margin with ``edges`` cut minus the margin without, for each prompt, in logits; float32 on the CPU.
 
-    ``batch_size`` is the most prompts at once, None for the rule of the open road (``interp.batching``).
+    ``metric``, a function of the first answer token's logits, takes the margin's place. ``batch_size`` is the most
+    prompts at once, None for the rule of the open road (``interp.batching``).
 
     Raises:
         UserError: no prompts, or as ``knockout``.
     """
-    return _effects(vlm, prompts, edges, [layers], batch_size)[0]
+    return _effects(vlm, prompts, edges, [(layers, None)], metric, batch_size)[0][0]
 
 
 def knockout_by_window(
-    vlm: "VLM", prompts: "Sequence[Prompt]", edges: Sequence[Edge], *, width: int, batch_size: int | None = None
-) -> Float[Tensor, "window row"]:
+    vlm: "VLM",
+    prompts: "Prompt | Sequence[Prompt]",
+    edges: Sequence[Edge],
+    *,
+    width: int,
+    metric: "Metric | None" = None,
+    batch_size: int | None = None,
+) -> KnockoutEffects:
     """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` separately.
 
     Layers outside a window can carry the same information, so narrow windows give a lower bound, while wide ones
@@ -82,7 +142,28 @@ def knockout_by_window(
     Raises:
         UserError: as ``knockout_effect`` and ``windows``.
     """
-    return _effects(vlm, prompts, edges, windows(vlm, width), batch_size)
+    return _found(vlm, listed(prompts), edges, [(window, None) for window in windows(vlm, width)], metric, batch_size)
+
+
+def knockout_by_head(
+    vlm: "VLM",
+    prompts: "Prompt | Sequence[Prompt]",
+    edges: Sequence[Edge],
+    *,
+    layers: Sequence[int] | None = None,
+    metric: "Metric | None" = None,
+    batch_size: int | None = None,
+) -> KnockoutEffects:
+    """``knockout_effect`` of cutting ``edges`` in one head at a time of ``layers`` (default: all).
+
+    Other heads can carry the same information, so each effect is a lower bound. Costs layers · heads + 1 forwards per
+    batch.
+
+    Raises:
+        UserError: as ``knockout_effect``.
+    """
+    cuts = [((layer,), head) for layer in chosen_layers(vlm, layers) for head in range(head_count(vlm))]
+    return _found(vlm, listed(prompts), edges, cuts, metric, batch_size)
 
 
 def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
@@ -100,23 +181,44 @@ def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
     return [layers[first : first + width] for first in range(len(layers) - width + 1)]
 
 
+Cut = tuple[Sequence[int] | None, int | None]
+"""Layers (None: all) and head (None: all)."""
+
+
+def _found(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    edges: Sequence[Edge],
+    cuts: Sequence[tuple[tuple[int, ...], int | None]],
+    metric: "Metric | None",
+    batch_size: int | None,
+) -> KnockoutEffects:
+    moved, whole = _effects(vlm, prompts, edges, cuts, metric, batch_size)
+    layers, heads = (tuple(some) for some in zip(*cuts, strict=True))
+    return KnockoutEffects(moved, whole, tuple(edges), layers, heads)
+
+
 def _effects(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
     edges: Sequence[Edge],
-    cuts: Sequence[Sequence[int] | None],
+    cuts: Sequence[Cut],
+    metric: "Metric | None",
     batch_size: int | None,
-) -> Float[Tensor, "cut row"]:
-    """The effect of cutting the edges in each set of layers."""
+) -> tuple[Float[Tensor, "cut row"], Float[Tensor, "row"]]:
+    """The effect of each cut, and the metric without one."""
     _check(vlm, edges)
 
     def effects(places: list[int]) -> Float[Tensor, "row cut"]:
         some = [prompts[place] for place in places]
         encoded = vlm.encode(some)
-        whole = vlm.score(some, encoded=encoded)
-        return cut_scores(vlm, some, encoded, [(edges, layers) for layers in cuts]) - whole[:, None]
+        whole = vlm.score(some, encoded=encoded, metric=metric)[:, None]
+        layers, heads = zip(*cuts, strict=True)
+        cut = cut_scores(vlm, some, encoded, [(edges, where) for where in layers], heads=heads, metric=metric)
+        return torch.cat([whole, cut - whole], dim=1)
 
-    return measured(vlm, prompts, effects, batch_size=batch_size).T
+    whole, *moved = measured(vlm, prompts, effects, batch_size=batch_size).unbind(1)
+    return torch.stack(moved), whole
 
 
 def cut_scores(
@@ -124,17 +226,34 @@ def cut_scores(
     prompts: "Sequence[Prompt]",
     encoded: Mapping[str, Any],
     cuts: Sequence[tuple[Sequence[Edge], Sequence[int] | None]],
+    *,
+    heads: Sequence[int | None] | None = None,
+    metric: "Metric | None" = None,
 ) -> Float[Tensor, "row cut"]:
     """The margins of one encoded batch under each cut: edges, and the layers that they are cut in (None: all).
+
+    ``heads`` has the head of each cut (None: all).
 
     Raises:
         UserError: as ``knockout``.
     """
     segments, margins = segment(vlm, prompts, encoded), []
-    for edges, layers in cuts:
-        with knockout(vlm, edges, layers=layers, segments=segments):
-            margins.append(vlm.score(prompts, encoded=encoded))
+    for (edges, layers), head in zip(cuts, heads or [None] * len(cuts), strict=True):
+        with knockout(vlm, edges, layers=layers, heads=None if head is None else [head], segments=segments):
+            margins.append(vlm.score(prompts, encoded=encoded, metric=metric))
     return torch.stack(margins, dim=1)
+
+
+def _heads(vlm: "VLM", heads: Sequence[int] | None) -> Bool[Tensor, "head"] | None:
+    """Which heads lose edges; None: all."""
+    if heads is None:
+        return None
+    count = head_count(vlm)
+    unknown = [head for head in heads if not 0 <= head < count]
+    if unknown or not heads:
+        named = f"head {unknown[0]}" if unknown else "heads"
+        raise UserError(f"no {named} in a layer of {vlm.name}; there are 0 to {count - 1}; choose among these")
+    return torch.isin(torch.arange(count), torch.tensor(list(heads)))
 
 
 def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
@@ -150,8 +269,10 @@ def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
 class _Cutter:
     """The hooks of one ``knockout``, around each forward and at each attention call."""
 
-    def __init__(self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int]) -> None:
-        self.edges = tuple(edges)
+    def __init__(
+        self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int], heads: Bool[Tensor, "head"] | None
+    ) -> None:
+        self.edges, self.heads = tuple(edges), heads
         self.layers = frozenset(layers)
         self.follower = Follower(vlm)
         self.forward: Forward | None = None
@@ -180,6 +301,7 @@ class _Cutter:
         keys, device = call.key.shape[2], call.key.device
         if (keys, device) not in self.cuts:
             cut = _cut(self.forward, self.edges, keys)
+            cut = cut if self.heads is None else cut & self.heads[:, None, None]
             # A step without any of the queries keeps its mask.
             self.cuts[keys, device] = to_device(cut, device) if bool(cut.any()) else None
         edges = self.cuts[keys, device]

@@ -1,51 +1,126 @@
-"""The logit lens: the Yes/No margin that the model would give if it stopped after each layer.
+"""The logit lens: what the model would say if it stopped after each layer: the Yes/No margin, and the likeliest tokens.
 
 The hidden state goes directly through the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the
 logit lens"). Early layers use a different basis than the last one: a margin near 0 there means that no verdict has been
 *written* yet, not that the information is absent. To test for information, see ``interp.probes``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.hooks.residual import residuals
+from interp.hooks.residual import Place, residuals
+from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
-    from interp.prompt import Prompt
+    from matplotlib.figure import Figure
+
+    from interp.metric import Metric
     from interp.vlm import VLM
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class LensResult:
+    """What the model would say at each place after each layer; on the CPU.
+
+    ``margins`` are in logits, float32 (NaN if a prompt has no such place). ``tokens`` are the ids of the likeliest
+    tokens, the first first, ``probabilities`` theirs (0 to 1, of the whole vocabulary), ``spelling`` their words.
+    """
+
+    margins: Float[Tensor, "place layer row"]
+    tokens: Int[Tensor, "place layer row top"]
+    probabilities: Float[Tensor, "place layer row top"]
+    places: tuple[Place, ...]
+    layers: tuple[int, ...]
+    spelling: Mapping[int, str]
+
+    def word(self, place: int, layer: int, row: int, rank: int = 0) -> str:
+        """A token as text, by index; "" where a prompt has no such place."""
+        here = (place, layer, row, rank)
+        return "" if self.probabilities[here].isnan() else self.spelling[int(self.tokens[here])]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Tidy table with columns place, layer, row, margin, rank (from 1), token, probability."""
+        return pd.DataFrame(
+            {
+                "place": place,
+                "layer": layer,
+                "row": row,
+                "margin": float(self.margins[i, j, row]),
+                "rank": rank + 1,
+                "token": self.word(i, j, row, rank),
+                "probability": float(self.probabilities[i, j, row, rank]),
+            }
+            for i, place in enumerate(self.places)
+            for j, layer in enumerate(self.layers)
+            for row in range(self.margins.shape[2])
+            for rank in range(self.tokens.shape[3])
+        )
+
+    def plot(self, row: int = 0, title: str = "") -> "Figure":
+        """One prompt's likeliest tokens by layer: by place, or for a single place by rank; beside them its margin."""
+        from interp.plot_effects import lens_figure
+
+        return lens_figure(self, row, title=title)
 
 
 def logit_lens(
     vlm: "VLM",
-    prompts: "Sequence[Prompt]",
+    prompts: Prompt | Sequence[Prompt],
     *,
     layers: Sequence[int] | None = None,
-    place: str = "verdict",
+    places: Sequence[Place] = ("verdict",),
+    top: int = TOP,
+    metric: "Metric | None" = None,
     batch_size: int | None = None,
-) -> Float[Tensor, "layer row"]:
-    """Margins in logits at ``layers`` (default: 0, the embeddings, to the last); float32 on the CPU.
+) -> LensResult:
+    """Margins and the ``top`` likeliest tokens at ``places`` and ``layers`` (default: 0, the embeddings, to the last).
 
-    At the verdict, the last layer gives ``vlm.score``. For a place with several tokens the mean state is read. NaN if a
-    prompt has no such place.
+    At the verdict, the last layer gives ``vlm.score``. For a place with several tokens the mean state is read;
+    positions (0, −1, ...) are read one by one. ``metric``, a function of the logits, takes the margin's place.
 
     Raises:
         UserError: as ``interp.hooks.residual.residuals``.
     """
-    read = residuals(vlm, prompts, places=(place,), layers=layers, batch_size=batch_size)
-    return torch.stack([lens_margins(vlm, read.at(place, layer)) for layer in read.layers])
+    read = residuals(vlm, listed(prompts), places=places, layers=layers, batch_size=batch_size)
+    shape = read.values.shape[:3]
+    margins, tokens, probabilities = [], [], []
+    for logits in _logits(vlm, read.values.flatten(0, 2)):
+        margins.append((metric or vlm.margin)(logits).float().cpu())
+        found = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
+        tokens.append(found.indices.cpu())
+        probabilities.append(found.values.cpu())
+    ids = torch.cat(tokens)
+    return LensResult(
+        margins=torch.cat(margins).reshape(shape),
+        tokens=ids.reshape(*shape, -1),
+        probabilities=torch.cat(probabilities).reshape(*shape, -1),
+        places=tuple(places),
+        layers=read.layers,
+        spelling={token: vlm.tokenizer.decode([token]) for token in ids.unique().tolist()},
+    )
 
 
 def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, "row"]:
     """The margins of given hidden states; float32 on the CPU."""
+    return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, batch_size)])
+
+
+def _logits(
+    vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32
+) -> Iterator[Float[Tensor, "some vocab"]]:
+    """The logits of given hidden states, some rows at a time: all at once would take gigabytes."""
     norm, head = (vlm.layout.module(vlm.model, part) for part in ("final_norm", "lm_head"))
     cap = getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None)
-    found = []
-    with torch.no_grad():
-        for some in hidden.split(batch_size):  # all rows' logits at once would take gigabytes
+    for some in hidden.split(batch_size):
+        with torch.no_grad():
             logits = head(norm(some.to(vlm.device, vlm.dtype)))
-            found.append(vlm.margin(logits if cap is None else (logits / cap).tanh() * cap).cpu())
-    return torch.cat(found)
+            yield logits if cap is None else (logits / cap).tanh() * cap

@@ -31,6 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.errors import UserError
+from interp.hooks.sublayers import head_count
 from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict
         whole = torch.zeros_like(final, device="cpu")
         heads, biases, mlps, crossings = [], [], [], []
         for layer, sums in layout.head_sums(model).items():
-            parts, bias = _by_head(sums, seen["heads", layer], _head_count(vlm))
+            parts, bias = _by_head(sums, seen["heads", layer], head_count(vlm))
             after = layout.sublayers(model, "attention")[layer]
             if after is not layout.attentions(model)[layer]:
                 scale = _frozen(after, (parts.sum(1) + bias).float(), vlm.name)
@@ -263,10 +264,6 @@ def _by_head(
     through = sums(apart).float()
     bias = through[:, -1]
     return through[:, :-1] - bias[:, None], bias
-
-
-def _head_count(vlm: "VLM") -> int:
-    return int(vlm.model.config.get_text_config().num_attention_heads)
 
 
 def _complete(whole: Float[Tensor, "row width"], final: Float[Tensor, "row width"], vlm: "VLM") -> None:

@@ -3,7 +3,7 @@
 The clean prompt is run with the hidden states of one place at one layer replaced by those of the other prompt. How far
 its margin moves towards the other's measures how much of the difference passes through there (Vig et al. 2020; Meng et
 al. 2022, "Locating and Editing Factual Associations in GPT", section 2). Layers and places are those of
-``interp.hooks.residual``; a place may also be a position, 0 for the verdict, −1 for the column before it, and so on.
+``interp.hooks.residual``.
 What an attention, an MLP or a single head computes can be replaced alike (``interp.hooks.sublayers``). States are
 replaced column by column, so a pair must be aligned. To patch in the other direction, swap the two lists; the results
 need not agree.
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from interp.batching import measured
 from interp.errors import UserError
-from interp.hooks.residual import READABLE, LayerStates, at_place, check_places
+from interp.hooks.residual import READABLE, LayerStates, Place, at_place, check_places
 from interp.hooks.sublayers import edit_activations, head_count, layers_of
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 PATCHABLE = (*READABLE, "all")
 """Places that can be patched. ``all`` is the whole prompt."""
-
-Place = str | int
-"""One of ``PATCHABLE``, or a position counted back from the verdict, which is 0."""
 
 SINGLE = ("verdict", "sink", "last_image", "last_user")
 FREE = ("user", "system", IMAGE)  # segments in which the two members may differ
@@ -74,7 +71,11 @@ class PatchEffects:
         Raises:
             UserError: a place or layer that was not patched.
         """
-        for name, value, known in (("place", place, self.places), ("layer", layer, self.layers)):
+        cells: tuple[tuple[str, Place, Sequence[Place]], ...] = (
+            ("place", place, self.places),
+            ("layer", layer, self.layers),
+        )
+        for name, value, known in cells:
             if value not in known:
                 have = ", ".join(map(str, known))
                 raise UserError(f"no {name} {value!r} among what was patched; there are: {have}; patch it too")
@@ -136,7 +137,7 @@ def patch(
     clean, other, places = listed(clean), listed(other), tuple(places)
     layers = layers_of(vlm, what, layers)
     chosen = _heads_of(vlm, what, heads)
-    _check_places(vlm, places)
+    check_places(vlm, places, PATCHABLE)
     if len(clean) != len(other):
         raise UserError(
             f"{len(clean)} clean prompts, {len(other)} others; patching needs one other a clean prompt; check the pairs"
@@ -178,7 +179,7 @@ def misaligned(vlm: "VLM", clean: Sequence[Prompt], other: Sequence[Prompt], *, 
     Raises:
         UserError: an unknown place, or lists of different lengths.
     """
-    _check_places(vlm, places)
+    check_places(vlm, places, PATCHABLE)
     if len(clean) != len(other):
         raise UserError(f"{len(clean)} clean prompts and {len(other)} others; a pair has one of each; check the pairs")
     found = []
@@ -299,19 +300,6 @@ def _heads_of(vlm: "VLM", what: str, heads: Sequence[int] | None) -> tuple[int, 
     return tuple(known if heads is None else heads)
 
 
-def _check_places(vlm: "VLM", places: Sequence[Place]) -> None:
-    """``check_places``, where positions are allowed too."""
-    names = [place for place in places if isinstance(place, str)]
-    if names or not places:
-        check_places(vlm, names, PATCHABLE)
-    later = [place for place in places if isinstance(place, int) and place > 0]
-    if later:
-        raise UserError(
-            f"no position {later[0]} in a prompt; they count back from the verdict, which is 0, so −1 is the column "
-            "before it; choose 0 or below"
-        )
-
-
 def _over(by_place: Tensor, values: Float[Tensor, "place layer *head row"]) -> Tensor:
     """A mask [place row], for ``values``."""
     return by_place.reshape(len(by_place), *[1] * (values.ndim - 2), -1)
@@ -319,10 +307,8 @@ def _over(by_place: Tensor, values: Float[Tensor, "place layer *head row"]) -> T
 
 def _columns(segments: Segments, place: Place) -> Tensor:
     """True at a place, row × column. ``all`` is everything but padding."""
-    if place == "all" or isinstance(place, int):
-        prompts = torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
-        here = torch.arange(segments.width) == segments.width - 1 + place if isinstance(place, int) else True
-        return prompts & here
+    if place == "all":
+        return torch.tensor([[label != "padding" for label in row.labels] for row in segments.rows])
     return at_place(segments, place, 0, segments.width)
 
 

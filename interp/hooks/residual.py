@@ -6,7 +6,8 @@ final norm. (``interp.attention`` and ``interp.attention_knockout`` number the d
 
 *Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
 answer token is predicted; it belongs to no other place. ``image``, ``user``, ``system``, ``template`` and ``sink`` are
-all other columns of that segment, ``last_image`` and ``last_user`` the last of them.
+all other columns of that segment, ``last_image`` and ``last_user`` the last of them. A single column is named by its
+number (``Place``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 PLACES = ("verdict", "image", "user", "template", "sink", "last_image", "last_user")
 """The places to read by default. ``system`` can be read too, for prompts with a system text."""
 
+Place = str | int
+"""The name of a place, or a position counted from the verdict: 0 is the verdict, −1 the column before it."""
+
 READABLE = (*PLACES, "system")
 EDITABLE = (*READABLE, "generated", "all")
 """``generated`` is every token after the prompt, ``all`` every column, padding included."""
@@ -45,18 +49,22 @@ class Activations:
     """
 
     values: Float[Tensor, "place layer row *width"]  # float32, on the CPU
-    places: tuple[str, ...]
+    places: tuple[Place, ...]
     layers: tuple[int, ...]
     what: str = "residual"
     keys: tuple[str, ...] = ()
 
-    def at(self, place: str, layer: int) -> Float[Tensor, "row *width"]:
+    def at(self, place: Place, layer: int) -> Float[Tensor, "row *width"]:
         """The states of one place and layer.
 
         Raises:
             UserError: a place or layer that was not read.
         """
-        for name, value, known in (("place", place, self.places), ("layer", layer, self.layers)):
+        cells: tuple[tuple[str, Place, Sequence[Place]], ...] = (
+            ("place", place, self.places),
+            ("layer", layer, self.layers),
+        )
+        for name, value, known in cells:
             if value not in known:
                 have = ", ".join(map(str, known))
                 raise UserError(f"no {name} {value!r} among what was read; there are: {have}; read it too")
@@ -78,7 +86,7 @@ class LayerStates:
     start: int
     sight: "Watch"
 
-    def where(self, place: str) -> Bool[Tensor, "row column"]:
+    def where(self, place: Place) -> Bool[Tensor, "row column"]:
         """True where a column of ``hidden`` is at ``place``; a row may have none.
 
         Raises:
@@ -89,7 +97,7 @@ class LayerStates:
             return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
         return to_device(self.sight.where(place, self.start, self.hidden.shape[1]), self.hidden.device)
 
-    def at(self, *places: str) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
+    def at(self, *places: Place) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
         """Row and column of each state at one of ``places``, to index ``hidden`` with.
 
         Unlike the masks of ``where``, such indices do not make the host wait for the device.
@@ -101,7 +109,7 @@ class LayerStates:
         rows, columns = torch.stack(found).any(0).nonzero(as_tuple=True)
         return to_device(rows, self.hidden.device), to_device(columns, self.hidden.device)
 
-    def mean(self, place: str) -> Float[Tensor, "row *width"]:
+    def mean(self, place: Place) -> Float[Tensor, "row *width"]:
         """The states at ``place``, averaged in float32; NaN where a row has none. Not for ``all``.
 
         Raises:
@@ -123,7 +131,7 @@ def residuals(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
     *,
-    places: Sequence[str] = ("verdict",),
+    places: Sequence[Place] = ("verdict",),
     layers: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> Residuals:
@@ -147,7 +155,7 @@ def read_states(
     what: str,
     edit_states: "Callable[..., AbstractContextManager[None]]",
     *,
-    places: Sequence[str],
+    places: Sequence[Place],
     layers: Sequence[int],
     batch_size: int | None,
 ) -> Activations:
@@ -214,7 +222,7 @@ class Watch:
     start: int = 0
     forward: Forward | None = None
     refusal: UserError | None = None
-    masks: dict[str, Tensor] = field(default_factory=dict)
+    masks: dict[Place, Tensor] = field(default_factory=dict)
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs before a forward. An unknown batch is an error only if an edit asks for its segments."""
@@ -232,7 +240,7 @@ class Watch:
             self.follower.leave(self.forward, output)
         self.running, self.forward = False, None
 
-    def where(self, place: str, start: int, columns: int) -> Bool[Tensor, "row column"]:
+    def where(self, place: Place, start: int, columns: int) -> Bool[Tensor, "row column"]:
         """A mask on the CPU, computed once per forward."""
         if place not in self.masks:
             check_places(self.vlm, [place], EDITABLE)
@@ -289,9 +297,12 @@ class StateHook:
         return edited.to(hidden)
 
 
-def at_place(segments: Segments, place: str, start: int, stop: int) -> Bool[Tensor, "row column"]:
-    """True where a column from ``start`` up to ``stop`` is at ``place`` (one of ``READABLE``, or ``generated``)."""
+def at_place(segments: Segments, place: Place, start: int, stop: int) -> Bool[Tensor, "row column"]:
+    """True where a column from ``start`` up to ``stop`` is at ``place``: of ``READABLE``, ``generated``, a position."""
     columns = torch.arange(stop)
+    if isinstance(place, int):
+        own = segments.indicator(0, stop).argmax(-1) != SEGMENTS.index("padding")
+        return (own & (columns == segments.width - 1 + place))[:, start:]
     verdict = columns == segments.width - 1
     if place == "verdict":
         return verdict[start:].repeat(len(segments.rows), 1)
@@ -304,15 +315,22 @@ def at_place(segments: Segments, place: str, start: int, stop: int) -> Bool[Tens
     return own[:, start:]
 
 
-def check_places(vlm: "VLM", places: Sequence[str], known: tuple[str, ...]) -> None:
-    """Checks the names of places.
+def check_places(vlm: "VLM", places: Sequence[Place], known: tuple[str, ...]) -> None:
+    """Checks the names of places. Positions need not be in every prompt, but none lies behind the verdict.
 
     Raises:
         UserError: no places, one not in ``known``, or image tokens of a model that has none.
     """
-    unknown = [place for place in places if place not in known]
+    names = [place for place in places if isinstance(place, str)]
+    unknown = [place for place in names if place not in known]
     if unknown or not places:
         named = f"place '{unknown[0]}'" if unknown else "places"
         raise UserError(f"no {named} in a prompt; known: {', '.join(known)}; choose among these")
-    if any("image" in place for place in places):
+    later = [place for place in places if isinstance(place, int) and place > 0]
+    if later:
+        raise UserError(
+            f"no position {later[0]} in a prompt; they count back from the verdict, which is 0, so −1 is the column "
+            "before it; choose 0 or below"
+        )
+    if any("image" in place for place in names):
         vlm.layout.require_image_tokens(vlm.name)

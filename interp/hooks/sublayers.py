@@ -24,6 +24,7 @@ from interp.hooks.residual import (
     READABLE,
     Activations,
     Edit,
+    Place,
     StateHook,
     Watch,
     check_places,
@@ -101,7 +102,7 @@ def activations(
     prompts: Prompt | Sequence[Prompt],
     *,
     what: str = "residual",
-    places: Sequence[str] = ("verdict",),
+    places: Sequence[Place] = ("verdict",),
     layers: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> Activations:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from interp.attention import Queries, record_attention
-from interp.attention_knockout import knockout, knockout_by_window, knockout_effect, windows
+from interp.attention_knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect, windows
 from interp.errors import UserError
-from interp.segments import Segments, segment
+from interp.hooks.attention import AttentionCall, intercept
+from interp.metric import logit_difference
+from interp.segments import SEGMENTS, Segments, segment
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
@@ -236,13 +238,93 @@ def test_windows_equal_eager_with_minus_infinity(family: Callable[[], families.P
     for width, expected in ((1, [layers[:1], layers[1:]]), (2, [layers])):
         assert windows(vlm, width) == expected
         found = knockout_by_window(vlm, PROMPTS, edges, width=width)
-        for effect, window in zip(found, expected, strict=True):
+        for effect, window in zip(found.moved, expected, strict=True):
             with eager_without(vlm, segments, edges, list(window)):
                 margins = vlm.score(PROMPTS, encoded=encoded)
             torch.testing.assert_close(effect, margins - whole, atol=2e-5, rtol=0)
             assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window))
     by_ones = knockout_by_window(vlm, PROMPTS, edges, width=1, batch_size=1)
-    torch.testing.assert_close(by_ones, knockout_by_window(vlm, PROMPTS, edges, width=1), atol=1e-4, rtol=1e-4)
+    together = knockout_by_window(vlm, PROMPTS, edges, width=1)
+    torch.testing.assert_close(by_ones.moved, together.moved, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(together.whole, whole, atol=1e-5, rtol=0)
+    assert together.table.columns.tolist() == ["first_layer", "last_layer", "row", "whole", "moved"]
+
+
+@contextmanager
+def eager_head_without(vlm: VLM, segments: Segments, edge: tuple[str, str], layer: int, head: int) -> Iterator[None]:
+    """By hand: one head's output is computed again from its eager attention without the edge."""
+    module = vlm.layout.attentions(vlm.model)[layer]
+    kept: dict[str, torch.Tensor] = {}
+
+    def observe(call: AttentionCall) -> None:
+        if call.layer == layer:
+            group = head // (call.query.shape[1] // call.key.shape[1])
+            allowed = call.allowed().expand(len(call.query), call.query.shape[1], -1, -1)[:, head].clone()
+            codes = segments.codes
+            width = codes.shape[1]
+            seen = codes == SEGMENTS.index("image_0" if edge[0] == "image" else edge[0])
+            sees = torch.arange(width) == width - 1 if edge[1] == "verdict" else codes == SEGMENTS.index(edge[1])
+            cut = sees.expand(codes.shape)[:, :, None] & seen[:, None, :] & ~torch.eye(width, dtype=torch.bool)
+            scores = call.query[:, head] @ call.key[:, group].transpose(1, 2) * call.scaling
+            if allowed.dtype != torch.bool:
+                allowed = allowed > -1e30
+            weights = scores.masked_fill(~allowed | cut, float("-inf")).softmax(-1).nan_to_num()
+            kept["out"] = weights @ call.value[:, group]
+
+    def replaced(module: Any, args: Any) -> Any:
+        states, size = args[0].clone(), args[0].shape[-1] // 4
+        real = (segments.codes != SEGMENTS.index("padding"))[..., None]
+        own = slice(head * size, (head + 1) * size)
+        states[..., own] = torch.where(real, kept["out"], states[..., own])
+        return (states,)
+
+    hook = module.o_proj.register_forward_pre_hook(replaced)
+    try:
+        with intercept(vlm, observe=observe):
+            yield
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("name", [name for name in families.FAMILIES if name != "paligemma2"])  # soft-capped scores
+def test_one_head_without_an_edge_equals_eager(name: str) -> None:
+    vlm = VLM(*families.FAMILIES[name](), name=name)
+    edge = ("template", "verdict") if vlm.layout.cross_attended else ("image", "verdict")
+    encoded = vlm.encode(PROMPTS)
+    segments, whole = segment(vlm, PROMPTS, encoded), vlm.score(PROMPTS, encoded=encoded)
+    layer = next(iter(vlm.layout.attentions(vlm.model)))
+    found = knockout_by_head(vlm, PROMPTS, [edge], layers=[layer])
+    for head in range(4):
+        with eager_head_without(vlm, segments, edge, layer, head):
+            expected = vlm.score(PROMPTS, encoded=encoded) - whole
+        torch.testing.assert_close(found.moved[head], expected, atol=2e-5, rtol=0)
+
+
+def test_heads_cut_together_are_a_cut_of_the_layer(vlm: VLM) -> None:
+    encoded = vlm.encode(PROMPTS)
+    segments = segment(vlm, PROMPTS, encoded)
+    with knockout(vlm, EDGES[:3], layers=[1], heads=range(4), segments=segments):
+        together = vlm.score(PROMPTS, encoded=encoded)
+    with knockout(vlm, EDGES[:3], layers=[1], segments=segments):
+        assert torch.equal(vlm.score(PROMPTS, encoded=encoded), together)
+    for heads, message in (([4], "no head 4 in a layer of tiny; there are 0 to 3"), ([], "no heads")):
+        with pytest.raises(UserError, match=message), knockout(vlm, EDGES[:1], heads=heads, segments=segments):
+            pass
+
+
+def test_the_planted_head_is_the_one_that_carries_the_picture() -> None:
+    """Its norms hold still: what the heads of a layer lose adds up to what the layer loses."""
+    vlm = planted(Plan(reads=1, writes=2, layers=3))
+    prompts = [Prompt("Is this safe?", coloured(redness)) for redness in (1, -0.5)]
+    by_head = knockout_by_head(vlm, prompts, [("image", "verdict")])
+    by_layer = knockout_by_window(vlm, prompts, [("image", "verdict")], width=1)
+    table = by_head.table
+    largest = table.loc[table[table["row"] == 0]["moved"].abs().idxmax()]
+    assert (largest["first_layer"], largest["head"]) == (1, 0)
+    torch.testing.assert_close(by_head.moved.reshape(3, 2, 2).sum(1), by_layer.moved, atol=2e-2, rtol=0)
+    metric = logit_difference(vlm, "No", "Yes")
+    turned = knockout_by_head(vlm, prompts, [("image", "verdict")], metric=metric)
+    torch.testing.assert_close(turned.moved, -by_head.moved, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", [families.llava, families.qwen2_5_vl, families.gemma3])
@@ -289,8 +371,8 @@ def test_what_was_planted_is_found_and_nothing_else(through_words: bool, dtype: 
         if edge == (("image", "user") if through_words else ("image", "verdict")):
             expected[1] = -own
         found = knockout_by_window(vlm, [*calm, *alarmed], [edge], width=1)
-        torch.testing.assert_close(found, torch.cat([expected, back], 1), atol=tolerance, rtol=0)
-    wide = knockout_by_window(vlm, calm, [("image", "user"), ("image", "verdict")], width=2)
+        torch.testing.assert_close(found.moved, torch.cat([expected, back], 1), atol=tolerance, rtol=0)
+    wide = knockout_by_window(vlm, calm, [("image", "user"), ("image", "verdict")], width=2).moved
     torch.testing.assert_close(wide, torch.stack([-own, -own, 0 * own]), atol=tolerance, rtol=0)
 
 

@@ -122,8 +122,8 @@ OTHERS = [Prompt(text, picture(i + 10), key=f"other {i}") for i, text in enumera
 TOOLS: dict[str, Callable[[VLM], torch.Tensor]] = {
     "scores": lambda vlm: scores(vlm, ASKED),
     "residuals": lambda vlm: residuals(vlm, ASKED, places=("verdict", "image")).values,
-    "lens": lambda vlm: logit_lens(vlm, ASKED),
-    "knockout": lambda vlm: knockout_by_window(vlm, ASKED, [("image", "verdict")], width=1),
+    "lens": lambda vlm: logit_lens(vlm, ASKED).margins,
+    "knockout": lambda vlm: knockout_by_window(vlm, ASKED, [("image", "verdict")], width=1).moved,
     "patch": lambda vlm: patch(vlm, ASKED, OTHERS, places=("verdict", "image", "system")).moved,
 }
 

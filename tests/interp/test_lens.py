@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from interp.hooks.residual import last_layer
 from interp.lens import logit_lens
+from interp.metric import logit_difference
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
@@ -11,16 +13,16 @@ from tests.tiny import picture
 
 
 def test_last_point_is_the_score(family: VLM, prompts: list[Prompt]) -> None:
-    margins = logit_lens(family, prompts)
+    margins = logit_lens(family, prompts).margins[0]
     torch.testing.assert_close(margins[-1], family.score(prompts), atol=1e-5, rtol=0)
     assert not torch.allclose(margins[0], margins[-1])
 
 
 def test_final_soft_cap_counts(prompts: list[Prompt]) -> None:
     vlm = VLM(*families.paligemma2())
-    wide = logit_lens(vlm, prompts)
+    wide = logit_lens(vlm, prompts).margins[0]
     vlm.model.config.get_text_config().final_logit_softcapping = 0.05
-    narrow = logit_lens(vlm, prompts)
+    narrow = logit_lens(vlm, prompts).margins[0]
     torch.testing.assert_close(narrow[-1], vlm.score(prompts), atol=1e-5, rtol=0)
     assert (narrow[-1].abs() <= 0.1).all()
     assert not torch.allclose(wide[-1], narrow[-1], atol=1e-3)
@@ -29,9 +31,9 @@ def test_final_soft_cap_counts(prompts: list[Prompt]) -> None:
 def test_bfloat16_and_batches(vlm: VLM) -> None:
     vlm.model.bfloat16()
     prompts = [Prompt("Is this safe?" + " Yes" * i, picture(i)) for i in range(3)]
-    together = logit_lens(vlm, prompts)
+    together = logit_lens(vlm, prompts).margins[0]
     torch.testing.assert_close(together[-1], vlm.score(prompts), atol=1e-2, rtol=0)
-    torch.testing.assert_close(logit_lens(vlm, prompts, batch_size=1)[-1], together[-1], atol=0.1, rtol=0)
+    torch.testing.assert_close(logit_lens(vlm, prompts, batch_size=1).margins[0, -1], together[-1], atol=0.1, rtol=0)
     assert together.dtype == torch.float32
 
 
@@ -40,7 +42,7 @@ def test_a_verdict_written_by_one_layer_appears_there(vlm: VLM, prompts: list[Pr
     with torch.no_grad():
         for module in (first.self_attn.o_proj, first.mlp.down_proj, second.self_attn.o_proj):
             module.weight.zero_()
-    margins = logit_lens(vlm, prompts)
+    margins = logit_lens(vlm, prompts).margins[0]
     torch.testing.assert_close(margins[1], margins[0], atol=1e-6, rtol=0)
     assert ((margins[2] - margins[1]).abs() > 1e-3).all()
 
@@ -49,16 +51,38 @@ def test_a_verdict_written_by_one_layer_appears_there(vlm: VLM, prompts: list[Pr
 def test_the_planted_margin_is_there_from_the_writing_layer_on(reads: int, writes: int) -> None:
     redness = torch.tensor([-1.0, 0.6, 1.0])
     prompts = [Prompt("Is this safe?", coloured(r)) for r in redness.tolist()]
-    margins = logit_lens(planted(Plan(reads=reads, writes=writes)), prompts)
+    margins = logit_lens(planted(Plan(reads=reads, writes=writes)), prompts).margins[0]
     assert margins[: writes + 1].abs().max() < 1e-3
     for layer in range(writes + 1, 5):
         torch.testing.assert_close(margins[layer], MARGIN * redness, atol=0.05, rtol=0)
 
 
 def test_points_and_places(vlm: VLM, prompts: list[Prompt]) -> None:
-    every = logit_lens(vlm, prompts)
-    torch.testing.assert_close(logit_lens(vlm, prompts, layers=(2, 0)), every[[2, 0]])
-    image = logit_lens(vlm, prompts, place="image")
-    assert image.shape == every.shape
-    assert not torch.allclose(image, every, atol=1e-3)
-    assert logit_lens(vlm, prompts, layers=(1,), place="system").isnan().tolist() == [[True, False]]
+    every = logit_lens(vlm, prompts, places=("verdict", "image", "system"))
+    some = logit_lens(vlm, prompts, layers=(2, 0))
+    torch.testing.assert_close(some.margins[0], every.margins[0, [2, 0]])
+    assert not torch.allclose(every.margins[1], every.margins[0], atol=1e-3)
+    assert every.margins[2, 1].isnan().tolist() == [True, False]
+
+
+def test_tokens_are_those_of_the_model_at_every_position(family: VLM, prompts: list[Prompt]) -> None:
+    """By hand: the model's own logits of each column, at the last layer."""
+    prompt = prompts[0]
+    with torch.no_grad():
+        logits = family.model(**family.encode([prompt])).logits[0]
+    width = len(logits)
+    found = logit_lens(family, prompt, layers=(last_layer(family),), places=range(1 - width, 1), top=3)
+    expected = logits.float().softmax(-1).topk(3)
+    torch.testing.assert_close(found.probabilities[:, 0, 0], expected.values, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.margins[:, 0, 0], family.margin(logits), atol=1e-5, rtol=1e-5)
+    clear = (expected.values[:, 0] - expected.values[:, 1]) > 1e-4
+    assert torch.equal(found.tokens[clear, 0, 0, 0], expected.indices[clear, 0])
+    last = found.table[found.table["place"] == 0]
+    assert last["token"].tolist() == [family.tokenizer.decode([i]) for i in found.tokens[-1, 0, 0].tolist()]
+    assert last["rank"].tolist() == [1, 2, 3]
+
+
+def test_another_metric(vlm: VLM, prompts: list[Prompt]) -> None:
+    metric = logit_difference(vlm, "red", "cake")
+    found = logit_lens(vlm, prompts, metric=metric)
+    torch.testing.assert_close(found.margins[0, -1], vlm.score(prompts, metric=metric), atol=1e-5, rtol=0)

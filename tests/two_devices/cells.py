@@ -105,7 +105,7 @@ def recorder_check(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def knockout_effects(vlm: VLM, prompts: list[Prompt]) -> Any:
     edges = [("user", "verdict")] if vlm.layout.cross_attended else [("image", "verdict"), ("user", "verdict")]
-    return [knockout_effect(vlm, prompts, edges), knockout_by_window(vlm, prompts, edges, width=1)]
+    return [knockout_effect(vlm, prompts, edges), knockout_by_window(vlm, prompts, edges, width=1).moved]
 
 
 @cell
@@ -135,7 +135,7 @@ def residual_edits(vlm: VLM, prompts: list[Prompt]) -> Any:
 
 @cell
 def lens(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return [logit_lens(vlm, prompts), logit_lens(vlm, prompts, place="user")]
+    return logit_lens(vlm, prompts, places=("verdict", "user")).margins
 
 
 @cell

@@ -58,8 +58,8 @@ def probe_rows(
     return rows
 
 
-def _key(quantity: str, position: str, layer: int) -> ProbeRow:
-    return {"quantity": quantity, "place": position, "point": layer}
+def _key(quantity: str, position: str | int, layer: int) -> ProbeRow:
+    return {"quantity": quantity, "place": str(position), "point": layer}
 
 
 def _unread(reason: str) -> ProbeRow:
