@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = ("fresh", "output_root", "task", "image_workers", "feature_cache_mib")
 SKIP = "skip_bad"  # of a benchmark's node
+OWN = "file"  # the option of a method in a file of the user's
 ATTRIBUTIONS = ("none", "captum")
 PROTOCOLS = ("generate", "score")  # experiments/evaluation/answer.py
 
@@ -179,7 +180,7 @@ def build_run(config: DictConfig) -> Run:
     _check_values(tree)
     tree["model"] = _named_by_what_is_loaded(tree["model"])
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
-    arm = str(choices.get("method", "method"))
+    arm = _arm(str(choices.get("method", "method")), tree)
     baseline = tree["arms"].get("baseline", {"_target_": "mitigation.method.Baseline"})
     nodes = {"baseline": baseline, arm: baseline if arm == "baseline" else tree["method"]}
     nodes |= {name: node for name, node in tree["arms"].items() if name not in nodes}
@@ -222,6 +223,19 @@ def _skips(node: Any) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"benchmark.{SKIP}={value!r}: must be true or false")
     return value
+
+
+def _arm(option: str, tree: Mapping[str, Any]) -> str:
+    """The name of the arm under study: that of its option, or of a user's own file without ``.py``.
+
+    Raises:
+        UserError: the file is called as another arm.
+    """
+    path = tree["method"].get("path") if option == OWN and isinstance(tree["method"], dict) else None
+    name = Path(str(path)).stem if path else option
+    if path and (name == "baseline" or name in tree["arms"]):
+        raise UserError(f"method.path={path}: there is an arm {name} already; give the file another name")
+    return name
 
 
 def answered_elsewhere(arms: Mapping[str, Any]) -> bool:

@@ -26,7 +26,8 @@ class Generation:
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``). ``statuses`` and
-    ``reasons`` describe the outcome of each request to a remote API. ``prompts`` are the rendered prompts.
+    ``reasons`` describe the outcome of each request to a remote API. ``prompts`` are the rendered prompts,
+    ``keys`` their ``Prompt.key``.
     """
 
     texts: list[str]
@@ -39,6 +40,7 @@ class Generation:
     prompts: list[str] | None = None
     unshifted: Float[Tensor, "row"] | None = None
     sampled: bool = False
+    keys: list[str] | None = None
 
     def first(self, rows: int) -> "Generation":
         """The first ``rows`` answers, without the others."""

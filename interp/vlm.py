@@ -268,6 +268,7 @@ class VLM:
             prompts=[self.render(prompt) for prompt in prompts],
             unshifted=first.unshifted(len(rows)),
             sampled=first.sampled,
+            keys=[prompt.key for prompt in prompts],
         )
 
     def _special_tokens(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from interp.errors import UserError
 from interp.tensor_file import NamedTensors, read_tensors
 
 if TYPE_CHECKING:
@@ -58,6 +59,42 @@ def abilities(method: Any) -> Abilities:
     """What ``method`` declares, completed with the defaults."""
     declared: dict[str, Any] = {each.name: getattr(method, each.name, each.default) for each in fields(Abilities)}
     return Abilities(**declared)
+
+
+OWES = (
+    "a method owes, for each call of generate, one Generation with a text, token ids, a margin and finished for every "
+    "prompt, in the order of the prompts"
+)
+
+
+class MethodFault(UserError):
+    """A method raised what it should not, or did not return what it owes."""
+
+
+def check_answers(method: Any, generation: Any, prompts: "Sequence[Prompt]", *, margins: bool) -> None:
+    """Checks what ``method`` returned for ``prompts``. ``margins``: whether the model gives any.
+
+    Raises:
+        MethodFault: no Generation, another number of answers, another order, or margins that are missing though the
+            method declares no reason (``Abilities.unscored``).
+    """
+    from interp.generation import Generation
+
+    if not isinstance(generation, Generation):
+        raise MethodFault(f"it returned {type(generation).__name__}; {OWES}")
+    for name in ("texts", "token_ids", "margins", "finished"):
+        rows = getattr(generation, name)
+        if rows is None or not hasattr(rows, "__len__") or len(rows) != len(prompts):
+            count = len(rows) if hasattr(rows, "__len__") else "no"
+            raise MethodFault(f"it returned {count} {name.replace('_', ' ')} for {len(prompts)} prompts; {OWES}")
+    keys = [prompt.key for prompt in prompts]
+    if generation.keys is not None and generation.keys != keys and sorted(generation.keys) == sorted(keys):
+        raise MethodFault(f"it returned the answers in another order (keys {generation.keys[:3]} …); {OWES}")
+    if margins and not abilities(method).unscored and bool(generation.margins.isnan().all()):
+        raise MethodFault(
+            f"it returned no margins; {OWES}; one that masks the answers keeps their scores as first_scores "
+            "(interp.first_scores), and one that has none says why in an attribute unscored"
+        )
 
 
 @dataclass(frozen=True)

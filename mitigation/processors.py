@@ -5,8 +5,8 @@ instead takes the argmax of score / temperature + Gumbel noise, which is an exac
 the "Gumbel-max trick"). Each row's noise depends only on its case's key, a seed and the step.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ from interp.host import to_device
 from interp.vlm import AnswerIds
 from mitigation.contrastive.corruption import case_generator
 from mitigation.contrastive.formulas import plausible, uncut_answers
+from mitigation.method import MethodFault
 from mitigation.validation import check_beta, check_seed, check_shift, check_temperature
 
 
@@ -144,6 +145,41 @@ class PlausibilityLogitsProcessor(LogitsProcessor):
         if self.first_scores is None:
             self.first_scores = scores
         return scores.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
+
+
+class OwnRuleLogitsProcessor(LogitsProcessor):
+    """The scores that ``rule(scores, step)`` returns, from the float32 scores of each step; for one ``generate`` call.
+
+    Raises:
+        MethodFault: the rule returns no scores, or scores of another shape.
+    """
+
+    def __init__(self, rule: Callable[[Tensor, int], Tensor]) -> None:
+        self._rule = rule
+        self._prompt: int | None = None  # columns, padding included; steps are counted from there
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The rule's scores."""
+        if self._prompt is None:
+            self._prompt = input_ids.shape[1]
+        given = scores.float()
+        return same_shape(self._rule(given, input_ids.shape[1] - self._prompt), given, "rule(scores, step)")
+
+
+def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) -> Float[Tensor, "row vocab"]:
+    """``returned`` where it is a tensor like ``given``.
+
+    Raises:
+        MethodFault: says what the function owes.
+    """
+    if not isinstance(returned, Tensor) or returned.shape != given.shape:
+        shape = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
+        raise MethodFault(
+            f"{function} returned {shape}; it owes scores of the shape that it was given, {tuple(given.shape)}"
+        )
+    return returned
 
 
 def gumbel(size: int, key: str, seed: int) -> Float[Tensor, "vocab"]:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -30,9 +31,10 @@ from experiments.judges.yes_no import published_verdict
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
 from experiments.types import AnsweredElsewhere, Item, Judge, Judgement, Sample, Status, Verdict
-from interp.batching import MemoryLimit, Road, road
+from interp.batching import MemoryLimit, Road, out_of_memory, road
 from interp.errors import UserError
-from mitigation.method import abilities
+from mitigation.method import OWES, MethodFault, abilities, check_answers
+from mitigation.own_file import line_in
 
 if TYPE_CHECKING:
     from interp.prompt_length import Lengths
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
+BASELINE = "baseline"
 JUDGE = "margin"  # the judge in records of scored verdicts
 SKIPS = "skips.jsonl"
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
@@ -241,9 +244,25 @@ class Answering:
     def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
         vlm = self.vlm
         assert vlm is not None
-        generation = self.memory_limits[arm].ask(
-            prompts, lambda part: method.generate(vlm, part, max_new_tokens=self._new_tokens)
-        )
+        margins = self.run.benchmark.kind == "yes_no" and self.run.endpoint is None
+
+        def answers(part: "Sequence[Prompt]") -> "Generation":
+            given = method.generate(vlm, part, max_new_tokens=self._new_tokens)
+            check_answers(method, given, part, margins=margins)
+            return given
+
+        try:
+            generation = self.memory_limits[arm].ask(prompts, answers)
+        except MethodFault as fault:
+            raise MethodFault(f"arm {arm} ({method}): {fault}") from fault
+        except (UserError, OSError):
+            raise
+        except Exception as error:
+            if arm == BASELINE or out_of_memory(error):
+                raise
+            words = f"{type(error).__name__}: {error}".splitlines()[0]
+            where = _line(error, getattr(method, "path", None))
+            raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
         self._count(arm, prompts[0].key, generation)
         return replace(generation, sampled=generation.sampled or abilities(method).sampled)
 
@@ -380,6 +399,11 @@ def _identity(run: Run, vlm: "VLM | None") -> list[object]:
     if run.endpoint is None:
         return [vlm.name, vlm.revision, str(vlm.dtype), run.weights.chat_template, *run.weights.pixel_bounds]
     return [vlm.name, repr(run.model)]
+
+
+def _line(error: Exception, file: Any) -> str:
+    """Where in the file of a user's own method it happened; nothing for other methods."""
+    return line_in(Path(file), error) if isinstance(file, str) else ""
 
 
 def _progress(console: Console) -> Progress:

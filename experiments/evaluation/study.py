@@ -32,7 +32,7 @@ from experiments.runs.launch import Launch, sharded, whole_weights
 from experiments.runs.saved import write_thumbnails
 from experiments.types import AnsweredElsewhere, Loaded, Sample, Status
 from interp.errors import UserError
-from mitigation.method import TrainableMethod, abilities
+from mitigation.method import MethodFault, TrainableMethod, abilities
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -191,6 +191,7 @@ class Study:
     def __post_init__(self) -> None:
         self.answering = Answering(self.run, self.vlm, self.store, self.console)
         self._trained: dict[str, Method] = {}
+        self.faults: dict[str, MethodFault] = {}
 
     @cached_property
     def development(self) -> Loaded | None:
@@ -208,25 +209,47 @@ class Study:
         return provenance.model_title(self.environment["model"])
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of this run's arms and cases; a later record of a case and arm replaces an earlier one."""
-        cases = {sample.id for sample in self.samples}
-        here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in self.run.arms and r["case"] in cases)
+        """The records of this run's arms and cases; a later record of a case and arm replaces an earlier one.
+
+        Without those of arms that failed.
+        """
+        cases, arms = {sample.id for sample in self.samples}, self.run.arms.keys() - self.faults.keys()
+        here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in cases)
         return records.current(here)
 
     def answer_all(self) -> None:
-        """Answers every case under every arm, skipping recorded ones; the baseline first: shifts are fitted on it."""
+        """Answers every case under every arm, skipping recorded ones; the baseline first: shifts are fitted on it.
+
+        An arm whose method fails (``MethodFault``) leaves the study with a sentence, and so do arms fitted to it; the
+        others go on. Not so the baseline, nor with several processes, which could no longer agree.
+        """
         for arm, method in self.run.arms.items():
             if arm in self.not_applicable:
                 self.console.print(f"{arm} does not enter: {self.not_applicable[arm]}", highlight=False, markup=False)
-            elif abilities(method).fitted_to:
-                for fold, shift in self._fitted_shifts(method).items():
-                    members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
-                    label = f"{arm}{'' if fold is None else f' {fold}'}"
-                    self.answering.answer(arm, shift, members, self.loaded.manifest, label=label)
-            elif self.in_folds(arm):
-                self._answer_in_folds(arm)
-            else:
-                self.answering.answer(arm, self.ready(arm), self.samples, self.loaded.manifest)
+                continue
+            try:
+                self._answer(arm, method)
+            except MethodFault as fault:
+                if arm == training.BASELINE or self.store.launch.size > 1:
+                    raise
+                self.faults[arm] = fault
+                self.not_applicable = {**self.not_applicable, arm: str(fault)}
+                self.console.print(str(fault), highlight=False, soft_wrap=True, markup=False)
+
+    def _answer(self, arm: str, method: Any) -> None:
+        if self.in_folds(arm):
+            self._answer_in_folds(arm)
+            return
+        if not abilities(method).fitted_to:
+            self.answering.answer(arm, self.ready(arm), self.samples, self.loaded.manifest)
+            return
+        for needed in training.arms_needed(method, self.run.arm, self.run.arms):
+            if needed in self.faults:
+                raise MethodFault(f"arm {arm} is fitted to arm {needed}, which failed")
+        for fold, shift in self._fitted_shifts(method).items():
+            members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
+            label = f"{arm}{'' if fold is None else f' {fold}'}"
+            self.answering.answer(arm, shift, members, self.loaded.manifest, label=label)
 
     def in_folds(self, arm: str) -> bool:
         """Whether the arm learns from the cases themselves, fold by fold, because there is no development split."""
@@ -276,6 +299,7 @@ class Study:
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
         does it all, but for analyses that are done together.
         """
+        analyses = [*map(_failed_arm, self.faults, self.faults.values()), *analyses]
         if self.store.launch.first:
             self._report({analysis.name: analysis.missing for analysis in analyses})
         for analysis in analyses:
@@ -290,7 +314,7 @@ class Study:
         result = scoring.evaluate(
             scoring.Rules.of(self.run),
             current,
-            study=self.run.arm,
+            study="baseline" if self.run.arm in self.faults else self.run.arm,
             where=f"{provenance.subject(self.environment['model'], self.run.arm)} on {self.run.benchmark.name}",
             caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall, self._folds_said()))),
             missing=self.not_applicable,
@@ -351,6 +375,15 @@ def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:
         prefills = f"{counts['skipped_prefills']} of {counts['prefills'] + counts['skipped_prefills']} prompts"
         found.append(f"{arm}: the second branch was skipped on {steps}, and its prefill altogether for {prefills}.")
     return found
+
+
+def _failed_arm(arm: str, fault: MethodFault) -> Analysis:
+    """What is left of an arm that failed: a sentence in the report, a traceback, and a run that is not finished."""
+
+    def say_again(study: Study) -> list[str]:
+        raise fault
+
+    return Analysis(f"arm {arm}", f"{arm} is in no table", say_again)
 
 
 def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:

@@ -1,0 +1,139 @@
+"""A method that fails or forgets something leaves the study with a sentence; the other arms go on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.config import Run
+from experiments.runs.directory import IDENTITY
+from interp.errors import UserError
+from mitigation.own_file import OwnFile
+from tests.experiments.compose import run_of
+from tests.experiments.evaluation.test_study import lines
+
+CLASS = """
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Mine:
+    def generate(self, vlm, prompts, *, max_new_tokens):
+        found = vlm.generate(prompts, max_new_tokens=max_new_tokens)
+"""
+OWES = "a method owes, for each call of generate, one Generation"
+FORGETFUL = {
+    "no margin": ("replace(found, margins=found.margins * float('nan'))", f"it returned no margins; {OWES}"),
+    "too few": ("found.first(1)", f"it returned 1 texts for 2 prompts; {OWES}"),
+    "a list": ("found.texts", f"it returned list; {OWES}"),
+    "another order": (
+        "vlm.generate(prompts[::-1], max_new_tokens=max_new_tokens)",
+        "it returned the answers in another order (keys",
+    ),
+}  # fmt: skip
+
+
+def own(saved: Path, tmp_path: Path, code: str, *overrides: str) -> Run:
+    (tmp_path / "mine.py").write_text(code)
+    return run_of(
+        "method=file", f"method.path={tmp_path}/mine.py", f"model.path={saved}", f"output_root={tmp_path}/outputs",
+        "limit=4", "draws=20", "batch_size=2", "batch_tokens=null", "max_new_tokens=1", *overrides,
+    )  # fmt: skip
+
+
+def only_run(run: Run) -> Path:
+    (folder,) = (Path(run.output_root) / run.name).iterdir()
+    return folder
+
+
+@pytest.mark.parametrize("what", FORGETFUL)
+def test_what_it_forgets_is_said_and_the_others_go_on(
+    saved: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    returned, sentence = FORGETFUL[what]
+    run = own(saved, tmp_path, f"{CLASS}        return {returned}\n", "+method@arms.prompt=prompt")
+    run.task(run)
+    folder = only_run(run)
+    assert {line["arm"] for line in lines(folder)} == {"baseline", "prompt"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "arm mine (OwnFile(settings={}, name='mine.py', digest=" in said
+    assert sentence in said
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert "mine is in no table" in report
+    assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "prompt"}
+    assert not json.loads((folder / IDENTITY).read_text()).get("finished")
+
+
+def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counted = "calls = []\n\n\ndef ask(prompt):\n    calls.append(prompt)\n    return {}\n"
+    crash = "prompt if len(calls) < 3 else prompt.words"
+    more = ("+method@arms.yes_bias=yes_bias", "+method@arms.prompt=prompt")
+    run = own(saved, tmp_path, counted.format(crash), *more)
+    run.task(run)
+    folder = only_run(run)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "raised AttributeError: 'Prompt' object has no attribute 'words' (mine.py, line 6); a method owes" in said
+    assert "arm yes_bias is fitted to arm mine, which failed" in said
+    assert "AttributeError" in (folder / "tracebacks" / "arm mine.txt").read_text()
+    kept = [line for line in lines(folder) if line["arm"] in ("baseline", "prompt")]
+    assert len(kept) == 8
+    mended = own(saved, tmp_path, counted.format("prompt"), *more)
+    mended.task(mended)
+    assert only_run(mended) == folder
+    after = lines(folder)
+    assert [line for line in after if line["arm"] in ("baseline", "prompt")] == kept
+    assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "mine", "yes_bias", "prompt"}
+    assert "is in no table" not in (folder / "report.html").read_text(encoding="utf-8")
+    assert json.loads((folder / IDENTITY).read_text())["finished"]
+
+
+def test_a_baseline_that_fails_ends_the_run(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise KeyError("broken")
+
+    run = own(saved, tmp_path, "def ask(prompt):\n    return prompt\n")
+    monkeypatch.setattr("mitigation.method.Baseline.generate", crash)
+    with pytest.raises(KeyError, match="broken"):
+        run.task(run)
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "sentence"),
+    [
+        ("x = 1\n", {}, "a file has one method and there is none"),
+        ("def ask(p): return p\n\ndef edit(h): return None\n", {}, "one method and there are edit, ask"),
+        ("def contrast(a, b, step): return a\n", {}, r"contrast needs a function second\(prompt\)"),
+        ("def rule(scores): return scores\n", {}, r"rule\(scores\) is called as rule\(scores, step\)"),
+        ("def rule(scores, step, *, a=1): return scores\n", {"b": 2}, r"with the settings {'b': 2} \(got an unexp"),
+        ("def rule(:\n", {}, r"SyntaxError"),
+        ("x = 1\nimport nosuchmodule\n", {}, r"No module named 'nosuchmodule' \(mine.py, line 2\); mend it"),
+        ("class L:\n    def learn(s): 0\n    def generate(s): 0\n", {}, "L learns first; name it by _target_"),
+    ],
+)
+def test_a_file_is_read_before_weights_are(tmp_path: Path, code: str, settings: dict, sentence: str) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(UserError, match=sentence):
+        OwnFile(str(tmp_path / "mine.py"), settings)
+
+
+def test_what_else_can_be_wrong_with_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="path=nowhere.py: cannot be read".replace(".", "[.]")):
+        OwnFile("nowhere.py")
+    (tmp_path / "baseline.py").write_text("def ask(prompt): return prompt\n")
+    with pytest.raises(UserError, match="there is an arm baseline already; give the file another name"):
+        run_of("method=file", f"method.path={tmp_path}/baseline.py")
+    (tmp_path / "a.py").write_text("def ask(prompt): return prompt\n")
+    before = repr(OwnFile(str(tmp_path / "a.py")))
+    (tmp_path / "a.py").write_text("def ask(prompt): return prompt  # changed\n")
+    assert repr(OwnFile(str(tmp_path / "a.py"))) != before
+
+
+def test_a_rule_owes_scores(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = own(saved, tmp_path, "def rule(scores, step):\n    scores * 2\n")
+    run.task(run)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rule(scores, step) returned NoneType; it owes scores of the shape that it was given, (2, " in said
