@@ -5,7 +5,8 @@ several models answer the same one.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import krippendorff
@@ -91,6 +92,36 @@ def mean_kappa_interval(
     drawn = ClusterBootstrap.of(np.arange(len(people[0])), draws=draws, seed=seed)
     each = [kappa_of(drawn.sums(table(one, other))) for one, other in zip(people, judge, strict=True)]
     return percentile_interval(np.mean(each, axis=0), clusters=len(people[0]))
+
+
+class Pair(NamedTuple):
+    """Two raters on the answers that both labelled: ``n`` of them, and Cohen's κ over all labels (nominal).
+
+    ``kappa`` is None without such an answer, or where both gave one and the same label to all.
+    """
+
+    n: int
+    kappa: float | None
+
+
+def pairwise_kappa(labels: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], Pair]:
+    """Cohen's κ (1960) of every two raters, from answer → rater → label."""
+    raters = sorted({rater for one in labels.values() for rater in one})
+    found = {}
+    for pair in combinations(raters, 2):
+        both = [(one[pair[0]], one[pair[1]]) for one in labels.values() if pair[0] in one and pair[1] in one]
+        found[pair] = Pair(len(both), _cohen(both))
+    return found
+
+
+def _cohen(both: Sequence[tuple[str, str]]) -> float | None:
+    n = len(both)
+    if not n:
+        return None
+    first, second = Counter(one for one, _ in both), Counter(other for _, other in both)
+    observed = sum(one == other for one, other in both) / n
+    expected = sum(first[label] * second[label] for label in first) / n**2
+    return None if expected == 1 else (observed - expected) / (1 - expected)
 
 
 def krippendorff_alpha(units: Sequence[Sequence[str]]) -> float | None:

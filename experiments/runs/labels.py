@@ -2,27 +2,35 @@
 
 ``task=human_labels run=<dir> task.export=labels.csv`` writes a sheet with a line an answer; people fill in
 ``annotator`` and ``label``, each in a copy or in further lines; ``task.read=[anna.csv,ben.csv]`` reads them and
-measures the agreement between annotators and with the run's judge, and ``task=rejudge run=<dir> labels=<csv>``
+measures the agreement between annotators and with the run's judge, and ``task=rejudge run=<dir> labels=[anna.csv]``
 scores the run by them.
+
+The sheet is blind: no arm, no verdict of the judge, no case id (which often tells the right answer), lines in an order
+that says nothing, and an answer that several arms gave to a case stands in it once. Its ``id`` is a hash, found again
+in the run's records. Sheets with the columns ``case`` and ``arm`` (the report's export) are read too.
 
 A spreadsheet takes a cell that begins with = + - @ for a formula, so an answer could run one. Such cells are written
 with an apostrophe in front, which is removed when they are read.
 """
 
 import csv
+import hashlib
 import io
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from experiments.types import Verdict
 from interp.errors import UserError
 
-COLUMNS = ("case", "arm", "settings", "annotator", "label", "judged", "question", "response", "note")
-NEEDED = ("case", "arm", "label")
+COLUMNS = ("id", "annotator", "label", "allowed", "question", "picture", "response", "note")
+NEEDED = ("case", "arm", "label")  # or ID in place of the first two
+ID, ID_LENGTH = "id", 16
 LABELS = {
     "yes_no": (Verdict.YES, Verdict.NO, Verdict.NO_VERDICT),
     "refusal": (Verdict.COMPLIED, Verdict.PARTIAL, Verdict.REFUSED),
@@ -36,13 +44,17 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Label:
-    """One person's verdict on one answer; ``settings`` is that of the labelled record, None where not given."""
+    """One person's verdict on one answer; ``settings`` is that of the labelled record, None where not given.
+
+    A label of a blind sheet has the ``answer``'s id alone until ``resolved``.
+    """
 
     case: str
     arm: str
     settings: str | None
     annotator: str
     verdict: Verdict
+    answer: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,20 +84,40 @@ def plain_cell(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
-def sheet(records: Iterable[Record]) -> str:
-    """The CSV to be filled in: one line per record that has a response."""
+def kind_of(record: Mapping[str, Any]) -> str:
+    """The kind of the record's benchmark: ``yes_no`` or ``refusal``."""
+    return "yes_no" if record["gold"] in ("yes", "no") else "refusal"
+
+
+def answer_id(record: Mapping[str, Any]) -> str:
+    """Equal for equal answers to a case, whichever arm gave them; tells neither case nor arm to a reader."""
+    told = json.dumps([str(record["case"]), str(record["text"]), str(record["response"])])
+    digest = hashlib.sha256(told.encode()).hexdigest()
+    return f"a{digest[: ID_LENGTH - 1]}"  # a letter first: a spreadsheet reads 12e34 as a number
+
+
+def distinct_answers(records: Iterable[Record]) -> dict[str, Record]:
+    """Answer id → the first record with that answer, in the order of the ids, which is as good as shuffled."""
+    found: dict[str, Record] = {}
+    for record in records:
+        if record.get("response"):
+            found.setdefault(answer_id(record), record)
+    return dict(sorted(found.items()))
+
+
+def sheet(records: Iterable[Record], pictures: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The CSV to be filled in: a line for each distinct answer; ``pictures`` names the picture of an answer id."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n", quoting=csv.QUOTE_ALL)
     writer.writerow(COLUMNS)
-    for record in records:
-        if record.get("response"):
-            cells = (record["case"], record["arm"], record["settings"], "", "", record["verdict"] or "",
-                     record["text"], record["response"], "")  # fmt: skip
-            writer.writerow([safe_cell(str(cell).replace("\0", "")) for cell in cells])
+    for answer, record in distinct_answers(records).items():
+        allowed = " | ".join(LABELS[kind_of(record)])
+        cells = (answer, "", "", allowed, record["text"], pictures.get(answer, ""), record["response"], "")
+        writer.writerow([safe_cell(str(cell).replace("\0", "")) for cell in cells])
     return text.getvalue()
 
 
-def write_sheet(records: Iterable[Record], path: Path) -> None:
+def write_sheet(records: Iterable[Record], path: Path, pictures: Mapping[str, str] = MappingProxyType({})) -> None:
     """Writes ``sheet`` as UTF-8 with a byte order mark, without which Excel misreads it.
 
     Raises:
@@ -93,7 +125,7 @@ def write_sheet(records: Iterable[Record], path: Path) -> None:
     """
     try:
         with path.open("x", encoding="utf-8-sig", errors="replace", newline="") as handle:
-            handle.write(sheet(records))
+            handle.write(sheet(records, pictures))
     except FileExistsError as error:
         raise UserError(f"{path}: is there already and may hold labels; choose another name, or move it") from error
     except OSError as error:
@@ -109,14 +141,15 @@ def read_labels(path: Path | Sequence[Path]) -> Labels:
     Raises:
         UserError: no such file, not UTF-8, or a needed column is missing.
     """
-    found: dict[tuple[str, str, str], Label] = {}
+    found: dict[tuple[str, str, str, str], Label] = {}
     notes: list[str] = []
     for one in [path] if isinstance(path, Path) else path:
         for where, label in _read(one, notes):
-            earlier = found.setdefault((label.case, label.arm, label.annotator), label)
+            earlier = found.setdefault((label.case, label.arm, label.answer, label.annotator), label)
             if earlier.verdict is not label.verdict:
-                notes.append(f"{where}: {label.annotator} labelled case {label.case} of arm {label.arm} twice, as "
-                             f"{earlier.verdict} and {label.verdict}; the first counts")  # fmt: skip
+                what = f"answer {label.answer}" if label.answer else f"case {label.case} of arm {label.arm}"
+                notes.append(f"{where}: {label.annotator} labelled {what} twice, as {earlier.verdict} and "
+                             f"{label.verdict}; the first counts")  # fmt: skip
     return Labels(tuple(found.values()), notes)
 
 
@@ -131,9 +164,10 @@ def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
     head = text.partition("\n")[0]
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=";" if head.count(";") > head.count(",") else ",")
     columns = [plain_cell((name or "").strip()).lower() for name in rows.fieldnames or ()]
-    if absent := [name for name in NEEDED if name not in columns]:
-        raise UserError(f"{path}: has no column {absent[0]!r}; labels need {', '.join(NEEDED)}; export a sheet with "
-                        "task=human_labels task.export=<csv> and fill it in")  # fmt: skip
+    blind = ID in columns and "case" not in columns
+    if absent := [name for name in (("label",) if blind else NEEDED) if name not in columns]:
+        raise UserError(f"{path}: has no column {absent[0]!r}; labels need {', '.join(NEEDED)}, or {ID} and label; "
+                        "export a sheet with task=human_labels task.export=<csv> and fill it in")  # fmt: skip
     rows.fieldnames = columns
     known = {verdict.value: verdict for verdicts in LABELS.values() for verdict in verdicts}
     for line in _lines(rows, path):
@@ -142,14 +176,18 @@ def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
         if not (said := cells.get("label", "").lower().replace(" ", "_")):
             continue
         if said not in known:
-            notes.append(f"{where}: label {said[:40]!r} of case {cells.get('case', '')[:80]!r} is not one of "
+            what = f"answer {cells.get(ID, '')[:80]!r}" if blind else f"case {cells.get('case', '')[:80]!r}"
+            notes.append(f"{where}: label {said[:40]!r} of {what} is not one of "
                          f"{', '.join(known)}; left out")  # fmt: skip
             continue
         annotator = cells.get("annotator") or path.stem
-        label = Label(
-            cells.get("case", ""), cells.get("arm", ""), cells.get("settings") or None, annotator, known[said]
+        if blind:
+            yield where, Label("", "", None, annotator, known[said], cells.get(ID, ""))
+            continue
+        yield (
+            where,
+            Label(cells.get("case", ""), cells.get("arm", ""), cells.get("settings") or None, annotator, known[said]),
         )
-        yield where, label
 
 
 def _lines(rows: "csv.DictReader[str]", path: Path) -> Iterable[dict[str, Any]]:
@@ -159,6 +197,26 @@ def _lines(rows: "csv.DictReader[str]", path: Path) -> Iterable[dict[str, Any]]:
         raise UserError(f"{path}, line {rows.line_num}: not CSV ({error}); save the sheet as CSV again") from error
 
 
+def resolved(records: Sequence[Record], labels: Labels) -> Labels:
+    """The labels of blind sheets as labels of every record with that answer; notes say which are of no answer here."""
+    having: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.get("response"):
+            having[answer_id(record)].append(record)
+    found: list[Label] = []
+    notes = list(labels.notes)
+    for label in labels.labels:
+        if not label.answer:
+            found.append(label)
+            continue
+        if label.answer not in having:
+            notes.append(f"label of answer {label.answer[:80]!r} by {label.annotator}, which the run does not hold, or "
+                         "which has changed since; left out")  # fmt: skip
+        for record in having.get(label.answer, []):
+            found.append(replace(label, case=record["case"], arm=record["arm"], settings=record["settings"]))
+    return Labels(tuple(found), notes)
+
+
 def apply(records: Sequence[Record], labels: Labels) -> Applied:
     """The records with human verdicts where there are labels: the verdict of most annotators.
 
@@ -166,6 +224,7 @@ def apply(records: Sequence[Record], labels: Labels) -> Applied:
     evenly split the judge's verdict stays. ``notes`` lists the labels that were not used: of cases or arms that are not
     in the run, of answers that have changed since, and of the other kind of benchmark.
     """
+    labels = resolved(records, labels)
     notes = list(labels.notes)
     by_answer: dict[tuple[str, str], list[Label]] = defaultdict(list)
     for label in labels.labels:
@@ -189,7 +248,7 @@ def apply(records: Sequence[Record], labels: Labels) -> Applied:
 
 
 def _fits(label: Label, record: Record, notes: list[str]) -> bool:
-    kind = "yes_no" if record["gold"] in ("yes", "no") else "refusal"
+    kind = kind_of(record)
     reason = ""
     if label.verdict not in LABELS[kind]:
         reason = f"{label.verdict} is no verdict of this benchmark ({', '.join(LABELS[kind])})"

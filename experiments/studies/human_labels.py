@@ -1,6 +1,6 @@
 """``task=human_labels``: a run's answers as a sheet to label, or the agreement of filled sheets. Loads no model."""
 
-from collections import defaultdict
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +10,20 @@ import numpy as np
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.metrics.agreement import agreement, krippendorff_alpha
+from experiments.evaluation.people import agreement_of_raters, agreement_said
+from experiments.metrics.agreement import agreement
 from experiments.runs.directory import write_json
-from experiments.runs.labels import Labels, Record, apply, read_labels, write_sheet
-from experiments.runs.saved import read_records
+from experiments.runs.labels import (
+    LABELS,
+    Labels,
+    Record,
+    apply,
+    distinct_answers,
+    kind_of,
+    read_labels,
+    write_sheet,
+)
+from experiments.runs.saved import read_records, thumbnail_name
 from experiments.types import Verdict
 from interp.errors import UserError
 
@@ -41,9 +51,7 @@ class HumanLabels:
         folder, console = Path(run.run), Console()
         lines = read_records(folder)
         if self.export is not None:
-            write_sheet(lines, Path(self.export))
-            said = [f"{sum(bool(line.get('response')) for line in lines)} answers: {self.export}",
-                    "fill in the columns annotator and label, then read it with task.read=[<csv>]"]  # fmt: skip
+            said = _exported(lines, folder, Path(self.export))
         else:
             labels = read_labels([Path(name) for name in self.read])
             result = summarise_labels(lines, labels, seed=run.seed, draws=run.draws)
@@ -53,6 +61,26 @@ class HumanLabels:
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
 
+def _exported(lines: Sequence[Record], folder: Path, sheet: Path) -> list[str]:
+    """Writes the sheet, with the thumbnails under names that tell nothing; what to say of it."""
+    answers = distinct_answers(lines)
+    shown = {answer: folder / "thumbnails" / thumbnail_name(record["case"]) for answer, record in answers.items()}
+    beside = sheet.with_name(f"{sheet.stem}_pictures")
+    names = {answer: f"{beside.name}/{answer}.jpg" for answer, file in shown.items() if file.is_file()}
+    write_sheet(lines, sheet, names)
+    for answer in names:
+        beside.mkdir(exist_ok=True)
+        shutil.copyfile(shown[answer], beside / f"{answer}.jpg")
+    allowed = sorted({" | ".join(LABELS[kind_of(record)]) for record in answers.values()})
+    return [
+        f"{len(answers)} answers: {sheet}",
+        f"allowed labels: {' or '.join(allowed)}",
+        *([f"pictures: {beside}"] if names else []),
+        "give every rater a copy of their own; they fill in annotator and label; then read all with "
+        "task.read=[<csv>,<csv>] and score the run by them with task=rejudge labels=[<csv>,<csv>]",
+    ]
+
+
 def summarise_labels(lines: Sequence[Record], labels: Labels, *, seed: int, draws: int) -> dict[str, Any]:
     """How many labels there are and fit the run, α of the annotators, and the run's judge against their majority.
 
@@ -60,9 +88,6 @@ def summarise_labels(lines: Sequence[Record], labels: Labels, *, seed: int, draw
     compliance in refusal benchmarks, No or Yes in yes/no benchmarks; a case is one cluster over all arms.
     """
     applied = apply(lines, labels)
-    units = defaultdict(list)
-    for label in labels.labels:
-        units[label.case, label.arm].append(label.verdict.value)
     people, judge, cases = [], [], []
     for before, after in zip(lines, applied.records, strict=True):
         theirs, its = _side(after["verdict"]), _side(before["verdict"])
@@ -76,7 +101,7 @@ def summarise_labels(lines: Sequence[Record], labels: Labels, *, seed: int, draw
         "labels": len(labels.labels),
         "records_labelled": applied.used,
         "records": len(lines),
-        "krippendorff_alpha": krippendorff_alpha(list(units.values())),
+        **agreement_of_raters(lines, labels),
         "judge_against_people": None if found is None else found.as_json(),
         "notes": applied.notes,
     }
@@ -91,11 +116,9 @@ def _side(verdict: str | None) -> bool | None:
 
 def sentences(result: dict[str, Any]) -> list[str]:
     """The contents of ``summarise_labels`` in sentences."""
-    alpha = result["krippendorff_alpha"]
     said = [f"{result['labels']} labels by {len(result['annotators'])} annotators; {result['records_labelled']} of "
             f"{result['records']} records have people's verdicts.",
-            "Krippendorff's α is not defined: no two labels to compare, or all the same." if alpha is None
-            else f"Krippendorff's α {alpha:.3f} (nominal)."]  # fmt: skip
+            agreement_said(result)]  # fmt: skip
     if (found := result["judge_against_people"]) is None:
         return [*said, "No labelled answer has a verdict of the judge to compare."]
     names = [name for name in ("kappa", "sensitivity", "specificity") if found[name] is not None]

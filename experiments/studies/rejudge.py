@@ -17,6 +17,7 @@ from experiments.config import Run, digest
 from experiments.evaluation import scoring
 from experiments.evaluation.answer import unspoken
 from experiments.evaluation.batching import batches
+from experiments.evaluation.people import agreement_of_raters, share_said
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
 from experiments.report.build import build
@@ -34,7 +35,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rejudge:
-    """The task: judges ``run.run`` again, with the run's judge, or with people's labels (the CSV ``run.labels``).
+    """The task: judges ``run.run`` again, with the run's judge, or with people's labels (the sheets ``run.labels``).
 
     With labels alone the judged run's own verdicts stay for answers without a label.
     """
@@ -52,9 +53,12 @@ class Rejudge:
         before = old.predictions
         after = before if judge is None else _judged(before, judge, run)
         notes: list[str] = []
+        people: list[str] = []
         if run.labels is not None:
-            labelled = apply(after, read_labels(Path(run.labels)))
+            labels = read_labels([Path(name) for name in run.labels])
+            labelled = apply(after, labels)
             after, notes = labelled.records, labelled.notes
+            people = [share_said(labelled.used, len(after), agreement_of_raters(after, labels))]
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if run.labels else [])])
         benchmark = (old.environment.get("benchmark") or {}).get("name") or "the benchmark"
@@ -68,6 +72,7 @@ class Rejudge:
             missing=old.metrics.get("not_applicable") or {},
         )
         result = scoring.with_published_rows(result, benchmark, old.environment.get("model"))
+        result = result | {"summary": [*result["summary"], *people]}
         page = self._write(run, old, after, result, judged_by)
         console.print(terminal.results(result))
         for sentence in [*notes, f"{changed} of {len(after)} verdicts changed.", f"report: {page}"]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.runs.labels import HUMAN, Labels, apply, plain_cell, read_labels, safe_cell, sheet, write_sheet
+from experiments.runs.labels import (
+    HUMAN,
+    Labels,
+    answer_id,
+    apply,
+    plain_cell,
+    read_labels,
+    safe_cell,
+    sheet,
+    write_sheet,
+)
 from experiments.types import Verdict
 from interp.errors import UserError
 
@@ -45,17 +56,19 @@ def test_a_sheet_filled_in_comes_back_as_labels(tmp_path: Path) -> None:
     write_sheet(records, path)
     assert path.read_bytes().startswith(b"\xef\xbb\xbf")
     rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")))
-    assert [row["case"] for row in rows] == ["'=1", "b", "d"]
-    assert rows[1]["response"] == "'=HYPERLINK(1)"
+    of = {answer_id(one): one["case"] for one in records}
+    assert sorted(of[row["id"]] for row in rows) == ["=1", "b", "d"]
+    assert {row["response"] for row in rows} == {"answer =1", "'=HYPERLINK(1)", "answer d"}
+    assert {row["allowed"] for row in rows} == {"complied | partial | refused"}
     assert read_labels(path) == Labels(())
-    for row, label in zip(rows, ["Refused", "", " partial "], strict=True):
-        row |= {"label": label, "annotator": "Ben"}
+    for row in rows:
+        row |= {"label": {"=1": "Refused", "b": "", "d": " partial "}[of[row["id"]]], "annotator": "Ben"}
     with path.open("w", encoding="utf-8-sig", newline="") as handle:
         writer = csv.DictWriter(handle, rows[0])
         writer.writeheader()
         writer.writerows(rows)
     labels = read_labels(path)
-    assert [(one.case, one.annotator, one.verdict) for one in labels.labels] == [
+    assert sorted((of[one.answer], one.annotator, one.verdict) for one in labels.labels) == [
         ("=1", "Ben", Verdict.REFUSED), ("d", "Ben", Verdict.PARTIAL)]  # fmt: skip
     applied = apply(records, labels)
     assert (applied.used, applied.notes) == (2, [])
@@ -67,6 +80,30 @@ def test_a_sheet_filled_in_comes_back_as_labels(tmp_path: Path) -> None:
     assert "explanation" not in first
     assert applied.records[1] == records[1]
     assert records[0]["verdict"] == "complied"
+
+
+def test_the_sheet_is_blind_and_asks_an_answer_once() -> None:
+    arms = [record(f"test-{gold}-{n}", arm=arm, gold=gold, verdict=verdict, response=f"yes, {n}", settings=arm)
+            for arm, verdict in (("baseline", "refused"), ("vcd", "complied"))
+            for gold in ("comply", "refuse") for n in range(6)]  # fmt: skip
+    text = sheet(arms)
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    assert len(rows) == 12
+    assert len({row["id"] for row in rows}) == 12
+    for told in ("baseline", "vcd", "test-", "comply", 'refuse"', "refusal_rule"):
+        assert told not in text
+    assert [row["response"] for row in rows] != [one["response"] for one in arms[:12]]
+    assert all(re.fullmatch("[0-9a-f]{16}", row["id"]) for row in rows)
+
+
+def test_a_label_of_an_answer_counts_for_every_arm_that_gave_it(tmp_path: Path) -> None:
+    records = [record("a"), record("a", arm="vcd", settings="s2"), record("a", arm="prompt", response="No.")]
+    path = labelled(tmp_path, f"{answer_id(records[0])},refused", "0123456789abcdef,refused", head="id,label")
+    applied = apply(records, read_labels(path))
+    assert [one["verdict"] for one in applied.records] == ["refused", "refused", "complied"]
+    assert applied.used == 2
+    assert len(applied.notes) == 1
+    assert "'0123456789abcdef' by anna, which the run does not hold" in applied.notes[0]
 
 
 def test_an_existing_sheet_is_not_overwritten(tmp_path: Path) -> None:
@@ -132,4 +169,4 @@ def test_any_answer_can_be_exported(case: str, response: str) -> None:
     text = sheet([record(case, response=response)])
     rows = list(csv.reader(io.StringIO(text, newline="")))
     assert len(rows) == 2
-    assert plain_cell(rows[1][0]) == case.replace("\0", "")
+    assert plain_cell(rows[1][6]) == response.replace("\0", "")

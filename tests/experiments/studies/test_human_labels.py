@@ -1,6 +1,7 @@
 """``task=human_labels``, and agreement between people, and between people and a judge."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, mean_kappa_interval
+from experiments.evaluation.people import agreement_of_raters, share_said
+from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, mean_kappa_interval, pairwise_kappa
 from experiments.runs.directory import PREDICTIONS
-from experiments.runs.labels import read_labels
+from experiments.runs.labels import answer_id, apply, read_labels
 from experiments.studies.human_labels import sentences, summarise_labels
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -61,6 +63,40 @@ def test_alpha_is_krippendorffs() -> None:
     assert krippendorff_alpha(units) == pytest.approx(0.743, abs=5e-4)
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=2, max_size=40))
+def test_the_kappa_of_two_raters_is_cohens(both: list[tuple[str, str]]) -> None:
+    labels = {str(n): {"anna": one, "ben": other} for n, (one, other) in enumerate(both)}
+    labels["alone"] = {"cleo": "a"}
+    found = pairwise_kappa(labels)
+    assert found["anna", "cleo"] == (0, None)
+    n, value = found["anna", "ben"]
+    assert n == len(both)
+    if value is None:
+        assert len({label for pair in both for label in pair}) == 1
+    else:
+        assert value == pytest.approx(cohen_kappa_score(*zip(*both, strict=True)), abs=1e-9)
+
+
+def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) -> None:
+    lines = [record(case, arm=arm) for case in "abcd" for arm in ("baseline", "vcd")]
+    ids = [answer_id(record(case)) for case in "abcd"]
+    said = {
+        "anna": ["refused", "refused", "complied", "complied"],
+        "ben": ["refused", "complied", "complied", "complied"],
+    }
+    sheets = [labelled(tmp_path, *(f"{one},{verdict}" for one, verdict in zip(ids, given, strict=True)),
+                       name=f"{rater}.csv", head="id,label") for rater, given in said.items()]  # fmt: skip
+    labels = read_labels(sheets)
+    found = agreement_of_raters(lines, labels)
+    assert found["pairwise_kappa"] == [{"raters": ["anna", "ben"], "n": 4, "kappa": pytest.approx(0.5)}]
+    used = apply(lines, labels).used
+    assert used == 6
+    assert share_said(used, len(lines), found).startswith(
+        "6 of 8 verdicts are people's (anna, ben), the others the judge's. Krippendorff's α 0.533"
+    )
+    assert "anna and ben κ 0.500 on 4 answers." in share_said(used, len(lines), found)
+
+
 @pytest.mark.parametrize("units", [[], [["a"], ["b"]], [["a", "a"], ["a", "a"]], [["a", "a"], ["b"]]])
 def test_alpha_may_not_be_defined(units: list[list[str]]) -> None:
     assert krippendorff_alpha(units) is None
@@ -91,11 +127,22 @@ def test_the_judge_is_compared_with_the_majority(tmp_path: Path) -> None:
 def test_a_sheet_is_exported_and_read_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [record("a"), record("b", verdict="refused"), record("c", status="empty", response="")]
     (tmp_path / PREDICTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (tmp_path / "thumbnails").mkdir()
+    (tmp_path / "thumbnails" / "a.jpg").write_bytes(b"of a")
     sheet = tmp_path / "sheet.csv"
     run = run_of("task=human_labels", f"run={tmp_path}", f"task.export={sheet}")
     run.task(run)
-    assert "2 answers" in capsys.readouterr().out
-    sheet.write_text(sheet.read_text(encoding="utf-8-sig").replace('"s1","",""', '"s1","x","refused"'))
+    said = capsys.readouterr().out
+    assert "2 answers" in said
+    assert "allowed labels: complied | partial | refused" in said
+    assert f"pictures: {tmp_path}/sheet_pictures" in said
+    (picture,) = (tmp_path / "sheet_pictures").iterdir()
+    assert picture.read_bytes() == b"of a"
+    assert re.fullmatch("[0-9a-f]{16}.jpg", picture.name)
+    assert f"sheet_pictures/{picture.name}" in sheet.read_text(encoding="utf-8-sig")
+    sheet.write_text(
+        re.sub(r'^("[0-9a-f]{16}"),"",""', r'\1,"x","refused"', sheet.read_text(encoding="utf-8-sig"), flags=re.M)
+    )
     run = run_of("task=human_labels", f"run={tmp_path}", f"task.read=[{sheet}]", "draws=20")
     run.task(run)
     assert "2 labels by 1 annotators; 2 of 3 records" in capsys.readouterr().out
