@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from experiments import config
 from experiments import run as door
 from experiments.runs.launch import Launch, check_task, whole_weights
 from experiments.studies.languages import Languages
@@ -66,9 +67,9 @@ def test_a_full_disk_ends_in_one_sentence(
     def task(_: Any) -> None:
         Path("/dev/full").write_text("x")
 
-    monkeypatch.setattr(door, "build_run", lambda config: SimpleNamespace(task=task))
+    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task))
     with pytest.raises(SystemExit) as ended:
-        door.start.__wrapped__(None)  # type: ignore[attr-defined]
+        door.start(None)  # type: ignore[arg-type]
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said == "error: No space left on device; make room and run the same command again, which goes on from here\n"
@@ -82,9 +83,9 @@ def test_too_little_memory_names_the_model_and_the_way_out(
         raise error
 
     run = SimpleNamespace(task=task, model=SimpleNamespace(name="llava_7b"))
-    monkeypatch.setattr(door, "build_run", lambda config: run)
+    monkeypatch.setattr(config, "build_run", lambda _: run)
     with pytest.raises(SystemExit) as ended:
-        door.start.__wrapped__(SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[attr-defined]
+        door.start(SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[arg-type]
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("error: not enough memory for llava_7b; take a smaller batch_size")
 
@@ -93,15 +94,15 @@ def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
     def task(_: Any) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(door, "build_run", lambda config: SimpleNamespace(task=task))
+    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task))
     with pytest.raises(RuntimeError, match="shapes differ"):
-        door.start.__wrapped__(None)  # type: ignore[attr-defined]
+        door.start(None)  # type: ignore[arg-type]
 
 
 def test_a_missing_file_is_no_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "build_run", lambda config: Path("/no/such").read_text())
+    monkeypatch.setattr(config, "build_run", lambda _: Path("/no/such").read_text())
     with pytest.raises(FileNotFoundError):
-        door.start.__wrapped__(None)  # type: ignore[attr-defined]
+        door.start(None)  # type: ignore[arg-type]
 
 
 def test_weights_are_whole_also_under_a_launch_for_sharded_training(monkeypatch: pytest.MonkeyPatch) -> None:
