@@ -9,6 +9,7 @@ Models and prompts
     Prompt, Generation    one question; the answers to a batch of them, with Yes/No margins
     Metric, logit_difference   what tools measure: the Yes/No margin, or any function of the first token's logits
     segment               which token is image, question, system text, template or sink
+    float32_head, native_head       logits before they are rounded to the model's type; why they cannot be had
     FeatureCache, shared_features   reuse of image features while several methods answer the same prompts
     UserError             what every function here raises for a mistake of its caller
 
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from interp.lens import logit_lens
     from interp.logit_attribution import direct_logit_attribution
     from interp.metric import Metric, logit_difference
+    from interp.output_head import float32_head, native_head
     from interp.patching import misaligned, patch
     from interp.plot import head_grid, image_overlay, layer_curves, layer_groups, text_heat
     from interp.probes import Probe, probe
@@ -93,6 +95,7 @@ _NAMES = {
         "save_directions",
     ),
     "errors": ("UserError",),
+    "output_head": ("float32_head", "native_head"),
     "generation": ("Generation",),
     "hooks.forward": ("paused",),
     "hooks.residual": ("edit_residual", "residuals"),

@@ -208,7 +208,7 @@ def _forward(vlm: "VLM", encoded: dict[str, Any], embed: Any) -> Callable[[Tenso
     ) -> Float[Tensor, "variant"]:
         batch = _repeated(encoded, len(pixels))
         batch["pixel_values"] = pixels.flatten(0, 1).to(vlm.dtype)
-        with _embedded(embed, embeddings.to(vlm.dtype)):
+        with _embedded(embed, embeddings.to(vlm.dtype)), vlm.float32_logits():
             return vlm.margin(vlm.model(**batch, logits_to_keep=1).logits[:, -1])
 
     return margins

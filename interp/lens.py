@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.hooks.residual import Place, residuals
+from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
@@ -111,16 +112,20 @@ def logit_lens(
 
 def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, "row"]:
     """The margins of given hidden states; float32 on the CPU."""
-    return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, batch_size)])
+    answers = [token for ids in vlm.answer_ids for token in ids]
+    return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, batch_size, answers)])
 
 
 def _logits(
-    vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32
+    vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32, tokens: Sequence[int] | None = None
 ) -> Iterator[Float[Tensor, "some vocab"]]:
-    """The logits of given hidden states, some rows at a time: all at once would take gigabytes."""
+    """The logits of given hidden states, some rows at a time: all at once would take gigabytes.
+
+    Those of ``tokens`` (None: of all) are float32.
+    """
     norm, head = (vlm.layout.module(vlm.model, part) for part in ("final_norm", "lm_head"))
     cap = getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None)
     for some in hidden.split(batch_size):
-        with torch.no_grad():
+        with torch.no_grad(), float32_head(vlm.model, tokens):
             logits = head(norm(some.to(vlm.device, vlm.dtype)))
             yield logits if cap is None else (logits / cap).tanh() * cap

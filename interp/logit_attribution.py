@@ -229,7 +229,7 @@ def _slope(
     vlm: "VLM", norm: Any, final: Float[Tensor, "row width"], metric: "Metric"
 ) -> tuple[Float[Tensor, "row width"], Float[Tensor, "row"], Float[Tensor, "row"]]:
     """The metric's gradient by the normed state, what it has beside that (``constant``), and its value."""
-    with torch.enable_grad():
+    with torch.enable_grad(), vlm.float32_logits(metric):
         normed = norm(final).detach().requires_grad_()
         value = metric(vlm.layout.module(vlm.model, "lm_head")(normed).float()).float()
         (slope,) = torch.autograd.grad(value.sum(), normed)

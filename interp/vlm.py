@@ -5,6 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from interp.families import encode_pieces, layout_for
 from interp.first_scores import FirstScores, margin_of
 from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
 from interp.metric import Metric
+from interp.output_head import float32_head, native_head
 from interp.prompt import Prompt, render, to_rgb
 
 __all__ = ["VLM", "Generation", "Prompt", "load"]
@@ -169,6 +171,16 @@ class VLM:
         return answer_ids(self.tokenizer, self.render(probe), name=self.name, words=(one, other))
 
     @property
+    def rounded(self) -> str:
+        """Why margins are rounded as the model's type is, as a sentence; "" if they are float32."""
+        return native_head(self.model)
+
+    def float32_logits(self, metric: Metric | None = None) -> AbstractContextManager[None]:
+        """While open, the logits that ``metric`` (default: the margin) needs are float32 (``interp.output_head``)."""
+        answers = [token for ids in self.answer_ids for token in ids]
+        return float32_head(self.model, answers if metric is None or metric == self.margin else None)
+
+    @property
     def speaker(self) -> Any:
         """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
         return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
@@ -255,7 +267,7 @@ class VLM:
         check_call(options, batch["attention_mask"], seed)
         first = FirstScores(logits_processor or (), self.answer_ids, options)
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
-        with own_length(self.speaker), seeded(seed, self.device):
+        with own_length(self.speaker), seeded(seed, self.device), float32_head(self.model, first.exact):
             output = self.model.generate(**batch, **options)
         ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
@@ -294,7 +306,8 @@ class VLM:
             batch["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
         # A list: the hidden states it selects from may be on another device than the inputs.
         columns = sorted(set(last))
-        with torch.no_grad():  # without a cache: nothing is decoded, and keys and values take gigabytes at 7B
+        # Without a cache: nothing is decoded, and keys and values take gigabytes at 7B.
+        with torch.no_grad(), self.float32_logits(metric):
             logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
         chosen = logits[list(range(len(last))), [columns.index(column) for column in last]]
         return (metric or self.margin)(chosen).float().cpu()

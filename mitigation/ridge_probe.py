@@ -247,7 +247,7 @@ def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> F
             leaves.append(here.hidden.detach().requires_grad_())
             return leaves[0]
 
-        with torch.enable_grad(), edit_residual(vlm, begin, layers=[point]):
+        with torch.enable_grad(), edit_residual(vlm, begin, layers=[point]), vlm.float32_logits():
             margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1).logits[:, -1])
             (gradient,) = torch.autograd.grad(margins.sum(), leaves)
         total = total + gradient[:, -1].float().sum(0).cpu()  # left padding: the verdict is the last column

@@ -166,6 +166,8 @@ def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
     else:
         dtype = str(vlm.dtype).removeprefix("torch.")
         model |= {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
+        if rounded := getattr(vlm, "rounded", ""):
+            model["rounded"] = rounded
     model["title"] = provenance.model_title(model)
     if adapters := provenance.adapters(run.arms):
         model["adapters"] = adapters
@@ -207,6 +209,11 @@ class Study:
     def model_title(self) -> str:
         """The model as reports call it: its name, and the beginning of its weights' hash."""
         return provenance.model_title(self.environment["model"])
+
+    @property
+    def rounded(self) -> str:
+        """Why margins are rounded as the model's type is, as a sentence; "" if they are float32."""
+        return str(self.environment["model"].get("rounded", ""))
 
     def records(self) -> list[dict[str, Any]]:
         """The records of this run's arms and cases; a later record of a case and arm replaces an earlier one.
@@ -316,7 +323,7 @@ class Study:
             current,
             study="baseline" if self.run.arm in self.faults else self.run.arm,
             where=f"{provenance.subject(self.environment['model'], self.run.arm)} on {self.run.benchmark.name}",
-            caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall, self._folds_said()))),
+            caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall, self._folds_said(), self.rounded))),
             missing=self.not_applicable,
         )
         result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"])

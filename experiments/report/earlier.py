@@ -23,7 +23,7 @@ from experiments.runs.saved import SavedRun
 AGAIN = (
     "metrics.json of this run was written under earlier rules; what stands here was computed again from its answers."
 )
-_STAY = ("bundled organism", "cases can run here")  # caveats on the model and on missing cases
+_STAY = ("bundled organism", "cases can run here", "own output head")  # caveats on the model and on missing cases
 
 
 def is_earlier(content: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ halves of the scores and returns the same row for both, so that the same token i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -30,6 +30,7 @@ from transformers.generation.streamers import BaseStreamer
 from interp.errors import UserError
 from interp.families import LAYOUTS, layout_for
 from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
+from interp.output_head import float32_head
 from mitigation.contrastive.formulas import contrast
 from mitigation.contrastive.kernels import fused
 from mitigation.contrastive.second_branch import check_inputs
@@ -103,13 +104,14 @@ def generate_paired(
             raise UserError(f"{name}={options[name]}; a pair of rows follows one sequence a prompt; leave {name} out")
     both = pair_inputs(model, inputs, noised)
     generate: Any = model.generate
-    output = generate(
-        **both,
-        **options | _PLAIN,
-        max_new_tokens=max_new_tokens,
-        logits_processor=LogitsProcessorList([*(logits_processor or ()), pairing]),
-        streamer=None if streamer is None else _CleanRows(streamer),
-    )
+    with float32_head(model):
+        output = generate(
+            **both,
+            **options | _PLAIN,
+            max_new_tokens=max_new_tokens,
+            logits_processor=LogitsProcessorList([*(logits_processor or ()), pairing]),
+            streamer=None if streamer is None else _CleanRows(streamer),
+        )
     rows, width = inputs["input_ids"].shape
     sequences = getattr(output, "sequences", output)
     return PairedOutput(sequences[:rows, both["input_ids"].shape[1] - width :], pairing.first_scores)
@@ -154,6 +156,8 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
     Raises:
         UserError: settings out of range, an odd number of rows, or noise from another device than the scores'.
     """
+
+    contrasts: ClassVar[bool] = True
 
     def __init__(
         self, *, alpha: float, beta: float | None, sampling: Sampling | None = None, kernel: str = "torch"

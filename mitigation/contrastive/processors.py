@@ -6,7 +6,7 @@ and the clean scores from ``generate``.
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,6 +37,8 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         vcd = VisualContrastiveLogitsProcessor(model, noised, alpha=1.0, beta=0.1)
         model.generate(**inputs, logits_processor=[vcd])
 
+    In 16 bits, ``with interp.float32_head(model):`` around that call keeps the logits' rounding out of the contrast.
+
     ``noised`` is ``inputs`` with a distorted picture. Works with greedy, sampled and streamed decoding. One processor
     serves one batch of prompts and any number of ``generate`` calls. Costs a second forward per token, and never
     synchronises with the device.
@@ -62,6 +64,8 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
             this one, detected by comparison with the model's own logits. On an accelerator the comparisons do not wait
             for the device, so these errors can come one step late.
     """
+
+    contrasts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -180,6 +184,8 @@ class RuleLogitsProcessor(LogitsProcessor):
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
     """
+
+    contrasts: ClassVar[bool] = True
 
     def __init__(
         self,

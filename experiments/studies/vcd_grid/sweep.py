@@ -6,7 +6,7 @@ that weight would continue with a text that has not been generated yet. The answ
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -123,6 +123,8 @@ class ReplayedVCD:
 
 class _BranchRecorder(LogitsProcessor):
     """The eager contrast, keeping both branches' logits of every step."""
+
+    contrasts: ClassVar[bool] = True
 
     def __init__(self, branch: SecondBranch, *, alpha: float, beta: float | None) -> None:
         self._branch, self._alpha, self._beta = branch, alpha, beta

@@ -17,6 +17,7 @@ from experiments.evaluation.study import Study, limited
 from experiments.evaluation.study import run as evaluate_run
 from experiments.runs.directory import RunStore, open_run
 from experiments.types import Kind, Loaded
+from interp import output_head
 from interp.errors import UserError
 from interp.vlm import VLM
 from mitigation.method import Baseline
@@ -81,6 +82,19 @@ def test_where_attention_cannot_be_looked_at_the_study_is_kept(
     folder = evaluate(study(saved, tmp_path, "limit=4"))
     assert (folder / "report.html").exists()
     assert "attention was not analysed: the self-test failed by 0.3" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_head_that_stays_rounded_is_said_once(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output_head._Head, "_asked", lambda head: "its weights are offloaded; give it a device")
+    folder = evaluate(study(saved, tmp_path, "limit=2", "model.dtype=bfloat16", "attention=null"))
+    caveats = json.loads((folder / "metrics.json").read_text())["caveats"]
+    assert sum("its weights are offloaded; give it a device" in caveat for caveat in caveats) == 1
+    assert "its weights are offloaded" in json.loads((folder / "environment.json").read_text())["model"]["rounded"]
+    assert "its weights are offloaded" in (folder / "report.html").read_text()
+    said = capsys.readouterr()
+    assert [said.out.count("its weights are offloaded"), said.err.count("its weights are offloaded")] == [1, 1]
 
 
 def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
