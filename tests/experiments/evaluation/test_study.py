@@ -88,7 +88,7 @@ def test_a_head_that_stays_rounded_is_said_once(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output_head._Head, "_asked", lambda head: "its weights are offloaded; give it a device")
-    folder = evaluate(study(saved, tmp_path, "limit=2", "model.dtype=bfloat16", "attention=null"))
+    folder = evaluate(study(saved, tmp_path, "limit=2", "model.dtype=bfloat16", "attention=false"))
     caveats = json.loads((folder / "metrics.json").read_text())["caveats"]
     assert sum("its weights are offloaded; give it a device" in caveat for caveat in caveats) == 1
     assert "its weights are offloaded" in json.loads((folder / "environment.json").read_text())["model"]["rounded"]
