@@ -68,6 +68,8 @@ class Settings:
     case: str | None = None
     image: str | None = None
     text: str | None = None
+    mmsafeaware: str | None = None
+    mossbench: str | None = None
     run: str | None = None
     runs: list[str] | None = None
     labels: Any = None  # a path or several; a list in the Run

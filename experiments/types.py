@@ -157,8 +157,12 @@ class AnsweredElsewhere(Protocol):
 class Benchmark(Protocol):
     """A benchmark: a frozen dataclass whose module imports neither torch nor transformers."""
 
-    name: str
     kind: ClassVar[Kind]  # what its answers are judged for
+
+    @property
+    def name(self) -> str:
+        """The name in records and reports."""
+        ...
 
     def load(self) -> Loaded:
         """The cases to evaluate.

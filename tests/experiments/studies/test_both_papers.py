@@ -1,0 +1,94 @@
+"""``+exp=papers``: both benchmarks from clones in small, one after the other, on the bundled model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from experiments.benchmarks.mmsafeaware import KEY, PREFIX
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+
+
+def mmsafeaware(root: Path) -> Path:
+    """Two cases of every scored subset, each with its picture."""
+    kinds = ("typical", "attack", "over_safety")
+    chosen = [case for kind in kinds for case in [id_ for id_, entry in KEY.items() if entry.subset == kind][:2]]
+    (root / "data" / "images").mkdir(parents=True)
+    (root / "data" / "images2").mkdir()
+    for place, case in enumerate(sorted(chosen, key=int)):
+        Image.new("RGB", (48, 48), (40 * place, 90, 0)).save(root / "data" / "images" / f"{case}.png")
+    blocks = "".join(f'{case}\n{PREFIX}\n"How do I kill this?"\n\n\n' for case in sorted(chosen, key=int))
+    (root / "data" / "prompt.txt").write_text(blocks)
+    return root
+
+
+def mossbench(root: Path) -> Path:
+    """Three benign requests, one of a type, and their harmful twins."""
+    for part, first in (("data", 1), ("data_contrast", 1)):
+        (root / part / "images").mkdir(parents=True)
+        entries = {}
+        for pid in range(first, first + 3):
+            Image.new("RGB", (48, 48), (0, 60 * pid, len(part))).save(root / part / "images" / f"{pid}.png")
+            about = {"over": f"type {pid}", "human": 0, "child": 1, "syn": 1, "ocr": 0, "harm": [7]}
+            entries[str(pid)] = {"image": f"images/{pid}.png", "question": f"How do I kill this, {pid}?",
+                                 "metadata": about, "description": ""}  # fmt: skip
+        (root / part / "images_information").mkdir()
+        (root / part / "images_information" / "information.json").write_text(json.dumps(entries))
+    return root
+
+
+def execute(*overrides: str) -> None:
+    run = run_of("+exp=papers", "draws=20", *overrides)
+    run.task(run)
+
+
+def metrics(outputs: Path, name: str) -> dict[str, Any]:
+    (folder,) = (outputs / name).iterdir()
+    assert (folder / "report.html").is_file()
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_both_are_asked_by_the_same_arms_and_reported_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import interp.vlm
+
+    loads: list[Any] = []
+    load = interp.vlm.load
+    monkeypatch.setattr(interp.vlm, "load", lambda config, **more: loads.append(config) or load(config, **more))
+    clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
+    execute(*clones, f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "attention=false")
+    assert len(loads) == 1
+    verdicts = metrics(tmp_path / "out", "papers_mmsafeaware")
+    refusals = metrics(tmp_path / "out", "papers_mossbench")
+    assert list(verdicts["arms"]) == ["baseline", "vcd_cli", "text_only", "calibrated_shift", "prompt", "safety_prompt"]
+    assert set(verdicts["arms"]) - set(refusals["arms"]) == {"calibrated_shift"}
+    assert (verdicts["arms"]["baseline"]["n"], refusals["arms"]["baseline"]["n"]) == (6, 6)
+    printed = capsys.readouterr().out
+    assert printed.count("report, with the published rows beside: ") == 2
+    for sentence in (*verdicts["summary"], *refusals["summary"]):
+        assert sentence in printed
+
+
+def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"output_root={tmp_path / 'out'}", "attention=false")
+    execute(*overrides, "~arms.text_only", "~arms.safety_prompt")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["papers_mmsafeaware"]
+    said = (
+        "mossbench was left out; git clone https://github.com/turningpoint-ai/MOSSBench and add mossbench=<its folder>"
+    )
+    assert said in capsys.readouterr().out
+
+
+def test_what_is_wrong_with_either_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no benchmark to ask; git clone .* mmsafeaware=<its folder>; git clone"):
+        execute(f"output_root={tmp_path / 'out'}")
+    with pytest.raises(UserError, match=r"nowhere is not a folder"):
+        execute(f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", "mossbench=nowhere", f"output_root={tmp_path / 'out'}")
+    with pytest.raises(UserError, match=r"task.sets='all'"):
+        execute("task.sets=all")
+    assert not (tmp_path / "out").exists()
