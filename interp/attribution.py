@@ -7,7 +7,7 @@ all other tokens keep their positions. The baseline of a picture is a plain one 
 Q-Former reads the question separately; what reaches the margin that way is not counted.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +21,9 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
+from interp.batching import halved, open_road, scores
 from interp.errors import UserError
+from interp.gradients import activation_gradients
 from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 
@@ -72,7 +74,7 @@ def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch
     """Integrated gradients from a plain picture and full stops to the prompt (Sundararajan et al. 2017, equation 1).
 
     Pixels and text embeddings are interpolated together, at ``steps`` Gauss-Legendre nodes. ``batch_size`` nodes are
-    run at a time; memory for their gradients grows with it.
+    run at a time, fewer where the open road allows fewer tokens or memory runs out (``interp.batching``).
 
     Raises:
         UserError: the prompt has no image, or fewer than one step.
@@ -90,9 +92,14 @@ def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch
     inputs = (encoded["pixel_values"][None].float(), text)
     baselines = (plain["pixel_values"][None].float(), silent)
     forward = _forward(vlm, dict(encoded), embed)
-    pixels, embeddings = IntegratedGradients(forward).attribute(
-        inputs, baselines, n_steps=steps, internal_batch_size=batch_size
-    )
+
+    def attributed(size: int) -> tuple[Tensor, Tensor]:
+        with activation_gradients(vlm):
+            return IntegratedGradients(forward).attribute(inputs, baselines, n_steps=steps, internal_batch_size=size)
+
+    rule = open_road(batch_size).rule
+    fits = batch_size if rule.tokens is None else max(1, rule.tokens // text.shape[1])
+    pixels, embeddings = halved(min(batch_size, rule.rows, fits), attributed)
     with torch.no_grad():
         margin, baseline_margin = (float(forward(*some)) for some in (inputs, baselines))
     tokens = reduce(embeddings[0], "column dim -> column", "sum")
@@ -154,7 +161,7 @@ def occlude_image(
             for box in (box for box, keep in zip(boxes, kept, strict=True) if not keep):
                 painted.paste(colour, box)
             variants.append(replace(prompt, image=painted))
-        return vlm.score(variants)
+        return scores(vlm, variants)
 
     return rearrange(_ablate(margins, len(boxes), batch_size), "(row column) -> row column", row=rows)
 
@@ -176,8 +183,12 @@ def occlude_words(vlm: "VLM", prompt: "Prompt", *, batch_size: int = 16) -> pd.D
                                                 for c in word.columns])
             for row in present.tolist()
         ]  # fmt: skip
-        batch = _repeated(encoded, len(ids)) | {"input_ids": torch.cat(ids)}
-        return vlm.score([prompt] * len(ids), encoded=batch)
+
+        def scored(some: Sequence[Tensor]) -> Float[Tensor, "variant"]:
+            batch = _repeated(encoded, len(some)) | {"input_ids": torch.cat(list(some))}
+            return vlm.score([prompt] * len(some), encoded=batch)
+
+        return torch.cat(open_road(batch_size).limit.parts(ids, scored, name=lambda _: prompt.key or prompt.text))
 
     values = _ablate(margins, len(words), batch_size)
     return pd.DataFrame({"word": [word.text for word in words], "attribution": values.tolist()})
@@ -209,7 +220,7 @@ def _forward(vlm: "VLM", encoded: dict[str, Any], embed: Any) -> Callable[[Tenso
         batch = _repeated(encoded, len(pixels))
         batch["pixel_values"] = pixels.flatten(0, 1).to(vlm.dtype)
         with _embedded(embed, embeddings.to(vlm.dtype)), vlm.float32_logits():
-            return vlm.margin(vlm.model(**batch, logits_to_keep=1).logits[:, -1])
+            return vlm.margin(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
 
     return margins
 

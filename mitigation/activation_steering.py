@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interp.batching import scores
 from interp.errors import UserError
 from interp.tensor_file import digest_of
 from mitigation.validation import check_point, check_seed, check_strength
@@ -141,11 +142,6 @@ class LearnedSteering:
         return edited
 
 
-def says_yes(vlm: "VLM", prompts: "Sequence[Prompt]", *, batch_size: int = 32) -> list[bool]:
+def says_yes(vlm: "VLM", prompts: "Sequence[Prompt]") -> list[bool]:
     """Whether the model's own margin is above 0, for each prompt."""
-    margins = [
-        margin
-        for first in range(0, len(prompts), batch_size)
-        for margin in vlm.score(prompts[first : first + batch_size]).tolist()
-    ]
-    return [margin > 0 for margin in margins]
+    return [margin > 0 for margin in scores(vlm, prompts).tolist()]

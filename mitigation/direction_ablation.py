@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from interp.batching import scores
 from interp.errors import UserError
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.activation_steering import says_yes
@@ -204,13 +205,12 @@ class AblateRandom:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
 
-def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor", *, batch_size: int = 32) -> float:
+def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor") -> float:
     """The mean margin of ``prompts`` without the direction: high if cases called unsafe are then called safe."""
     from mitigation.orthogonalization import projected
 
     with projected(vlm, direction):
-        batches = [prompts[first : first + batch_size] for first in range(0, len(prompts), batch_size)]
-        return sum(float(vlm.score(batch).sum()) for batch in batches) / len(prompts)
+        return float(scores(vlm, prompts).double().mean())
 
 
 @lru_cache(maxsize=1)  # batches ask for it one after another

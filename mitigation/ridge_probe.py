@@ -14,13 +14,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.batching import measured
 from interp.errors import UserError
+from interp.gradients import activation_gradients
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
-BATCH = 32
 PENALTIES = (0.01, 0.1, 1.0, 10.0)
 """Ridge penalties of the probe; features are scaled to a mean square length of 1 per case."""
 GRADIENT_CASES = 128
@@ -201,7 +202,7 @@ def learn_readout(
     labels = torch.as_tensor(list(safe), dtype=torch.bool)
     fold = _folds(prompts, labels, folds=folds, seed=seed)
     points = tuple(range(1, last_layer(vlm) + 1)) if point is None else (point,)
-    read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *points), batch_size=BATCH)
+    read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *points))
     best: tuple[float, int, float, float] | None = None
     for here in points:
         at = _at(read, here, conjunction)
@@ -236,27 +237,28 @@ def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> F
     """
     # Each case costs a backward pass, and more cases hardly change the mean.
     prompts = prompts[:: -(-len(prompts) // GRADIENT_CASES)]
-    total = torch.zeros(1)
-    for first in range(0, len(prompts), BATCH):
-        encoded = dict(vlm.encode(prompts[first : first + BATCH]))
+
+    def gradients(some: list[int]) -> Float[Tensor, "row width"]:
+        encoded = dict(vlm.encode([prompts[index] for index in some]))
         if vlm.layout.position_kind == "1d":  # as in generate()
             encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
         leaves: list[Tensor] = []
 
-        def begin(here: LayerStates, leaves: list[Tensor] = leaves) -> Tensor:
+        def begin(here: LayerStates) -> Tensor:
             leaves.append(here.hidden.detach().requires_grad_())
             return leaves[0]
 
-        with torch.enable_grad(), edit_residual(vlm, begin, layers=[point]), vlm.float32_logits():
-            margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1).logits[:, -1])
+        with activation_gradients(vlm), edit_residual(vlm, begin, layers=[point]), vlm.float32_logits():
+            margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1, use_cache=False).logits[:, -1])
             (gradient,) = torch.autograd.grad(margins.sum(), leaves)
-        total = total + gradient[:, -1].float().sum(0).cpu()  # left padding: the verdict is the last column
-    return total / len(prompts)
+        return gradient[:, -1].float().cpu()  # left padding: the verdict is the last column
+
+    return measured(vlm, prompts, gradients).mean(0)
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", point: int, *, image: bool) -> Pooled:
     """The inputs of a probe at ``point`` for each prompt, float32 on the CPU."""
-    return _at(residuals(vlm, prompts, places=_places(image), layers=(0, point), batch_size=BATCH), point, image)
+    return _at(residuals(vlm, prompts, places=_places(image), layers=(0, point)), point, image)
 
 
 @dataclass

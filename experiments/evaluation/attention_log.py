@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.batching import batches
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.directory import write_json
 from experiments.types import Sample
+from interp.batching import gathered
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,7 +81,6 @@ DROPPED = ("padding",)
 class _RecordedBatch(NamedTuple):
     """One batch of cases under one arm."""
 
-    samples: Sequence[Sample]
     generation: "Generation"
     maps: "Mapping[tuple[int, int], AttentionMap]"  # by row of the batch and step
     rows: "Sequence[RowSegments]"
@@ -106,7 +105,6 @@ def record_cases(
     samples: Sequence[Sample],
     folder: Path,
     *,
-    batch_size: int,
     max_new_tokens: int,
 ) -> dict[str, Any]:
     """Answers ``samples`` under ``arms`` once more and writes where the first tokens of each answer looked.
@@ -124,9 +122,9 @@ def record_cases(
     refused: list[str] = []
     for arm, method in arms.items():
         try:
-            for batch in _recorded(vlm, method, samples, resolution, batch_size, max_new_tokens):
-                for row, sample in enumerate(batch.samples):
-                    cases.setdefault(sample.id, {})[arm] = _packed(vlm, batch, row, resolution)
+            recorded = _recorded(vlm, method, samples, resolution, max_new_tokens)
+            for sample, entry in zip(samples, recorded, strict=True):
+                cases.setdefault(sample.id, {})[arm] = entry
         except UserError as error:
             refused.append(f"{arm}: {error}")
     result = {"note": _note(resolution, len(samples), refused), "cases": cases}
@@ -140,23 +138,25 @@ def _recorded(
     method: "Method",
     samples: Sequence[Sample],
     resolution: MapResolution,
-    batch_size: int,
     max_new_tokens: int,
-) -> list[_RecordedBatch]:
+) -> list[dict[str, Any]]:
+    """What ``record_cases`` says of each case under one arm."""
     from interp.attention import record_attention
 
     steps = range(min(resolution.tokens, max_new_tokens))
-    found = []
-    for batch in batches(samples, batch_size):
+
+    def ask(some: "list[Prompt]") -> list[dict[str, Any]]:
         with record_attention(vlm, queries=steps, maps=steps) as log:
-            generation = method.generate(vlm, prompts_of(batch), max_new_tokens=max_new_tokens)
-        if len(log.rows) != len(batch):
+            generation = method.generate(vlm, some, max_new_tokens=max_new_tokens)
+        if len(log.rows) != len(some):
             raise UserError(
-                f"{len(log.rows)} prompts were forwarded for {len(batch)} cases; its attention is not one answer's; "
+                f"{len(log.rows)} prompts were forwarded for {len(some)} cases; its attention is not one answer's; "
                 "look at it with branch=sequential"
             )
-        found.append(_RecordedBatch(batch, generation, {(m.row, m.step): m for m in log.maps}, log.rows))
-    return found
+        batch = _RecordedBatch(generation, {(m.row, m.step): m for m in log.maps}, log.rows)
+        return [_packed(vlm, batch, row, resolution) for row in range(len(some))]
+
+    return gathered(vlm, prompts_of(samples), ask)
 
 
 def _packed(vlm: "VLM", batch: _RecordedBatch, row: int, resolution: MapResolution) -> dict[str, Any]:

@@ -271,7 +271,8 @@ class Study:
                 [sample for sample in self.samples if (folds[sample.id] == fold) is own] for own in (True, False)
             )
             label = f"{arm}, fold {fold}"
-            with self.console.status(f"{label}, learns from the {len(others)} cases of the others"):
+            said = f"{label}, learns from the {len(others)} cases of the others"
+            with self.console.status(said), self.answering.road(f"{label}, learning"):
                 method = training.learned_in(self.store, arm, untaught, self.vlm, others, fold)
             self.answering.answer(arm, method, held_out, self.loaded.manifest, label=label, fold=fold)
 
@@ -284,7 +285,8 @@ class Study:
             development = self.development
             assert development is not None  # checked before any weights
             samples = limited(development.samples, self.run.limit)
-            with self.console.status(f"{arm} learns from {len(samples)} cases of the development split"):
+            said = f"{arm} learns from {len(samples)} cases of the development split"
+            with self.console.status(said), self.answering.road(f"{arm}, learning"):
                 self._trained[arm] = training.learned_in(self.store, arm, method, self.vlm, samples)
         return self._trained[arm]
 

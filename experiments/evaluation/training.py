@@ -18,6 +18,7 @@ from experiments.config import digest
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Sample
+from interp.batching import resumable
 from interp.errors import UserError
 from mitigation.method import TrainableMethod, abilities
 from mitigation.threshold import ConstantShift
@@ -119,7 +120,8 @@ def learned(
     """``method`` trained on ``samples``, or read from ``out`` (safetensors) where an earlier launch has trained it.
 
     Rank 0 of ``launch`` (None: the current one) trains and writes ``out``; the others wait and read it. A training that
-    was killed leaves no ``out``.
+    was killed leaves no ``out``, and what it had measured of its cases for the next one. Batches are those of the road
+    that is open (``interp.batching``).
 
     Raises:
         UserError: names the arm; it cannot be trained on these cases, or ``out`` cannot be written.
@@ -177,8 +179,10 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
     draft = out.with_name(f"{out.stem}.part{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        method.learn(vlm, prompts, safe, out=draft)
-        draft.replace(out)
+        of = repr((method, vlm.name, vlm.revision, vlm.dtype, safe, [content_of(sample) for sample in samples]))
+        with resumable(out.with_suffix(".kept"), of=of):
+            method.learn(vlm, prompts, safe, out=draft)
+            draft.replace(out)
     except OSError as error:
         raise UserError(
             f"cannot write {out} ({error.strerror or error}); make room and run the same command again"

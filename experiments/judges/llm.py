@@ -18,6 +18,7 @@ from experiments.benchmarks.images import BadImage
 from experiments.judges.llm_reply import OPTIONS, question, read_verdict
 from experiments.judges.refusal_rules import EMPTY
 from experiments.types import Item, Judgement, Kind, Status, Verdict
+from interp.batching import gathered
 from interp.errors import UserError
 
 RAW_KEPT = 2_000  # characters of a judge's answer that could not be read
@@ -112,12 +113,14 @@ class LLMJudge:
                 prompts[prompt.image is not None].append((index, prompt))
             except BadImage as error:
                 votes[index] = Vote(named, Verdict.JUDGE_FAILED, f"the picture cannot be opened: {error}")
+
+        def ask(some: list[Any]) -> list[Vote]:
+            generation = voter.generate(some, max_new_tokens=self.max_new_tokens)
+            return [_vote(named, generation, row) for row in range(len(some))]
+
         for group in prompts.values():
-            for start in range(0, len(group), self.batch_size):
-                batch = group[start : start + self.batch_size]
-                generation = voter.generate([prompt for _, prompt in batch], max_new_tokens=self.max_new_tokens)
-                for row, (index, _) in enumerate(batch):
-                    votes[index] = _vote(named, generation, row)
+            said = gathered(voter, [prompt for _, prompt in group], ask, batch_size=self.batch_size)
+            votes.update(zip((index for index, _ in group), said, strict=True))
         return [votes[index] for index in range(len(items))]
 
     def _prompt(self, item: Item, repeat: int) -> Any:

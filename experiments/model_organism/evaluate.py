@@ -8,54 +8,47 @@ import pandas as pd
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, PerceptionQuestion, perception_questions
-from experiments.benchmarks.images import open_image
 from experiments.evaluation.answer import judged
-from experiments.evaluation.batching import batches
+from experiments.evaluation.attention_log import prompts_of
 from experiments.judges.yes_no import YesNo
 from experiments.metrics.yes_no import results
 from experiments.types import Sample
+from interp.batching import gathered
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM
+    from interp.vlm import VLM, Prompt
     from mitigation.method import Method
 
 LONGEST_ANSWER = 20  # tokens; a resolved sentence is the longest
 
 
 def perception_accuracy(
-    vlm: "VLM", split: Split, *, per_kind: int = 300, kinds: Sequence[str] = KINDS, batch_size: int = 60
+    vlm: "VLM", split: Split, *, per_kind: int = 300, kinds: Sequence[str] = KINDS
 ) -> dict[str, dict[str, float | int]]:
     """Share of perception questions answered word for word, by kind: ``{kind: {"accuracy", "n"}}``."""
     right = dict.fromkeys(kinds, 0)
     questions = [question for question in perception_questions(split, per_kind=per_kind) if question.kind in kinds]
-    for batch in batches(questions, batch_size):
-        for question, answer in zip(batch, _answers(vlm, batch), strict=True):
-            right[question.kind] += answer == question.answer
+    for question, answer in zip(questions, _answers(vlm, questions), strict=True):
+        right[question.kind] += answer == question.answer
     return {kind: {"accuracy": count / per_kind, "n": per_kind} for kind, count in right.items()}
 
 
-def _answers(vlm: "VLM", batch: Sequence[PerceptionQuestion]) -> list[str]:
+def _answers(vlm: "VLM", questions: Sequence[PerceptionQuestion]) -> list[str]:
     from interp.vlm import Prompt
 
-    prompts = [Prompt(question.question, question.scene.render(), key=question.id) for question in batch]
-    return vlm.generate(prompts, max_new_tokens=LONGEST_ANSWER).texts
+    prompts = [Prompt(question.question, question.scene.render(), key=question.id) for question in questions]
+    return gathered(vlm, prompts, lambda some: vlm.generate(some, max_new_tokens=LONGEST_ANSWER).texts)
 
 
-def verdicts(
-    vlm: "VLM", samples: Sequence[Sample], arm: str, method: "Method", *, batch_size: int = 64
-) -> list[dict[str, Any]]:
+def verdicts(vlm: "VLM", samples: Sequence[Sample], arm: str, method: "Method") -> list[dict[str, Any]]:
     """Records of one arm on IconWorld cases, as a study writes them."""
-    from interp.vlm import Prompt
+    case_of = {sample.id: sample for sample in samples}
 
-    found: list[dict[str, Any]] = []
-    for batch in batches(samples, batch_size):
-        prompts = []
-        for sample in batch:
-            assert sample.image is not None
-            prompts.append(Prompt(sample.prompt, open_image(sample.image), key=sample.id))
-        generation = method.generate(vlm, prompts, max_new_tokens=8)
-        found += judged(batch, arm, "organism", generation, YesNo())
-    return found
+    def ask(some: "list[Prompt]") -> list[dict[str, Any]]:
+        generation = method.generate(vlm, some, max_new_tokens=8)
+        return list(judged([case_of[prompt.key] for prompt in some], arm, "organism", generation, YesNo()))
+
+    return gathered(vlm, prompts_of(samples), ask)
 
 
 def evaluate(vlm: "VLM", split: Split, *, seed: int = 0, draws: int = 2000) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from interp.errors import UserError
 
 IDENTITY = ".hydra/identity.json"
 PREDICTIONS = "predictions.jsonl"
+KEPT = "kept"  # a folder of what an interrupted analysis has measured; it goes when the analysis is done
 LAG = 60.0  # seconds until all machines see the same state of a shared file system
 
 

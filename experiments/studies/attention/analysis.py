@@ -18,7 +18,6 @@ import pandas as pd
 from jaxtyping import Float
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
 from experiments.metrics.findings import RULES
 from experiments.runs.analyses import apart
@@ -35,6 +34,7 @@ from experiments.studies.attention.tables import (
     write_tables,
 )
 from experiments.types import Sample
+from interp.batching import scores
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def analyse_failures(
     seed: int,
     draws: int,
     limit: int | None = LIMIT,
-    batch_size: int = 24,
     max_new_tokens: int = 16,
     layers: Sequence[int] | None = None,
     segments: Sequence[str] | None = None,
@@ -66,7 +65,8 @@ def analyse_failures(
 ) -> dict[str, Any]:
     """Writes ``attention.json``, the tables, maps and figures into ``out_dir``, and returns the contents of the first.
 
-    Figures and attributions that fail are missing, each by itself (``experiments.runs.analyses``).
+    Figures and attributions that fail are missing, each by itself (``experiments.runs.analyses``). Batches are those of
+    the road that is open (``interp.batching``).
 
     Args:
         records: the run's predictions; those of the baseline are analysed.
@@ -92,8 +92,8 @@ def analyse_failures(
         if not some.cases:
             continue
         members = [case.sample for case in some.cases]
-        recorded = record_answers(vlm, members, batch_size=batch_size, max_new_tokens=max_new_tokens, layers=layers)
-        margins = intervention_margins(vlm, members, recorded, usable, batch_size=batch_size, layers=layers, seed=seed)
+        recorded = record_answers(vlm, members, max_new_tokens=max_new_tokens, layers=layers)
+        margins = intervention_margins(vlm, members, recorded, usable, layers=layers, seed=seed)
         parts.append(attention_tables(subset, some.cases, recorded, margins, vlm.tokenizer))
         write_maps(recorded, [sample.id for sample in members], folder / f"maps_{subset}.safetensors")
         worst += _worst(some, recorded, figures)
@@ -119,7 +119,6 @@ def intervention_margins(
     recorded: RecordedAnswers,
     usable: Sequence[Sample],
     *,
-    batch_size: int,
     layers: Sequence[int] | None,
     seed: int,
 ) -> pd.DataFrame:
@@ -130,7 +129,7 @@ def intervention_margins(
     from interp.attention_knockout import knockout
 
     with knockout(vlm, EDGES, layers=layers):
-        without_edge = _margins(vlm, recorded.prompts, batch_size)
+        without_edge = _margins(vlm, recorded.prompts)
     others = [image_donor(usable, sample, seed=seed) for sample in samples]
     table = pd.DataFrame(
         {
@@ -151,12 +150,12 @@ def intervention_margins(
         if other is not None and other.image is not None
     ]
     if prompts:
-        table.loc[table["swapped_with"].notna(), "margin_swapped"] = _margins(vlm, prompts, batch_size)
+        table.loc[table["swapped_with"].notna(), "margin_swapped"] = _margins(vlm, prompts)
     return table
 
 
-def _margins(vlm: "VLM", prompts: "Sequence[Prompt]", batch_size: int) -> Float[np.ndarray, "case"]:
-    return np.concatenate([vlm.score(batch).numpy() for batch in batches(prompts, batch_size)]).astype(np.float64)
+def _margins(vlm: "VLM", prompts: "Sequence[Prompt]") -> Float[np.ndarray, "case"]:
+    return scores(vlm, prompts).double().numpy()
 
 
 def _clear(out_dir: Path) -> None:

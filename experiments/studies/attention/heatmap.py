@@ -14,6 +14,7 @@ from experiments.benchmarks.iconworld.sentences import question
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedCase, sample_with_id
 from experiments.evaluation.study import describe, load_cases
 from experiments.judges.yes_no import anchored
@@ -24,11 +25,12 @@ from experiments.studies.attention.analysis import check_selection, intervention
 from experiments.studies.attention.figures import attended_case, draw_answers, draw_case
 from experiments.studies.attention.tables import attention_tables, record_answers, write_maps, write_tables
 from experiments.types import Loaded, Sample
+from interp.batching import gathered, road
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.studies.attention.tables import RecordedAnswers
-    from interp.vlm import VLM
+    from interp.vlm import VLM, Prompt
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,20 @@ class Heatmap:
 
         vlm = load(run.weights)
         check_selection(vlm, self.layers, None)
-        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
+
+        def say(rows: int) -> None:
+            console.print(f"heatmap: out of memory; asking {rows} at once from here on", highlight=False)
+
+        with (
+            open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store,
+            road(run.batch_rule, on_lowered=say),
+        ):
             folder = store.path / "attention"
             folder.mkdir()
             self_test_once(vlm, folder / "selftest.json")
             sample = named or first_failure(vlm, loaded.samples, run)
-            recorded = record_answers(
-                vlm, [sample], batch_size=1, max_new_tokens=run.max_new_tokens, layers=self.layers
-            )
-            margins = intervention_margins(
-                vlm, [sample], recorded, loaded.samples, batch_size=1, layers=self.layers, seed=run.seed
-            )
+            recorded = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
+            margins = intervention_margins(vlm, [sample], recorded, loaded.samples, layers=self.layers, seed=run.seed)
             failed = anchored(recorded.texts[0]).value != sample.gold
             tables = attention_tables(sample.subset, [MatchedCase(sample, failed)], recorded, margins, vlm.tokenizer)
             write_tables(tables, folder)
@@ -89,9 +94,8 @@ class Heatmap:
         if not isinstance(method, Method):
             return None, "it has to be trained first"
         try:
-            return record_answers(
-                vlm, [sample], batch_size=1, max_new_tokens=run.max_new_tokens, layers=self.layers, method=method
-            ), ""
+            tokens = run.max_new_tokens
+            return record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method), ""
         except UserError as error:
             return None, str(error)
 
@@ -124,10 +128,12 @@ def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:
         UserError: it gets all of them right.
     """
     members = [sample for sample in samples if sample.subset == "over_safety" and sample.image is not None]
-    for start in range(0, len(members), run.batch_size):
-        batch = members[start : start + run.batch_size]
-        answers = vlm.generate(prompts_of(batch), max_new_tokens=run.max_new_tokens)
-        for sample, text in zip(batch, answers.texts, strict=True):
+
+    def answers(some: "list[Prompt]") -> list[str]:
+        return vlm.generate(some, max_new_tokens=run.max_new_tokens).texts
+
+    for batch in batches(members, run.batch_size):  # in order, for it is the first that is looked for
+        for sample, text in zip(batch, gathered(vlm, prompts_of(batch), answers), strict=True):
             if anchored(text).value != sample.gold:
                 return sample
     raise UserError(f"none of {len(members)} over-safety cases is answered wrong; name the one to draw: case=<id>")

@@ -5,7 +5,7 @@ of a run's directory: one Parquet file a table, and the verdict's whole attentio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +14,10 @@ import pandas as pd
 from jaxtyping import Float
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.batching import batches
 from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
 from experiments.types import Sample
+from interp.batching import gathered
 from interp.errors import UserError
 from mitigation.method import Baseline
 
@@ -46,12 +46,13 @@ def record_answers(
     vlm: "VLM",
     samples: Sequence[Sample],
     *,
-    batch_size: int,
     max_new_tokens: int,
     layers: Sequence[int] | None = None,
     method: "Method" = BASELINE,
 ) -> RecordedAnswers:
     """Answers the cases (all with an image, or none) by ``method``; records verdict and generated tokens in ``layers``.
+
+    Batches are those of the road that is open (``interp.batching``).
 
     Raises:
         UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than
@@ -59,21 +60,42 @@ def record_answers(
     """
     from interp.attention import Queries, record_attention
 
+    def ask(some: "list[Prompt]") -> list[_RecordedAnswer]:
+        # A record of its own: one that memory ran out in is thrown away with what it has of the batch.
+        with record_attention(vlm, queries=Queries.GENERATED, maps=Queries.VERDICT, layers=layers) as log:
+            answers = method.generate(vlm, some, max_new_tokens=max_new_tokens)
+        if len(log.rows) != len(some):
+            raise UserError(
+                f"{len(log.rows)} prompts were forwarded for {len(some)} cases; its attention is not one answer's; "
+                "look at it with branch=sequential"
+            )
+        masses = dict(list(log.masses.groupby("row")))
+        maps = {found.row: found for found in log.maps}
+        return [
+            _RecordedAnswer(text, margin, masses[row], maps[row], log.rows[row])
+            for row, (text, margin) in enumerate(zip(answers.texts, answers.margins.tolist(), strict=True))
+        ]
+
     prompts = prompts_of(samples)
-    texts: list[str] = []
-    margins: list[float] = []
-    with record_attention(vlm, queries=Queries.GENERATED, maps=Queries.VERDICT, layers=layers) as log:
-        for batch in batches(prompts, batch_size):
-            generation = method.generate(vlm, batch, max_new_tokens=max_new_tokens)
-            texts += generation.texts
-            margins += generation.margins.tolist()
-    if len(log.rows) != len(prompts):
-        raise UserError(
-            f"{len(log.rows)} prompts were forwarded for {len(prompts)} cases; its attention is not one answer's; "
-            "look at it with branch=sequential"
-        )
-    maps = sorted(log.maps, key=lambda found: found.row)
-    return RecordedAnswers(prompts, texts, np.array(margins), log.masses, maps, log.rows)
+    found = gathered(vlm, prompts, ask)
+    return RecordedAnswers(
+        prompts,
+        [one.text for one in found],
+        np.array([one.margin for one in found]),
+        pd.concat([one.masses.assign(row=row) for row, one in enumerate(found)], ignore_index=True),
+        [replace(one.map, row=row) for row, one in enumerate(found)],
+        [one.segments for one in found],
+    )
+
+
+class _RecordedAnswer(NamedTuple):
+    """One case of ``RecordedAnswers``; ``masses`` and ``map`` still have the row of its batch."""
+
+    text: str
+    margin: float
+    masses: pd.DataFrame
+    map: "AttentionMap"
+    segments: "RowSegments"
 
 
 MASSES = ("case", "step", "layer", "head", "segment", "tokens", "mass", "mass_without_sink", "mass_per_token")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation.analyses import Analysis
 from experiments.types import AnsweredElsewhere
-from interp.batching import halved
 from mitigation.method import abilities
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ def _failures(study: "Study", *, options: dict[str, Any], in_full: bool) -> list
     run = study.run
     if run.benchmark.kind != "yes_no":
         return ["failures and successes were not compared by attention: that is done for yes/no verdicts"]
-    with study.console.status("attention of failures and matched successes"):
-        result = halved(run.batch_size, partial(_analysed, study, options))
+    with study.console.status("attention of failures and matched successes"), study.answering.road(FAILURES):
+        result = _analysed(study, options)
     if not in_full:
         return list(result["sentences"])
     from experiments.report.findings.attention import word_line
@@ -65,7 +64,7 @@ def _failures(study: "Study", *, options: dict[str, Any], in_full: bool) -> list
     return [*result["sentences"], word_line(result["words"]), f"attention: {study.store.path / 'attention.json'}"]
 
 
-def _analysed(study: "Study", options: dict[str, Any], batch_size: int) -> dict[str, Any]:
+def _analysed(study: "Study", options: dict[str, Any]) -> dict[str, Any]:
     from experiments.studies.attention.analysis import analyse_failures
 
     run = study.run
@@ -76,7 +75,6 @@ def _analysed(study: "Study", options: dict[str, Any], batch_size: int) -> dict[
         study.store.path,
         seed=run.seed,
         draws=run.draws,
-        batch_size=batch_size,
         max_new_tokens=run.max_new_tokens,
         captum=run.attribution == "captum",
         **options,
@@ -84,12 +82,12 @@ def _analysed(study: "Study", options: dict[str, Any], batch_size: int) -> dict[
 
 
 def _cases(study: "Study") -> list[str]:
-    with study.console.status("attention of single cases"):
-        halved(study.run.batch_size, partial(_recorded_cases, study))
+    with study.console.status("attention of single cases"), study.answering.road(CASES):
+        _recorded_cases(study)
     return []
 
 
-def _recorded_cases(study: "Study", batch_size: int) -> None:
+def _recorded_cases(study: "Study") -> None:
     from experiments.evaluation.attention_log import cases_to_show, record_cases
 
     run = study.run
@@ -103,5 +101,4 @@ def _recorded_cases(study: "Study", batch_size: int) -> None:
         study.samples, study.records(), studied=run.arm, reference=BASELINE, limit=run.attention_cases
     )
     if arms and samples:
-        sizes = {"batch_size": batch_size, "max_new_tokens": run.max_new_tokens}
-        record_cases(study.vlm, arms, samples, study.store.path, **sizes)
+        record_cases(study.vlm, arms, samples, study.store.path, max_new_tokens=run.max_new_tokens)

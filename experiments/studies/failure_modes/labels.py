@@ -24,6 +24,7 @@ from experiments.benchmarks.iconworld.concepts import CONCEPTS
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.evaluation.batching import batches
 from experiments.types import Sample, Status, Verdict
+from interp.batching import gathered
 from mitigation.method import Baseline
 
 if TYPE_CHECKING:
@@ -184,11 +185,13 @@ def ask_model(
 ) -> dict[tuple[str, str], ModeLabel]:
     """(case, arm) → the judge's label; a reply that cannot be read is left out, so that the rule's label stands."""
     found = {}
-    for batch in batches(list(records), batch_size):
+
+    def replies(some: "list[Prompt]") -> list[str]:
+        return Baseline().generate(vlm, some, max_new_tokens=MAX_TOKENS).texts
+
+    for batch in batches(list(records), batch_size):  # so that no more pictures than a batch's are open at once
         prompts = [_prompt(record, samples.get(record["case"])) for record in batch]
-        for record, reply in zip(
-            batch, Baseline().generate(vlm, prompts, max_new_tokens=MAX_TOKENS).texts, strict=True
-        ):
+        for record, reply in zip(batch, gathered(vlm, prompts, replies), strict=True):
             if (labelled := parse_label(reply)) is not None:
                 found[record["case"], record["arm"]] = labelled
     return found

@@ -22,6 +22,7 @@ from experiments.runs.directory import write_json
 from experiments.runs.labels import plain_cell, safe_cell
 from experiments.runs.saved import read_records
 from experiments.studies.failure_modes.labels import Mode, ModeLabel, ask_model, is_failure, rule_label
+from interp.batching import road
 from interp.errors import UserError
 
 SHEET, COUNTS = "failure_modes.csv", "failure_modes.json"
@@ -63,7 +64,13 @@ class FailureModes:
 
     def _judged(self, run: Run, failed: Sequence[Mapping[str, Any]]) -> dict[CaseArm, ModeLabel]:
         samples = {sample.id: sample for sample in run.benchmark.load().samples}
-        return ask_model(study.connected(run), failed, samples, batch_size=run.batch_size)
+        console = Console()
+
+        def say(rows: int) -> None:
+            console.print(f"failure modes: out of memory; asking {rows} at once from here on", highlight=False)
+
+        with road(run.batch_rule, on_lowered=say):
+            return ask_model(study.connected(run), failed, samples, batch_size=run.batch_size)
 
 
 def write_labels(path: Path, rows: Iterable[LabelledFailure]) -> None:

@@ -1,6 +1,6 @@
 """The causal tools on one model and its baseline's answers: runs the model, and makes rows of what it measures.
 
-The functions at the end run forwards and return arrays on the CPU. Nothing here reads or writes files.
+The functions at the end run forwards and return arrays on the CPU; their batches are those of ``interp.batching``.
 """
 
 import time
@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.batching import batches
 from experiments.metrics.findings import plain
 from experiments.studies.mechanism.cases import (
     ARM,
@@ -50,12 +49,12 @@ from experiments.studies.mechanism.interventions import (
 )
 from experiments.studies.mechanism.probes import probe_rows
 from experiments.types import Sample
-from interp.attention_knockout import Edge, knockout, windows
+from interp.attention_knockout import Edge, cut_scores, windows
+from interp.batching import measured, open_road, scores
 from interp.directions import Direction
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 from interp.lens import lens_margins
 from interp.patching import PatchEffects, misaligned, patch
-from interp.segments import segment
 from mitigation.prior_correction import prior_margins
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class ExaminationSettings:
     width: int
     points: int
     prior: str
-    batch_size: int
     seed: int
     draws: int
 
@@ -109,11 +107,10 @@ class Examination:
             forwards += len(selection.everyone) * len(EDGES) * len(self.windows)
             patched = sum(len(positions) * len(self.layers) + 2 for positions in PATCHED.values())
             forwards += len(selection.failures) * patched
-        batch = self.prompts[: self.settings.batch_size]
         width = self.vlm.model.config.get_text_config().hidden_size
         return {
             "forwards": forwards,
-            "seconds": forwards * seconds_per_case(self.vlm, batch),
+            "seconds": forwards * seconds_per_case(self.vlm, self.prompts),
             "bytes": len(READ) * len(self.layers) * n * width * 4,
         }
 
@@ -121,8 +118,8 @@ class Examination:
         """The contents of mechanism.json but for what is concluded from them."""
         settings, cases = self.settings, self.cases
         subset = None if self.selection is None else self.selection.subset
-        states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers, batch_size=settings.batch_size)
-        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at), settings.batch_size) for at in self.layers])
+        states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
+        lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at)) for at in self.layers])
         curves = lens.double().numpy()
         margins = curves[-1]  # the last layer of the verdict is what the model says
         departed = lens_rows(curves, cases, subset, self.estimator, layers=self.layers)
@@ -164,14 +161,13 @@ class Examination:
         if self.selection is None:
             return found
         some = [self.prompts[index] for index in self.selection.everyone]
-        cut = cut_margins(self.vlm, some, width=self.settings.width, batch_size=self.settings.batch_size)
+        cut = cut_margins(self.vlm, some, width=self.settings.width)
         found["knockout"] = knockout_rows(
             cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.windows
         )
         clean = [self.prompts[index] for index in self.selection.failures]
         for what, partners in self._partners(self.selection).items():
-            effects, rows = patch_effects(self.vlm, clean, partners, positions=PATCHED[what],
-                                                 layers=self.layers, batch_size=self.settings.batch_size)  # fmt: skip
+            effects, rows = patch_effects(self.vlm, clean, partners, positions=PATCHED[what], layers=self.layers)
             found["refused"][what] = len(clean) - len(rows)
             if effects is not None:
                 indices = self.selection.failures[rows]
@@ -210,16 +206,12 @@ class Examination:
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
     ) -> dict[str, Any]:
         settings = self.settings
-        priors = prior_margins_of(
-            self.vlm, self.prompts, settings.prior, batch_size=settings.batch_size, seed=settings.seed
-        )
+        priors = prior_margins_of(self.vlm, self.prompts, settings.prior, seed=settings.seed)
         share = prior_shares(margins, priors, self.cases.questions, self.estimator)
         arms = {PRIOR: margins - share["weight"] * priors}
         for name, vector in self._ablated(states, directions, layer).items():
             level = float((states.at(POSITION, layer) @ vector).mean())
-            arms[name] = ablated_margins(
-                self.vlm, self.prompts, vector, level, layer=layer, batch_size=settings.batch_size
-            )
+            arms[name] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
         rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
         return {"prior": share | {"prior": settings.prior}, "undo": rows, "ablated_at": layer}
 
@@ -242,29 +234,35 @@ def _window_name(layers: Sequence[int]) -> str:
 
 
 def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
-    """Seconds of a forward per prompt, from one timed batch; an untimed one before it pays for one-time set-up."""
-    vlm.score(prompts)
-    started = time.perf_counter()
-    vlm.score(prompts)
-    return (time.perf_counter() - started) / len(prompts)
+    """Seconds of a forward per prompt, from one timed batch; an untimed one before it pays for one-time set-up.
+
+    The batch is the first that is formed of ``prompts``, which has the longest of them.
+    """
+    opened = open_road()
+    batch = [prompts[index] for index in opened.form(vlm, prompts)[0]]
+
+    def timed(part: "Sequence[Prompt]") -> float:
+        vlm.score(part)
+        started = time.perf_counter()
+        vlm.score(part)
+        return time.perf_counter() - started
+
+    return sum(opened.limit.parts(batch, timed)) / len(batch)
 
 
 def cut_margins(
-    vlm: "VLM", prompts: "Sequence[Prompt]", *, width: int, batch_size: int
+    vlm: "VLM", prompts: "Sequence[Prompt]", *, width: int, batch_size: int | None = None
 ) -> Float[np.ndarray, "edge window row"]:
     """Margins with each of ``EDGES`` cut in all layers (window 0) and in each window of ``width`` layers after it."""
     cuts: list[Sequence[int] | None] = [None, *windows(vlm, width)]
-    parts = []
-    for some in batches(prompts, batch_size):
-        encoded = vlm.encode(some)
-        segments = segment(vlm, some, encoded)
-        rows = []
-        for edge in EDGES:
-            for layers in cuts:
-                with knockout(vlm, [edge], layers=layers, segments=segments):
-                    rows.append(vlm.score(some, encoded=encoded))
-        parts.append(torch.stack(rows))
-    return torch.cat(parts, dim=1).double().numpy().reshape(len(EDGES), len(cuts), len(prompts))
+    every = [([edge], layers) for edge in EDGES for layers in cuts]
+
+    def margins(places: list[int]) -> Tensor:
+        some = [prompts[place] for place in places]
+        return cut_scores(vlm, some, vlm.encode(some), every)
+
+    found = measured(vlm, prompts, margins, batch_size=batch_size)
+    return found.T.double().numpy().reshape(len(EDGES), len(cuts), len(prompts))
 
 
 def patch_effects(
@@ -274,7 +272,7 @@ def patch_effects(
     *,
     positions: Sequence[str],
     layers: Sequence[int],
-    batch_size: int,
+    batch_size: int | None = None,
 ) -> tuple[PatchEffects | None, list[int]]:
     """Patches each prompt with the first of its ``others`` that aligns with it; also which prompts have one.
 
@@ -299,10 +297,15 @@ def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", positions:
     return next((other for other in others if not misaligned(vlm, [clean], [other], places=positions)[0]), None)
 
 
-def prior_margins_of(vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, batch_size: int, seed: int) -> np.ndarray:
+def prior_margins_of(
+    vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, seed: int, batch_size: int | None = None
+) -> np.ndarray:
     """The margin that each sentence has without its picture (``mitigation.prior_correction``)."""
-    parts = [prior_margins(vlm, some, prior, seed=seed) for some in batches(prompts, batch_size)]
-    return torch.cat(parts).double().numpy()
+
+    def margins(places: list[int]) -> Tensor:
+        return prior_margins(vlm, [prompts[place] for place in places], prior, seed=seed)
+
+    return measured(vlm, prompts, margins, batch_size=batch_size).double().numpy()
 
 
 def ablated_margins(
@@ -312,7 +315,7 @@ def ablated_margins(
     level: float,
     *,
     layer: int,
-    batch_size: int,
+    batch_size: int | None = None,
 ) -> Float[np.ndarray, "row"]:
     """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
 
@@ -328,11 +331,8 @@ def ablated_margins(
         edited[where] = (states + (level - states @ unit)[:, None] * unit).to(edited.dtype)
         return edited
 
-    parts = []
-    for some in batches(prompts, batch_size):
-        with edit_residual(vlm, edit, layers=[layer]):
-            parts.append(vlm.score(some))
-    return torch.cat(parts).double().numpy()
+    with edit_residual(vlm, edit, layers=[layer]):
+        return scores(vlm, prompts, batch_size=batch_size).double().numpy()
 
 
 def with_other_questions(prompts: "Sequence[Prompt]", questions: Sequence[Sequence[str]]) -> "Iterator[list[Prompt]]":

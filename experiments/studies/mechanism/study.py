@@ -18,7 +18,7 @@ from experiments.report.build import add_section
 from experiments.report.findings.mechanism import notes, sentences
 from experiments.report.sections import Section, SectionFigure
 from experiments.report.table import terminal
-from experiments.runs.directory import RunStore, read_object
+from experiments.runs.directory import KEPT, RunStore, read_object
 from experiments.runs.records import now
 from interp.errors import UserError
 from mitigation.validation import check_prior
@@ -78,6 +78,7 @@ class Mechanism:
         """Writes mechanism.json and returns its contents; a result for the same cases and settings is kept."""
         from experiments.studies.mechanism.examination import Examination, ExaminationSettings
         from experiments.studies.mechanism.findings import findings
+        from interp.batching import resumable
         from interp.vision_cache import FeatureCache, shared_features
 
         run, store, console = work.run, work.store, work.console
@@ -86,23 +87,27 @@ class Mechanism:
         kept = read_object(store.path / RESULT)
         if kept.get("settings") == settings:
             return kept
-        options = ExaminationSettings(
-            self.failures, self.width, self.points, self.prior, run.batch_size, run.seed, draws
-        )
-        with shared_features(work.vlm, FeatureCache(run.feature_cache_mib)):
-            examination = Examination(work.vlm, work.samples, work.records(), options)
+        options = ExaminationSettings(self.failures, self.width, self.points, self.prior, run.seed, draws)
+        records = work.records()
+        answers = [(record["case"], record["verdict"]) for record in records]
+        with (
+            shared_features(work.vlm, FeatureCache(run.feature_cache_mib)),
+            work.answering.road(NAME),
+            resumable(store.path / KEPT / NAME, of=repr((settings, answers, work.vlm.revision, work.vlm.dtype))),
+        ):
+            examination = Examination(work.vlm, work.samples, records, options)
             estimate = examination.estimate()
             console.print(announcement(estimate), highlight=False, soft_wrap=True)
             with console.status("causal tools on failures and matched successes"):
                 result = {"settings": settings, **examination.examine(), "estimate": estimate}
-        found = findings(result)
-        result |= {
-            "findings": [finding.as_json() for finding in found],
-            "sentences": sentences(found),
-            "notes": notes(result),
-            "finished": now(),
-        }
-        store.write_json(RESULT, result)
+            found = findings(result)
+            result |= {
+                "findings": [finding.as_json() for finding in found],
+                "sentences": sentences(found),
+                "notes": notes(result),
+                "finished": now(),
+            }
+            store.write_json(RESULT, result)
         return result
 
 

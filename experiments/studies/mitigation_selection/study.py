@@ -162,9 +162,12 @@ class _Choosing:
     def seconds_a_batch(self) -> float:
         """Seconds that a batch of the baseline takes, after one to warm up."""
         prompts, _ = training.examples(self.samples[: self.run.batch_size])
-        for _ in range(2):
-            started = time.perf_counter()
-            Baseline().generate(self.vlm, prompts, max_new_tokens=1)
+        with self.answering.road("choosing") as opened:
+            for _ in range(2):
+                started = time.perf_counter()
+                for batch in opened.form(self.vlm, prompts):
+                    some = [prompts[index] for index in batch]
+                    opened.limit.ask(some, lambda part: Baseline().generate(self.vlm, part, max_new_tokens=1))
         return time.perf_counter() - started
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
@@ -188,7 +191,8 @@ class _Choosing:
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
         out = self.store.path / training.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
-        return training.learned(name, method, self.vlm, samples, out)
+        with self.answering.road(f"{name}, learning"):
+            return training.learned(name, method, self.vlm, samples, out)
 
     def _margins(self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]) -> np.ndarray:
         for label, method, samples in self._parts(arm, name, candidate, setting):

@@ -5,9 +5,8 @@ annotator leans. All share the frozen vision tower of one checkpoint, so that no
 one seed share the perception stage; then each learns verdicts from its own labels. Importing this loads no torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +20,14 @@ from experiments.metrics.bootstrap import auroc
 from experiments.metrics.findings import plain
 from experiments.model_organism.recipe import Recipe
 from experiments.runs.directory import write_json
+from interp.batching import measured, scores
 from interp.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from interp.vlm import Prompt
+    pass
 
 LEANING_KINDS = ("template", "uniform")
 MEMBER_FILE = "member.json"  # the last file of a checkpoint; a checkpoint without it is trained again
-BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -144,14 +141,14 @@ def measure_traits(run: Run, *, captions: int) -> dict[str, Any]:
     samples = [s for s in limited(run.benchmark.load().samples, run.limit) if s.subset != "control"]
     prompts, safe = examples(samples)
     unsafe = ~np.array(safe)
-    margins = _by_batch(vlm.score, prompts)
-    priors = _by_batch(partial(prior_margins, vlm, prior="neutral"), prompts)
+    margins = scores(vlm, prompts).double().numpy()
+    priors = measured(vlm, prompts, lambda some: prior_margins(vlm, [prompts[at] for at in some], "neutral"))
     sentences = [sample.tags["template"] for sample in samples]
-    cut = knockout_effect(vlm, prompts, [("image", "verdict")], batch_size=BATCH).numpy()
-    read = residuals(vlm, prompts, batch_size=BATCH)
+    cut = knockout_effect(vlm, prompts, [("image", "verdict")]).numpy()
+    read = residuals(vlm, prompts)
     balance = (sentences, [sample.tags["concept"] for sample in samples])
     found = probe(read.values[0], safe, [sample.cluster for sample in samples], balance=balance, shuffles=1)
-    share = prior_share(margins, priors, [sample.text for sample in samples])
+    share = prior_share(margins, priors.double().numpy(), [sample.text for sample in samples])
     return plain(
         {
             "captions": perception_accuracy(vlm, "test", per_kind=captions, kinds=("caption",))["caption"]["accuracy"],
@@ -165,12 +162,6 @@ def measure_traits(run: Run, *, captions: int) -> dict[str, Any]:
             "n": len(prompts),
         }
     )
-
-
-def _by_batch(measure: "Callable[[list[Prompt]], Tensor]", prompts: "list[Prompt]") -> Float[np.ndarray, "case"]:
-    import torch
-
-    return torch.cat([measure(prompts[i : i + BATCH]) for i in range(0, len(prompts), BATCH)]).double().numpy()
 
 
 def _within(margins: Float[np.ndarray, "case"], unsafe: np.ndarray, sentences: list[str]) -> float | None:

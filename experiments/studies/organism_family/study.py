@@ -8,6 +8,7 @@ directory: ``members/<name>/`` (checkpoints), ``<name>/<time>/`` (the study of e
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ from experiments.model_organism.recipe import Recipe
 from experiments.runs.analyses import unfinished
 from experiments.runs.directory import RunStore, open_run, read_object
 from experiments.studies.organism_family.members import Member, measure_traits, train_members
+from interp.batching import road
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 
@@ -100,13 +102,15 @@ class OrganismFamily:
                 f"the mitigations of {member.name} are not compared, and the report in {study} says why; mend the "
                 "cause and run the same command again, which goes on from here"
             )
+        with road(own.batch_rule, on_lowered=partial(_say_memory, member.name)):
+            traits = measure_traits(own, captions=self.captions)
         return {
             "kind": member.kind,
             "bias": member.bias,
             "seed": member.seed,
             "study": str(study.relative_to(store.path)),
             "arms": {name: _kept(arm) for name, arm in table["arms"].items()},
-            "traits": measure_traits(own, captions=self.captions),
+            "traits": traits,
         }
 
     def _conclude(self, run: Run, found: Mapping[str, Any], store: RunStore, console: Console) -> None:
@@ -115,6 +119,10 @@ class OrganismFamily:
         for line in conclude(store, found, rival=self.mitigations.rivals[0] if self.mitigations.rivals else "vcd"):
             console.print(line, highlight=False, soft_wrap=isinstance(line, str))
         store.finish()
+
+
+def _say_memory(member: str, rows: int) -> None:
+    Console().print(f"{member}: out of memory; asking {rows} at once from here on", highlight=False)
 
 
 def _kept(arm: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Both are measured on the model as it is passed in, with or without an adapter in
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import pandas as pd
 
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.batching import batches
 from experiments.evaluation.study import limited
 from experiments.metrics.bootstrap import ClusterBootstrap
 from experiments.metrics.findings import Answer, plain
@@ -21,48 +21,52 @@ from experiments.metrics.paired import Spread, change
 from experiments.metrics.tests import wilson
 from experiments.model_organism.evaluate import perception_accuracy
 from experiments.types import SCORED_SUBSETS, Sample
-from interp.batching import halved
+from interp.batching import gathered
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import adapter_hash
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM
+    from interp.vlm import VLM, Prompt
 
 COLUMNS = ("case", "cluster", "layer", "verdict", "answer")
 
 
-def utility(vlm: "VLM", *, per_kind: int, batch_size: int) -> dict[str, Any] | None:
+def utility(vlm: "VLM", *, per_kind: int) -> dict[str, Any] | None:
     """Perception questions of IconWorld's test split answered word for word: accuracy, Wilson interval, n, by kind.
 
     ``all`` pools the kinds. None where ``per_kind`` is 0.
     """
     if per_kind == 0:
         return None
-    found = perception_accuracy(vlm, "test", per_kind=per_kind, batch_size=batch_size)
+    found = perception_accuracy(vlm, "test", per_kind=per_kind)
     counts = {kind: (round(one["accuracy"] * one["n"]), int(one["n"])) for kind, one in found.items()}
     counts["all"] = (sum(right for right, _ in counts.values()), sum(n for _, n in counts.values()))
     return {kind: {"accuracy": right / n, "interval": wilson(right, n), "n": n} for kind, (right, n) in counts.items()}
 
 
-def image_shares(vlm: "VLM", samples: Sequence[Sample], *, batch_size: int, max_new_tokens: int) -> pd.DataFrame:
+def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) -> pd.DataFrame:
     """Case, cluster, layer → the share of attention on the image, mean over heads, of what the sink leaves.
 
     ``verdict`` is that of the query off which the answer's Yes or No is read, after the answer's own reasoning where
     there is some (missing for an answer without a verdict); ``answer`` is the mean over all tokens of the answer.
     """
-    tables = [pd.DataFrame({name: [] for name in COLUMNS})]
-    for batch in batches([sample for sample in samples if sample.image is not None], batch_size):
-        tables.append(_of_batch(vlm, batch, max_new_tokens))
-    return pd.concat(tables[1:] or tables, ignore_index=True)
+    pictured = [sample for sample in samples if sample.image is not None]
+    shares = gathered(vlm, prompts_of(pictured), partial(_shares_of, vlm, max_new_tokens=max_new_tokens))
+    tables = [
+        table.assign(case=sample.id, cluster=sample.cluster) for sample, table in zip(pictured, shares, strict=True)
+    ]
+    none = pd.DataFrame({name: [] for name in COLUMNS})
+    return pd.concat(tables, ignore_index=True)[list(COLUMNS)] if tables else none
 
 
-def _of_batch(vlm: "VLM", batch: Sequence[Sample], max_new_tokens: int) -> pd.DataFrame:
+def _shares_of(vlm: "VLM", prompts: "list[Prompt]", *, max_new_tokens: int) -> list[pd.DataFrame]:
+    """For each prompt: layer, ``verdict`` and ``answer`` as in ``image_shares``."""
     from interp.attention import Queries, record_attention
     from interp.attention_tables import image_share
     from mitigation.reasoning import verdict_position
 
     with record_attention(vlm, queries=Queries.GENERATED) as log:
-        generation = vlm.generate(prompts_of(batch), max_new_tokens=max_new_tokens)
+        generation = vlm.generate(prompts, max_new_tokens=max_new_tokens)
     shares = image_share(log.masses)
     places = [verdict_position(vlm, ids) for ids in generation.token_ids]
     lengths = [len(ids) for ids in generation.token_ids]
@@ -72,9 +76,7 @@ def _of_batch(vlm: "VLM", batch: Sequence[Sample], max_new_tokens: int) -> pd.Da
     verdict = shares[shares["step"].to_numpy() == at].set_index(["row", "layer"])["share"].rename("verdict")
     answer = shares.groupby(["row", "layer"])["share"].mean().rename("answer")
     table = pd.concat([answer, verdict], axis=1).reset_index()
-    who = [batch[row] for row in table["row"].astype(int)]
-    table = table.assign(case=[one.id for one in who], cluster=[one.cluster for one in who])
-    return table[list(COLUMNS)]
+    return [table[table["row"] == row].drop(columns="row") for row in range(len(prompts))]
 
 
 def compare_shares(before: pd.DataFrame, after: pd.DataFrame, column: str, *, seed: int, draws: int) -> dict[str, Any]:
@@ -112,7 +114,8 @@ def measure_side_effects(
 ) -> dict[str, dict[str, Any]]:
     """Name → ``utility`` and ``image_share`` of ``vlm`` with the adapter in each folder, or without where it is None.
 
-    The baseline comes first; shares are compared with its, on the same scored cases of the run's benchmark.
+    The baseline comes first; shares are compared with its, on the same scored cases of the run's benchmark. Batches are
+    those of the road that is open (``interp.batching``).
     """
     from mitigation.vrtuning.model import adapted
 
@@ -123,13 +126,9 @@ def measure_side_effects(
     before: pd.DataFrame | None = None
     for name, folder in folders.items():
         with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
-            seen = halved(run.batch_size, lambda size: utility(vlm, per_kind=per_kind, batch_size=size))
-            found[name] = {"utility": seen}
+            found[name] = {"utility": utility(vlm, per_kind=per_kind)}
             try:
-                shares = halved(
-                    run.batch_size,
-                    lambda size: image_shares(vlm, samples, batch_size=size, max_new_tokens=run.max_new_tokens),
-                )
+                shares = image_shares(vlm, samples, max_new_tokens=run.max_new_tokens)
             except UserError as error:  # a model whose attention cannot be recorded is still worth evaluating
                 found[name]["no_image_share"] = str(error)
                 continue

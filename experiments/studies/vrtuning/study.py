@@ -143,7 +143,8 @@ class VRTuningStudy:
         folders |= {name: folder_of(store.path / "adapters" / name) for name in self.adapters}
         missing = {name: folder for name, folder in folders.items() if name not in known}
         if missing and (self.perception or self.attention):
-            with work.console.status("what the model sees and where it looks, before and after"):
+            said = "what the model sees and where it looks, before and after"
+            with work.console.status(said), work.answering.road("side effects"):
                 known |= measure_side_effects(
                     work.run, work.vlm, folders, perception=self.perception, attention=self.attention
                 )

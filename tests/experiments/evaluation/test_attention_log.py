@@ -26,7 +26,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
     folder = tmp_path_factory.mktemp("run")
     samples = IconWorld().load().samples[:4]
     arms = {"baseline": Baseline(), "vcd": VCD(noise_step=999)}
-    record_cases(vlm, arms, samples, folder, batch_size=3, max_new_tokens=3)
+    record_cases(vlm, arms, samples, folder, max_new_tokens=3)
     return folder, samples
 
 

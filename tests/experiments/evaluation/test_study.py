@@ -2,10 +2,14 @@
 
 import errno
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -18,8 +22,9 @@ from experiments.evaluation.study import run as evaluate_run
 from experiments.runs.directory import RunStore, open_run
 from experiments.types import Kind, Loaded
 from interp import output_head
+from interp.attention import record_attention
 from interp.errors import UserError
-from interp.vlm import VLM
+from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
 from tests.experiments.compose import run_of
 
@@ -97,21 +102,39 @@ def test_a_head_that_stays_rounded_is_said_once(
     assert [said.out.count("its weights are offloaded"), said.err.count("its weights are offloaded")] == [1, 1]
 
 
+@pytest.mark.parametrize("fits", [1, 0])
 def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[int] = []
+    fits: int, finished: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    begun = record_attention.__wrapped__  # type: ignore[attr-defined]
 
-    def full(*_: object, batch_size: int, **__: object) -> None:
-        asked.append(batch_size)
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    def full(vlm: VLM, **options: Any) -> Iterator[Any]:
+        def check(prompts: Sequence[Prompt], encoded: object) -> None:
+            if len(prompts) > fits:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("experiments.studies.attention.analysis.analyse_failures", full)
-    folder = evaluate(study(saved, tmp_path, "limit=4"))
-    assert asked == [4, 2, 1]
+        with contextmanager(begun)(vlm, **options) as log:
+            vlm.on_encode.append(check)
+            try:
+                yield log
+            finally:
+                vlm.on_encode.remove(check)
+
+    monkeypatch.setattr("interp.attention.record_attention", contextmanager(full))
+    monkeypatch.setattr("interp.batching._free", lambda: None)
+    folder = evaluate(study(saved, tmp_path))
     assert (folder / "report.html").exists()
     said = " ".join(capsys.readouterr().out.split())
-    assert "attention was not analysed: not enough memory for a single prompt; take smaller weights" in said
+    if fits:
+        assert said.count("attention: out of memory; asking 1 at once from here on") == 1
+        whole, halves = (pd.read_parquet(one / "attention" / "masses.parquet") for one in (finished, folder))
+        keys = ["case", "step", "layer", "head", "segment"]
+        both = whole.merge(halves, on=keys, suffixes=("", "_halves"), validate="one_to_one")
+        assert len(both) == len(whole) == len(halves)
+        assert np.allclose(both["mass"], both["mass_halves"], atol=1e-5)
+    else:
+        assert "attention was not analysed: not enough memory for a single prompt ('" in said
 
 
 def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> None:

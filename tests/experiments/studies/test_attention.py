@@ -252,7 +252,7 @@ def analysed(tiny: VLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def analyse(vlm: VLM, folder: Path, **options: Any) -> dict[str, Any]:
     attacks = [sample.id for sample in FEW if sample.subset == "attack"]
     records = answers(FEW, (half(FEW) | set(attacks)) - set(attacks[:2]))  # fewer successes than failures to log
-    settings: dict[str, Any] = {"seed": 0, "draws": 60, "limit": 3, "batch_size": 4, "max_new_tokens": 2, "figures": 1}
+    settings: dict[str, Any] = {"seed": 0, "draws": 60, "limit": 3, "max_new_tokens": 2, "figures": 1}
     return analyse_failures(vlm, FEW, records, folder, **settings | options)
 
 

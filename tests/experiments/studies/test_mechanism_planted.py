@@ -16,7 +16,7 @@ from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.planted import Plan, coloured, planted
 
-SIZES = ExaminationSettings(limit=4, width=1, points=9, prior="blank", batch_size=32, seed=0, draws=60)
+SIZES = ExaminationSettings(limit=4, width=1, points=9, prior="blank", seed=0, draws=60)
 HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
 
 

@@ -286,9 +286,9 @@ def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
 
     vlm: VLM = load("organism:llava")
     samples = IconWorld().load().samples[:3]
-    shares = image_shares(vlm, samples, batch_size=2, max_new_tokens=4)
+    shares = image_shares(vlm, samples, max_new_tokens=4)
     assert list(shares["case"].unique()) == [sample.id for sample in samples]
-    none = image_shares(vlm, [], batch_size=2, max_new_tokens=4)
+    none = image_shares(vlm, [], max_new_tokens=4)
     assert compare_shares(none, none, "verdict", seed=0, draws=10)["n"] == 0
     for sample in samples:
         with record_attention(vlm) as log:

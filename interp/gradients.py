@@ -1,0 +1,73 @@
+"""Gradients of activations in the memory of one layer: no weight needs any, and each layer runs again for its own.
+
+Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174) keeps a layer's input alone and computes the rest once more
+in the backward pass.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Where layers are run again; torch's engine aborts the process on a device that computes nothing."""
+STATE = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")  # what checkpointing sets in a module
+
+
+@contextmanager
+def activation_gradients(vlm: "VLM") -> Iterator[None]:
+    """While open, operations on tensors that need a gradient are followed, and checkpointed layer by layer.
+
+    Call backward (``torch.autograd.grad``) inside. Weights need no gradient meanwhile and get none, and the model stays
+    in evaluation mode. A family or device that cannot be checkpointed keeps its activations. Flags are restored when
+    the block ends, also on an exception.
+    """
+    model = vlm.model
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    before = [(module, {name: module.__dict__[name] for name in STATE if name in module.__dict__})
+              for module in model.modules()]  # fmt: skip
+    try:
+        for weight in trained:
+            weight.requires_grad_(False)
+        if model.supports_gradient_checkpointing and vlm.device.type in DEVICES:
+            # Without hooks on the embeddings, which ``activation_checkpointing_enable`` adds for training.
+            model._set_gradient_checkpointing(
+                enable=True,
+                gradient_checkpointing_func=partial(checkpoint, use_reentrant=False, preserve_rng_state=False),
+            )
+            for module in model.modules():
+                if isinstance(module, GradientCheckpointingLayer):
+                    own = getattr(module, "_gradient_checkpointing_func")  # noqa: B009  set above
+                    setattr(module, "_gradient_checkpointing_func", partial(_in_evaluation, module, own))  # noqa: B010
+                    module.training = True  # of the layer alone, which checkpoints only then
+        with torch.enable_grad():
+            yield
+    finally:
+        for module, state in before:
+            for name in STATE:
+                if name in state:
+                    setattr(module, name, state[name])
+                elif name in module.__dict__:
+                    delattr(module, name)
+        for weight in trained:
+            weight.requires_grad_(True)
+
+
+def _in_evaluation(layer: Any, checkpointed: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
+    """The checkpointed run of a layer with its own dropout off."""
+
+    def quiet(*args: Any) -> Any:
+        was, layer.training = layer.training, False
+        try:
+            return run(*args)
+        finally:
+            layer.training = was
+
+    return checkpointed(quiet, *args)
