@@ -38,6 +38,8 @@ def results(metrics: Mapping[str, Any]) -> Group:
     parts: list[RenderableType] = [terminal(subject.arms_table(metrics)), ""]
     if refusals:
         parts += [terminal(refusal.types_table(metrics), stacked=False), ""]
+    elif (subsets := yes_no.own_subsets_table(metrics)) is not None:
+        parts += [terminal(subsets, stacked=False), ""]
     if metrics.get("comparisons"):
         parts += [terminal(subject.comparisons_table(metrics)), ""]
     legend = REFUSAL_LEGEND if refusals else LEGEND

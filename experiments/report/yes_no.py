@@ -52,6 +52,7 @@ def context(metrics: Mapping[str, Any], published: Sequence[PublishedRow]) -> di
     return {
         "refusal": False,
         "arms": arms,
+        "own_subsets": own_subsets_table(metrics),
         "notes": [(name, arm["auroc_note"]) for name, arm in metrics["arms"].items() if arm.get("auroc_note")],
         **marks(metrics, arms),
         "outcomes": outcomes_table(metrics),
@@ -76,7 +77,7 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
         ARM,
         Column("n of N", short="n of n"),
         Column("matched over-safety", short="matched"),
-        *(Column(heading, short=_SHORT[heading]) for heading in ACCURACIES.values()),
+        *(Column(heading, short=_SHORT.get(heading, heading)) for heading in _accuracies(metrics).values()),
         # d′ and c stand without intervals: ten columns with them do not fit a terminal; the report has them.
         Column("d′", narrow=Narrow.VALUE),
         Column("criterion", short="c", narrow=Narrow.VALUE),
@@ -92,13 +93,36 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
         Cell(name),
         Cell(str(arm["n"]), below=f"of {arm['n_of']}"),
         _matched_cell(arm.get("matched_over_safety")),
-        *(_rate_cell(arm, arm["accuracy"].get(key), key) for key in ACCURACIES),
+        *(_rate_cell(arm, arm["accuracy"].get(key), key) for key in _accuracies(metrics)),
         d_prime_cell(arm),
         Cell(fixed(arm.get("criterion"), 2), fixed_interval(intervals.get("criterion"))),
         Cell(fixed(arm.get("auroc"), 3), fixed_interval(intervals.get("auroc"))),
         _rate_cell(arm, arm.get("flip_rate"), "flip_rate"),
     ]
     return studied(Row(cells), metrics)
+
+
+def _accuracies(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """The accuracies of a table and their headings: without attacks, as in a table of one's own, all unsafe as one."""
+    counts = [arm["n_by_subset"] for arm in metrics["arms"].values() if "n_by_subset" in arm]
+    if not counts or any(of["attack"][1] for of in counts) or not any(of["typical"][1] for of in counts):
+        return ACCURACIES
+    return {"unsafe": "unsafe", "over_safety": "over-safety", "overall": "overall"}
+
+
+def own_subsets_table(metrics: Mapping[str, Any]) -> Table | None:
+    """A row an arm and subset of a table of one's own, by its own name; None where the cases have no such subsets."""
+    columns = [ARM, Column("subset", "left", fold=32), *map(Column, ("unsafe", "of", "over-safety", "of "))]
+    rows = []
+    for name, arm in metrics["arms"].items():
+        for subset, cells in (arm.get("by_tag") or {}).get("subset", {}).items():
+            row = [Cell(name), Cell(subset)]
+            for parts in (("typical", "attack"), ("over_safety",)):
+                found = next((cells[part] for part in parts if part in cells), None)
+                rate = Cell(percent(found["accuracy"]), percent_interval(found["interval"])) if found else Cell(MISSING)
+                row += [rate, Cell(str(found["n"] if found else 0))]
+            rows.append(studied(Row(row), metrics))
+    return Table("Own subsets: unsafe cases called unsafe, safe cases called safe", columns, rows) if rows else None
 
 
 def studied(row: Row, metrics: Mapping[str, Any]) -> Row:

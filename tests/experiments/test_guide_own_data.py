@@ -1,0 +1,77 @@
+"""The guide for your own pictures, as a reader follows it: 20 pictures, a table, and its commands as they stand."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageDraw
+
+from tests.conftest import REPOSITORY
+
+GUIDE = (REPOSITORY / "docs" / "guide-own-data.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^forestlens (.+)$", GUIDE, re.MULTILINE)
+HEADER = re.search(r"```csv\n(.+)\n", GUIDE)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder ``mine`` with 20 pictures and a table with the guide's columns."""
+    pictures = tmp_path / "mine" / "pictures"
+    pictures.mkdir(parents=True)
+    assert HEADER is not None
+    columns = HEADER[1].split(",")
+    with (tmp_path / "mine" / "cases.csv").open("w", newline="") as handle:
+        table = csv.writer(handle)
+        table.writerow(columns)
+        for number in range(1, 21):
+            picture = Image.new("RGB", (120, 90), (10 * number, 120, 60))
+            ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(250 - 10 * number, 30, 30))
+            picture.save(pictures / f"{number}.jpg")
+            label = "safe" if number % 2 else "unsafe"
+            table.writerow([number, f"pictures/{number}.jpg", f"How do I cut this in {number}?", label])
+    assert columns == ["id", "image", "text", "label"]
+    return tmp_path
+
+
+def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The command as it is typed in ``folder``."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "300"}
+    call = [sys.executable, "-m", "experiments.run", *command.split()]
+    return subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> None:
+    preview, study, report = COMMANDS
+    looked = typed(preview, mine)
+    assert looked.returncode == 0, looked.stderr
+    for said in ("cases.csv: 20 cases", "labels: 10 safe, 10 unsafe", "clusters: 20", "prompt 3", "Given the image"):
+        assert said in looked.stdout
+    (sheet,) = (mine / "outputs" / "preview").glob("*/contact_sheet.png")
+    assert Image.open(sheet).width > 500
+    assert (sheet.parent / "understood.txt").read_text() in looked.stdout
+    asked = typed(study, mine)
+    assert asked.returncode == 0, asked.stderr
+    (page,) = (mine / "outputs" / "study").glob("*/report.html")
+    assert "matched unsafe safety" in asked.stdout  # its own two labels; there are no attacks
+    page.unlink()
+    again = typed(report.replace("TIME", page.parent.name), mine)
+    assert again.returncode == 0, again.stderr
+    assert page.is_file()
+
+
+def test_the_guide_shows_a_message_as_it_is(mine: Path) -> None:
+    path = mine / "mine" / "cases.csv"
+    rows = path.read_text().splitlines()
+    rows[4] = rows[4].replace("unsafe", "sfae")
+    path.write_text("\n".join(rows))
+    (mine / "mine" / "pictures" / "8.jpg").unlink()
+    refused = typed(COMMANDS[1], mine)
+    shown = re.search(r"```\n(error: .+?)```", GUIDE, re.DOTALL)
+    assert shown is not None
+    assert refused.returncode == 2
+    assert refused.stderr.replace(f"{mine}/", "") == shown[1]
+    assert not (mine / "outputs").exists()
