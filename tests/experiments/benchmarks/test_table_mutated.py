@@ -55,9 +55,9 @@ def huge(given: list[dict[str, Any]], rng: random.Random) -> None:
 
 def shape(given: list[dict[str, Any]], rng: random.Random) -> None:
     rng.choice(
-        [lambda: given.clear(), lambda: given.extend(given), lambda: [row.pop("label") for row in given],
+        [lambda: given.clear(), lambda: given.extend(given), lambda: [row.pop("label", None) for row in given],
          lambda: [row.pop("id", None) for row in given[:3]], lambda: given.append({}), lambda: given.reverse(),
-         lambda: [row.update({"": 1, "x" * 999: 2}) for row in given], lambda: [row.pop("image") for row in given]]
+         lambda: [row.update({"": 1, "x" * 999: 2}) for row in given], lambda: [row.pop("image", None) for row in given]]
     )()  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def written(given: list[dict[str, Any]], form: str, path: Path, rng: random.Rand
         values = [row.get(name) for row in given]
         try:
             columns[name] = pyarrow.array(values)
+            pyarrow.parquet.write_table(pyarrow.table({name: columns[name]}), path)
         except (pyarrow.ArrowException, UnicodeError, OverflowError):  # of several types, or no text
             texts = [None if value is None else str(value).encode("utf-8", "replace").decode() for value in values]
             columns[name] = pyarrow.array(texts)
