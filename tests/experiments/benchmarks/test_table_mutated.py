@@ -57,7 +57,7 @@ def shape(given: list[dict[str, Any]], rng: random.Random) -> None:
     rng.choice(
         [lambda: given.clear(), lambda: given.extend(given), lambda: [row.pop("label", None) for row in given],
          lambda: [row.pop("id", None) for row in given[:3]], lambda: given.append({}), lambda: given.reverse(),
-         lambda: [row.update({"": 1, "x" * 999: 2}) for row in given], lambda: [row.pop("image", None) for row in given]]
+         lambda: [row.update({"": 1, "x" * 99: 2}) for row in given], lambda: [row.pop("image", 0) for row in given]]
     )()  # fmt: skip
 
 
