@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.images import open_image
 from experiments.benchmarks.table import Table, table
+from experiments.studies.preview import contact_sheet, understood
 from experiments.types import Loaded
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -245,3 +247,24 @@ def test_a_data_set_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     (code / "notes.txt").write_text("x\n")
     with pytest.raises(UserError, match="is a data set of the kind text"):
         table("me/code", split="train").load()
+
+
+def test_requests_can_be_looked_at_too(folder: Path) -> None:
+    rows = [ROWS[0] | {"label": "benign", "subset": "mine"}, ROWS[1] | {"label": "harmful", "pair": "p"}]
+    benchmark = table(str(written(folder, "jsonl", rows)), reads="refusal")
+    samples = ready(benchmark, folder).samples
+    assert contact_sheet(samples, 2).width > 300
+    said = understood(samples, benchmark.kind, benchmark.name, 3)
+    for words in ("labels: 1 benign, 1 harmful", "subsets: 1 mine, 1 kitchen", "pairs: 1", "3 further cases"):
+        assert words in said
+
+
+@pytest.mark.slow
+def test_ten_thousand_rows_are_checked_in_ten_seconds(folder: Path) -> None:
+    rows = [{"id": f"c{n}", "image": ("red.png", "blue.png")[n % 2], "text": f"A sentence of usual length, number {n}.",
+             "label": ("safe", "unsafe")[n % 2], "pair": f"p{n // 2}", "subset": f"s{n % 7}"}
+            for n in range(10_000)]  # fmt: skip
+    benchmark = table(str(written(folder, "jsonl", rows)))
+    started = time.perf_counter()
+    assert len(ready(benchmark, folder).samples) == 10_000
+    assert time.perf_counter() - started < 10
