@@ -17,6 +17,7 @@ Attention
     record_attention, Queries, paused   segment masses and attention maps while the model runs
     image_share, normalised             share of attention on the picture; other normalisations
     weights_of, patch_map, word_masses  one map, averaged; laid over the picture; summed by word
+    head_patterns                       where chosen heads look, over image patches and words
     check_recorder                      does the recorder agree with eager attention on this model?
 
 Interventions
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     )
     from interp.errors import UserError
     from interp.generation import Generation
+    from interp.head_attention import head_patterns
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
     from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
@@ -97,6 +99,7 @@ _NAMES = {
     "errors": ("UserError",),
     "output_head": ("float32_head", "native_head"),
     "generation": ("Generation",),
+    "head_attention": ("head_patterns",),
     "hooks.forward": ("paused",),
     "hooks.residual": ("edit_residual", "residuals"),
     "hooks.sublayers": ("activations", "edit_activations", "load_activations", "save_activations"),

@@ -19,6 +19,7 @@ cap (PaliGemma 2); elsewhere ``total`` is ``vlm.score`` to 1e-4 in float32. In 1
 whenever something is added: ``error`` says by how much the sum is off.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.sublayers import head_count
 from interp.prompt import Prompt, listed
@@ -114,32 +116,35 @@ class LogitAttribution:
 
 
 def direct_logit_attribution(
-    vlm: "VLM", prompts: "Prompt | Sequence[Prompt]", *, metric: "Metric | None" = None, batch_size: int = 32
+    vlm: "VLM", prompts: "Prompt | Sequence[Prompt]", *, metric: "Metric | None" = None, batch_size: int | None = None
 ) -> LogitAttribution:
     """The direct effect of every head, MLP and embedding on the margin, or on ``metric`` (a function of the logits).
 
-    Costs one forward per batch, and the heads' output maps once more for the last token.
+    Costs one forward per batch, and the heads' output maps once more for the last token. ``batch_size`` is the most
+    prompts at once, None for the rule of the open road (``interp.batching``).
 
     Raises:
         UserError: no prompts, a final norm that is no RMSNorm, or a decoder that adds other things to its residual
             stream than these.
     """
     prompts = listed(prompts)
-    _check(prompts, batch_size)
-    found = [
-        _attributed(vlm, prompts[first : first + batch_size], metric or vlm.margin)
-        for first in range(0, len(prompts), batch_size)
-    ]
-    layers, crossings = vlm.layout.attentions(vlm.model), vlm.layout.crossings(vlm.model)
-    fields = {name: torch.cat([part[name] for part in found], -1) for name in found[0]}
-    return LogitAttribution(**fields, layers=tuple(layers), crossing_layers=tuple(crossings))
+    layers, crossings = tuple(vlm.layout.attentions(vlm.model)), tuple(vlm.layout.crossings(vlm.model))
+    shapes = {
+        "heads": (len(layers), head_count(vlm)),
+        "mlps": (len(layers),),
+        "biases": (len(layers),),
+        "crossings": (len(crossings),),
+        **dict.fromkeys(("embedding", "constant", "metric"), ()),
+    }
 
+    def attributed(some: list[int]) -> Float[Tensor, "row part"]:
+        found = _attributed(vlm, [prompts[index] for index in some], metric or vlm.margin)
+        return torch.cat([found[name].reshape(size, len(some)).T for name, size in zip(shapes, sizes, strict=True)], 1)
 
-def _check(prompts: Sequence[Prompt], batch_size: int) -> None:
-    if not prompts or batch_size < 1:
-        raise UserError(
-            f"{len(prompts)} prompts in batches of {batch_size}; attribution needs at least one of each; give some"
-        )
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    parts = measured(vlm, prompts, attributed, batch_size=batch_size).split(sizes, dim=1)
+    fields = {name: part.T.reshape(*shapes[name], len(prompts)) for name, part in zip(shapes, parts, strict=True)}
+    return LogitAttribution(**fields, layers=layers, crossing_layers=crossings)
 
 
 def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict[str, Tensor]:

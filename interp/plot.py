@@ -82,11 +82,11 @@ def image_overlay(
     Raises:
         UserError: nothing to draw, a value that is not finite, or a negative value without ``signed``.
     """
-    scale = _scale(list(maps.values()), unit, signed)
+    scale = scale_of(list(maps.values()), unit, signed)
     columns = min(len(maps) + 1, 4)
     rows = math.ceil((len(maps) + 1) / columns)
     side = WIDTH / columns * min(picture.height / picture.width, 1.6)
-    figure = _figure(rows * (side + 0.22) + 0.6, title)
+    figure = figure_of(rows * (side + 0.22) + 0.6, title)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes in panels:
         axes.set_axis_off()
@@ -95,7 +95,7 @@ def image_overlay(
     for axes, (name, values) in zip(panels[1:], maps.items(), strict=False):
         _overlay(axes, picture, values * scale.factor, box, scale)
         axes.set_title(name, fontsize=LABEL)
-    _legend(figure, scale, list(figure.axes))
+    colour_bar(figure, scale, list(figure.axes))
     return figure
 
 
@@ -105,13 +105,13 @@ def text_heat(texts: Mapping[str, Words], *, unit: str = ATTENTION, signed: bool
     Raises:
         UserError: as ``image_overlay``.
     """
-    scale = _scale([np.asarray(text.values, dtype=float) for text in texts.values()], unit, signed, shares="Blues")
+    scale = scale_of([np.asarray(text.values, dtype=float) for text in texts.values()], unit, signed, shares="Blues")
     letters = int((WIDTH - 0.3) * 72 / (TEXT * MONOSPACE))
     lines = {name: _wrapped(text, letters) for name, text in texts.items()}
     spacing = 1.75 * TEXT / 72  # inches from line to line
     count = sum(len(of_text) + 1.6 for of_text in lines.values())
     height = count * spacing
-    figure = _figure(height + 0.9, title)
+    figure = figure_of(height + 0.9, title)
     axes = figure.add_subplot()
     axes.set(xlim=(0, letters), ylim=(count, 0))
     axes.set_axis_off()
@@ -122,7 +122,7 @@ def text_heat(texts: Mapping[str, Words], *, unit: str = ATTENTION, signed: bool
             line += 1
             _line(axes, placed, line, scale)
         line += 1.6
-    _legend(figure, scale, [axes])
+    colour_bar(figure, scale, [axes])
     return figure
 
 
@@ -139,7 +139,7 @@ def head_grid(
     Raises:
         UserError: grids of different shapes, or as ``image_overlay``.
     """
-    scale = _scale(list(grids.values()), unit, signed)
+    scale = scale_of(list(grids.values()), unit, signed)
     shape = next(iter(grids.values())).shape
     names = list(range(shape[0]) if layers is None else layers)
     if any(grid.shape != (len(names), shape[1]) for grid in grids.values()):
@@ -148,7 +148,7 @@ def head_grid(
     columns = min(len(grids), 3)
     rows = math.ceil(len(grids) / columns)
     side = min(WIDTH / columns, 4.0) * min(max(shape[0] / shape[1], 0.5), 1.2)
-    figure = _figure(rows * (side + 0.5) + 0.9, title)
+    figure = figure_of(rows * (side + 0.5) + 0.9, title)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axes in panels.flat[len(grids) :]:
         axes.set_axis_off()
@@ -162,7 +162,7 @@ def head_grid(
         axes.set_yticks(range(0, len(names), step), [str(name) for name in names[::step]])
     for axes in panels[:, 0]:
         axes.set_ylabel("layer", fontsize=LABEL)
-    _legend(figure, scale, list(panels.flat))
+    colour_bar(figure, scale, list(panels.flat))
     return figure
 
 
@@ -181,7 +181,7 @@ def layer_curves(
     """
     if not curves:
         raise UserError("nothing to draw; a figure shows at least one curve; check the selection")
-    figure = _figure(4.0, title)
+    figure = figure_of(4.0, title)
     axes = figure.add_subplot()
     factor = _factor(unit)
     for i, (name, curve) in enumerate(curves.items()):
@@ -204,7 +204,7 @@ def layer_curves(
     return figure
 
 
-class _Scale(NamedTuple):
+class Scale(NamedTuple):
     """The colour scale that all panels of a figure share."""
 
     colours: Colormap
@@ -217,7 +217,7 @@ def _factor(unit: str) -> float:
     return 100.0 if "%" in unit else 1.0
 
 
-def _scale(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str = "viridis") -> _Scale:
+def scale_of(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str = "viridis") -> Scale:
     """A scale from 0 (if signed: from the negated maximum) to the largest absolute value."""
     if not any(some.size for some in values):
         raise UserError("nothing to draw; a figure shows at least one value; check the selection")
@@ -228,17 +228,17 @@ def _scale(values: Sequence[np.ndarray], unit: str, signed: bool, shares: str = 
     lowest = min(float(some.min()) for some in values if some.size)
     if lowest < 0 and not signed:
         raise UserError(f"a value of {lowest:.3g} on a scale that starts at 0; only shares fit it; pass signed=True")
-    return _Scale(colormaps["PuOr_r" if signed else shares], Normalize(-top if signed else 0.0, top), factor, unit)
+    return Scale(colormaps["PuOr_r" if signed else shares], Normalize(-top if signed else 0.0, top), factor, unit)
 
 
-def _figure(height: float, title: str) -> Figure:
+def figure_of(height: float, title: str) -> Figure:
     figure = Figure(figsize=(WIDTH, height + (0.3 if title else 0)), dpi=100, layout="constrained")
     if title:
         figure.suptitle("\n".join(textwrap.wrap(title, 78)), fontsize=TEXT, parse_math=False)
     return figure
 
 
-def _legend(figure: Figure, scale: _Scale, axes: list[Axes]) -> None:
+def colour_bar(figure: Figure, scale: Scale, axes: list[Axes]) -> None:
     bar = figure.colorbar(
         ScalarMappable(scale.norm, scale.colours), ax=axes, location="bottom", fraction=0.06, aspect=45, pad=0.03
     )
@@ -247,7 +247,7 @@ def _legend(figure: Figure, scale: _Scale, axes: list[Axes]) -> None:
     bar.ax.xaxis.set_major_locator(MaxNLocator(7))
 
 
-def _overlay(axes: Axes, picture: Image.Image, values: np.ndarray, box: Box, scale: _Scale) -> None:
+def _overlay(axes: Axes, picture: Image.Image, values: np.ndarray, box: Box, scale: Scale) -> None:
     left, top, right, bottom = box
     ratio = picture.height / picture.width
     axes.imshow(values, cmap=scale.colours, norm=scale.norm, extent=(left, right, bottom, top), aspect=ratio,
@@ -283,17 +283,17 @@ def _wrapped(text: Words, letters: int) -> list[list[tuple[int, str, float]]]:
     return lines
 
 
-def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: _Scale) -> None:
+def _line(axes: Axes, words: list[tuple[int, str, float]], line: float, scale: Scale) -> None:
     for place, word, value in words:
         colour = scale.colours(scale.norm(value * scale.factor))
         axes.text(
             place + len(word) / 2, line + 0.5, word, ha="center", va="center", family="monospace", fontsize=TEXT,
-            color=_readable_on(colour), parse_math=False,
+            color=readable_on(colour), parse_math=False,
             bbox={"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"},
         )  # fmt: skip
 
 
-def _readable_on(colour: tuple[float, ...]) -> str:
+def readable_on(colour: tuple[float, ...]) -> str:
     """Black or white, whichever has more contrast (WCAG 2's relative luminance)."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
