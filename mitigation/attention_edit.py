@@ -5,15 +5,14 @@ The second branch of a contrast (``interp.hooks.forward.paused``) is not changed
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.hooks.attention import AttentionCall, chosen_layers, intercept
+from interp.hooks.attention import CHUNK, AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.host import to_device
 from interp.segments import IMAGE, SEGMENTS, Segments
@@ -69,7 +68,7 @@ class _Steering:
         self.weight, self.layers, self.relative, self.all_text = weight, frozenset(layers), relative, all_text
         self.follower = Follower(vlm)
         self.forward: Forward | None = None
-        # Edges and the queries that have any, by number of keys and device.
+        # Edges of the queries that have any, and these queries, by number of keys and device.
         self.raised: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -83,7 +82,7 @@ class _Steering:
         self.forward, self.raised = None, {}
 
     def edit(self, call: AttentionCall) -> AttentionCall:
-        """Runs at each attention call; returns it with a mask that raises the image's logits."""
+        """Runs at each attention call; returns it with the image's logits raised."""
         if is_paused() or call.layer not in self.layers:
             return call
         forward = self.forward
@@ -94,17 +93,18 @@ class _Steering:
             )
         keys, device = call.key.shape[2], call.key.device
         if (keys, device) not in self.raised:
-            edges = self._edges(forward, keys)
-            # Few of a prompt's queries are steered: compute logits, if needed, for these only.
-            places = edges.any(0).any(-1).nonzero().flatten()
+            edges, places = self._edges(forward, keys)
             self.raised[keys, device] = to_device(edges, device), to_device(places, device)
         edges, places = self.raised[keys, device]
         if not len(places):
             return call
-        return replace(call, mask=_raised(call, edges, places, self.weight, relative=self.relative))
+        return call.raise_at(places, _added(call, edges, places, self.weight, relative=self.relative))
 
-    def _edges(self, forward: Forward, keys: int) -> Bool[Tensor, "row query key"]:
-        """True at the edges to raise. Keys are the newest columns; the cache of a sliding window drops older ones."""
+    def _edges(self, forward: Forward, keys: int) -> tuple[Bool[Tensor, "row some key"], Int[Tensor, "some"]]:
+        """True at the edges to raise, for the queries that have any, and which these are: few of a prompt's.
+
+        Keys are the newest columns; the cache of a sliding window drops older ones.
+        """
         segments, total = forward.batch.segments, forward.total
         codes = segments.indicator(0, total).argmax(-1)
         image = codes == SEGMENTS.index(IMAGE)
@@ -113,28 +113,26 @@ class _Steering:
             queries = ~image & (codes != SEGMENTS.index("padding"))
         else:
             queries = (columns >= segments.width - 1).expand(codes.shape)
-        return queries[:, forward.start :, None] & image[:, None, total - keys :]
+        seen = image[:, total - keys :]
+        steered = queries[:, forward.start :] & seen.any(1, keepdim=True)
+        places = steered.any(0).nonzero().flatten()
+        return steered[:, places, None] & seen[:, None], places
 
 
-def _raised(
+def _added(
     call: AttentionCall,
-    edges: Bool[Tensor, "row query key"],
-    places: Tensor,
+    edges: Bool[Tensor, "row some key"],
+    places: Int[Tensor, "some"],
     weight: float,
     *,
     relative: bool,
-) -> Float[Tensor, "row head query key"]:
-    """An additive mask in the dtype of the queries, as sdpa expects."""
-    mask, dtype = call.allowed(), call.query.dtype
-    lowest = torch.finfo(dtype).min
-    if mask.dtype == torch.bool:
-        additive = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill(~mask, lowest)
-    else:
-        additive = mask.float().clamp(min=lowest)
-    seen = edges[:, None] & (additive > lowest / 2)
+) -> Float[Tensor, "row #head some key"]:
+    """What is added to the logits of the queries at ``places``, in their dtype; float32 for ``CHUNK`` of them alone."""
+    dtype = call.query.dtype
     if not relative:
-        return (additive + weight * seen).to(dtype)
-    heads = call.query.shape[1]
-    bias = torch.zeros(len(edges), heads, *edges.shape[1:], dtype=torch.float32, device=mask.device)
-    bias[:, :, places] = weight * call.at(places).scores().abs()
-    return (additive + bias * seen).to(dtype)
+        return weight * edges[:, None].to(dtype)
+    parts = [
+        (weight * call.at(some).scores().abs() * own[:, None]).to(dtype)
+        for some, own in zip(places.split(CHUNK), edges.split(CHUNK, dim=1), strict=True)
+    ]
+    return torch.cat(parts, dim=2)

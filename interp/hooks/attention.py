@@ -39,6 +39,14 @@ Mask = Bool[Tensor, "#row #head query key"] | Float[Tensor, "#row #head query ke
 
 
 @dataclass(frozen=True)
+class Raised:
+    """Logits ``added`` at the queries ``places``, each once, before the softmax; what is masked stays masked."""
+
+    places: Int[Tensor, "some"]
+    added: Float[Tensor, "row #head some key"]
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """The inputs of one self-attention: after the rotary embedding, with cached keys and values included.
 
@@ -55,6 +63,7 @@ class AttentionCall:
     scaling: float
     softcap: float | None
     module: Any
+    raised: tuple[Raised, ...] = ()
 
     def allowed(self, places: Int[Tensor, "query"] | None = None) -> Mask:
         """The mask of the queries at ``places`` (default: all), made explicit if it was None."""
@@ -71,7 +80,18 @@ class AttentionCall:
 
     def at(self, places: Int[Tensor, "query"]) -> "AttentionCall":
         """The same call for the queries at ``places`` only, with an explicit mask."""
-        return replace(self, query=self.query[:, :, places], mask=self.allowed(places))
+        raised = (Raised(torch.arange(len(places), device=places.device), self.added(places)),) if self.raised else ()
+        return replace(self, query=self.query[:, :, places], mask=self.allowed(places), raised=raised)
+
+    def added(self, places: Int[Tensor, "query"]) -> Float[Tensor, "row head query key"]:
+        """The sum of what is added at the queries ``places``, 0 where nothing is."""
+        pattern = "row head some key, query some -> row head query key"
+        parts = [einsum(one.added, (places[:, None] == one.places[None]).to(one.added), pattern) for one in self.raised]
+        return torch.stack(torch.broadcast_tensors(*parts)).sum(0)
+
+    def raise_at(self, places: Int[Tensor, "some"], added: Float[Tensor, "row #head some key"]) -> "AttentionCall":
+        """The same call with logits ``added`` at the queries ``places``, in memory for these queries alone."""
+        return replace(self, raised=(*self.raised, Raised(places, added)))
 
     def scores(self) -> Float[Tensor, "row head query key"]:
         """Attention logits in float32, scaled and soft-capped, before the mask. Memory as for ``rows``."""
@@ -85,6 +105,8 @@ class AttentionCall:
     def rows(self) -> Float[Tensor, "row head query key"]:
         """All attention weights, always in float32. Takes much memory: select a few queries first (``at``)."""
         scores, mask = self.scores(), self.allowed()
+        if self.raised:
+            scores = scores + self.added(torch.arange(self.query.shape[2], device=scores.device)).float()
         if mask.dtype == torch.bool:
             return scores.masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1)
         return (scores + mask.float()).softmax(-1)
@@ -93,10 +115,7 @@ class AttentionCall:
         """Σ over keys of attention × ``value``, by the same kernel as the model's output."""
         if self.softcap is not None:
             return _by_rows(self, value)
-        value = value.expand(-1, self.key.shape[1], -1, -1)
-        return sdpa_attention_forward(
-            self.module, self.query, self.key, value, self.mask, scaling=self.scaling, is_causal=self.causal
-        )[0]
+        return _by_kernel(self, value.expand(-1, self.key.shape[1], -1, -1), is_causal=self.causal)
 
     def block(self, edges: Bool[Tensor, "#row #head query key"]) -> "AttentionCall":
         """The same call with some query → key edges cut. The check makes the host wait for the device.
@@ -181,10 +200,40 @@ def _attention(
                 tap.observe(call)
     if softcap is not None:
         return _by_rows(call, value), None
+    return _by_kernel(call, value, dropout=dropout, is_causal=is_causal, **kwargs), None
+
+
+def _by_kernel(
+    call: AttentionCall, value: Float[Tensor, "row group key dim"], *, is_causal: bool | None, **kwargs: Any
+) -> Float[Tensor, "row query head dim"]:
+    """Attention by transformers' sdpa. Queries whose logits are raised get a mask of their own, the others none."""
+    queries = call.query.shape[2]
+    if any(len(one.places) == queries for one in call.raised):  # all of them, as while decoding
+        return _masked(call.at(torch.arange(queries, device=call.key.device)), value, **kwargs)
     output, _ = sdpa_attention_forward(
-        module, query, key, value, call.mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
+        call.module, call.query, call.key, value, call.mask, scaling=call.scaling, is_causal=is_causal, **kwargs
     )
-    return output, None
+    if not call.raised:
+        return output
+    places = torch.cat([one.places for one in call.raised])  # one that is there twice gets the same row twice
+    return output.index_copy(1, places, _masked(call.at(places), value, **kwargs))
+
+
+def _masked(
+    call: AttentionCall, value: Float[Tensor, "row group key dim"], **kwargs: Any
+) -> Float[Tensor, "row query head dim"]:
+    """Attention of a call of few queries, with mask and raised logits in one additive mask of the queries' dtype."""
+    mask, dtype = call.allowed(), call.query.dtype
+    lowest = torch.finfo(dtype).min
+    if mask.dtype == torch.bool:
+        additive = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill(~mask, lowest)
+    else:
+        additive = mask.float().clamp(min=lowest)
+    (raised,) = call.raised
+    whole = (additive + raised.added * (additive > lowest / 2)).to(dtype)
+    return sdpa_attention_forward(
+        call.module, call.query, call.key, value, whole, scaling=call.scaling, is_causal=False, **kwargs
+    )[0]
 
 
 def _refuse(kwargs: dict[str, Any], mask: Tensor | None, query: Tensor, key: Tensor) -> None:

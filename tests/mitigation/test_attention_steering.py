@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from interp.errors import UserError
 from interp.hooks.attention import _TAPS
@@ -199,3 +200,32 @@ def test_what_cannot_be_steered_is_refused(vlm: VLM, prompts: list[Prompt]) -> N
     mllama = VLM(*families.FAMILIES["mllama"](), name="mllama")
     with pytest.raises(UserError, match="no image tokens in the sequence of mllama"):
         AttentionSteering().generate(mllama, prompts, max_new_tokens=1)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **kwargs or {})
+        for one in torch.utils._pytree.tree_leaves(found):
+            if isinstance(one, torch.Tensor):
+                self.bytes = max(self.bytes, one.numel() * one.element_size())
+        return found
+
+
+def test_steering_one_query_makes_no_tensor_of_all_queries_heads_and_keys(vlm: VLM) -> None:
+    prompts = [Prompt(" ".join(["Is it safe to eat the cake with a knife?"] * 20), picture(i)) for i in range(4)]
+    columns = vlm.encode(prompts)["input_ids"].shape[1]
+    heads = vlm.model.config.get_text_config().num_attention_heads
+    every = len(prompts) * heads * columns**2 * 4
+    with Largest() as plain:
+        before = vlm.score(prompts)
+    with steer_attention(vlm, 0.5, relative=True), Largest() as steered:
+        after = vlm.score(prompts)
+    assert not torch.allclose(before, after)
+    assert steered.bytes < every / 2
+    assert steered.bytes <= max(plain.bytes, every / heads)
