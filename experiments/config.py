@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 # What may differ between two launches of one run, so that the second continues the first.
-NOT_IN_HASH = ("fresh", "output_root", "task", "image_workers", "feature_cache_mib")
+NOT_IN_HASH = ("force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib")
 SKIP = "skip_bad"  # of a benchmark's node
 OWN = "file"  # the option of a method in a file of the user's
+NOWHERE = "nowhere"  # the folder of a benchmark that is only planned for
 ATTRIBUTIONS = ("none", "captum")
 PROTOCOLS = ("generate", "score")  # experiments/evaluation/answer.py
 
@@ -60,6 +61,7 @@ class Settings:
     draws: int = 10_000
     unsafe_margin: float = 0.02
     strict: bool = False
+    force: bool = False
     fresh: bool = False
     output_root: str = "outputs"
     attention: bool = False
@@ -82,6 +84,7 @@ class Schema(Settings):
     """The keys of a configuration's top level, for Hydra; nodes are checked against their targets."""
 
     task: Any = MISSING
+    plan: Any = None
     model: Any = MISSING
     benchmark: Any = MISSING
     judge: Any = MISSING
@@ -95,11 +98,13 @@ class Run(Settings):
     """One run, fully typed: what to evaluate, on what, and how.
 
     ``arm`` names the method under study among ``arms``; ``model`` is a ``NoModel`` where no arm calls one;
+    ``plan`` is called instead of ``task`` where the command is to be planned alone (``task=plan``);
     ``attention_analysis`` gives an answered study's analyses of attention (None without ``attention=true``);
     ``config`` is the composed configuration; ``skip_bad`` whether cases that fail their checks are left out.
     """
 
     task: "Callable[[Run], object]"
+    plan: "Callable[[Run], object] | None" = None
     model: "ModelConfig | ApiConfig | NoModel"
     benchmark: Benchmark
     judge: Judge
@@ -150,7 +155,10 @@ class Run(Settings):
         ``_target_`` paths are hashed too: after a module was renamed, an unfinished run is not continued.
         """
         hashed = {key: value for key, value in self.config.items() if key not in NOT_IN_HASH}
-        return digest(hashed | {"benchmark": _without_skipping(self.config["benchmark"])})
+        hashed["benchmark"] = _without_skipping(self.config["benchmark"])
+        if isinstance(model := hashed.get("model"), dict):
+            hashed["model"] = {key: value for key, value in model.items() if key != "force"}
+        return digest(hashed)
 
 
 def digest(value: object) -> str:
@@ -171,6 +179,9 @@ def build_run(config: DictConfig) -> Run:
     Raises:
         UserError: a value is missing, of a wrong type or out of range, or a target has no such argument.
     """
+    if OmegaConf.select(config, "plan") is not None and "root" in config.benchmark:
+        unset = OmegaConf.is_missing(config.benchmark, "root") or config.benchmark.root is None
+        config.benchmark.root = NOWHERE if unset else config.benchmark.root
     try:
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise UserError(f"{missing[0]}: has no value; give it on the command line: {missing[0]}=<value>")
@@ -180,6 +191,8 @@ def build_run(config: DictConfig) -> Run:
     assert isinstance(plain, dict)
     tree: dict[str, Any] = {str(key): value for key, value in plain.items()}
     _check_values(tree)
+    if tree["force"] and isinstance(tree["model"], dict) and "path" in tree["model"]:
+        tree["model"]["force"] = True
     tree["model"] = _named_by_what_is_loaded(tree["model"])
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
     arm = _arm(str(choices.get("method", "method")), tree)
@@ -198,6 +211,7 @@ def build_run(config: DictConfig) -> Run:
         "judge": _judge(tree["judge"], benchmark),
         "arms": arms,
         "attention_analysis": _built(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
+        "plan": None if tree.get("plan") is None else _built(tree["plan"], "task"),
         "task": _built(tree["task"], "task"),  # last: a task's module is slow to import
     }
     settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}

@@ -33,7 +33,7 @@ def main() -> None:
     _packages_before_the_working_directory()
     import hydra
 
-    from experiments.command_line import in_a_sentence, in_todays_words, register_help
+    from experiments.command_line import in_a_sentence, in_todays_words, register_help, with_plan_apart
     from experiments.config import register
     from experiments.runs.launch import Launch
     from interp.errors import UserError
@@ -43,7 +43,8 @@ def main() -> None:
     launch = Launch()
     try:
         launch = Launch.current()
-        sys.argv[1:], notes = in_todays_words(sys.argv[1:])
+        arguments, notes = in_todays_words(sys.argv[1:])
+        sys.argv[1:] = with_plan_apart(arguments)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
     if launch.first:
@@ -75,9 +76,10 @@ def start(config: "DictConfig") -> None:
         launch = Launch.current()
         launch.join()
         run = build_run(config)
-        check_task(run.task, launch)
+        task = run.plan or run.task
+        check_task(task, launch)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        run.task(run)
+        task(run)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
     except OSError as error:

@@ -5,7 +5,7 @@ What mixes two of them, or one of them with the CPU, raises ``DeviceMismatch`` w
 truth values are computed for real, so tokens, masks, positions and decisions are what they are. Floating-point numbers
 have a shape and a type but no value, so that a model of seven billion parameters takes no memory and seconds:
 
-- copied to the host they are drawn from a normal distribution, by a fixed seed;
+- copied to the host they are drawn from a normal distribution, by a fixed seed (very many at once are 0);
 - a whole number or truth value that depends on one is 0 or False, and an ``argmax`` is ``TOKEN``.
 
 With ``values=True`` they have values too, and answers are those of the CPU: for small models.
@@ -13,6 +13,10 @@ With ``values=True`` they have values too, and answers are those of the CPU: for
 *Host waits* are counted (``waits``): whatever makes the host wait until a GPU has caught up. These are reading a number
 (``.item()``, ``.tolist()``, ``bool(tensor)``), a copy from or to the host that is not ``non_blocking``, indices or new
 tensors made on the host for the device, and shapes that depend on values (``nonzero``, a mask as an index).
+
+*Memory and work* are counted by device (``ledger``: ``interp.device_ledger``): what a run would hold at most, and what
+it would compute. A device of a given ``capacity`` runs out of memory where a GPU of that size would. Attention is taken
+apart into its products, which hold queries × keys; with ``fused`` it is one kernel, which does not.
 
 It rests on a private hook of torch that is for the whole process: call it in a process of its own.
 """
@@ -28,9 +32,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from interp.device_ledger import Ledger, Storage, aliased_input, fused_attention
+
 NAME = "pretend"
 TOKEN = 5
 """What ``argmax`` finds among numbers without a value."""
+DRAWN = 2**20
+"""Numbers without a value that are copied to the host at once and drawn; more than these are 0, which takes no time."""
 
 aten = torch.ops.aten
 # Ops whose index tensors may be on the CPU, with the position of the list of indices.
@@ -66,9 +74,10 @@ class Pretended(Tensor):
     """A tensor on a pretended device; ``held`` is the tensor on the CPU, or a ``meta`` one where it has no value."""
 
     held: Tensor
+    memory: Storage
 
     @staticmethod
-    def __new__(cls, held: Tensor, device: torch.device) -> "Pretended":
+    def __new__(cls, held: Tensor, device: torch.device, storage: Storage | None = None) -> "Pretended":
         made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             held.size(),
@@ -78,7 +87,9 @@ class Pretended(Tensor):
             layout=held.layout,
             device=device,
         )
+        assert _WORLD is not None
         made.held = held
+        made.memory = _WORLD.ledger.held(held, made.device) if storage is None else storage
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -98,6 +109,8 @@ class World:
     """What ``world`` yields. ``waits`` are those since the beginning, or since the list was last cleared."""
 
     values: bool
+    fused: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
     waits: list[Wait] = field(default_factory=list)
     _seen: dict[Any, Any] = field(default_factory=dict)
     _drawn: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
@@ -128,8 +141,17 @@ class World:
         place = asked or device
         assert place is not None
         if func._schema.name.endswith("_") or func in _MUTATING:
+            self.ledger.count(func, args, kwargs, ours, ours[:1])
             return args[0]
-        return _mapped(lambda one: self._wrapped(one, place), found)
+        if isinstance(out := kwargs.get("out"), Pretended):
+            self.ledger.count(func, args, kwargs, ours, [out])
+            return out
+        source = aliased_input(func)
+        if source is not None and isinstance(viewed := args[source], Pretended):
+            return _mapped(lambda one: self._wrapped(one, place, viewed.memory), found)
+        made = _mapped(lambda one: self._wrapped(one, place), found)
+        self.ledger.count(func, args, kwargs, ours, [one for one in _leaves([made]) if isinstance(one, Pretended)])
+        return made
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation on what the tensors hold."""
@@ -180,10 +202,10 @@ class World:
             return torch.full(found.shape, bool(0) if found.dtype == torch.bool else index, dtype=found.dtype)
         return found
 
-    def _wrapped(self, found: Any, device: torch.device) -> Any:
+    def _wrapped(self, found: Any, device: torch.device, storage: Storage | None = None) -> Any:
         if not isinstance(found, Tensor) or isinstance(found, Pretended):
             return found
-        return Pretended(self._forgotten(found), device)
+        return Pretended(self._forgotten(found), device, storage)
 
     def _forgotten(self, held: Tensor) -> Tensor:
         if held.is_floating_point() and not self.values and not held.is_meta:
@@ -194,6 +216,8 @@ class World:
         """What a copy to the host holds."""
         if not held.is_meta:
             return held
+        if held.numel() > DRAWN:
+            return torch.zeros(held.shape, dtype=held.dtype)
         return torch.randn(held.shape, generator=self._drawn).to(held.dtype)
 
     def _copied(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], asked: torch.device | None) -> Any:
@@ -222,7 +246,9 @@ class World:
             return Pretended(torch.zeros(held.shape, dtype=dtype), device)
         if not held.is_meta and dtype.is_floating_point and not self.values:
             held = held.to("meta")
-        return Pretended(func(held, **options), device)
+        made = Pretended(func(held, **options), device)
+        self.ledger.count(func, args, kwargs, [source], [made])
+        return made
 
     def _indices(self, func: Any, args: Sequence[Any]) -> list[Any]:
         """Indices as whole numbers, for a mask says only by its values what shape comes of it."""
@@ -348,6 +374,8 @@ class _Functions(TorchFunctionMode):
             if isinstance(data, Pretended):
                 return data.detach().clone().to(device, kwargs.get("dtype"))
             return func(_read(data), *args[1:], **kwargs).to(device)
+        if func is torch.nn.functional.scaled_dot_product_attention and _WORLD is not None and _WORLD.fused:
+            return (fused_attention if isinstance(args[0], Pretended) else func)(*args, **kwargs)
         if func not in _HANDLED:
             return func(*args, **kwargs)
         if func is Tensor.new_tensor and isinstance(args[0], Pretended):
@@ -379,15 +407,17 @@ def _listed(index: Any) -> Any:
 
 
 @contextmanager
-def world(*, values: bool = False) -> Iterator[World]:
+def world(*, values: bool = False, fused: bool = False, capacity: int | None = None) -> Iterator[World]:
     """The devices ``pretend:<n>`` while open, for this process alone; see the module's docstring.
+
+    ``capacity`` is in bytes a device; None for as much as is asked for.
 
     Raises:
         Unsupported: a torch without the private hook.
     """
     global _WORLD
     _register()
-    _WORLD = World(values)
+    _WORLD = World(values, fused, Ledger(capacity))
     try:
         # The engine knows of one such device, and would look for threads of the others.
         with _Dispatch(), _Functions(), torch.autograd.set_multithreading_enabled(False):
@@ -408,16 +438,21 @@ def _register() -> None:
 def place(model: torch.nn.Module, devices: Mapping[str, torch.device]) -> torch.nn.Module:
     """Puts every parameter and buffer of ``model`` on the device of the longest of the prefixes ``devices``.
 
-    With more than one device, accelerate's hooks move states from one to the next, as ``device_map`` does.
+    Tied weights stay one tensor. With more than one device, accelerate's hooks move states from one to the next, as
+    ``device_map`` does.
     """
+    placed: dict[tuple[int, torch.device], Tensor] = {}
     for name, module in model.named_modules():
         for kind in (module._parameters, module._buffers):
             for leaf, tensor in kind.items():
                 if tensor is not None and not isinstance(tensor, Pretended):
                     full = f"{name}.{leaf}" if name else leaf
-                    made = _placed(tensor.detach(), _device_of(full, devices))
-                    kept = torch.nn.Parameter(made, tensor.requires_grad) if kind is module._parameters else made
-                    kind[leaf] = kept  # type: ignore[index]
+                    device = _device_of(full, devices)
+                    if (known := placed.get((id(tensor), device))) is None:
+                        made = _placed(tensor.detach(), device)
+                        known = torch.nn.Parameter(made, tensor.requires_grad) if kind is module._parameters else made
+                        placed[id(tensor), device] = known
+                    kind[leaf] = known  # type: ignore[index]
     if len(set(devices.values())) > 1:
         from accelerate import dispatch_model
 

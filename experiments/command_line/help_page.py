@@ -17,6 +17,7 @@ USAGE = "forestlens [+exp=NAME | task=NAME] [GROUP=NAME] [KEY=VALUE]"
 COMMANDS = {
     "+exp=vcd_llava": "the main experiment: VCD and its controls, on the bundled model",
     "+exp=vcd_llava model=llava_1_5_7b benchmark=mmsafeaware benchmark.root=DIR": "the same on LLaVA-1.5-7B",
+    "task=plan +exp=vcd_llava model=llava_1_5_7b task.gpu_gib=24": "what that would need on a GPU of 24 GB",
     "method=prompt limit=50": "one method beside the baseline, on 50 cases",
     "task=attention run=outputs/NAME/TIME": "where the attention of a run's failures went",
     "task=report runs=[outputs/NAME/TIME,outputs/NAME/TIME]": "two finished runs in one report",

@@ -25,7 +25,7 @@ def check_arms(run: Run) -> dict[str, str]:
             f"judge {run.judge.name} reads {run.judge.kind} answers and {run.benchmark.name} asks for "
             f"{run.benchmark.kind}; leave judge out, or choose one of that kind in conf/judge"
         )
-    excluded = _excluded(run)
+    excluded = not_applicable(run)
     if hasattr(run.judge, "check"):
         run.judge.check()
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
@@ -69,7 +69,8 @@ def _check_protocol(run: Run) -> None:
             raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
 
 
-def _excluded(run: Run) -> dict[str, str]:
+def not_applicable(run: Run) -> dict[str, str]:
+    """The arms that cannot enter, each with the reason, by the benchmark's kind and the protocol."""
     declared = {arm: abilities(method) for arm, method in run.arms.items()}
     if run.benchmark.kind != "yes_no":
         return {arm: NO_MARGIN for arm, can in declared.items() if can.yes_no_only}

@@ -29,6 +29,8 @@ class ModelConfig:
     to before tiling, ``max_tiles`` the number of tiles. Which limits apply depends on the family
     (``interp.checkpoints.load.set_bounds``).
 
+    ``force`` loads it also where its weights and one prompt seem not to fit (``interp.checkpoints.memory``).
+
     ``family`` (the name of its contract tests), ``licence`` (of the weights), ``gated`` (whether the hub asks for a
     login) and ``memory_gib`` (of the weights in bfloat16) are for people to read. ``memory_gib`` is also used if the
     size of the weights is not known.
@@ -56,6 +58,7 @@ class ModelConfig:
     longest_edge: int | None = None
     max_tiles: int | None = None
     chat_template: str | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
         if not self.path:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.hub import Source, brief, find, gated, warning_of_remote_code
-from interp.checkpoints.memory import check_room, device_map, offloaded, stored_numbers
+from interp.checkpoints.memory import (
+    check_room,
+    device_map,
+    estimate,
+    offloaded,
+    row_bytes,
+    stored_numbers,
+)
 from interp.errors import UserError
 from interp.families import LAYOUTS, layout_for
 from interp.prompt import check_chat_template
@@ -45,11 +52,15 @@ def read_checkpoint(config: ModelConfig) -> Checkpoint:
     found = read_config(place, config)
     check_format(place)
     dtype = dtype_on(config.dtype, target)
+    kind, numbers = str(dtype).removeprefix("torch."), place.numbers or _stored(place)
+    row = row_bytes(found, kind)
+    if said := estimate(config, numbers, kind, None if config.device_map else target, row):
+        print(said, file=sys.stderr)
     places = device_map(config, found, dtype)
     if places is not None and (warning := offloaded(places)):
         print(f"warning: {warning}", file=sys.stderr)
     elif places is None:
-        check_room(config, place.numbers or _stored(place), str(dtype).removeprefix("torch."), target)
+        check_room(config, numbers, kind, target, row)
     processor = read_processor(place, config)
     model = read_weights(place, config, target, dtype, places)
     return Checkpoint(model, processor, place.commit or weights_hash(Path(place.path)))

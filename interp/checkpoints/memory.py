@@ -1,7 +1,7 @@
-"""Checks that a checkpoint's weights fit in memory before they are read. Sizes are in bytes.
+"""What a checkpoint needs, and whether it fits, before its weights are read. Sizes are in bytes.
 
-Only weights that are larger than the free memory are rejected. Activations and the key-value cache depend on batch and
-prompt; running out of memory there is handled where it happens.
+Rejected is only what cannot work: weights and one prompt larger than the free memory. What a batch takes beyond that
+depends on what is done with it (``task=plan`` says what); running out of memory there is handled where it happens.
 """
 
 import json
@@ -20,6 +20,7 @@ GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # safetensors types converted on loading
 HEADER = 8  # bytes that hold the length of a safetensors file's header
+TOKENS = 1024  # of the prompt that ``row_bytes`` is for
 LONGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 
 
@@ -54,30 +55,64 @@ def weight_bytes(numbers: dict[str, int], dtype: str) -> int:
     return sum(count * (BYTES[dtype] if kind in FLOATS else 1) for kind, count in numbers.items())
 
 
-def check_room(config: ModelConfig, numbers: dict[str, int] | None, dtype: str, device: "torch.device") -> None:
-    """Checks that the weights fit in the free memory of ``device``.
+def row_bytes(found: Any, dtype: str) -> int:
+    """About what one prompt of ``TOKENS`` tokens takes, by the checkpoint's configuration.
 
-    ``numbers`` counts the weights by type; if None (unknown), ``config.memory_gib`` is used.
+    Its keys and values in every layer, the widest layer's states and products, and the logits of one token in float32.
+    An estimate from below: what a tool keeps beside that is not in it.
+    """
+    text = found.get_text_config()
+    heads = int(text.num_attention_heads)
+    groups = int(getattr(text, "num_key_value_heads", None) or heads)
+    width = int(text.hidden_size)
+    head = int(getattr(text, "head_dim", None) or width // heads)
+    cache = 2 * int(text.num_hidden_layers) * groups * head
+    states = 4 * width + 3 * int(getattr(text, "intermediate_size", 4 * width))
+    return TOKENS * (cache + states) * BYTES[dtype] + 4 * int(text.vocab_size)
+
+
+def estimate(config: ModelConfig, numbers: dict[str, int] | None, dtype: str, device: Any, row: int) -> str | None:
+    """Weights and one prompt against the free memory of ``device``, in a sentence; None if the size is not known."""
+    needed = _needed(config, numbers, dtype)
+    if needed is None:
+        return None
+    free = None if device is None else free_memory(device)
+    there = "spread over several devices" if device is None else f"on {device}"
+    left = f"{_size(free)} free {there}" if free is not None else there
+    return (
+        f"{config.name}: {_size(needed)} of weights in {dtype} and about {_size(row)} for one prompt of {TOKENS:,} "
+        f"tokens; {left}"
+    )
+
+
+def check_room(
+    config: ModelConfig, numbers: dict[str, int] | None, dtype: str, device: "torch.device", row: int = 0
+) -> None:
+    """Checks that the weights and ``row`` more bytes for one prompt fit in the free memory of ``device``.
+
+    ``numbers`` counts the weights by type; if None (unknown), ``config.memory_gib`` is used. With ``config.force``
+    nothing is checked.
 
     Raises:
-        UserError: the weights alone are larger than the free memory.
+        UserError: they are larger than the free memory.
     """
     sizes = {name: _needed(config, numbers, name) for name in BYTES}
     needed, free = sizes[dtype], free_memory(device)
-    if needed is None or free is None or needed <= free:
+    if config.force or needed is None or free is None or needed + row <= free:
         return
     ways = []
     half = sizes["bfloat16"]
-    if dtype == "float32" and half is not None and half <= free:
+    if dtype == "float32" and half is not None and half + row // 2 <= free:
         ways.append(f"set model.dtype=bfloat16 ({_gib(half)})")
     ways.append("choose a smaller model")
     if device.type == "cuda":
         ways.append("spread it over all cards and this machine's memory with model.device_map=auto")
     else:
         ways.append("use a machine with a GPU or more memory")
+    prompt = "" if needed > free else f", one prompt of {TOKENS:,} tokens about {_gib(row)} more,"
     raise UserError(
-        f"the weights of {config.name} need {_gib(needed)} in {dtype} and {device} has {_gib(free)} free; "
-        f"{', '.join(ways[:-1])} or {ways[-1]}"
+        f"the weights of {config.name} need {_gib(needed)} in {dtype}{prompt} and {device} has {_gib(free)} free; "
+        f"{', '.join(ways[:-1])} or {ways[-1]} (force=true goes on all the same)"
     )
 
 
@@ -114,6 +149,10 @@ def _container(folder: Path = Path("/sys/fs/cgroup")) -> list[int]:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
+
+
+def _size(size: int) -> str:
+    return _gib(size) if size >= GIB / 10 else f"{size / 2**20:.0f} MiB"
 
 
 def device_map(config: ModelConfig, found: Any, dtype: "torch.dtype") -> dict[str, Any] | None:

@@ -1,0 +1,359 @@
+"""What an experiment does with its model, step by step: each one batch of what the study does many times.
+
+Every step calls the very functions that the study calls, so that what changes there changes the plan.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.config import Run
+from experiments.evaluation import study
+from experiments.evaluation.arms import not_applicable
+from experiments.planning.models import Asked
+from experiments.studies.attention.heatmap import Heatmap
+from experiments.studies.direction_ablation import Ablation
+from experiments.studies.mechanism.study import Mechanism
+from experiments.studies.mitigation_selection.study import Mitigations
+from experiments.studies.vrtuning.arms import NewAdapter
+from experiments.studies.vrtuning.study import VRTuningStudy
+from experiments.types import AnsweredElsewhere
+from interp.errors import UserError
+from mitigation.method import Baseline, TrainableMethod, abilities
+from mitigation.threshold import ConstantShift
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+    from mitigation.vrtuning.settings import Settings
+
+BASELINE = "baseline"
+# Numbers that change what is computed, not how much of it: arms that differ in these alone are planned once.
+VALUES = ("alpha", "beta", "noise_step", "seed", "shift", "strength", "weight", "temperature", "top_p")
+LEARNING = 64  # cases that a method learns from in a plan, at least: it needs some of either kind
+QUESTIONS = 8
+TRAINED_TOKENS = 64  # of an answer that an adapter is trained on
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a step works on: the run, the model, the prompts, and a folder for files that nobody keeps."""
+
+    run: Run
+    vlm: "VLM"
+    asked: Asked
+    folder: Path
+    new_tokens: int  # generated in a plan; the later ones of an answer are added up from these
+    on_gpu: bool
+    begin: "Callable[[], None]" = lambda: None  # called where a step's preparations are over
+
+    def prompts(self, count: int, *, seed: int = 0) -> "list[Prompt]":
+        """As many prompts as the batch has rows."""
+        return self.asked.prompts(count, seed=seed)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch of a study's work.
+
+    ``do`` is called with the scene and the rows of the batch. ``rows`` are the most that a batch has (None: as many as
+    ``batch_size`` and ``batch_tokens`` allow). ``times`` is how often the study does it with every case it does it
+    with. ``generates`` says that it makes an answer, whose later tokens are added up from its first ones. ``trains``
+    says that it counts in optimiser steps, not in cases. ``alters`` says that it leaves something in the model.
+    """
+
+    name: str
+    do: "Callable[[Scene, int], object]"
+    rows: int | None = None
+    times: float = 1.0
+    generates: bool = False
+    trains: bool = False
+    alters: bool = False
+
+
+def steps_of(run: Run) -> list[Step]:
+    """The steps of the composed experiment.
+
+    Raises:
+        UserError: its task asks no model, or one whose steps are not known here.
+    """
+    task = run.task
+    _ = run.weights
+    if isinstance(task, Mechanism):
+        return [*_answers(run, {BASELINE: run.arms[BASELINE]}), *_mechanism(task, run)]
+    if isinstance(task, Mitigations):
+        found = {name: candidate.method for name, candidate in task.candidates.items()}
+        return _answers(run, {**run.arms, **found})
+    if isinstance(task, VRTuningStudy):
+        watched = [_recording("attention of answers, with and without adapter")] if task.attention else []
+        return [*_training(task), *_answers(run, run.arms, task.settings), *watched]
+    if isinstance(task, Heatmap):
+        return [_recording("recording with maps of all queries", rows=1)]
+    if isinstance(task, Ablation) or getattr(task, "func", None) is study.run:
+        return [*_answers(run, run.arms), *_attention(run)]
+    raise UserError(
+        "task=plan does not know the steps of this task; it plans study, mechanism, direction_ablation, "
+        "mitigation_selection, vrtuning and heatmap; choose one of them, or an experiment that runs one (+exp=NAME)"
+    )
+
+
+def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = None) -> list[Step]:
+    """One step for all arms that compute as much, and before it what a trainable one learns."""
+    alike: dict[str, list[str]] = {}
+    methods: dict[str, Any] = {}
+    absent = not_applicable(run)
+    for name, method in arms.items():
+        if isinstance(method, AnsweredElsewhere) or name in absent:
+            continue
+        answering = ConstantShift(1.0) if abilities(method).fitted_to else method
+        key = signature(answering)
+        alike.setdefault(key, []).append(name)
+        methods.setdefault(key, answering)
+    steps: list[Step] = []
+    for key, names in alike.items():
+        method, label = methods[key], ", ".join(names)
+        if isinstance(method, TrainableMethod):
+            steps.append(Step(f"learning: {label}", _learn(method)))
+        alters = isinstance(method, NewAdapter)
+        steps.append(Step(f"answers: {label}", _answer(method, adapter), None, len(names), True, alters=alters))
+    return steps
+
+
+def signature(method: Any) -> str:
+    """Equal for methods that compute as much: their class and settings, without ``VALUES``."""
+    if not dataclasses.is_dataclass(method) or isinstance(method, type):
+        return repr(method)
+    parts = []
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        shown = value is None if field.name in VALUES else signature(value)
+        parts.append(f"{field.name}={shown}")
+    return f"{type(method).__qualname__}({', '.join(parts)})"
+
+
+def _labels(count: int) -> list[bool]:
+    return [number % 2 == 0 for number in range(count)]
+
+
+def _learn(method: Any) -> "Callable[[Scene, int], object]":
+    def do(scene: Scene, rows: int) -> object:
+        # A few questions, each of several cases, for what learns by leaving questions out.
+        prompts = [
+            replace(prompt, text=f"{prompt.text} {number % QUESTIONS}")
+            for number, prompt in enumerate(scene.prompts(max(rows, LEARNING)))
+        ]
+        return method.learn(scene.vlm, prompts, _labels(len(prompts)), out=scene.folder / f"{id(method)}.safetensors")
+
+    return do
+
+
+def _answer(method: Any, adapter: "Settings | None") -> "Callable[[Scene, int], object]":
+    def do(scene: Scene, rows: int) -> object:
+        from interp.vision_cache import FeatureCache, shared_features
+
+        answering, vlm = method, scene.vlm
+        if isinstance(method, TrainableMethod):
+            answering, vlm = _taught(method, scene)
+        elif isinstance(method, NewAdapter):
+            assert adapter is not None
+            answering, vlm = method.inner or Baseline(), _with_adapter(scene.vlm, adapter)
+        prompts = scene.prompts(rows)
+        scene.begin()
+        with shared_features(vlm, FeatureCache(scene.run.feature_cache_mib)):
+            return answering.generate(vlm, prompts, max_new_tokens=scene.new_tokens)
+
+    return do
+
+
+def _taught(method: Any, scene: Scene) -> "tuple[Any, VLM]":
+    """The method after learning from a few cases. One that asks another model has that model's weights beside these."""
+    if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
+        return Baseline(), second_copy(scene.vlm)
+    path = scene.folder / "taught.safetensors"
+    few = Asked(8, 56, 56).prompts(LEARNING)
+    prompts = [replace(prompt, text=f"{prompt.text} {number % QUESTIONS}") for number, prompt in enumerate(few)]
+    return method.learn(scene.vlm, prompts, _labels(LEARNING), out=path), scene.vlm
+
+
+def second_copy(vlm: "VLM") -> "VLM":
+    """The same model once more on the same device, with memory of its own."""
+    import copy
+
+    from interp.vlm import VLM
+
+    return VLM(copy.deepcopy(vlm.model), vlm.processor, name=f"{vlm.name} once more")
+
+
+def _attention(run: Run) -> list[Step]:
+    """What ``attention=true`` adds, as ``experiments.studies.attention`` does it."""
+    if run.attention_analysis is None or run.benchmark.kind != "yes_no":
+        return [] if run.attention_analysis is None else [_recording("recording: attention of single cases")]
+    steps = [
+        _recording("recording: attention of failures, and of single cases"),
+        Step("knockout: image → verdict cut", _cut),
+        Step("scoring: another picture", lambda scene, rows: scene.vlm.score(scene.prompts(rows, seed=1))),
+    ]
+    return (
+        [*steps, Step("attribution (captum), one case", _attribute, rows=1)] if run.attribution == "captum" else steps
+    )
+
+
+def _recording(name: str, rows: int | None = None) -> Step:
+    def do(scene: Scene, count: int) -> object:
+        from interp.attention import Queries, record_attention
+
+        with record_attention(scene.vlm, queries=Queries.GENERATED, maps=Queries.VERDICT) as record:
+            found = scene.vlm.generate(scene.prompts(count), max_new_tokens=scene.new_tokens)
+        return found, record.masses
+
+    return Step(name, do, rows=rows, generates=True)
+
+
+def _cut(scene: Scene, rows: int) -> object:
+    from experiments.studies.attention.analysis import EDGES
+    from interp.attention_knockout import knockout
+
+    with knockout(scene.vlm, EDGES):
+        return scene.vlm.score(scene.prompts(rows))
+
+
+def _attribute(scene: Scene, rows: int) -> object:
+    from interp.attribution import integrated_gradients
+
+    return integrated_gradients(scene.vlm, scene.prompts(rows)[0], steps=8, batch_size=8)
+
+
+def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
+    """The causal tools, each with as few windows, places and points as show its peak."""
+    from experiments.studies.mechanism import examination as tools
+
+    def residuals(scene: Scene, rows: int) -> object:
+        from interp.hooks.residual import last_layer
+        from interp.hooks.residual import residuals as read
+
+        layers = tools.spaced_layers(last_layer(scene.vlm), task.points)
+        return read(scene.vlm, scene.prompts(rows), places=tools.READ, layers=layers, batch_size=rows)
+
+    def cut(scene: Scene, rows: int) -> object:
+        every = len(scene.vlm.layout.attentions(scene.vlm.model))
+        return tools.cut_margins(scene.vlm, scene.prompts(rows), width=every, batch_size=rows)
+
+    def patched(scene: Scene, rows: int) -> object:
+        twins = [[twin] for twin in scene.prompts(rows, seed=1)]
+        places, points = tools.PATCHED[tools.PICTURE], (0,)
+        return tools.patch_effects(
+            scene.vlm, scene.prompts(rows), twins, positions=places, layers=points, batch_size=rows
+        )
+
+    def prior(scene: Scene, rows: int) -> object:
+        return tools.prior_margins_of(scene.vlm, scene.prompts(rows), task.prior, batch_size=rows, seed=run.seed)
+
+    def ablated(scene: Scene, rows: int) -> object:
+        import torch
+
+        unit = torch.nn.functional.one_hot(torch.tensor(0), scene.vlm.model.config.get_text_config().hidden_size)
+        return tools.ablated_margins(scene.vlm, scene.prompts(rows), unit.float(), 0.0, layer=1, batch_size=rows)
+
+    yield Step("recording: hidden states of all cases", residuals)
+    yield Step("knockout: edges cut, all layers and by window", cut)
+    yield Step("patching: the twin's states", patched)
+    if task.prior != "none":
+        yield Step("prior: the sentence without its picture", prior)
+    yield Step("directions: states edited", ablated, times=3)
+
+
+def _training(task: VRTuningStudy) -> list[Step]:
+    def do(scene: Scene, rows: int) -> object:
+        return training_step(scene, task.settings, rows)
+
+    adapters, rows = len(task.adapters), task.settings.batch_size
+    return [Step("training: LoRA steps", do, rows, times=adapters, trains=True, alters=True)]
+
+
+def _with_adapter(vlm: "VLM", settings: "Settings") -> "VLM":
+    from interp.vlm import VLM
+
+    return VLM(adapted_model(vlm, settings).get_base_model(), vlm.processor, name=vlm.name)
+
+
+def adapted_model(vlm: "VLM", settings: "Settings") -> Any:
+    """The model with a new adapter, as TRL's trainer makes it. It stays in the model."""
+    import warnings
+
+    from peft import get_peft_model
+
+    from mitigation.vrtuning.model import lora_config
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return get_peft_model(vlm.model, lora_config(vlm.model, vlm.layout, settings))
+
+
+def training_step(scene: Scene, settings: "Settings", rows: int) -> float:
+    """Two optimiser steps with one batch each: the second has the optimiser's state from the start.
+
+    The collator, the adapter and the loss are those of ``mitigation.vrtuning.train``; TRL's loop around them is not
+    run.
+    """
+    import torch
+    from trl.trainer.utils import add_fused_lm_head
+
+    from mitigation.vrtuning.collator import Collator
+
+    vlm = scene.vlm
+    model = adapted_model(vlm, settings)
+    if "." not in vlm.layout.lm_head:
+        add_fused_lm_head(model.get_base_model(), outputs=("log_probs", "entropy", "is_top1"))
+    switched = {"auto": scene.on_gpu, "on": True, "off": False}
+    if switched[settings.checkpointing]:
+        raise UserError(
+            "a step with gradient checkpointing cannot be run on shapes by this torch; without it "
+            "(task.settings.checkpointing=off) it can, and the task prints an estimate by formula before it starts"
+        )
+    model.train()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate)
+    answer = " ".join(["word"] * TRAINED_TOKENS)
+    examples = [
+        {
+            "prompt": [{"role": "user", "content": prompt.text}],
+            "completion": [{"role": "assistant", "content": answer}],
+            "images": [prompt.image],
+        }
+        for prompt in scene.prompts(rows)
+    ]
+    collate = Collator(vlm, settings.max_pixels)
+    scene.begin()
+    with products_in_bfloat16() if switched[settings.bf16] else nullcontext():
+        for _ in range(2):
+            batch = collate(examples)
+            found = model(**batch, use_cache=False, fused_lm_head=True)
+            loss = -found.log_probs.sum() / found.label_mask.sum().clamp(min=1)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm)
+            optimiser.step()
+            model.zero_grad()
+            value = float(loss.detach())
+            del found, loss, batch
+    return value
+
+
+def products_in_bfloat16() -> "AbstractContextManager[Any]":
+    """Products of matrices as torch's autocast makes them, which knows of no pretended device."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    products = {torch.nn.functional.linear, torch.matmul, torch.bmm, torch.addmm, torch.mm, torch.Tensor.matmul}
+
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in products:
+                args = [
+                    one.to(torch.bfloat16) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+                    for one in args
+                ]
+            return func(*args, **(kwargs or {}))
+
+    return Products()

@@ -1,0 +1,171 @@
+"""``task=plan``: before any command, what that command will need. Loads no weights and asks no network.
+
+``python -m experiments.run task=plan +exp=vcd_llava model=llava_1_5_7b task.gpu_gib=24``: the rest of the command is
+composed as it would be without ``task=plan``, and its steps are run on a device that computes nothing
+(``experiments.planning.measure``), in a process of their own. Importing this module loads neither torch nor
+transformers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.bench.harness import Child, result_of
+from experiments.config import Run
+from experiments.evaluation.batching import size_of
+from experiments.planning.advice import advice, gib
+from experiments.planning.models import Asked
+from experiments.runs import provenance
+from experiments.runs.directory import open_run
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.planning.measure import Measured
+
+FILE = "plan.json"
+EFFICIENCY = {"arithmetic": 0.5, "memory": 0.7}  # assumed, of what the card's maker states
+LAUNCH = 15e-6  # seconds, assumed: Python and the start of one kernel
+# GiB → dense TFLOP/s in 16 bits and GB/s of typical cards, by their makers: T4, A10, A100 40 GB, A100 80 GB.
+CARDS = {16: (65.0, 320.0), 24: (125.0, 600.0), 40: (312.0, 1555.0), 80: (312.0, 2039.0)}
+TOKENS_PER_WORD = 1.4  # assumed for English
+TEMPLATE_TOKENS = 20  # assumed: the chat template around a question
+DEFAULT_CASES = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The task.
+
+    ``gpu_gib`` is the card's memory (None: what is free now). ``text_tokens`` and ``picture`` (width, height) stand for
+    the prompts where no cases are at hand. ``tflops`` and ``gb_per_s`` are the card's, as its maker states them.
+
+    Raises:
+        UserError: a number that is not above 0.
+    """
+
+    gpu_gib: float | None = None
+    text_tokens: int = 128
+    picture: tuple[int, int] = (640, 480)
+    cases: int | None = None
+    tflops: float | None = None
+    gb_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gpu_gib", "text_tokens", "cases", "tflops", "gb_per_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"task.{name}={value}: must be above 0; null leaves it open")
+        if len(self.picture) != 2 or min(self.picture) < 1:
+            raise UserError(f"task.picture={list(self.picture)}: must be width and height in pixels, as [640,480]")
+
+    def __call__(self, run: Run) -> None:
+        """Prints the plan and writes it to plan.json in a run directory."""
+        from experiments.planning.measure import as_json, measured
+
+        console = Console()
+        _ = run.weights
+        asked, cases, assumed = self.prompts(run)
+        rates, said = self.rates()
+        with Child() as child, console.status("planning: the experiment's own code on shapes"):
+            waiting = child.submit(measured, run, asked, self.gpu_gib, rates)
+            found = result_of(waiting, "the planning process ended; free some memory of this machine and try again")
+        config = run.config | {"plan": repr(self)}
+        with open_run(run.output_root, "plan", config, run.config_hash, fresh=True) as store:
+            sentences = [*assumptions(found, run, assumed, said), *advice(found, run)]
+            store.write_json(
+                FILE,
+                {"command": provenance.command(), "model": run.model.name, "cases": cases, "sentences": sentences}
+                | as_json(found),
+            )
+            store.finish()
+            console.print(table(found, run, cases))
+            for sentence in sentences:
+                console.print(sentence, highlight=False, markup=False)
+            console.print(f"plan: {store.path / FILE}", highlight=False, soft_wrap=True)
+
+    def prompts(self, run: Run) -> tuple[Asked, int, str]:
+        """The prompts planned with, the number of cases, and a sentence on where both are from."""
+        try:
+            samples = run.benchmark.load().samples
+        except UserError:
+            samples = []
+        if not samples:
+            asked = Asked(self.text_tokens, *self.picture)
+            cases = self.cases or DEFAULT_CASES
+            return (
+                asked,
+                cases,
+                (
+                    f"Assumed, for want of cases: {self.text_tokens} words a prompt (task.text_tokens), a picture of "
+                    f"{self.picture[0]} × {self.picture[1]} pixels (task.picture), {cases} cases (task.cases)."
+                ),
+            )
+        words = max(len(sample.prompt.split()) for sample in samples)
+        sizes = [size for sample in samples[:: max(1, len(samples) // 50)] if (size := size_of(sample.image))]
+        largest = max(sizes, key=lambda size: size[0] * size[1], default=self.picture)
+        asked = Asked(math.ceil(TOKENS_PER_WORD * words) + TEMPLATE_TOKENS, *largest)
+        count = len(samples) if run.limit is None else min(run.limit, len(samples))
+        return (
+            asked,
+            self.cases or count,
+            (
+                f"Prompts as long as the longest of {len(samples)} cases ({words} words, taken as {TOKENS_PER_WORD} "
+                f"tokens each and {TEMPLATE_TOKENS} of the template), pictures of {largest[0]} × {largest[1]} pixels, "
+                f"the largest of {len(sizes)} looked at."
+            ),
+        )
+
+    def rates(self) -> tuple[Any, str]:
+        """What the card manages, and a sentence that says so."""
+        from interp.device_ledger import Rates
+
+        size = min(CARDS, key=lambda size: abs(size - (self.gpu_gib or 24)))
+        tflops, gb = CARDS[size]
+        tflops, gb = self.tflops or tflops, self.gb_per_s or gb
+        reached = Rates(tflops * 1e12 * EFFICIENCY["arithmetic"], gb * 1e9 * EFFICIENCY["memory"], LAUNCH)
+        return reached, (
+            f"Times are for {EFFICIENCY['arithmetic']:.0%} of {tflops:g} TFLOP/s, {EFFICIENCY['memory']:.0%} of "
+            f"{gb:g} GB/s and {LAUNCH * 1e6:.0f} µs a kernel, whichever is slowest (task.tflops, task.gb_per_s): "
+            "assumed, not measured; reading pictures and weights comes on top."
+        )
+
+
+def assumptions(found: "Measured", run: Run, prompts: str, rates: str) -> list[str]:
+    """What the numbers rest on."""
+    source = f"Configuration: {found.origin}" + (
+        "; its tokenizer is stood in for, by one token a word." if found.stand_in else "."
+    )
+    return [
+        f"{run.model.name}: {found.parameters / 1e9:.2f} billion parameters in {found.dtype}, {gib(found.weights)} of "
+        f"weights; {gib(found.usable)} usable of {found.room}. {source}",
+        f"{prompts} A prompt is then {found.tokens} tokens, {found.image_tokens} of them the picture's.",
+        f"Peaks are those of tensors, weights included, by the experiment's own code on shapes; attention is "
+        f"{found.attention}. For CUDA itself and for gaps between blocks .75 GiB and 3% of a card are set aside: "
+        "assumed, not measured.",
+        rates,
+    ]
+
+
+def table(found: "Measured", run: Run, cases: int) -> Table:
+    """A row for each step."""
+    drawn = Table(title=f"{run.model.name} on {found.room}", title_justify="left", caption_justify="left")
+    for name, side in (("step", "left"), ("batch", "right"), ("peak", "right"), ("fits", "left"), ("time", "right")):
+        drawn.add_column(name, justify=side)  # type: ignore[arg-type]
+    for one in found.outcomes:
+        if one.error:
+            drawn.add_row(one.step, "–", "–", one.error, "–")
+            continue
+        batch = f"{one.rows or 1}" + (f" of {one.asked}" if one.rows != one.asked else "")
+        taken = f"{duration(one.seconds)} a step" if one.trains else duration(one.seconds * cases)
+        drawn.add_row(one.step, batch, gib(one.peak), "yes" if one.rows else "no", taken)
+    return drawn
+
+
+def duration(seconds: float) -> str:
+    """About how long."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,190 @@
+"""``task=plan`` composes the command it is given without itself, knows its steps, and refuses in a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.command_line import with_plan_apart
+from experiments.planning import measure
+from experiments.planning.advice import advice
+from experiments.planning.measure import Measured, Outcome, room_of
+from experiments.planning.models import blueprint, build, known
+from experiments.planning.steps import signature, steps_of
+from experiments.planning.task import Plan
+from experiments.studies.mechanism.study import Mechanism
+from interp.checkpoints import load as loading
+from interp.checkpoints import memory
+from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.memory import GIB, check_room, estimate, row_bytes
+from interp.errors import UserError
+from mitigation.prior_correction import PriorCorrection
+from mitigation.vcd import VCD
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import run_of
+
+SMALL = "model=llava_organism max_new_tokens=4 batch_size=4"
+COMMANDS = {
+    "vcd_llava": ("answers: baseline", "answers: vcd, vcd_published", "recording", "knockout"),
+    "mechanism": ("answers: baseline", "recording: hidden", "knockout", "patching", "prior", "directions"),
+    "direction_ablation": ("learning: ablate_direction", "answers: orthogonalised", "answers: random_0"),
+    "vrtuning_llava_7b": ("training: LoRA steps", "answers: baseline", "answers: vrtuning"),
+}
+
+
+@cache
+def plans() -> dict[str, Any]:
+    """All that the job measures of the organism, by experiment; "longer" is that of an answer added up."""
+    names = {exp: f"+exp={exp} {SMALL}" for exp in COMMANDS}
+    names["vrtuning_llava_7b"] += " task.settings.checkpointing=off"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.experiments.planning.job", *names.values(), "longer"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    return dict(zip([*names, "longer"], lines, strict=True))
+
+
+@pytest.mark.parametrize("exp", COMMANDS)
+def test_an_experiment_is_planned_step_by_step(exp: str) -> None:
+    outcomes = plans()[exp]["outcomes"]
+    assert not [one for one in outcomes if one["error"]]
+    for beginning in COMMANDS[exp]:
+        assert [one for one in outcomes if one["step"].startswith(beginning)], beginning
+    assert all(one["peak"] > plans()[exp]["weights"] and one["seconds"] > 0 for one in outcomes)
+    assert all(one["rows"] == one["asked"] for one in outcomes)  # so small a model fits
+
+
+def test_a_second_checkpoint_is_held_beside_the_first() -> None:
+    peaks = {one["step"]: one["peak"] for one in plans()["direction_ablation"]["outcomes"]}
+    twice = next(peak for step, peak in peaks.items() if step.startswith("answers: orthogonalised"))
+    assert twice - peaks["answers: baseline"] > 0.9 * plans()["direction_ablation"]["weights"]
+
+
+def test_a_longer_answer_adds_up_to_what_it_is() -> None:
+    found = plans()["longer"]
+    for added, done in zip(found["added"], found["done"], strict=True):
+        assert added["peak"] == pytest.approx(done["peak"], rel=1e-3)
+        assert added["seconds"] == pytest.approx(done["seconds"], rel=0.02)
+
+
+def test_a_plan_composes_the_command_without_itself() -> None:
+    command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
+    assert with_plan_apart(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
+    assert with_plan_apart(command[1:]) == command[1:]
+    run = run_of(*with_plan_apart(command))
+    assert isinstance(run.plan, Plan)
+    assert run.plan.gpu_gib == 24
+    assert run.task == Mechanism(width=8)
+    assert run.config_hash == run_of("+exp=mechanism").config_hash
+
+
+def test_a_benchmark_that_is_not_here_is_planned_for() -> None:
+    run = run_of(*with_plan_apart(["task=plan", "benchmark=mossbench", "task.cases=7"]))
+    assert run.plan is not None
+    asked, cases, said = run.plan.prompts(run)  # type: ignore[attr-defined]
+    assert (asked.words, cases) == (128, 7)
+    assert "Assumed, for want of cases" in said
+
+
+def test_a_benchmark_that_is_here_says_how_long_its_prompts_are() -> None:
+    _, cases, said = Plan().prompts(run_of("limit=50"))
+    assert cases == 50
+    assert "longest of 732 cases" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"gpu_gib": 0}, r"task.gpu_gib=0: must be above 0"),
+        ({"gpu_gib": -4.0}, r"task.gpu_gib=-4.0: must be above 0"),
+        ({"gpu_gib": float("nan")}, r"task.gpu_gib=nan: must be above 0"),
+        ({"text_tokens": 0}, r"task.text_tokens=0: must be above 0"),
+        ({"picture": (640, 0)}, r"task.picture=\[640, 0\]: must be width and height"),
+    ],
+)
+def test_numbers_out_of_range(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Plan(**arguments)
+
+
+def test_a_model_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"configuration of nobody/nothing is not known here; it is for .*llava-1.5-7b"):
+        blueprint(ModelConfig("nothing", "nobody/nothing"))
+    with pytest.raises(UserError, match="no model folder at /nowhere/at/all"):
+        blueprint(ModelConfig("nothing", "/nowhere/at/all"))
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config.json in .*; a model folder holds one"):
+        blueprint(ModelConfig("empty", str(tmp_path)))
+
+
+def test_a_task_whose_steps_are_not_known() -> None:
+    with pytest.raises(UserError, match="task=plan does not know the steps of this task; it plans study, mechanism"):
+        steps_of(run_of("task=bench_vcd"))
+
+
+def test_free_memory_decides_not_the_cards_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "resolve_device", lambda *_: torch.device("cuda:0"))
+    monkeypatch.setattr(measure, "free_memory", lambda _: 5 * GIB)
+    busy = room_of(None, ModelConfig("big", "a/b"))
+    assert busy.usable < 5 * GIB
+    assert busy.on_gpu
+    assert "cuda:0, 5.0 GiB of it free now" in busy.title
+    found = Measured(busy.title, busy.usable, 13 * GIB, 7 * 10**9, "bfloat16", "", True, 700, 576, "", [
+        Outcome("answers: baseline", 0, 23, 14 * GIB)])  # fmt: skip
+    first, second = advice(found, run_of("model=llava_1_5_7b"))[:2]
+    assert first == "It does not fit: the weights alone need 13.0 GiB, and 4.8 GiB are usable."
+    assert "model.device_map=auto spreads it over 3 such cards" in second
+    monkeypatch.setattr(measure, "free_memory", lambda _: None)
+    with pytest.raises(UserError, match=r"how much memory cuda:0 has is not known here; say it with task.gpu_gib"):
+        room_of(None, ModelConfig("big", "a/b"))
+
+
+@pytest.mark.parametrize("path", known())
+def test_shipped_configurations_have_the_published_number_of_parameters(path: str) -> None:
+    model = ModelConfig(path.rpartition("/")[2], path)
+    found = build(blueprint(model), model, torch.bfloat16).model
+    billions = sum(weight.numel() for weight in found.parameters()) / 1e9
+    assert billions == pytest.approx(known()[path]["billions"], abs=0.006)
+
+
+def test_arms_that_differ_in_values_alone_are_planned_once() -> None:
+    assert signature(VCD(alpha=1.0, noise_step=500)) == signature(VCD(alpha=2.0, noise_step=700))
+    assert signature(VCD(beta=None)) != signature(VCD(beta=0.1))
+    assert signature(VCD(branch="paired")) != signature(VCD(branch="sequential"))
+    assert signature(PriorCorrection(prior="noise", pictures=2)) != signature(
+        PriorCorrection(prior="noise", pictures=3)
+    )
+
+
+def test_a_command_says_what_it_needs_before_it_loads(capsys: pytest.CaptureFixture[str]) -> None:
+    from interp.vlm import load
+
+    load("organism:llava", device="cpu")
+    assert "of weights in float32 and about 13 MiB for one prompt of 1,024 tokens; " in capsys.readouterr().err
+
+
+def test_weights_and_one_prompt_decide_and_force_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = blueprint(ModelConfig("big", "llava-hf/llava-1.5-7b-hf"))
+    row = row_bytes(plan.config, "bfloat16")
+    assert 0.5 * GIB < row < 0.7 * GIB
+    numbers = {"BF16": 7_063_427_072}
+    monkeypatch.setattr(memory, "free_memory", lambda _: int(13.5 * GIB))
+    cuda = torch.device("cuda")
+    check_room(ModelConfig("big", "a/b"), numbers, "bfloat16", cuda)
+    with pytest.raises(UserError, match=r"need 13.2 GiB in bfloat16, one prompt of 1,024 tokens about .*force=true"):
+        check_room(ModelConfig("big", "a/b"), numbers, "bfloat16", cuda, row)
+    check_room(ModelConfig("big", "a/b", force=True), numbers, "bfloat16", cuda, row)
+    said = estimate(ModelConfig("big", "a/b"), numbers, "bfloat16", cuda, row)
+    assert said is not None
+    assert said.startswith("big: 13.2 GiB of weights in bfloat16 and about 0.")
+    assert run_of("force=true").config_hash == run_of().config_hash
+    assert run_of("force=true").weights.force

@@ -1,0 +1,113 @@
+"""Peak memory of a step done for real on the CPU, beside what the plan says of it; each in a process of its own.
+
+``python -m tests.experiments.planning.truth <step> <rows>`` prints a line of JSON for one step of ``steps``. The model
+is ``experiments.bench.models``' of CPU size: 114 million parameters in float32, 576 image tokens.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from experiments.planning.models import Asked
+from experiments.planning.steps import Scene, Step
+from interp.batching import BatchRule, road
+
+SEED = 0
+TOKENS = 3
+ASKED = Asked(40, 336, 336)
+
+
+def steps() -> dict[str, Step]:
+    """The steps by name."""
+    from experiments.planning import steps as planned
+    from experiments.studies.mechanism.study import Mechanism
+    from mitigation.method import Baseline
+    from mitigation.probe_readout import TruthReadout
+    from mitigation.vcd import VCD
+    from mitigation.vrtuning.settings import Settings
+
+    run: Any = SimpleNamespace(seed=SEED)
+    tools = {step.name.partition(":")[0]: step for step in planned._mechanism(Mechanism(points=3), run)}
+    settings = Settings(batch_size=4, rank=16, steps=2, checkpointing="off", bf16="off")
+
+    def train(scene: Scene, rows: int) -> object:
+        return planned.training_step(scene, settings, rows)
+
+    return {
+        "plain": Step("plain", planned._answer(Baseline(), None), generates=True),
+        "vcd sequential": Step("vcd", planned._answer(VCD(branch="sequential"), None), generates=True),
+        "vcd paired": Step("vcd", planned._answer(VCD(branch="paired"), None), generates=True),
+        "recording": planned._recording("recording"),
+        "hidden states": tools["recording"],
+        "knockout": tools["knockout"],
+        "patching": tools["patching"],
+        "read-out": Step("read-out", planned._learn(TruthReadout())),
+        "lora": Step("lora", train, trains=True, alters=True),
+    }
+
+
+def model(device: str) -> Any:
+    import torch
+
+    from experiments.bench.models import CHAT_WORDS, SHAPES, build
+
+    words = [f"{CHAT_WORDS} word"]
+    return build(SHAPES["cpu"], longest=2048, device=torch.device(device), dtype=torch.float32, seed=SEED, words=words)
+
+
+def scene(vlm: Any, folder: str, begin: Any) -> Scene:
+    run: Any = SimpleNamespace(feature_cache_mib=64, seed=SEED, max_new_tokens=TOKENS, protocol="generate")
+    return Scene(run, vlm, ASKED, Path(folder), TOKENS, on_gpu=False, begin=begin)
+
+
+def real(name: str, rows: int) -> dict[str, float]:
+    """Resident memory above that of the process with everything imported and a small model run."""
+    import gc
+
+    import torch
+
+    from experiments.bench.harness import ProcessMeter, return_freed_blocks
+
+    return_freed_blocks()
+    torch.set_num_threads(1)
+    step = steps()[name]
+    with tempfile.TemporaryDirectory() as folder:
+        warm(step, folder)
+        gc.collect()
+        meter = ProcessMeter()
+        vlm = model("cpu")
+        weights = sum(weight.numel() * weight.element_size() for weight in vlm.model.parameters())
+        meter.start()
+        with road(BatchRule(rows, None), on_lowered=print):
+            step.do(scene(vlm, folder, lambda: None), rows)
+        return {"peak": meter.peak(), "weights": weights}
+
+
+def warm(step: Step, folder: str) -> None:
+    """The same on the bundled organism: imports, threads and caches are then there."""
+    from interp.vlm import load
+
+    step.do(scene(load("organism:llava", device="cpu"), folder, lambda: None), 2)
+
+
+def planned(name: str, rows: int) -> dict[str, float]:
+    """What the plan's recorder says of the same step."""
+    from experiments.planning.measure import Recorder, placed
+    from interp.pretended import world
+
+    step = steps()[name]
+    with world(fused=True) as pretended, tempfile.TemporaryDirectory() as folder:
+        vlm = placed(model("meta"))
+        recorder = Recorder(pretended.ledger)
+        with recorder.following(vlm), road(BatchRule(rows, None), on_lowered=print):
+            step.do(scene(vlm, folder, lambda: None), rows)
+        recorder.end()
+        return {"planned": recorder.cost().peak}
+
+
+if __name__ == "__main__":
+    which, name, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    print(json.dumps({"step": name, "rows": rows} | {"real": real, "plan": planned}[which](name, rows)))
