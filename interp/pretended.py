@@ -433,6 +433,8 @@ def _register() -> None:
         raise Unsupported(f"torch {torch.__version__} has no device type to pretend with") from error
     if not hasattr(torch, NAME):
         setup(NAME)
+        # Recomputing activations in a backward pass asks for these, also where no autocast is on.
+        getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
 
 
 def place(model: torch.nn.Module, devices: Mapping[str, torch.device]) -> torch.nn.Module:
