@@ -20,7 +20,7 @@ from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Sample
 from interp.batching import resumable
 from interp.errors import UserError
-from mitigation.method import TrainableMethod, abilities
+from mitigation.method import MethodFault, TrainableMethod, abilities
 from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def learned(
     that is open (``interp.batching``).
 
     Raises:
-        UserError: names the arm; it cannot be trained on these cases, or ``out`` cannot be written.
+        MethodFault: names the arm; it cannot be trained on these cases.
+        UserError: names the arm; ``out`` cannot be written or read.
     """
     launch = launch or Launch.current()
     try:
@@ -133,7 +134,8 @@ def learned(
         launch.wait()
         return method.read(out)
     except UserError as error:
-        raise UserError(f"arm {arm}: {error}") from error
+        kind = MethodFault if isinstance(error, MethodFault) else UserError
+        raise kind(f"arm {arm}: {error}") from error
 
 
 def learned_in(
@@ -175,7 +177,7 @@ def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
 def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: Path) -> None:
     prompts, safe = examples(samples)
     if not prompts:
-        raise UserError("no case of the development split can teach it; raise limit, or mend the images")
+        raise MethodFault("no case of the development split can teach it; raise limit, or mend the images")
     draft = out.with_name(f"{out.stem}.part{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -187,6 +189,8 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
         raise UserError(
             f"cannot write {out} ({error.strerror or error}); make room and run the same command again"
         ) from error
+    except UserError as error:
+        raise MethodFault(str(error)) from error
 
 
 def fold_of(cluster: str) -> int:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -27,6 +28,7 @@ from mitigation.threshold import ConstantShift
 from tests.experiments.compose import run_of
 from tests.experiments.writer_job import Alone
 
+STAND_IN = SimpleNamespace(name="none", revision=None, dtype=None)  # what Teachable learns on is never asked
 taught: list[tuple[list[str], list[bool]]] = []
 
 
@@ -111,8 +113,8 @@ def test_only_the_first_process_learns_and_the_others_read(tmp_path: Path) -> No
     taught.clear()
     samples, out = limited(IconWorld().development().samples, 8), tmp_path / "learned" / "arm.safetensors"
     with pytest.raises(FileNotFoundError):
-        learned("arm", Teachable(), None, samples, out, Alone(1, 2))  # type: ignore[arg-type]
-    found = [learned("arm", Teachable(), None, samples, out, Alone(rank, 2)) for rank in (0, 1)]  # type: ignore[arg-type]
+        learned("arm", Teachable(), STAND_IN, samples, out, Alone(1, 2))  # type: ignore[arg-type]
+    found = [learned("arm", Teachable(), STAND_IN, samples, out, Alone(rank, 2)) for rank in (0, 1)]  # type: ignore[arg-type]
     assert found[0] == found[1]
     assert len(taught) == 1
 
@@ -126,18 +128,34 @@ def test_a_learning_that_was_killed_leaves_nothing_half(tmp_path: Path, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(Teachable, "learn", die)
         with pytest.raises(KeyboardInterrupt):
-            learned("arm", Teachable(), None, samples, out, Launch())  # type: ignore[arg-type]
+            learned("arm", Teachable(), STAND_IN, samples, out, Launch())  # type: ignore[arg-type]
     assert not out.exists()
-    learned("arm", Teachable(), None, samples, out, Launch())  # type: ignore[arg-type]
+    learned("arm", Teachable(), STAND_IN, samples, out, Launch())  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == [out]
 
 
 def test_what_cannot_teach_names_the_arm(tmp_path: Path) -> None:
     safe = [sample for sample in IconWorld().development().samples if sample.gold == "yes"][:4]
     with pytest.raises(UserError, match="arm mine: one kind of case is missing"):
-        learned("mine", Teachable(), None, safe, tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
+        learned("mine", Teachable(), STAND_IN, safe, tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
     with pytest.raises(UserError, match="arm mine: no case of the development split can teach it"):
-        learned("mine", Teachable(), None, [], tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
+        learned("mine", Teachable(), STAND_IN, [], tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
+
+
+def test_an_arm_that_cannot_learn_leaves_the_study_and_the_others_are_reported(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UserError("10 cases of each label are needed")
+
+    monkeypatch.setattr(Teachable, "learn", refuse)
+    run = study(saved, tmp_path, "+method@arms.prompt=prompt")
+    run.task(run)
+    (folder,) = (tmp_path / run.name).iterdir()
+    assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "prompt"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"arm {run.arm}: 10 cases of each label are needed" in said
+    assert f"arm yes_bias is fitted to arm {run.arm}, which failed" in said
 
 
 def test_a_picture_that_does_not_open_is_left_out(tmp_path: Path) -> None:
@@ -223,7 +241,7 @@ def test_a_learned_arm_is_learned_anew_where_its_cases_were_corrected(tmp_path: 
     samples = limited(IconWorld().development().samples, 8)
     with open_run(str(tmp_path), "x", {}, "hash", fresh=True) as store:
         for given in (samples, samples, [replace(samples[0], text="corrected"), *samples[1:]]):
-            learned_in(store, "mine", Teachable(), None, given)  # type: ignore[arg-type]
+            learned_in(store, "mine", Teachable(), STAND_IN, given)  # type: ignore[arg-type]
     assert len(taught) == 2
 
 
