@@ -1,4 +1,4 @@
-"""``task=bench_vcd``: what contrastive decoding costs a token, beside plain decoding and the published loop.
+"""``task=bench_vcd``: what contrastive decoding and float32 logits cost a token, beside plain decoding.
 
 Random weights: time and memory depend on a model's shape, not on its weights. Imports neither torch nor transformers.
 """
@@ -45,6 +45,10 @@ BOUNDS = (
     RatioBound("tiny", "float32", 1, "two_forward_over_paired", 1.25, least=True),
     RatioBound("tiny", "float32", 1, "lazy_over_plain", 1.25),
     RatioBound("cpu", "bfloat16", 1, "paired_over_plain", 1.50),
+    RatioBound("cpu", "bfloat16", 1, "answers_over_plain", 1.05),
+    RatioBound("cpu", "bfloat16", 1, "whole_over_plain", 1.15),
+    RatioBound("7b", "bfloat16", 1, "answers_over_plain", 1.02),
+    RatioBound("7b", "bfloat16", 1, "whole_over_plain", 1.05),
     RatioBound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
     RatioBound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
 )
@@ -54,6 +58,7 @@ class DecodingCost(NamedTuple):
     """The result for one model and number of items; every ratio is of seconds a decoded token, the prompt left out.
 
     A generation's seconds are the median of its steps', a ratio the median over rounds in which both were measured.
+    ``answers`` and ``whole`` are plain with the float32 logits that margins and contrasts are computed from.
     ``lazy_skipped`` is the share of steps that lazy decoding did without its noised branch.
     """
 
@@ -64,6 +69,8 @@ class DecodingCost(NamedTuple):
     lazy_over_plain: float
     sequential_over_plain: float
     two_forward_over_paired: float
+    answers_over_plain: float
+    whole_over_plain: float
     plain_ms_per_token: float
     lazy_skipped: float
 
@@ -104,6 +111,8 @@ class DecodingMeasurements:
             lazy_over_plain=ratio("lazy", "plain"),
             sequential_over_plain=ratio("sequential", "plain"),
             two_forward_over_paired=ratio("two_forward", "paired"),
+            answers_over_plain=ratio("answers", "plain"),
+            whole_over_plain=ratio("whole", "plain"),
             plain_ms_per_token=1000 * self.turns.median("plain"),
             lazy_skipped=self.first["lazy"].skipped or 0.0,
         )
@@ -158,6 +167,8 @@ RATIOS = {
     "lazy/plain": "lazy_over_plain",
     "sequential/plain": "sequential_over_plain",
     "two-forward/paired": "two_forward_over_paired",
+    "answers/plain": "answers_over_plain",
+    "whole/plain": "whole_over_plain",
 }
 TOKEN_COLUMNS = ("model", "items", "rounds", "plain (ms)", *RATIOS)
 PROMPTED, PEAKED = ("plain", "paired", "sequential", "lazy"), ("plain", "paired", "sequential")

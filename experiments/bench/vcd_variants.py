@@ -18,6 +18,7 @@ from experiments.bench.harness import Child, meter_for, result_of
 from experiments.bench.models import DECODING_SIZES, build, prompt_of
 from experiments.model_organism.architecture import SPECIAL
 from interp.errors import UserError
+from interp.output_head import float32_head
 from interp.vlm import VLM
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import generate_paired
@@ -88,10 +89,23 @@ def _plain(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Dec
     return Decoded(model.generate(**batch.clean, do_sample=False, **_options(stamps, new_tokens)))
 
 
+def _answers(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
+    """Plain, with two tokens' logits in float32, as ``VLM.generate`` does for margins."""
+    with float32_head(model, [len(SPECIAL), len(SPECIAL) + 1]):
+        return _plain(model, batch, stamps, new_tokens)
+
+
+def _whole(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
+    """Plain, with all logits in float32, as contrasts have them."""
+    with float32_head(model):
+        return _plain(model, batch, stamps, new_tokens)
+
+
 def _sequential(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int, *, lazy: bool = False) -> Decoded:
     vcd = VisualContrastiveLogitsProcessor(model, batch.noised, alpha=ALPHA, beta=BETA, lazy=lazy)
     options = _options(stamps, new_tokens)
-    sequences = model.generate(**batch.clean, do_sample=False, logits_processor=[vcd], **options)
+    with float32_head(model):
+        sequences = model.generate(**batch.clean, do_sample=False, logits_processor=[vcd], **options)
     return Decoded(sequences, vcd.skips.skipped / vcd.skips.steps)
 
 
@@ -136,6 +150,8 @@ def _choice(clean: Float[Tensor, "row vocab"], noised: Float[Tensor, "row vocab"
 
 VARIANTS: dict[str, Decode] = {
     "plain": _plain,
+    "answers": _answers,
+    "whole": _whole,
     "two_forward": _two_forward,
     "sequential": _sequential,
     "paired": _paired,

@@ -41,6 +41,8 @@ ROW_KEYS = {
     "lazy_over_plain",
     "sequential_over_plain",
     "two_forward_over_paired",
+    "answers_over_plain",
+    "whole_over_plain",
     "plain_ms_per_token",
     "lazy_skipped",
 }
@@ -109,6 +111,7 @@ def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(pro
     assert answers["two_forward"] == answers["sequential"] == answers["paired"]
     assert answers["two_forward"] != answers["plain"]
     assert all(len(row) == TINY.new_tokens and len(set(row)) > 3 for row in answers["plain"] + answers["paired"])
+    assert answers["plain"] == answers["answers"] == answers["whole"]  # float32 has nothing to compute again
     with certain_head(probe.vlm):
         assert probe.read("plain", 3).tokens == answers["lazy"]
 
@@ -163,9 +166,12 @@ def fake(size: str, items: int, seconds: dict[str, float], clock: float = 0.0) -
 
 
 def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
-    one = fake("tiny", 1, {"plain": 1.0, "two_forward": 3.0, "sequential": 2.5, "paired": 1.5, "lazy": 1.2})
+    float32 = {"answers": 1.0, "whole": 1.1}
+    contrasted = {"two_forward": 3.0, "sequential": 2.5, "paired": 1.5, "lazy": 1.2}
+    one = fake("tiny", 1, {"plain": 1.0, **contrasted, **float32})
     one.round()
     slow = {"plain": 10.0, "two_forward": 20.0, "sequential": 25.0, "paired": 14.0, "lazy": 12.0}
+    slow |= {"answers": 10.0, "whole": 11.0}
     one.turns.rounds += [slow, {name: 2 * value for name, value in one.turns.rounds[0].items()}]
     row = one.row()
     assert row._asdict() == pytest.approx(
@@ -177,6 +183,8 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
             "lazy_over_plain": 1.2,
             "sequential_over_plain": 2.5,
             "two_forward_over_paired": 2.0,
+            "answers_over_plain": 1.0,
+            "whole_over_plain": 1.1,
             "plain_ms_per_token": 2000.0,
             "lazy_skipped": 1.0,
         }
