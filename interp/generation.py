@@ -25,9 +25,9 @@ class Generation:
     that it was chosen from (``interp.first_scores``; NaN if there are none). ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
-    ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``). ``statuses`` and
-    ``reasons`` describe the outcome of each request to a remote API. ``prompts`` are the rendered prompts,
-    ``keys`` their ``Prompt.key``.
+    ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``), ``branch`` is how it
+    ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``statuses`` and ``reasons`` describe the outcome of
+    each request to a remote API. ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
     """
 
     texts: list[str]
@@ -41,6 +41,7 @@ class Generation:
     unshifted: Float[Tensor, "row"] | None = None
     sampled: bool = False
     keys: list[str] | None = None
+    branch: str = ""
 
     def first(self, rows: int) -> "Generation":
         """The first ``rows`` answers, without the others."""

@@ -21,7 +21,7 @@ PRIORS = ("none", "blank", "noise", "neutral", "swapped")
 
 PRIOR_PICTURES = 32
 
-BRANCHES = ("sequential", "paired", "lazy")
+BRANCHES = ("auto", "paired", "sequential", "lazy")
 """How the second branch is run; see ``mitigation.vcd.VCD``."""
 
 
@@ -59,12 +59,12 @@ def check_branch(branch: Any, beta: Any) -> None:
     if branch not in BRANCHES:
         raise UserError(
             f"branch={branch!r}; the second branch is {', '.join(BRANCHES[:-1])} or {BRANCHES[-1]}; the answers are "
-            f"the same, sequential needs the least memory"
+            f"the same, paired is the fastest with margins, sequential needs the least memory"
         )
     if branch == "lazy" and beta is None:
         raise UserError(
             "branch='lazy' with beta=None; without a plausibility cutoff no step can be skipped; set beta, or take "
-            "branch=sequential"
+            "branch=auto"
         )
 
 

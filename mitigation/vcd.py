@@ -30,10 +30,12 @@ class VCD:
     diffusion step (0 to 999). A case's noise depends only on its ``Prompt.key`` and ``seed``; prompts without a key
     share theirs. Published settings disagree, so none is called the default of the paper.
 
-    ``branch`` is how the second image is run; the answers are the same. ``sequential``: a separate forward at each
-    step. ``paired``: both images in one batch of twice the rows, which reads the weights once. ``lazy``: only where
-    more than one token passes the cutoff. Lazy answers have no margins, because the contrasted margin is unknown if the
-    first step was skipped; use another branch for AUROC and tables of margins.
+    ``branch`` is how the second image is run; the answers are the same. ``paired``: both images in one batch of twice
+    the rows, which reads the weights once. ``sequential``: a separate forward at each step. ``auto``: sequential while
+    something records or edits the model's forwards, which must see the clean image alone, and paired otherwise; the
+    ``Generation`` says which. ``lazy``: only where more than one token passes the cutoff. Lazy answers have no margins,
+    because the contrasted margin is unknown if the first step was skipped; use another branch for AUROC and tables of
+    margins.
     """
 
     alpha: float = 1.0
@@ -41,7 +43,7 @@ class VCD:
     noise_step: int = 500
     seed: int = 0
     noise: str = "diffusion"
-    branch: str = "sequential"
+    branch: str = "auto"
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
@@ -54,7 +56,16 @@ class VCD:
     @property
     def unscored(self) -> str:
         """Why there are no margins (lazy); see ``mitigation.method.Abilities``."""
-        return "a lazy branch has no margins; method.branch=sequential has" if self.branch == "lazy" else ""
+        return "a lazy branch has no margins; method.branch=auto has" if self.branch == "lazy" else ""
+
+    def branch_now(self, vlm: "VLM") -> str:
+        """The branch that ``generate`` would run now: never ``auto``."""
+        from interp.hooks.forward import is_followed
+        from mitigation.contrastive.paired import attention_is_watched
+
+        if self.branch != "auto":
+            return self.branch
+        return "sequential" if is_followed(vlm) or attention_is_watched(vlm.model) else "paired"
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins of the contrasted scores before the cutoff, which would make ties.
@@ -66,20 +77,20 @@ class VCD:
                 ``VisualContrastiveLogitsProcessor``), or attention is recorded with a paired branch.
         """
         check_pictured(prompts, "VCD contrasts two pictures")
+        from interp.vision_cache import features_together
+
+        branch = self.branch_now(vlm)
         encoded = vlm.encode(prompts)
         noised = self._noised(vlm, prompts, encoded)
-        if self.branch == "paired":
-            return self._paired(vlm, prompts, encoded, noised, max_new_tokens)
-        return contrasted(
-            vlm,
-            prompts,
-            encoded,
-            noised,
-            alpha=self.alpha,
-            beta=self.beta,
-            lazy=self.branch == "lazy",
-            max_new_tokens=max_new_tokens,
-        )
+        if branch == "paired":
+            generation = self._paired(vlm, prompts, encoded, noised, max_new_tokens)
+        else:
+            lazy = branch == "lazy"
+            alike = self.noise == "diffusion" and not lazy  # the pictures keep their size, and both are asked for
+            with features_together(vlm, (encoded, noised) if alike else None):
+                settings: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "lazy": lazy}
+                generation = contrasted(vlm, prompts, encoded, noised, **settings, max_new_tokens=max_new_tokens)
+        return replace(generation, branch=branch)
 
     def _noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
         from mitigation.contrastive.corruption import corrupt_inputs, diffuse_images

@@ -142,7 +142,7 @@ class Shifted:
         if bool(generation.margins.isnan().any()):
             raise UserError(
                 "the method has answers without a margin to shift: a lazy branch leaves the second one out "
-                "(branch=lazy; take branch=sequential), and a logits processor that masks Yes or No has to declare "
+                "(branch=lazy; take branch=auto), and a logits processor that masks Yes or No has to declare "
                 "first_scores"
             )
         return generation

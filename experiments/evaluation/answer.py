@@ -362,11 +362,12 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
 
 
 def _margins(generation: "Generation", index: int) -> dict[str, Any]:
-    """What a record keeps of one answer's margin."""
+    """What a record keeps of one answer's margin, and of how it was computed."""
     return {
         "margin": float(generation.margins[index]),
         "unshifted": None if generation.unshifted is None else float(generation.unshifted[index]),
         "sampled": generation.sampled,
+        "branch": generation.branch,
     }
 
 

@@ -120,14 +120,16 @@ def record_cases(
     resolution = finest(layers=layers, maps=len(samples) * len(arms))
     cases: dict[str, dict[str, Any]] = {}
     refused: list[str] = []
+    branches: dict[str, str] = {}
     for arm, method in arms.items():
         try:
             recorded = _recorded(vlm, method, samples, resolution, max_new_tokens)
             for sample, entry in zip(samples, recorded, strict=True):
+                branches |= {arm: branch} if (branch := entry.pop("branch")) else {}
                 cases.setdefault(sample.id, {})[arm] = entry
         except UserError as error:
             refused.append(f"{arm}: {error}")
-    result = {"note": _note(resolution, len(samples), refused), "cases": cases}
+    result = {"note": _note(resolution, len(samples), refused, branches), "cases": cases}
     (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, result)
     return result
@@ -151,10 +153,10 @@ def _recorded(
         if len(log.rows) != len(some):
             raise UserError(
                 f"{len(log.rows)} prompts were forwarded for {len(some)} cases; its attention is not one answer's; "
-                "look at it with branch=sequential"
+                "look at it with branch=auto or sequential"
             )
         batch = _RecordedBatch(generation, {(m.row, m.step): m for m in log.maps}, log.rows)
-        return [_packed(vlm, batch, row, resolution) for row in range(len(some))]
+        return [{"branch": generation.branch} | _packed(vlm, batch, row, resolution) for row in range(len(some))]
 
     return gathered(vlm, prompts_of(samples), ask)
 
@@ -228,7 +230,7 @@ def _quantised(name: str, weights: Float[Tensor, "token layer group place"]) -> 
     return {name: packed, f"{name}_scale": np.round(scale.numpy().astype(float), 6).tolist()}
 
 
-def _note(resolution: MapResolution, cases: int, refused: Sequence[str]) -> str:
+def _note(resolution: MapResolution, cases: int, refused: Sequence[str], branches: Mapping[str, str]) -> str:
     groups = f"all of them and {resolution.groups} groups" if resolution.groups else "all of them together"
     return " ".join(
         [
@@ -238,6 +240,10 @@ def _note(resolution: MapResolution, cases: int, refused: Sequence[str]) -> str:
             "attention is that of the position which it was read off. An arm that only changes scores (a contrast, a "
             "shift) looks like the baseline until its answer differs. Attention shows where a model looked, not why it "
             "answered.",
+            *(
+                f"Recorded with branch={branch}: {arm}, whatever the branch it was answered with."
+                for arm, branch in branches.items()
+            ),
             *(f"Not recorded: {reason}" for reason in refused),
         ]
     )

@@ -339,6 +339,7 @@ class Study:
         skips = self.answering.skips()
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
+        more |= _branches(current)
         states.expect(self.store.path, to_come)  # before the run says that its arms are reported
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
@@ -374,6 +375,15 @@ class Study:
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
         ended = {"finished": records.now()} if finished else {}
         self.store.write_json("environment.json", {**self.environment, **ended, **more})
+
+
+def _branches(current: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """For environment.json: by arm, how the second picture of a contrast was run (``branch=auto`` does not say)."""
+    used: dict[str, set[str]] = {}
+    for record in current:
+        if record.get("branch"):  # records of earlier versions have none
+            used.setdefault(record["arm"], set()).add(record["branch"])
+    return {"branches": {arm: " and ".join(sorted(found)) for arm, found in used.items()}} if used else {}
 
 
 def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:

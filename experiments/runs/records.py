@@ -60,6 +60,7 @@ def answered(
     margin: float,
     unshifted: float | None = None,
     sampled: bool = False,
+    branch: str = "",
     judgement: Judgement | None,
     judge: str,
     published_verdict: str | None = None,
@@ -71,7 +72,8 @@ def answered(
     ``judgement`` is None where a refusal judge had nothing to read; ``published_verdict`` is that of the published
     yes/no rule, None for refusal benchmarks; ``prompt`` is the prompt as rendered. A margin that is not finite becomes
     null. ``unshifted`` is the margin before a constant was added to it (None: none was), ``sampled`` whether the tokens
-    were drawn. ``reason`` says why the text is missing or incomplete.
+    were drawn, ``branch`` how a contrast ran its second picture ("": there was none). ``reason`` says why the text is
+    missing or incomplete.
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
@@ -81,6 +83,7 @@ def answered(
         "margin": _finite(margin),
         **({} if unshifted is None else {"margin_unshifted": _finite(unshifted)}),
         **({"sampled": True} if sampled else {}),
+        **({"branch": branch} if branch else {}),
         **({} if prompt is None else {"prompt": writable(prompt)}),
         **({"reason": writable(reason)} if reason else {}),
     }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 _PAUSED: ContextVar[bool] = ContextVar("following_paused", default=False)
+_FOLLOWERS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # open ``follow`` blocks, by the module they hook
 
 
 @contextmanager
@@ -197,6 +198,7 @@ def follow(vlm: "VLM", hooks: ForwardHooks, segments: Segments | None) -> Iterat
     """
     follower = hooks.follower
     follower.known.extend([segments] if segments is not None else [])
+    _FOLLOWERS[follower.speaker] = _FOLLOWERS.get(follower.speaker, 0) + 1
 
     def note(prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> None:
         follower.known.append(segment(vlm, prompts, encoded))
@@ -211,3 +213,9 @@ def follow(vlm: "VLM", hooks: ForwardHooks, segments: Segments | None) -> Iterat
         for handle in handles:
             handle.remove()
         vlm.on_encode.remove(note)
+        _FOLLOWERS[follower.speaker] -= 1
+
+
+def is_followed(vlm: "VLM") -> bool:
+    """Whether forwards of ``vlm`` are being recorded or edited: attention, its edges, or hidden states."""
+    return bool(_FOLLOWERS.get(vlm.speaker))

@@ -316,11 +316,16 @@ def refuse_recording(model: PreTrainedModel) -> None:
     Raises:
         UserError: attention is being recorded or edited.
     """
-    if model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME):
+    if attention_is_watched(model):
         raise UserError(
             "attention is being recorded or edited, and a paired batch holds the noised rows beside those that were "
             "asked; generate with two branches (branch='sequential') while it is"
         )
+
+
+def attention_is_watched(model: PreTrainedModel) -> bool:
+    """Whether attention of ``model`` is being recorded or edited."""
+    return model.config.get_text_config()._attn_implementation in (NAME, SOFT_CAPPED_NAME)
 
 
 class _CleanRows(BaseStreamer):

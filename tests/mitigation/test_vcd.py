@@ -1,6 +1,7 @@
 """The method: settings, margins, and answers that do not depend on the batch."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from interp.attention import Queries, record_attention
+from interp.attention_knockout import knockout
 from interp.errors import UserError
+from interp.hooks.residual import edit_residual
 from interp.vlm import VLM, Prompt
+from mitigation.attention_edit import steer_attention
 from mitigation.contrastive.corruption import corrupt_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
@@ -28,8 +32,8 @@ from tests.tiny import picture
         ({"noise_step": 1000}, "noise_step=1000; .*0 .*999"),
         ({"noise_step": -1}, "noise_step=-1; .*0 .*999"),
         ({"noise": "salt"}, "noise='salt'; .*diffusion.*swapped"),
-        ({"branch": "third"}, "branch='third'; .*sequential, paired or lazy"),
-        ({"branch": "lazy", "beta": None}, "branch='lazy' with beta=None; .*branch=sequential"),
+        ({"branch": "third"}, "branch='third'; .*auto, paired, sequential or lazy"),
+        ({"branch": "lazy", "beta": None}, "branch='lazy' with beta=None; .*branch=auto"),
     ],
 )
 def test_settings_are_checked_when_made(setting: dict[str, Any], message: str) -> None:
@@ -123,3 +127,36 @@ def test_who_records_attention_sees_the_branch_that_answers(vlm: VLM, prompts: l
         VCD(alpha=3.0, noise_step=999).generate(vlm, prompts, max_new_tokens=2)
     assert len(record.rows) == len(prompts)
     assert record.masses["mass"].tolist() == pytest.approx(plain.masses["mass"].tolist(), abs=1e-6)
+
+
+def watched_by(name: str, vlm: VLM) -> AbstractContextManager[object]:
+    return {
+        "nobody": nullcontext(),
+        "a recorder": record_attention(vlm),
+        "a knockout": knockout(vlm, [("image", "verdict")]),
+        "an edit": edit_residual(vlm, lambda here: None, layers=[1]),
+        "steering": steer_attention(vlm, 1.0),
+    }[name]
+
+
+@pytest.mark.parametrize("who", ["nobody", "a recorder", "a knockout", "an edit", "steering"])
+def test_auto_is_paired_unless_somebody_must_see_the_clean_picture_alone(
+    vlm: VLM, prompts: list[Prompt], who: str
+) -> None:
+    expected = "paired" if who == "nobody" else "sequential"
+    auto, chosen = VCD(alpha=3.0, noise_step=999), VCD(alpha=3.0, noise_step=999, branch=expected)
+    with watched_by(who, vlm):
+        assert auto.branch_now(vlm) == expected
+        got = auto.generate(vlm, prompts, max_new_tokens=4)
+    with watched_by(who, vlm):
+        want = chosen.generate(vlm, prompts, max_new_tokens=4)
+    assert got.branch == want.branch == expected
+    assert got.token_ids == want.token_ids
+    assert torch.equal(got.margins, want.margins)
+    assert auto.branch_now(vlm) == "paired"  # closed is closed
+
+
+def test_branches_agree_in_float32(vlm: VLM, prompts: list[Prompt]) -> None:
+    one, both = (VCD(alpha=3.0, branch=name).generate(vlm, prompts, max_new_tokens=6) for name in BRANCHES[1:3])
+    assert one.token_ids == both.token_ids
+    torch.testing.assert_close(one.margins, both.margins, atol=1e-5, rtol=0)

@@ -298,6 +298,15 @@ def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Pa
     assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
 
 
+@pytest.mark.parametrize(("branch", "used"), [("auto", "paired"), ("sequential", "sequential")])
+def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Path, branch: str, used: str) -> None:
+    sizes = ("limit=6", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
+    folder = evaluate(run_of("method=vcd", f"method.branch={branch}", f"model.path={saved}", *sizes))
+    assert json.loads((folder / "environment.json").read_text())["branches"] == {"vcd": used}
+    found = [(line["arm"], line.get("branch")) for line in lines(folder, "predictions.jsonl")]
+    assert set(found) == {("baseline", None), ("vcd", used)}
+
+
 def test_a_lazy_branch_is_recorded_with_what_it_skipped(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
