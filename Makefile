@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo test test-all contract chromium check format clean
+.PHONY: help install install-dev demo gpu test test-all contract chromium check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ demo: install ## install, then the main job: baseline, VCD and its controls on t
 	'  $(BIN)/forestlens +exp=heatmap_llava                        # where one verdict looks: picture or words, which patches' \
 	'  $(BIN)/forestlens method=prior_correction limit=200         # another method beside the baseline, on 200 cases' \
 	'  $(BIN)/forestlens --help                                    # everything there is'
+
+gpu: install-dev ## what only a GPU can tell, in under nine minutes on one 80 GB card; writes docs/gpu.md
+	$(BIN)/python -m experiments.run task=gpu_report
 
 test: install-dev chromium ## install, then the tests but for the slow ones; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.bench.harness import MEBIBYTE, Turns, check_budget, load_average, machine
-from experiments.bench.models import SHAPES
+from experiments.bench.models import IMAGE_TOKENS, QWEN_TEXT, SHAPES
 from experiments.config import Run
 from experiments.report.table import Column, Table, terminal
 from experiments.runs.directory import open_run
@@ -86,24 +86,25 @@ class AttentionBench:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.size not in SHAPES:
-            raise UserError(f"unknown size {self.size!r}; known: {', '.join(SHAPES)}; set task.size to one of them")
-        least = SHAPES[self.size].image_tokens + TEMPLATE_TOKENS
+        if self.size not in IMAGE_TOKENS:
+            known = ", ".join(IMAGE_TOKENS)
+            raise UserError(f"unknown size {self.size!r}; known: {known}; set task.size to one of them")
+        least = IMAGE_TOKENS[self.size] + TEMPLATE_TOKENS
         if not self.lengths or min(self.lengths) < least:
             raise UserError(
                 f"task.lengths={list(self.lengths)}: an image of size {self.size} and the template take {least} "
                 "tokens; give at least one length, and none below that"
             )
         check_budget(self.repeats, self.seconds, self.device)
-        if self.size == "7b" and self.device == "cpu":
-            raise UserError("size 7b on a CPU: four processes would hold 26 GiB each; add task.device=cuda")
+        if self.size.startswith("7b") and self.device == "cpu":
+            raise UserError(f"size {self.size} on a CPU: four processes would hold 26 GiB each; add task.device=cuda")
 
     def __call__(self, run: Run) -> None:
         """Measures, writes ``metrics.json`` into a new run directory, prints the table."""
         console = Console()
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             console.print(
-                f"run {store.path}\nattention of a LLaVA of size {self.size} on {self.device}, with random weights: "
+                f"run {store.path}\nattention of a model of size {self.size} on {self.device}, with random weights: "
                 "this measures time and memory, not any trained model",
                 highlight=False,
                 soft_wrap=True,
@@ -161,8 +162,8 @@ class AttentionBench:
             "benchmark": "attention",
             "weights": f"random, seed {self.seed}",
             "size": self.size,
-            "shape": asdict(SHAPES[self.size]),
-            "image_tokens": SHAPES[self.size].image_tokens,
+            "shape": asdict(SHAPES[self.size]) if self.size in SHAPES else QWEN_TEXT,
+            "image_tokens": IMAGE_TOKENS[self.size],
             "dtype": "float32" if self.device == "cpu" else "bfloat16",
             **machine(self.device, busy),
             "seconds": round(seconds, 1),

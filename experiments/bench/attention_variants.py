@@ -12,7 +12,7 @@ from einops import einsum
 from jaxtyping import Float
 
 from experiments.bench.harness import Child, meter_for, result_of, timed
-from experiments.bench.models import SHAPES, build, prompt_of
+from experiments.bench.models import prompt_of, sized
 from interp.attention import Queries, Record, record_attention
 from interp.errors import UserError
 from interp.segments import Segments, segment
@@ -128,7 +128,7 @@ class LocalRunner:
     def __init__(self, setting: AttentionSetting) -> None:
         device = torch.device(setting.device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.vlm = build(SHAPES[setting.size], longest=setting.longest, device=device, dtype=dtype, seed=setting.seed)
+        self.vlm = sized(setting.size, longest=setting.longest, device=device, dtype=dtype, seed=setting.seed)
         self.seed = setting.seed
         self.inputs: dict[int, EncodedPrompt] = {}
         self.meter = meter_for(device)

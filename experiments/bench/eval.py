@@ -68,7 +68,7 @@ def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
     return replace(sample, image=path, prompt=f"{words} {sample.prompt}".strip())
 
 
-SIZES = {"tiny": "cpu", "7b": "cuda", "7b_qwen": "cuda"}  # size → the device that its bound is for
+SIZES = {"tiny": "cpu", "7b": "cuda", "7b_qwen": "cuda", "small_qwen": "cpu"}  # size → the device that its bound is for
 LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
 LOOP, STUDY = "one by one", "study"

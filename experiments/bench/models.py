@@ -51,14 +51,22 @@ SHAPES = {
 }
 
 
+QWEN_SIDE = 504  # pixels of a side of the picture shown to it
+QWEN_TOKENS = (QWEN_SIDE // 28) ** 2  # patches of 14 pixels, merged by two and two
+IMAGE_TOKENS = {name: shape.image_tokens for name, shape in SHAPES.items()} | dict.fromkeys(
+    ("7b_qwen", "small_qwen"), QWEN_TOKENS
+)
+"""Tokens of the image, by the size of a model: the shapes above, and Qwen2.5-VL-7B (``small_qwen``: in little)."""
+
+
 @dataclass(frozen=True)
 class DecodingSize:
     """A shape that decoding is timed in, its types, and one generation: prompt (image included) and new tokens.
 
-    On a CPU peaks are measured in the first type alone.
+    ``shape`` is None for Qwen2.5-VL. On a CPU peaks are measured in the first type alone.
     """
 
-    shape: Shape
+    shape: Shape | None
     dtypes: tuple[str, ...]
     prompt_tokens: int
     new_tokens: int
@@ -73,6 +81,8 @@ DECODING_SIZES = {
         Shape(1024, 2752, 8, 16, 32064, 256, 4, 4, image_size=42, patch_size=14), ("bfloat16", "float32"), 28, 8
     ),
     "7b": DecodingSize(SHAPES["7b"], ("bfloat16",), 700, 32),
+    "7b_qwen": DecodingSize(None, ("bfloat16",), 1500, 32),
+    "small_qwen": DecodingSize(None, ("float32",), QWEN_TOKENS + 24, 6),
 }
 
 WORDS = tuple(f"word{number}" for number in range(400))
@@ -95,6 +105,17 @@ def build(
     return _random(_config(shape, longest, processor), processor, device, dtype, seed, name="random LLaVA")
 
 
+def sized(
+    size: str, *, longest: int, device: "torch.device", dtype: "torch.dtype", seed: int, shape: Shape | None = None
+) -> "VLM":
+    """The model of a size in ``IMAGE_TOKENS``, or of ``shape``, for prompts of up to ``longest`` words of ``WORDS``."""
+    if shape is None and size.endswith("_qwen"):
+        vlm = _qwen(WORDS, device, dtype, seed, small=size.startswith("small"))
+        vlm.tokenizer.model_max_length = longest
+        return vlm
+    return build(shape or SHAPES[size], longest=longest, device=device, dtype=dtype, seed=seed)
+
+
 def _random(config: Any, processor: Any, device: "torch.device", dtype: "torch.dtype", seed: int, name: str) -> "VLM":
     import torch
     from transformers import AutoModelForImageTextToText
@@ -109,7 +130,7 @@ def _random(config: Any, processor: Any, device: "torch.device", dtype: "torch.d
 
 def prompt_of(vlm: "VLM", tokens: int, *, seed: int) -> Prompt:
     """A noise image and as many words as make ``tokens`` tokens, template and image included."""
-    side = vlm.model.config.vision_config.image_size
+    side = getattr(vlm.model.config.vision_config, "image_size", QWEN_SIDE)
     image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
     short = vlm.encode([Prompt(WORDS[0], image)])["input_ids"].shape[1]
     words = random.Random(seed).choices(WORDS, k=tokens - short + 1)

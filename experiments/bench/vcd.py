@@ -51,6 +51,8 @@ BOUNDS = (
     RatioBound("7b", "bfloat16", 1, "whole_over_plain", 1.05),
     RatioBound("7b", "bfloat16", 1, "paired_over_plain", 1.10),
     RatioBound("7b", "bfloat16", 8, "paired_over_plain", 1.35),
+    RatioBound("7b_qwen", "bfloat16", 1, "paired_over_plain", 1.10),
+    RatioBound("7b_qwen", "bfloat16", 8, "paired_over_plain", 1.35),
 )
 
 
@@ -71,6 +73,7 @@ class DecodingCost(NamedTuple):
     two_forward_over_paired: float
     answers_over_plain: float
     whole_over_plain: float
+    two_forward_over_plain: float
     plain_ms_per_token: float
     lazy_skipped: float
 
@@ -113,6 +116,7 @@ class DecodingMeasurements:
             two_forward_over_paired=ratio("two_forward", "paired"),
             answers_over_plain=ratio("answers", "plain"),
             whole_over_plain=ratio("whole", "plain"),
+            two_forward_over_plain=ratio("two_forward", "plain"),
             plain_ms_per_token=1000 * self.turns.median("plain"),
             lazy_skipped=self.first["lazy"].skipped or 0.0,
         )
@@ -126,6 +130,9 @@ class DecodingMeasurements:
             "items": self.items,
             "seconds_per_token": self.turns.rounds,
             "prefill_seconds": self.prefills,
+            "first_token_over_plain": {
+                name: median(taken[name] / taken["plain"] for taken in self.prefills) for name in self.turns.variants
+            },
             "peak_bytes": self.peaks,
             "same_tokens": {name: self.first[name].tokens == expected for name in ("sequential", "paired")},
         }
@@ -166,12 +173,13 @@ RATIOS = {
     "paired/plain": "paired_over_plain",
     "lazy/plain": "lazy_over_plain",
     "sequential/plain": "sequential_over_plain",
+    "two-forward/plain": "two_forward_over_plain",
     "two-forward/paired": "two_forward_over_paired",
     "answers/plain": "answers_over_plain",
     "whole/plain": "whole_over_plain",
 }
 TOKEN_COLUMNS = ("model", "items", "rounds", "plain (ms)", *RATIOS)
-PROMPTED, PEAKED = ("plain", "paired", "sequential", "lazy"), ("plain", "paired", "sequential")
+PROMPTED, PEAKED = ("plain", "paired", "sequential", "two_forward", "lazy"), ("plain", "paired", "sequential")
 PROMPT_COLUMNS = ("model", "items", *(f"{name} (s)" for name in PROMPTED), *(f"{name} (MiB)" for name in PEAKED))
 
 
@@ -233,15 +241,15 @@ class VcdBench:
         if not self.items or min(self.items) < 1:
             raise UserError(f"task.items={list(self.items)}: prompts in a batch; give one number or more, from 1")
         check_budget(self.repeats, self.seconds, self.device)
-        if "7b" in self.sizes and self.device == "cpu":
-            raise UserError("size 7b on a CPU takes minutes a token; add task.device=cuda")
+        if self.device == "cpu" and (large := [size for size in self.sizes if size.startswith("7b")]):
+            raise UserError(f"size {large[0]} on a CPU takes minutes a token; add task.device=cuda")
 
     def __call__(self, run: Run) -> None:
         """Measures, writes ``metrics.json`` into a new run directory, prints the table."""
         console = Console()
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             console.print(
-                f"run {store.path}\ncontrastive decoding on {self.device} with LLaVAs of random weights: this measures "
+                f"run {store.path}\ncontrastive decoding on {self.device} with models of random weights: this measures "
                 f"time and memory, not any trained model\n{DOING}",
                 highlight=False,
                 soft_wrap=True,

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from experiments.bench.harness import Child, meter_for, result_of
-from experiments.bench.models import DECODING_SIZES, build, prompt_of
+from experiments.bench.models import DECODING_SIZES, prompt_of, sized
 from experiments.model_organism.architecture import SPECIAL
 from interp.errors import UserError
 from interp.output_head import float32_head
@@ -77,6 +77,7 @@ class Decoded(NamedTuple):
     skipped: float | None = None
 
 
+_UNPADDED = ("input_ids", "attention_mask")  # the tokens are fed by themselves, and no prompt is padded
 Decode = Callable[[Any, Batch, TokenTimes, int], Decoded]
 
 
@@ -127,7 +128,7 @@ def _two_forward(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) 
     """
     ids = batch.clean["input_ids"]
     stamps.put(ids.cpu())
-    branches = [{"pixel_values": inputs["pixel_values"]} for inputs in batch]
+    branches = [{name: given for name, given in inputs.items() if name not in _UNPADDED} for inputs in batch]
     fed = ids
     for _ in range(new_tokens):
         logits = []
@@ -185,7 +186,7 @@ class DecodingRunner:
         size, device = DECODING_SIZES[setting.size], torch.device(setting.device)
         dtype = getattr(torch, setting.dtype)
         longest = size.prompt_tokens + size.new_tokens
-        self.vlm = build(size.shape, longest=longest, device=device, dtype=dtype, seed=setting.seed)
+        self.vlm = sized(setting.size, longest=longest, device=device, dtype=dtype, seed=setting.seed, shape=size.shape)
         with torch.no_grad():  # else it may answer with an image
             self.vlm.model.get_submodule(self.vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
         self.seed, self.size, self.device = setting.seed, size, device
@@ -218,7 +219,9 @@ class DecodingRunner:
         if items not in self._batches:
             prompt = prompt_of(self.vlm, self.size.prompt_tokens, seed=self.seed)
             clean = self.vlm.encode([prompt] * items)
-            noised = diffuse_images(clean, [str(i) for i in range(items)], step=NOISE_STEP, seed=self.seed)
+            noised = diffuse_images(
+                clean, [str(i) for i in range(items)], step=NOISE_STEP, seed=self.seed, model=self.vlm.model
+            )
             self._batches[items] = Batch({**clean}, noised)
         return self._batches[items]
 
