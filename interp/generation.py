@@ -26,8 +26,8 @@ class Generation:
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``), ``branch`` is how it
-    ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``statuses`` and ``reasons`` describe the outcome of
-    each request to a remote API. ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
+    ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``statuses`` and ``reasons`` describe the outcome
+    of each request to a remote API. ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
     """
 
     texts: list[str]

@@ -26,7 +26,7 @@ from experiments.bench.harness import meter_for
 from experiments.bench.models import model_of
 from experiments.types import Loaded
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, AnswerIds, Prompt
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
 
@@ -117,7 +117,6 @@ def _tools(vlm: VLM, loaded: Loaded, folder: Path) -> dict[str, Callable[[], obj
     prompts = [_prompt(sample) for sample in loaded.samples]
     few, others = prompts[:4], [replace(prompt, image=prompts[-1].image) for prompt in prompts[:4]]
     layers, path = len(vlm.layout.attentions(vlm.model)), folder / "readout.safetensors"
-    half = {"layers": [1, layers // 2], "least_gap": 0.0}
 
     def answer() -> object:
         return TruthReadout().read(path).generate(vlm, prompts, max_new_tokens=4)
@@ -128,7 +127,7 @@ def _tools(vlm: VLM, loaded: Loaded, folder: Path) -> dict[str, Callable[[], obj
         "knockout by windows, 4 cases": partial(
             knockout_by_window, vlm, few, [("image", "verdict")], width=max(1, layers // 4)
         ),
-        "patching at 2 layers, 4 cases": partial(patch, vlm, few, others, **half),
+        "patching at 2 layers, 4 cases": partial(patch, vlm, few, others, layers=[1, layers // 2], least_gap=0.0),
         "read-out, learning": partial(TruthReadout().learn, vlm, prompts, safe, out=path),
         "read-out, answering": answer,
     }
@@ -163,9 +162,9 @@ def plan_and_peak(size: str, device: str) -> list[Reading]:
     from experiments.bench.models import prompt_of, sized
 
     if size == "7b":
-        options = {"device": torch.device(device), "dtype": torch.bfloat16}
-        vlm = sized("7b", longest=plan["tokens"] + 64, seed=0, **options)
-        vlm.__dict__["answer_ids"] = ([10], [11])  # its vocabulary has neither word
+        longest = plan["tokens"] + 64
+        vlm = sized("7b", longest=longest, device=torch.device(device), dtype=torch.bfloat16, seed=0)
+        vlm.__dict__["answer_ids"] = AnswerIds([10], [11])  # its vocabulary has neither word
         prompt = prompt_of(vlm, plan["tokens"], seed=0)
     else:
         vlm, prompts = _asked(size, "LLaVA-1.5", device, 1)

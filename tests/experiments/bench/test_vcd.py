@@ -185,6 +185,7 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
             "two_forward_over_paired": 2.0,
             "answers_over_plain": 1.0,
             "whole_over_plain": 1.1,
+            "two_forward_over_plain": 3.0,
             "plain_ms_per_token": 2000.0,
             "lazy_skipped": 1.0,
         }
