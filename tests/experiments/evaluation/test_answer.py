@@ -81,7 +81,7 @@ def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
 
 
 def test_arms_that_share_features_and_open_ahead_answer_with_the_same_bits(vlm: VLM, tmp_path: Path) -> None:
-    arms = {"baseline": Baseline(), "vcd": VCD()}
+    arms = {"baseline": Baseline(), "vcd": VCD(branch="sequential")}
     with_all, answering, _ = answered(run_in(tmp_path), vlm, arms)
     without, alone, _ = answered(run_in(tmp_path, "fresh=true", "feature_cache_mib=0", "image_workers=0"), vlm, arms)
     assert list(with_all.items()) == list(without.items())

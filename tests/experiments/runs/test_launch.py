@@ -67,7 +67,7 @@ def test_a_full_disk_ends_in_one_sentence(
     def task(_: Any) -> None:
         Path("/dev/full").write_text("x")
 
-    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task))
+    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task, plan=None))
     with pytest.raises(SystemExit) as ended:
         door.start(None)  # type: ignore[arg-type]
     assert ended.value.code == 2
@@ -82,7 +82,7 @@ def test_too_little_memory_names_the_model_and_the_way_out(
     def task(_: Any) -> None:
         raise error
 
-    run = SimpleNamespace(task=task, model=SimpleNamespace(name="llava_7b"))
+    run = SimpleNamespace(task=task, plan=None, model=SimpleNamespace(name="llava_7b"))
     monkeypatch.setattr(config, "build_run", lambda _: run)
     with pytest.raises(SystemExit) as ended:
         door.start(SimpleNamespace(model=SimpleNamespace(name="chosen")))  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
     def task(_: Any) -> None:
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task))
+    monkeypatch.setattr(config, "build_run", lambda _: SimpleNamespace(task=task, plan=None))
     with pytest.raises(RuntimeError, match="shapes differ"):
         door.start(None)  # type: ignore[arg-type]
 
