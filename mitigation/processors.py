@@ -101,6 +101,19 @@ class ConstantShiftLogitsProcessor(LogitsProcessor):
         return scores.index_add(1, self._ids, shift.expand(len(scores), -1))
 
 
+class _Steps:
+    """Counts the decoding steps of one ``generate`` call, from 0."""
+
+    def __init__(self) -> None:
+        self._prompt: int | None = None  # columns, padding included
+
+    def of(self, input_ids: Int[Tensor, "row position"]) -> int:
+        """The step that has the tokens ``input_ids`` before it; the first call is step 0."""
+        if self._prompt is None:
+            self._prompt = input_ids.shape[1]
+        return input_ids.shape[1] - self._prompt
+
+
 class CaseSampler(LogitsProcessor):
     """Turns greedy decoding into sampling. Must be the last processor of a ``generate`` call.
 
@@ -114,15 +127,13 @@ class CaseSampler(LogitsProcessor):
         check_temperature(temperature)
         check_seed(seed)
         self._keys, self._temperature, self._seed = list(keys), temperature, seed
-        self._prompt: int | None = None  # columns, padding included; steps are counted from there
+        self._steps = _Steps()
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """Float32 scores divided by the temperature, plus the noise of this step."""
-        if self._prompt is None:
-            self._prompt = input_ids.shape[1]
-        step = input_ids.shape[1] - self._prompt
+        step = self._steps.of(input_ids)
         noise = torch.stack([gumbel(scores.shape[1], f"{key}\nstep {step}", self._seed) for key in self._keys])
         return scores.float() / self._temperature + to_device(noise, scores.device)
 
@@ -156,16 +167,14 @@ class OwnRuleLogitsProcessor(LogitsProcessor):
 
     def __init__(self, rule: Callable[[Tensor, int], Tensor]) -> None:
         self._rule = rule
-        self._prompt: int | None = None  # columns, padding included; steps are counted from there
+        self._steps = _Steps()
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The rule's scores."""
-        if self._prompt is None:
-            self._prompt = input_ids.shape[1]
         given = scores.float()
-        return same_shape(self._rule(given, input_ids.shape[1] - self._prompt), given, "rule(scores, step)")
+        return same_shape(self._rule(given, self._steps.of(input_ids)), given, "rule(scores, step)")
 
 
 def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) -> Float[Tensor, "row vocab"]:

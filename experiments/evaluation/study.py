@@ -54,9 +54,7 @@ def run(run: Run, *, prepare: Prepare | None = None, after: Sequence[Analysis] =
         UserError: see ``opened``; or an arm cannot answer.
     """
     with opened(run, prepare=prepare, announce=True) as study:
-        study.answer_all()
-        attention = [] if run.attention_analysis is None else run.attention_analysis(study)
-        study.conclude([*attention, *after])
+        study.complete(after)
         return study.store.path
 
 
@@ -223,6 +221,12 @@ class Study:
         cases, arms = {sample.id for sample in self.samples}, self.run.arms.keys() - self.faults.keys()
         here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in cases)
         return records.current(here)
+
+    def complete(self, after: Sequence[Analysis] = ()) -> None:
+        """Answers every case under every arm and concludes; analyses of attention come before those of ``after``."""
+        self.answer_all()
+        attention = [] if self.run.attention_analysis is None else self.run.attention_analysis(self)
+        self.conclude([*attention, *after])
 
     def answer_all(self) -> None:
         """Answers every case under every arm, skipping recorded ones; the baseline first: shifts are fitted on it.

@@ -61,8 +61,7 @@ class BothPapers:
         for one in runs:
             with study.opened(one, vlm=vlm, announce=True) as work:
                 vlm = work.vlm
-                work.answer_all()
-                work.conclude([] if one.attention_analysis is None else one.attention_analysis(work))
+                work.complete()
                 folders.append(work.store.path)
         if Launch.current().first:
             for line in _lines(runs, folders):
