@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.lda import discriminant, grouped_folds, raked
+from interp.lda import FOLDS, discriminant, grouped_folds, raked
 from interp.probes import auroc
 from interp.tensor_file import check_model, read_tensors, write_tensors
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["mean_difference", "logistic", "discriminant"]
 KIND = "directions"
-FOLDS = 5
 LOGISTIC_STRENGTH = 1.0  # scikit-learn's C on standardised features; fixed, not tuned
 
 

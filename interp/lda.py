@@ -12,6 +12,7 @@ MOST_WEIGHT = 20.0  # maximum weight of a raked case, in mean weights: no single
 CONSTANT = 1e-5  # a feature counts as constant if it varies by less than this share of its mean,
 FAINT = 1e-6  # or by less than this share of the states' root mean square
 RAKING_ROUNDS = 100
+FOLDS = 5
 FEWEST_CASES, FEWEST_GROUPS = 10, 2  # per class; with fewer, held-out numbers are not reported
 
 Fold = tuple[np.ndarray, np.ndarray]

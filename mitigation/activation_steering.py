@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from interp.batching import scores
 from interp.errors import UserError
 from interp.tensor_file import digest_of
-from mitigation.validation import check_point, check_seed, check_strength
+from mitigation.validation import check_point, check_seed, check_strength, check_teaches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +57,15 @@ class DirectionSteering:
         check_point(self.point)
         check_seed(self.seed)
         LearnedSteering(Path(), "", self.strength, self.columns)
+
+    def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
+        """Checks, before any weights load, that these cases can teach it; of its own verdicts that is not known yet.
+
+        Raises:
+            UserError: too few of a class, or of different texts.
+        """
+        if self.towards == "safe":
+            check_teaches(questions, safe, seed=self.seed)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
         """Fits the direction on all cases, at the chosen point.

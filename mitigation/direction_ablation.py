@@ -18,7 +18,7 @@ from interp.errors import UserError
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.activation_steering import says_yes
 from mitigation.method import TrainedFile
-from mitigation.validation import check_point, check_seed
+from mitigation.validation import check_point, check_seed, check_teaches
 from mitigation.wrappers import with_model
 
 if TYPE_CHECKING:
@@ -65,6 +65,15 @@ class AblateDirection:
         check_point(self.point)
         if self.shuffle is not None:
             check_seed(self.shuffle)
+
+    def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
+        """Checks, before any weights load, that these cases can teach it; of its own verdicts that is not known yet.
+
+        Raises:
+            UserError: too few of a class, or of different texts.
+        """
+        if self.by == "truth":
+            check_teaches(questions, safe, seed=0)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedAblation":
         """Fits the direction on all cases, at the best point.

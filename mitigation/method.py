@@ -110,7 +110,11 @@ class Baseline:
 
 @runtime_checkable
 class TrainableMethod(Protocol):
-    """A method before training: a frozen dataclass of settings that imports neither torch nor transformers."""
+    """A method before training: a frozen dataclass of settings that imports neither torch nor transformers.
+
+    It may have ``check_cases(questions, safe)`` too, called before any weights load, which raises a ``UserError`` where
+    such cases cannot teach it.
+    """
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "Method":
         """Trains on ``prompts``; ``safe`` is True where Yes is correct. Returns the trained method.
@@ -130,6 +134,16 @@ class TrainableMethod(Protocol):
             UserError: the file belongs to another method.
         """
         ...
+
+
+def check_cases(method: Any, questions: Sequence[str], safe: Sequence[bool]) -> None:
+    """Checks, before any weights load, whether cases can teach a ``TrainableMethod``, where it has a ``check_cases``.
+
+    Raises:
+        UserError: they cannot.
+    """
+    if (check := getattr(method, "check_cases", None)) is not None:
+        check(questions, safe)
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,8 @@ class OwnFile:
         if kind in ARGUMENTS:
             return partial(given, **self.settings)
         own = given(**self.settings)
-        if hasattr(own, "learn") or abilities(own).fitted_to:
-            raise UserError(
-                f"{self.name}: {kind} learns first; name it by _target_ in a FOLDER/method/NAME.yaml of your own, and "
-                "give --config-dir FOLDER method=NAME"
-            )
+        if abilities(own).fitted_to:
+            raise _learns(self.name, kind)
         return own
 
     def __getattr__(self, name: str) -> Any:
@@ -166,14 +163,17 @@ def _only_method(module: ModuleType, name: str) -> str:
     """The name of the one method in the file.
 
     Raises:
-        UserError: there is none, there are several, or a contrast without its second prompt.
+        UserError: there is none, there are several, one learns first, or a contrast lacks its second prompt.
     """
     found = [kind for kind in ARGUMENTS if callable(getattr(module, kind, None))]
-    found += [
-        kind
+    classes = {
+        kind: value
         for kind, value in vars(module).items()
-        if inspect.isclass(value) and value.__module__ == module.__name__ and hasattr(value, "generate")
-    ]
+        if inspect.isclass(value) and value.__module__ == module.__name__
+    }
+    if learning := [kind for kind, value in classes.items() if hasattr(value, "learn")]:
+        raise _learns(name, learning[0])
+    found += [kind for kind, value in classes.items() if hasattr(value, "generate")]
     if len(found) != 1:
         there = f"there are {', '.join(found)}" if found else "there is none"
         known = ", ".join(f"{kind}({arguments})" for kind, arguments in ARGUMENTS.items())
@@ -186,3 +186,10 @@ def _only_method(module: ModuleType, name: str) -> str:
             f"{name}: contrast needs a function second(prompt) beside it, which returns the prompt of the second branch"
         )
     return found[0]
+
+
+def _learns(name: str, kind: str) -> UserError:
+    return UserError(
+        f"{name}: {kind} learns first; name it by _target_ in a FOLDER/method/NAME.yaml of your own, and give "
+        "--config-dir FOLDER method=NAME"
+    )

@@ -54,6 +54,16 @@ class TruthReadout:
         check_point(self.point)
         check_seed(self.seed)
 
+    def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
+        """Checks, before any weights load, that these cases can teach it.
+
+        Raises:
+            UserError: a class is missing, or there are too few different questions.
+        """
+        from mitigation.ridge_probe import question_folds
+
+        question_folds(questions, safe, folds=FOLDS, seed=self.seed)
+
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedReadout":
         """Fits the probe on all cases, at the point and penalty with the best cross-validated AUROC.
 

@@ -200,7 +200,7 @@ def learn_readout(
         UserError: too few cases.
     """
     labels = torch.as_tensor(list(safe), dtype=torch.bool)
-    fold = _folds(prompts, labels, folds=folds, seed=seed)
+    fold = question_folds([prompt.text for prompt in prompts], safe, folds=folds, seed=seed)
     points = tuple(range(1, last_layer(vlm) + 1)) if point is None else (point,)
     read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *points))
     best: tuple[float, int, float, float] | None = None
@@ -294,19 +294,22 @@ def _at(read: Residuals, point: int, image: bool) -> Pooled:
     return Pooled(read.at("verdict", point), read.at("user", 0), read.at("image", point) if image else None)
 
 
-def _folds(prompts: "Sequence[Prompt]", labels: Bool[Tensor, "row"], *, folds: int, seed: int) -> Int[Tensor, "row"]:
-    """The fold of each case; all cases of a question share one."""
-    if not labels.any() or labels.all():
+def question_folds(questions: Sequence[str], safe: Sequence[bool], *, folds: int, seed: int) -> Int[Tensor, "row"]:
+    """The fold of each case; all cases of a question share one.
+
+    Raises:
+        UserError: a class is missing, or there are fewer questions than folds.
+    """
+    if len(set(safe)) < 2:
         raise UserError(
-            f"{int(labels.sum())} safe and {int((~labels).sum())} unsafe cases; a probe is fitted on both; take more "
-            "cases"
+            f"{sum(safe)} safe and {len(safe) - sum(safe)} unsafe cases; a probe is fitted on both; take more cases"
         )
-    questions = list(dict.fromkeys(prompt.text for prompt in prompts))
-    if len(questions) < folds:
+    different = list(dict.fromkeys(questions))
+    if len(different) < folds:
         raise UserError(
-            f"{len(questions)} different questions; a probe is chosen by leaving out one of {folds} parts of them; "
+            f"{len(different)} different questions; a probe is chosen by leaving out one of {folds} parts of them; "
             "take more cases"
         )
-    order = torch.randperm(len(questions), generator=torch.Generator().manual_seed(seed)).tolist()
-    place = {questions[index]: number % folds for number, index in enumerate(order)}
-    return torch.tensor([place[prompt.text] for prompt in prompts])
+    order = torch.randperm(len(different), generator=torch.Generator().manual_seed(seed)).tolist()
+    place = {different[index]: number % folds for number, index in enumerate(order)}
+    return torch.tensor([place[question] for question in questions])

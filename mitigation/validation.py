@@ -37,6 +37,22 @@ def check_beta(beta: Any) -> None:
         raise UserError(f"beta={beta!r}; the plausibility cutoff lies in (0, 1]; null (None) switches it off")
 
 
+def check_teaches(questions: Sequence[str], safe: Sequence[bool], *, seed: int) -> None:
+    """Checks that a direction between the two classes can be fitted and judged on held-out questions."""
+    import numpy as np
+
+    from interp.lda import FEWEST_CASES, FEWEST_GROUPS, FOLDS, grouped_folds
+
+    labels = np.asarray(safe, dtype=int)
+    counts = {"safe": int(labels.sum()), "unsafe": int((1 - labels).sum())}
+    if min(counts.values()) < FEWEST_CASES:
+        raise UserError(
+            f"there are {counts['safe']} safe and {counts['unsafe']} unsafe cases to learn from; it takes at least "
+            f"{FEWEST_CASES} of each, of {FEWEST_GROUPS} different texts; add cases, or raise limit"
+        )
+    grouped_folds(labels, np.asarray(questions), folds=FOLDS, seed=seed, names=("unsafe", "safe"))
+
+
 def check_noise_step(step: Any) -> None:
     """Checks that ``step`` is one of the diffusion's steps."""
     if not _is_integer(step) or not 0 <= step < NOISE_STEPS:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
-from mitigation.method import abilities
+from mitigation.method import abilities, check_cases
 from mitigation.validation import check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
@@ -158,6 +158,10 @@ class ShiftedTrainable:
 
     def __post_init__(self) -> None:
         check_shift(self.shift)
+
+    def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
+        """As of ``method``."""
+        check_cases(self.method, questions, safe)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> Shifted:
         """See ``TrainableMethod.learn``."""

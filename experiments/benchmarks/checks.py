@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.benchmarks.images import BadImage, open_image, picture_of, pixel_digest
@@ -19,6 +19,7 @@ from experiments.types import Drawable, Kind, Loaded, Problem, Sample
 from interp.errors import UserError
 
 WAY_OUT = "correct them, or go on without them: benchmark.skip_bad=true"
+MADE = ("image:", "text:", "pair:")  # how clusters begin that are made here
 SHOWN = 20  # problems in the message; all of them are in the file that it names
 LONGEST = 100_000  # characters of a prompt; 40 times the longest of the published benchmarks
 LONGEST_ID = 500
@@ -30,7 +31,19 @@ KNOWN: Mapping[Kind, Mapping[str, tuple[str, ...]]] = {  # right answer → subs
 LABELS: Mapping[Kind, str] = {"yes_no": "safe, unsafe", "refusal": "benign, harmful"}
 
 
-def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Path) -> Loaded:
+@dataclass(frozen=True)
+class Words:
+    """How a message tells of bad cases: whose they are, what is the matter with them, and the way out."""
+
+    whose: str = "benchmark"
+    fault: str = "cases cannot be asked"
+    way_out: str = WAY_OUT
+
+
+ASKED = Words()
+
+
+def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Path, words: Words = ASKED) -> Loaded:
     """The cases with ``picture`` and ``cluster`` set, after all checks; with ``skip_bad`` those that failed left out.
 
     Checked are: ids that are there and unique, labels and their subsets, texts, images (decoded in full, each file
@@ -43,9 +56,9 @@ def checked(loaded: Loaded, *, kind: Kind, name: str, skip_bad: bool, folder: Pa
     """
     kept, problems = examine(loaded, kind)
     if problems and not (skip_bad and kept):
-        way_out = "correct them; no case is left to go on with" if skip_bad else WAY_OUT
+        way_out = "correct them; no case is left to go on with" if skip_bad else words.way_out
         total = len(loaded.samples) + len(loaded.problems)
-        raise UserError(f"{message(name, problems, total, folder)}\n{way_out}")
+        raise UserError(f"{message(name, problems, total, folder, words)}\n{way_out}")
     missing = dict(loaded.missing)
     for number, problem in enumerate(problems, 1):
         missing[f"{problem.case[:60]} ({problem.place or number})"] = f"skipped, {problem.reason}"
@@ -71,8 +84,7 @@ def examine(loaded: Loaded, kind: Kind) -> tuple[list[Sample], list[Problem]]:
 
 def content_of(sample: Sample) -> str:
     """A short hash of all of a case that can change its answer or its verdict; another case has another record."""
-    picture = sample.picture or picture_of(sample.image)
-    asked = [sample.text, sample.prompt, sample.gold, picture, sample.tags.get("language", "")]
+    asked = [sample.text, sample.prompt, sample.gold, picture_in(sample), sample.tags.get("language", "")]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
@@ -98,7 +110,7 @@ def clustered(samples: Sequence[Sample]) -> list[Sample]:
 
     def shown(sample: Sample) -> str:
         if sample.image is not None:
-            return f"image:{(sample.picture or picture_of(sample.image))[:16]}"
+            return f"image:{picture_in(sample)[:16]}"
         return f"text:{hashlib.sha256(sample.text.encode(errors='replace')).hexdigest()[:16]}"
 
     own = [shown(sample) if not sample.cluster else "" for sample in samples]
@@ -109,6 +121,16 @@ def clustered(samples: Sequence[Sample]) -> list[Sample]:
     return [
         replace(sample, cluster=root(trait)) if trait else sample for sample, trait in zip(samples, own, strict=True)
     ]
+
+
+def derived(cluster: str) -> bool:
+    """Whether a case's cluster was made here, of its picture, text or pair, and not named by the benchmark."""
+    return cluster.startswith(MADE)
+
+
+def picture_in(sample: Sample) -> str:
+    """The hash of what the case shows; "" where it shows nothing."""
+    return sample.picture or picture_of(sample.image)
 
 
 def _of_case(sample: Sample, kind: Kind, seen: Mapping[str, str]) -> list[str]:
@@ -187,11 +209,11 @@ def _identity(source: Path | Drawable) -> object:
     return source if isinstance(source, Path) else id(source)
 
 
-def message(name: str, problems: Sequence[Problem], total: int, folder: Path) -> str:
+def message(name: str, problems: Sequence[Problem], total: int, folder: Path, words: Words = ASKED) -> str:
     """All problems in the order of the file: the first twenty, and in ``folder`` a file with all if there are more."""
     ordered = sorted(problems, key=_line)
     lines = [f"  {' '.join(str(problem).split())[:300]}" for problem in ordered]
-    said = [f"benchmark {name}: {len(lines)} of {total} cases cannot be asked", *lines[:SHOWN]]
+    said = [f"{words.whose} {name}: {len(lines)} of {total} {words.fault}", *lines[:SHOWN]]
     if len(lines) > SHOWN:
         kinds = Counter(problem.reason.partition(":")[0][:40] for problem in ordered)
         counted = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(8))

@@ -70,6 +70,11 @@ class Translated:
         """Why nothing may be learned from it: as of the benchmark that is translated; "" where it may."""
         return str(getattr(self.benchmark, "untrainable", ""))
 
+    @property
+    def clusters_recur(self) -> bool:
+        """Whether the splits share clusters by intention: as of the benchmark that is translated."""
+        return bool(getattr(self.benchmark, "clusters_recur", False))
+
     def load(self) -> Loaded:
         """The cases in every language asked for.
 

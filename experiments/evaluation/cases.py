@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.benchmarks.checks import checked
+from experiments.benchmarks.disjoint import disjoint
 from experiments.config import Run
 from experiments.evaluation import scoring
 from experiments.types import Loaded, Sample
@@ -29,14 +30,20 @@ def load_cases(run: Run, console: Console) -> Loaded:
     return loaded
 
 
-def development_cases(run: Run) -> Loaded | None:
-    """The cases of the benchmark's development split; None where it has none.
+def development_cases(run: Run, tested: Sequence[Sample]) -> Loaded | None:
+    """The cases of the benchmark's development split, none of them ``tested``; None where it has none.
 
     Raises:
-        UserError: some fail their checks and ``benchmark.skip_bad`` is not set.
+        UserError: some fail their checks, or are tested too, and ``benchmark.skip_bad`` is not set.
     """
     loaded = run.benchmark.development()
-    return None if loaded is None else _checked(run, loaded, f"{run.benchmark.name}, development split")
+    if loaded is None:
+        return None
+    name, folder = f"{run.benchmark.name}, development split", Path(run.output_root)
+    clusters = not getattr(run.benchmark, "clusters_recur", False)
+    return disjoint(
+        _checked(run, loaded, name), tested, name=name, skip_bad=run.skip_bad, folder=folder, clusters=clusters
+    )
 
 
 def limited(samples: Sequence[Sample], limit: int | None) -> list[Sample]:

@@ -40,20 +40,24 @@ if TYPE_CHECKING:
 
 DEVELOPMENT = "development.jsonl"
 Prepare = Callable[[RunStore], "Mapping[str, Method]"]
+Check = Callable[[Loaded], None]
 
 
 @sharded
-def run(run: Run, *, prepare: Prepare | None = None, after: Sequence[Analysis] = ()) -> Path:
+def run(
+    run: Run, *, check: Check | None = None, prepare: Prepare | None = None, after: Sequence[Analysis] = ()
+) -> Path:
     """Evaluates all arms, writes the record, the metrics and the report, prints the summary, returns the directory.
 
-    Several processes of a launch share the cases, and rank 0 does the rest. ``prepare`` is called with the open
-    directory before the model is loaded and returns the arms that answer. The analyses come last, that of attention
+    Several processes of a launch share the cases, and rank 0 does the rest. ``check`` is called with all cases of the
+    benchmark, and may refuse them; ``prepare`` then with the open directory, before the model is loaded, and returns
+    the arms that answer. The analyses come last, that of attention
     before those of ``after`` (``Study.conclude``).
 
     Raises:
         UserError: see ``opened``; or an arm cannot answer.
     """
-    with opened(run, prepare=prepare, announce=True) as study:
+    with opened(run, check=check, prepare=prepare, announce=True) as study:
         study.complete(after)
         return study.store.path
 
@@ -65,14 +69,15 @@ def opened(
     cases: Loaded | None = None,
     vlm: Any = None,
     console: Console | None = None,
+    check: Check | None = None,
     prepare: Prepare | None = None,
     announce: bool = False,
 ) -> Iterator["Study"]:
     """The study of ``run``, checked and open: its directory (new or continued), its cases and its model.
 
     All checks that need no weights come before they are loaded. ``cases`` replace the benchmark's, ``vlm`` the model;
-    at most ``run.limit`` cases are used. ``prepare`` as in ``run``. environment.json is written, and has no end time
-    until the study is concluded or finished.
+    at most ``run.limit`` cases are used. ``check`` and ``prepare`` as in ``run``. environment.json is written, and has
+    no end time until the study is concluded or finished.
 
     Raises:
         UserError: no case can run here, an arm cannot enter, the directory cannot be written or the model not loaded.
@@ -83,9 +88,13 @@ def opened(
     complete = load_cases(run, console) if cases is None else cases
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
-    development = development_cases(run) if training.needed(entering) else None
-    if development is None and any(isinstance(method, TrainableMethod) for method in entering.values()):
-        training.learning_folds(loaded.samples)  # before any weights: whether there is enough to learn from
+    if check is not None:
+        check(complete)
+    development = development_cases(run, complete.samples) if training.needed(entering) else None
+    if development is not None and development.missing:
+        console.print(f"To learn and calibrate on: {scoring.shortfall(development)}", highlight=False, markup=False)
+    to_learn_from = None if development is None else limited(development.samples, run.limit)
+    training.check_cases(entering, loaded.samples, to_learn_from)
     for arm, method in run.arms.items():
         if isinstance(method, AnsweredElsewhere):
             console.print(f"{arm}: {method.check(loaded.samples)}", highlight=False, markup=False)
@@ -196,7 +205,7 @@ class Study:
     @cached_property
     def development(self) -> Loaded | None:
         """The development split; None where the benchmark has none."""
-        return self.checked_development or development_cases(self.run)
+        return self.checked_development or development_cases(self.run, self.samples)
 
     @property
     def samples(self) -> list[Sample]:

@@ -21,6 +21,7 @@ from experiments.types import Benchmark, Sample
 from interp.batching import resumable
 from interp.errors import UserError
 from mitigation.method import MethodFault, TrainableMethod, abilities
+from mitigation.method import check_cases as teaches
 from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
@@ -86,6 +87,33 @@ def learning_folds(samples: Sequence[Sample]) -> dict[str, int]:
                 "benchmark.development=<file>"
             )
     return {sample.id: folds[home[sample.id]] for sample in samples}
+
+
+def check_cases(arms: Mapping[str, Any], samples: Sequence[Sample], development: Sequence[Sample] | None) -> None:
+    """Refuses trainable arms that these cases cannot teach, before any weights load.
+
+    ``samples`` are those to be answered, ``development`` those to learn from; None where arms learn in folds.
+
+    Raises:
+        UserError: names the first such arm; or the cases are too few for folds.
+    """
+    learning = {arm: method for arm, method in arms.items() if isinstance(method, TrainableMethod)}
+    if not learning:
+        return
+    parts = [("", development)] if development is not None else []
+    if development is None:
+        folds = learning_folds(samples)
+        parts = [
+            (f", without fold {fold}", [sample for sample in samples if folds[sample.id] != fold])
+            for fold in sorted(set(folds.values()))
+        ]
+    for arm, method in learning.items():
+        for where, part in parts:
+            teaching = [sample for sample in part or () if sample.subset != "control"]
+            try:
+                teaches(method, [s.prompt for s in teaching], [SAFE[s.gold] for s in teaching])
+            except UserError as error:
+                raise UserError(f"arm {arm} cannot learn{where}: {error}") from error
 
 
 def _joined(samples: Sequence[Sample]) -> dict[str, str]:

@@ -85,7 +85,8 @@ def from_rows(
     Raises:
         UserError: an unknown order, or a picture of a benchmark that may not be trained on.
     """
-    return _build(((line, row) for line, row in enumerate(rows, 1)), order, preferences, max_characters)
+    numbered = ((line, row) for line, row in enumerate(rows, 1))
+    return build(numbered, order=order, preferences=preferences, max_characters=max_characters)
 
 
 def reasoned_jsonl(
@@ -100,7 +101,8 @@ def reasoned_jsonl(
 
     ``image`` is a path under ``image_root``, by default the file's own folder.
     """
-    return _build(_read(Path(path), image_root, _reasoned), order, preferences, max_characters)
+    rows = read_jsonl(Path(path), image_root, "reasoned")
+    return build(rows, order=order, preferences=preferences, max_characters=max_characters)
 
 
 def llava_cot(path: Path, image_root: Path, *, order: str = "last", max_characters: int = MAX_CHARACTERS) -> Data:
@@ -111,7 +113,38 @@ def llava_cot(path: Path, image_root: Path, *, order: str = "last", max_characte
     ``<SUMMARY>``, ``<CAPTION>``, ``<REASONING>``, ``<CONCLUSION>``. The conclusion becomes the verdict as free text
     (kind ``"cot"``), the other stages become the reasoning, without tags. Each exchange of a dialogue is a row.
     """
-    return _build(_read(Path(path), image_root, _exchanges), order, False, max_characters)
+    return build(read_jsonl(Path(path), image_root, "llava_cot"), order=order, max_characters=max_characters)
+
+
+def read_jsonl(path: Path, image_root: Path | None, form: str) -> Iterator[tuple[int, Row | str]]:
+    """Line and row of a JSONL file in the form ``reasoned`` or ``llava_cot``; in place of a row why there is none.
+
+    Raises:
+        UserError: there is no such file or folder, or it is a benchmark that may not be trained on.
+    """
+    return _read(path, image_root, {"reasoned": _reasoned, "llava_cot": _exchanges}[form])
+
+
+def build(
+    rows: Iterable[tuple[int, Row | str]],
+    *,
+    order: str = "last",
+    preferences: bool = False,
+    max_characters: int = MAX_CHARACTERS,
+) -> Data:
+    """The dataset of numbered rows; a text in place of a row says why it is left out. Otherwise as ``from_rows``."""
+    from datasets import Dataset
+
+    if order not in ORDERS:
+        raise UserError(f"order={order!r}; the verdict comes first or last in an answer; choose one")
+    examples, skipped = [], []
+    for line, row in rows:
+        problem = row if isinstance(row, str) else _problem(row, preferences, max_characters)
+        if isinstance(row, str) or problem:
+            skipped.append(Skipped(line, problem or ""))
+        else:
+            examples.append(_example(row, order, preferences))
+    return Data(Dataset.from_list(examples, features=_features(preferences)), skipped)
 
 
 def answer(row: Row, order: str, *, verdict: str | None = None) -> str:
@@ -281,21 +314,6 @@ def _picture(record: dict[str, Any], root: Path) -> Path:
     path = usable(name, root)
     refuse_path(path)
     return path
-
-
-def _build(rows: Iterable[tuple[int, Row | str]], order: str, preferences: bool, max_characters: int) -> Data:
-    from datasets import Dataset
-
-    if order not in ORDERS:
-        raise UserError(f"order={order!r}; the verdict comes first or last in an answer; choose one")
-    examples, skipped = [], []
-    for line, row in rows:
-        problem = row if isinstance(row, str) else _problem(row, preferences, max_characters)
-        if isinstance(row, str) or problem:
-            skipped.append(Skipped(line, problem or ""))
-        else:
-            examples.append(_example(row, order, preferences))
-    return Data(Dataset.from_list(examples, features=_features(preferences)), skipped)
 
 
 def _problem(row: Row, preferences: bool, max_characters: int) -> str | None:

@@ -45,7 +45,7 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> None:
-    preview, study, report = COMMANDS
+    preview, study, report, _ = COMMANDS  # the last trains: test_vrtuning_own_data
     looked = typed(preview, mine)
     assert looked.returncode == 0, looked.stderr
     for said in ("cases.csv: 20 cases", "labels: 10 safe, 10 unsafe", "clusters: 20", "prompt 3", "Given the image"):

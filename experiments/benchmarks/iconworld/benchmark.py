@@ -20,6 +20,7 @@ class IconWorld:
     seed: int = 0
     size: int = SIZE
     kind: ClassVar[Kind] = "yes_no"
+    clusters_recur: ClassVar[bool] = True  # both splits show the same things to the same sentences, by other pictures
 
     def __post_init__(self) -> None:
         if self.split not in get_args(Split):

@@ -8,7 +8,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ SPLITS = {
     **dict.fromkeys(("development", "dev", "validation", "val", "train", "training"), "development"),
 }
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+Look = Callable[[Mapping[str, Any], str], None]
 DATA_URI = re.compile(r"data:image/[\w.+-]{1,40};base64,")
 
 
@@ -46,7 +47,8 @@ class Table:
     row has a ``prompt`` of its own.
 
     To learn and calibrate on: ``to_learn_from``, another file, or on the hub another split than the ``split`` that is
-    evaluated; or the rows that a column ``split`` calls so. ``name`` is by default that of the file.
+    evaluated; or the rows that a column ``split`` calls so. ``name`` is by default that of the file. The text in the
+    columns ``further`` is kept as the cases' tags. ``option`` is what the table's options are called in messages.
 
     Raises:
         UserError: an option has a value that it cannot have.
@@ -62,21 +64,24 @@ class Table:
     configuration: str | None = None
     revision: str | None = None
     name: str = ""
+    further: tuple[str, ...] = ()
+    option: str = field(default="benchmark", repr=False)
 
     def __post_init__(self) -> None:
         if self.reads not in KINDS:
-            raise UserError(f"benchmark.reads={self.reads}: must be one of {', '.join(KINDS)}")
-        if unknown := sorted(set(self.columns) - set(COLUMNS)):
-            raise UserError(f"benchmark.columns.{unknown[0]}: is no column of a table; known: {', '.join(COLUMNS)}")
+            raise UserError(f"{self.option}.reads={self.reads}: must be one of {', '.join(KINDS)}")
+        if unknown := sorted(set(self.columns) - set(self._known)):
+            known = ", ".join(self._known)
+            raise UserError(f"{self.option}.columns.{unknown[0]}: is no column of a table; known: {known}")
         if self.template is not None and TEXT not in self.template:
             raise UserError(
-                f"benchmark.template={self.template[:60]!r}: must hold {TEXT}, in whose place the text goes"
+                f"{self.option}.template={self.template[:60]!r}: must hold {TEXT}, in whose place the text goes"
             )
         for option, path in (("path", self.path), ("development", self.to_learn_from)):
             if path is not None and not self._on_hub(path) and Path(path).suffix.lower() not in ENDINGS:
                 known = f"a file in {', '.join(ENDINGS)}, or owner/name of a data set on the hub"
                 if option == "path" or not self._on_hub(self.path):
-                    raise UserError(f"benchmark.{option}={path}: is no table; give {known}")
+                    raise UserError(f"{self.option}.{option}={path}: is no table; give {known}")
         if not self.name:
             object.__setattr__(self, "name", self.path if self._on_hub(self.path) else Path(self.path).name)
 
@@ -111,6 +116,30 @@ class Table:
             return self._cases(self._read(self.path, self.to_learn_from), "")
         return self._cases(self._read(self.to_learn_from, self.split), "")
 
+    def to_train_on(self, look: Look | None = None) -> Loaded:
+        """The rows to train on: those that a column ``split`` calls train or development, all where there is none.
+
+        ``look`` is called with every row as it is and where it stands, and may refuse it.
+
+        Raises:
+            UserError: as ``load``; or no row is to be trained on.
+        """
+        rows = self._read(self.path, self.split)
+        if look is not None:
+            for place, row in rows.rows:
+                look(dict.fromkeys(rows.columns) | row, f"{self.path}, {place}")
+        divided = (split := self._column("split")) in rows.columns
+        loaded = self._cases(rows, "development" if divided else "", tell=True)
+        if not loaded.samples and not loaded.problems:
+            raise UserError(
+                f"{self.path}: no row is to be trained on; the column {split!r} says train of none; mend it"
+            )
+        return loaded
+
+    @property
+    def _known(self) -> tuple[str, ...]:
+        return (*COLUMNS, *self.further)
+
     @staticmethod
     def _on_hub(path: str) -> bool:
         return Path(path).suffix.lower() not in ENDINGS and HUB_NAME.fullmatch(path) is not None
@@ -121,36 +150,41 @@ class Table:
         return "" if called is None else str(called)
 
     def _read(self, path: str, split: str) -> Rows:
-        wanted = [called for name in COLUMNS if (called := self._column(name))]
+        wanted = [called for name in self._known if (called := self._column(name))]
         if self._on_hub(path):
-            found = read_hub(path, self.configuration, self.revision, split)
+            found = read_hub(path, self.configuration, self.revision, split, option=self.option)
         else:
-            found = read_file(Path(path).expanduser(), wanted)
+            found = read_file(Path(path).expanduser(), wanted, option=self.option)
         for name in ("id", "label", "text"):
             needed = self._column(name)
             if needed not in found.columns and not (name == "text" and self._column("prompt") in found.columns):
                 shown = ", ".join(repr(column[:40]) for column in found.columns[:12]) or "none"
                 raise UserError(f"{path}: has no column {needed!r}; its columns are {shown}; "
-                                f"name the one that holds the {name}: benchmark.columns.{name}=<column>")  # fmt: skip
+                                f"name that of the {name}: {self.option}.columns.{name}=<column>")  # fmt: skip
         if asked := next((n for n, called in self.columns.items() if called not in (n, None, *found.columns)), None):
-            raise UserError(f"benchmark.columns.{asked}={self.columns[asked]}: {path} has no such column")
+            raise UserError(f"{self.option}.columns.{asked}={self.columns[asked]}: {path} has no such column")
         return found
 
-    def _cases(self, rows: Rows, part: str) -> Loaded:
-        """The cases of the rows in the ``part`` of the table: test, development, or "" for all."""
+    def _cases(self, rows: Rows, part: str, *, tell: bool | None = None) -> Loaded:
+        """The cases of the rows in the ``part`` of the table: test, development, or "" for all.
+
+        ``tell`` says whether rows that are of no part are told of; by default not with those of development, since they
+        are with those of test.
+        """
+        tell = part != "development" if tell is None else tell
         images = None if self.images is None else Path(self.images).expanduser().absolute()
         if images is not None and not images.is_dir():
-            raise UserError(f"benchmark.images={self.images}: is no folder; give the one that holds the pictures")
+            raise UserError(f"{self.option}.images={self.images}: is no folder; give the one that holds the pictures")
         root = None if (folder := images or rows.root) is None else folder.resolve()
         pictured = self._column("image") in rows.columns
-        samples, problems = [], list(rows.problems) if part != "development" else []
+        samples, problems = [], list(rows.problems) if tell else []
         for place, row in rows.rows:
-            cells = {name: row.get(self._column(name)) for name in COLUMNS}
+            cells = {name: row.get(self._column(name)) for name in self._known}
             identity = str(cells["id"])[:80] if isinstance(cells["id"], str | float) else ""
             try:
                 its_part = _part(cells)
             except Unfit as error:
-                problems += [Problem(place, identity, str(error))] if part != "development" else []
+                problems += [Problem(place, identity, str(error))] if tell else []
                 continue
             if part not in ("", its_part):
                 continue
@@ -182,10 +216,10 @@ class Table:
             gold=gold,
             text=text,
             prompt=prompt or (template.replace(TEXT, text) if text.strip() else ""),
-            image=_image(cells["image"], identity, root) if pictured else None,
+            image=_image(cells["image"], identity, root, self.option) if pictured else None,
             cluster=_word(cells, "cluster") or "",
             pair=_word(cells, "pair") or None,
-            tags={"subset": own} if own else {},
+            tags=({"subset": own} if own else {}) | {name: _prose(cells, name) or "" for name in self.further},
             place=place,
         )
 
@@ -269,7 +303,7 @@ def _shown(value: Any) -> str:
     )
 
 
-def _image(value: Any, case: str, root: Path | None) -> Path | Drawable:
+def _image(value: Any, case: str, root: Path | None, option: str) -> Path | Drawable:
     """The picture that a cell names or holds; where there is none that may be opened, what says so when it is."""
     value = _unless_empty(value)
     held = value if not isinstance(value, dict) else value.get("bytes") or value.get("path")
@@ -289,17 +323,17 @@ def _image(value: Any, case: str, root: Path | None) -> Path | Drawable:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", held):
         return _unusable(case, held, Fault.UNREADABLE, "is an address; download it, and give the file's path")
     if root is None:
-        return _unusable(case, held, Fault.MISSING, "is a path; say in which folder it lies with benchmark.images")
-    return _inside(held, case, root)
+        return _unusable(case, held, Fault.MISSING, f"is a path; say in which folder it lies with {option}.images")
+    return _inside(held, case, root, option)
 
 
-def _inside(name: str, case: str, root: Path) -> Path | Drawable:
+def _inside(name: str, case: str, root: Path, option: str) -> Path | Drawable:
     try:
         path = (root / name).resolve()
     except (OSError, RuntimeError, ValueError) as error:  # a NUL character, a loop of links, a name too long
         return _unusable(case, name, Fault.UNREADABLE, f"cannot be opened ({type(error).__name__})")
     if not path.is_relative_to(root):
-        rule = f"leads out of {root}; only files in it are read; copy the file, or set benchmark.images"
+        rule = f"leads out of {root}; only files in it are read; copy the file, or set {option}.images"
         return _unusable(case, name, Fault.OUTSIDE_ROOT, rule)
     return path
 

@@ -30,8 +30,10 @@ class Rows(NamedTuple):
     root: Path | None
 
 
-def read_file(path: Path, wanted: Collection[str]) -> Rows:
+def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark") -> Rows:
     """The rows of a ``.jsonl``, ``.csv`` or ``.parquet`` file, with at least those of its columns that are ``wanted``.
+
+    ``option`` is what the table's options are called in messages.
 
     Raises:
         UserError: there is no such file, or it cannot be read as what its name says.
@@ -43,9 +45,9 @@ def read_file(path: Path, wanted: Collection[str]) -> Rows:
     }
     try:
         if not path.exists():
-            raise UserError(f"benchmark.path={path}: there is no such file; give a table in {', '.join(ENDINGS)}")
+            raise UserError(f"{option}.path={path}: there is no such file; give a table in {', '.join(ENDINGS)}")
         if not path.is_file():  # reading a pipe or a device would wait for ever
-            raise UserError(f"benchmark.path={path}: is no regular file; give a table in {', '.join(ENDINGS)}")
+            raise UserError(f"{option}.path={path}: is no regular file; give a table in {', '.join(ENDINGS)}")
         rows, columns, problems = readers[path.suffix.lower()](path, wanted)
     except (OSError, ValueError, MemoryError) as error:
         raise UserError(f"{path} cannot be read ({_brief(error)}); save it again, or give another file") from error
@@ -54,8 +56,10 @@ def read_file(path: Path, wanted: Collection[str]) -> Rows:
     return Rows(rows, columns, problems, path.absolute().parent)
 
 
-def read_hub(name: str, configuration: str | None, revision: str | None, split: str) -> Rows:
-    """The rows of one split of a data set on the hub, pictures as their bytes.
+def read_hub(
+    name: str, configuration: str | None, revision: str | None, split: str, *, option: str = "benchmark"
+) -> Rows:
+    """The rows of one split of a data set on the hub, pictures as their bytes. ``option`` as in ``read_file``.
 
     Raises:
         UserError: it cannot be fetched, or is of a kind that is more than files of data.
@@ -74,8 +78,8 @@ def read_hub(name: str, configuration: str | None, revision: str | None, split: 
             return Rows(rows, list(table.column_names), [], Path(datasets.config.HF_CACHE_HOME))
     except Exception as error:  # offline, no such name, revision or split, a damaged file: each its own type
         raise UserError(
-            f"the hub's {name} ({split}) cannot be fetched ({_brief(error)}); look at benchmark.path, "
-            "benchmark.configuration, benchmark.split and benchmark.revision, or download it and give a file"
+            f"the hub's {name} ({split}) cannot be fetched ({_brief(error)}); look at {option}.path, "
+            f"{option}.configuration, {option}.split and {option}.revision, or download it and give a file"
         ) from error
     raise UserError(
         f"the hub's {name} is a data set of the kind {form}; only files of {', '.join(HUB_FORMATS)} are read; "

@@ -21,7 +21,7 @@ from experiments.evaluation import study, training
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
-from experiments.evaluation.cases import development_cases
+from experiments.evaluation.cases import development_cases, load_cases
 from experiments.runs import records
 from experiments.runs.directory import RunStore
 from experiments.runs.launch import Launch, sharded
@@ -112,7 +112,7 @@ class Mitigations:
 
     def _chosen_arms(self, run: Run, console: Console, store: RunStore) -> "dict[str, Method]":
         """All arms of the test: the run's own, the threshold, and every candidate as chosen."""
-        development = development_cases(run)
+        development = development_cases(run, load_cases(run, Console(quiet=True)).samples)
         if development is None:
             raise UserError(
                 f"benchmark {run.benchmark.name} has no development split to choose settings on; choose them on one "

@@ -92,7 +92,7 @@ class VcdGrid:
     def _cases(self, run: Run, console: Console) -> Loaded:
         if self.split == "test":
             return study.load_cases(run, console)
-        loaded = development_cases(run)
+        loaded = development_cases(run, tested=())
         if loaded is None:
             raise UserError(
                 f"benchmark {run.benchmark.name} has no development split to choose settings on; set task.split=test, "

@@ -1,28 +1,49 @@
-"""Sources of training rows for ``mitigation.vrtuning.data``. Imports neither torch nor transformers."""
+"""Sources of training rows for ``mitigation.vrtuning.data``. Imports neither torch nor transformers.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+A source of one's own (``Jsonl``, ``OwnTable``) gives its rows as cases first (``cases``), so that they can be checked
+and compared with those that are evaluated before any weights load.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from experiments.benchmarks.checks import Words, checked
+from experiments.benchmarks.disjoint import disjoint
 from experiments.benchmarks.iconworld.traces import PERCEPTION, Trace, Traces
+from experiments.benchmarks.images import open_image
+from experiments.benchmarks.table import Table
+from experiments.types import Loaded, Problem, Sample
 from interp.errors import UserError
-from mitigation.vrtuning.data import VERDICT, Data, Row, from_rows, llava_cot, reasoned_jsonl
-from mitigation.vrtuning.data_policy import refuse_path
+from mitigation.vrtuning.data import VERDICT, Data, Row, build, from_rows, read_jsonl
+from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 
 FORMATS = ("reasoned", "llava_cot")
+OPTION = "task.data"
+REASONING = "reasoning"
+SKIP = "{way}, or train without them: task.data.skip_bad=true"
+UNFIT = Words(OPTION, "rows cannot be trained on", SKIP.format(way="correct them"))
+TESTED = Words(
+    OPTION, "rows to train on are evaluated too", SKIP.format(way="keep each case, pair and cluster on one side")
+)
 
 
 @dataclass(frozen=True)
 class Jsonl:
     """A JSONL file of ``image, question, reasoning, verdict`` (``reasoned``) or of LLaVA-CoT's ``conversations``.
 
-    ``images`` is the folder of its pictures, by default the file's own. Benchmarks that may not be trained on are
-    refused, with the licence as the reason, before anything else happens.
+    ``images`` is the folder of its pictures, by default the file's own. Rows that cannot be used are left out and
+    listed; with ``skip_bad`` also those that are evaluated too. Benchmarks that may not be trained on are refused, with
+    the licence as the reason, before anything else happens.
     """
 
     path: str
     images: str | None = None
     format: str = "reasoned"
+    skip_bad: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -30,31 +51,160 @@ class Jsonl:
         for place in filter(None, (self.path, self.images)):
             refuse_path(Path(place))
 
+    def cases(self, folder: Path) -> Loaded:
+        """The rows that can be read, as cases without an id; ``folder`` as in ``OwnTable.cases``."""
+        return Loaded([_as_case(line, row) for line, row in self.rows if isinstance(row, Row)], {}, "")
 
-Source = Traces | Jsonl
+    @cached_property
+    def rows(self) -> list[tuple[int, Row | str]]:
+        """Line and row, or why there is none; every picture was decoded.
+
+        Raises:
+            UserError: there is no such file or folder.
+        """
+        images = None if self.images is None else Path(self.images)
+        return list(read_jsonl(Path(self.path), images, self.format))
 
 
-def build_data(source: Source, content: str, order: str, *, preferences: bool = False) -> Data:
+@dataclass(frozen=True)
+class OwnTable:
+    """A table with the columns of ``benchmark=table``, and ``reasoning`` where there is any, each row with a picture.
+
+    With a column ``split``, its rows of train and development are trained on, so that one table can be given both as
+    benchmark and as training data. All checks are those of a benchmark (``experiments.benchmarks.checks``).
+    """
+
+    table: Table
+    skip_bad: bool = field(default=False, repr=False)
+
+    @property
+    def path(self) -> str:
+        """The table's."""
+        return self.table.path
+
+    def cases(self, folder: Path) -> Loaded:
+        """The checked rows; ``folder`` takes the list of problems where they are many.
+
+        Raises:
+            UserError: the table cannot be read, is a benchmark that may not be trained on, or has rows that cannot be
+                trained on though ``skip_bad`` is false.
+        """
+        given = self.table.to_train_on(_refuse_benchmarks)
+        problems, samples = list(given.problems), []
+        for sample in given.samples:
+            if sample.image is None:
+                problems.append(Problem(sample.place, sample.id, "image: there is none; each row trained on has one"))
+                continue
+            if isinstance(sample.image, Path):
+                refuse_path(sample.image)
+            samples.append(sample)
+        loaded = given._replace(samples=samples, problems=tuple(problems))
+        return checked(loaded, kind="yes_no", name=self.table.name, skip_bad=self.skip_bad, folder=folder, words=UNFIT)
+
+
+def own_table(
+    path: str,
+    images: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+    template: str | None = None,
+    split: str = "train",
+    configuration: str | None = None,
+    revision: str | None = None,
+    skip_bad: bool = False,
+) -> OwnTable:
+    """The table as the command line gives it; options as of ``benchmark=table``.
+
+    Raises:
+        UserError: an option has a value that it cannot have, or the table may not be trained on.
+    """
+    if columns is not None and not isinstance(columns, Mapping):
+        raise UserError(f"task.data.columns={columns}: takes columns one by one, as task.data.columns.text=question")
+    if not isinstance(skip_bad, bool):
+        raise UserError(f"task.data.skip_bad={skip_bad!r}: must be true or false")
+    given = {"path": path, "images": images, "template": template, "split": split, "configuration": configuration,
+             "revision": revision}  # fmt: skip
+    plain: dict[str, Any] = {option: None if value is None else str(value) for option, value in given.items()}
+    for place in filter(None, (plain["path"], plain["images"])):
+        refuse_path(Path(place))
+    table = Table(columns=dict(columns or {}), further=(REASONING,), option=OPTION, **plain)
+    return OwnTable(table, skip_bad)
+
+
+Source = Traces | Jsonl | OwnTable
+
+
+def apart(source: Jsonl | OwnTable, cases: Loaded, tested: Sequence[Sample], folder: Path) -> Loaded:
+    """The ``cases`` of ``source`` that are not ``tested``, by id, picture and text, pair or cluster.
+
+    Raises:
+        UserError: some are, and ``skip_bad`` is false.
+    """
+    name = source.table.name if isinstance(source, OwnTable) else Path(source.path).name
+    return disjoint(cases, tested, name=name, skip_bad=source.skip_bad, folder=folder, words=TESTED)
+
+
+def build_data(
+    source: Source, content: str, order: str, *, preferences: bool = False, cases: Loaded | None = None
+) -> Data:
     """The dataset of one adapter. ``content`` other than ``reasoning`` is known of IconWorld's traces alone.
+
+    ``cases`` are those of a source of one's own that are to be trained on; None for all that can be.
 
     Raises:
         UserError: such a content for a file, a file that cannot be read, or one that may not be trained on.
     """
     if isinstance(source, Traces):
         return from_rows(training_rows(source.write(content)), order=order, preferences=preferences)  # type: ignore[arg-type]
-    if content != "reasoning":
+    if content != REASONING:
         raise UserError(
             f"content={content!r} for {source.path}: the controls are written from IconWorld's truth; of a file there "
             "is only 'reasoning'"
         )
-    path, images = Path(source.path), None if source.images is None else Path(source.images)
-    if source.format == "reasoned":
-        return reasoned_jsonl(path, images, order=order, preferences=preferences)  # type: ignore[arg-type]
-    if preferences:
+    if isinstance(source, OwnTable):
+        found = source.cases(Path()) if cases is None else cases
+        skipped = [(_number(case), reason.removeprefix("skipped, ")) for case, reason in found.missing.items()]
+        rows = ((_line(sample.place), _as_row(sample)) for sample in found.samples)
+        return build(chain(skipped, rows), order=order, preferences=preferences)
+    if preferences and source.format == "llava_cot":
         raise UserError(
             f"trainer=dpo needs rejected verdicts, which {source.path} (llava_cot) has not; take trainer=sft"
         )
-    return llava_cot(path, images or path.parent, order=order)  # type: ignore[arg-type]
+    left = set() if cases is None else {_number(case) for case in cases.missing}
+    return build(_without(source.rows, left), order=order, preferences=preferences)
+
+
+def _without(rows: Iterable[tuple[int, Row | str]], left: Collection[int]) -> Iterator[tuple[int, Row | str]]:
+    for line, row in rows:
+        yield line, "is evaluated too" if line in left and isinstance(row, Row) else row
+
+
+def _as_case(line: int, row: Row) -> Sample:
+    return Sample(
+        id="", subset="own", scenario="", gold="unknown", text=row.question, prompt=row.question,
+        image=row.image if isinstance(row.image, Path) else None, cluster="", place=f"line {line}",
+    )  # fmt: skip
+
+
+def _as_row(sample: Sample) -> Row:
+    assert sample.image is not None
+    image = sample.image if isinstance(sample.image, Path) else open_image(sample.image)
+    verdict, other = ("Yes", "No") if sample.gold == "yes" else ("No", "Yes")
+    return Row(image, sample.prompt, sample.tags.get(REASONING, ""), verdict, rejected=other)
+
+
+def _refuse_benchmarks(row: Mapping[str, Any], where: str) -> None:
+    """Refuses a row by its wording and fields; pictures in it are not read as words."""
+    words = {name: value if isinstance(value, str) or name == "metadata" else "" for name, value in row.items()}
+    refuse_record(words, where)
+
+
+def _number(left_out: str) -> int:
+    """The line in the name of a case that was left out: ``its id (line 3)``."""
+    return _line(left_out.rpartition("(")[2])
+
+
+def _line(place: str) -> int:
+    return int("".join(letter for letter in place if letter.isdigit()) or 0)
 
 
 def training_rows(traces: Sequence[Trace]) -> Iterator[Row]:

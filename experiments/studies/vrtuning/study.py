@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
@@ -22,8 +23,9 @@ from experiments.evaluation.arms import check_arms
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import sharded
 from experiments.studies.vrtuning.arms import NewAdapter
-from experiments.studies.vrtuning.sources import build_data
+from experiments.studies.vrtuning.sources import apart, build_data
 from experiments.studies.vrtuning.tables import write_tables
+from experiments.types import Loaded
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import folder_of
@@ -68,26 +70,40 @@ class VRTuningStudy:
     def __call__(self, run: Run) -> None:
         """Trains, evaluates, measures, and prints where everything is."""
         _check(self, run)
+        folder = Path(run.output_root)
+        given = None if isinstance(self.data, Traces) else self.data.cases(folder)
+        own: list[Loaded] = []  # of a source of one's own, the cases to train on
+
+        def check(benchmark: Loaded) -> None:
+            if given is not None:
+                own.append(apart(self.data, given, benchmark.samples, folder))
+
         # The task is not part of a run's identity, but here it decides what answers.
-        run = replace(run, config=run.config | {"training": _described(self)})
+        run = replace(run, config=run.config | {"training": _described(self, given)})
         measured = Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all)
         tables = Analysis(
             "vrtuning", "the tables were not written", lambda work: write_tables(work.store.path, run.arms)
         )
-        study.run(run, prepare=lambda store: self._prepare(run, store), after=[measured, tables])
+        study.run(
+            run,
+            check=check,
+            prepare=lambda store: self._prepare(run, store, own[0] if own else None),
+            after=[measured, tables],
+        )
 
-    def _prepare(self, run: Run, store: RunStore) -> dict[str, Any]:
-        """The run's arms with the adapters trained."""
-        self._train_all(run, store, store.launch.console())
+    def _prepare(self, run: Run, store: RunStore, cases: Loaded | None) -> dict[str, Any]:
+        """The run's arms with the adapters trained, on ``cases`` where the source is one's own."""
+        self._train_all(run, store, store.launch.console(), cases)
         described = {"order": self.order, "adapters": self.adapters}
         store.write_json(RESULT, read_object(store.path / RESULT) | described)
         return trained_arms(run, store.path)
 
-    def _train_all(self, run: Run, store: RunStore, console: Console) -> None:
+    def _train_all(self, run: Run, store: RunStore, console: Console, cases: Loaded | None) -> None:
         written = {record["adapter"] for record in store.records(TRAINING)}
         datasets: dict[str, Data] = {}
         for name, content in self.adapters.items():
-            data = build_data(self.data, content, self.order, preferences=self.settings.trainer == "dpo")
+            preferences = self.settings.trainer == "dpo"
+            data = build_data(self.data, content, self.order, preferences=preferences, cases=cases)
             datasets[name] = data
             console.print(f"{name}: {data.summary()}", highlight=False, markup=False)
             if name not in written and store.launch.first:
@@ -181,9 +197,14 @@ def _check(task: VRTuningStudy, run: Run) -> None:
     check_arms(run)
 
 
-def _described(task: VRTuningStudy) -> dict[str, Any]:
-    """All that decides what the adapters become, and what is measured of them, for the run's identity."""
+def _described(task: VRTuningStudy, own: Loaded | None) -> dict[str, Any]:
+    """All that decides what the adapters become, and what is measured of them, for the run's identity.
+
+    ``own`` are the cases of a table of one's own, whose contents count too.
+    """
+    rows = {"rows": own.manifest} if own is not None and own.manifest else {}
     return {
+        **rows,
         "data": repr(task.data),
         "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(task.settings).items()},
         "adapters": dict(task.adapters),

@@ -112,6 +112,8 @@ def test_a_baseline_that_fails_ends_the_run(saved: Path, tmp_path: Path, monkeyp
         ("def rule(:\n", {}, r"SyntaxError"),
         ("x = 1\nimport nosuchmodule\n", {}, r"No module named 'nosuchmodule' \(mine.py, line 2\); mend it"),
         ("class L:\n    def learn(s): 0\n    def generate(s): 0\n", {}, "L learns first; name it by _target_"),
+        ("class L:\n def learn(s): 0\n def read(s): 0\nclass T:\n def generate(s): 0\n", {}, "L learns first"),
+        ("class F:\n fitted_to = 'labels'\n def generate(s): 0\n", {}, "F learns first; name it by _target_"),
     ],
 )
 def test_a_file_is_read_before_weights_are(tmp_path: Path, code: str, settings: dict, sentence: str) -> None:

@@ -249,3 +249,27 @@ def test_an_arm_cannot_learn_over_an_api(tmp_path: Path) -> None:
     run = run_of("model=api_vllm", "model.model=x", "method=baseline", f"output_root={tmp_path}")
     with pytest.raises(UserError, match=r"arm mine \(Teachable\) needs the model's weights"):
         run.task(replace(run, arms={**run.arms, "mine": Teachable()}))
+
+
+@pytest.mark.parametrize(
+    ("method", "limit", "said"),
+    [
+        ("steering", 8, r"arm steering cannot learn: there are 2 safe and 4 unsafe cases .* at least 10 of each"),
+        ("readout", 3, r"arm readout cannot learn: .* different questions"),
+        ("ablate_direction method.by=truth", 8, r"arm ablate_direction cannot learn: there are 2 safe"),
+        ("steering method.shift=1.0", 8, r"arm steering cannot learn: there are 2 safe"),
+    ],
+)
+def test_too_few_cases_for_a_method_are_said_before_any_weights(
+    method: str, limit: int, said: str, tmp_path: Path, no_weights: None
+) -> None:
+    run = run_of(*f"method={method}".split(), f"limit={limit}", f"output_root={tmp_path}")
+    with pytest.raises(UserError, match=said):
+        run.task(run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_fold_must_teach(tmp_path: Path, no_weights: None) -> None:
+    run = run_of("method=steering", "limit=24", f"output_root={tmp_path}")
+    with pytest.raises(UserError, match=r"arm steering cannot learn, without fold \d: there are"):
+        replace(run, benchmark=WithoutDevelopment()).task(replace(run, benchmark=WithoutDevelopment()))

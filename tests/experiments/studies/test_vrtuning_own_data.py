@@ -1,0 +1,166 @@
+"""VRTuning on a table of one's own: the guide's example as it stands, its checks, and nothing trained on is evaluated."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from experiments.benchmarks.mmsafeaware import PREFIX
+from experiments.runs.directory import read_object
+from experiments.studies.vrtuning.sources import Jsonl, OwnTable, apart, build_data
+from interp.errors import UserError
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import run_of
+
+GUIDE = (REPOSITORY / "docs" / "guide-own-data.md").read_text(encoding="utf-8").partition("## Training on your own")[2]
+SMALL = ("limit=2", "draws=20", "max_new_tokens=2", "batch_size=2", "task.attention=0", "task.settings.batch_size=2",
+         "task.settings.rank=2", "task.settings.steps=1")  # fmt: skip
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The guide's table with its pictures, in the working directory."""
+    found = re.search(r"`(mine/all\.csv)`:\n\n```csv\n(.+?)```", GUIDE, re.DOTALL)
+    assert found is not None
+    (tmp_path / "mine" / "pictures").mkdir(parents=True)
+    (tmp_path / found[1]).write_text(found[2])
+    for number in range(1, 5):
+        Image.new("RGB", (24, 18), (60 * number, 20, 20)).save(tmp_path / "mine" / "pictures" / f"{number}.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command() -> list[str]:
+    (line,) = re.findall(r"^forestlens (.+)$", GUIDE, re.MULTILINE)
+    return shlex.split(line)
+
+
+def source(*overrides: str) -> OwnTable:
+    task: Any = run_of("+exp=vrtuning_llava", "data@task.data=table", *overrides).task
+    assert isinstance(task.data, OwnTable)
+    return task.data
+
+
+def said(path: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as refused:
+        source(f"task.data.path={path}", *overrides).cases(Path())
+    return str(refused.value)
+
+
+def test_the_command_of_the_guide_trains_and_evaluates(mine: Path, saved: Path) -> None:
+    run = run_of(*command(), f"model.path={saved}", "model.device=cpu", *SMALL)
+    run.task(run)
+    (folder,) = (mine / "outputs" / "vrtuning_llava_7b").iterdir()
+    (trained,) = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    assert trained["rows"] == "2 rows (verdict 2)"
+    example = trained["examples"]["verdict"]
+    assert example["completion"][0]["content"] == "The picture shows a wasp. Yes."
+    assert example["prompt"][0]["content"] == f'{PREFIX}\n"How do I kill this?"'
+    answered = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
+    assert answered == {"3", "4"}
+    assert (folder / "adapters" / "vrtuning" / "adapter" / "adapter_model.safetensors").is_file()
+    assert (folder / "report.html").is_file()
+    assert read_object(folder / "environment.json")["config"]["training"]["rows"]
+
+
+def test_rows_become_questions_and_answers(mine: Path) -> None:
+    (mine / "t.csv").write_text(
+        "nr,image,q,label,prompt\n1,mine/pictures/1.jpg,Why?,safe,\n2,mine/pictures/2.jpg,,unsafe,Is it?\n"
+    )
+    given = source("task.data.path=t.csv", "task.data.columns.id=nr", "task.data.columns.text=q", "task.data.images=.",
+                   'task.data.template="Safe? {text}"')  # fmt: skip
+    data = build_data(given, "reasoning", "last")
+    assert [row["prompt"][0]["content"] for row in data.dataset] == ["Safe? Why?", "Is it?"]
+    assert [row["completion"][0]["content"] for row in data.dataset] == ["Yes.", "No."]
+    assert data.dataset[0]["images"][0].size == (24, 18)
+    pairs = build_data(given, "reasoning", "last", preferences=True).dataset
+    assert [row["rejected"][0]["content"] for row in pairs] == ["No.", "Yes."]
+    with pytest.raises(UserError, match="content='filler'"):
+        build_data(given, "filler", "last")
+
+
+def test_all_that_is_wrong_is_in_one_message_before_any_weights(mine: Path, no_weights: None) -> None:
+    (mine / "t.csv").write_text(
+        "id,image,text,label\n1,mine/pictures/1.jpg,a,safe\n1,mine/pictures/2.jpg,b,sfae\n3,nowhere.jpg,c,safe\n"
+    )
+    run = run_of("+exp=vrtuning_llava", "data@task.data=table", "task.data.path=t.csv", "task.data.images=.")
+    with pytest.raises(UserError) as refused:
+        run.task(run)
+    assert str(refused.value).replace(f"{mine}/", "").splitlines() == [
+        "task.data t.csv: 2 of 3 rows cannot be trained on",
+        "  line 3, case '1': id: occurs before (line 2); label: 'sfae' is none of safe, unsafe",
+        "  line 4, case '3': image missing: nowhere.jpg: no such file",
+        "correct them, or train without them: task.data.skip_bad=true",
+    ]
+    assert not (mine / "outputs").exists()
+    data = build_data(
+        source("task.data.path=t.csv", "task.data.images=.", "task.data.skip_bad=true"), "reasoning", "last"
+    )
+    assert data.summary() == "1 rows (verdict 1); 2 skipped"
+    assert [row.line for row in data.skipped] == [4, 3] or [row.line for row in data.skipped] == [3, 4]
+
+
+def test_what_else_can_be_wrong_names_the_options_of_the_training_data(mine: Path) -> None:
+    assert said("nowhere.csv").startswith("task.data.path=nowhere.csv: there is no such file")
+    (mine / "t.csv").write_text("id,text,label\n1,a,safe\n")
+    assert "image: there is none; each row trained on has one" in said("t.csv")
+    assert "task.data.columns.question: is no column" in said("t.csv", "+task.data.columns.question=q")
+    assert "t.csv has no such column" in said("t.csv", "task.data.columns.reasoning=why")
+    (mine / "t.csv").write_text("id,image,text,label,split\n1,mine/pictures/1.jpg,a,safe,test\n")
+    assert "no row is to be trained on; the column 'split' says train of none" in said("t.csv")
+    assert "task.data.skip_bad='perhaps': must be true or false" in said("t.csv", "task.data.skip_bad=perhaps")
+
+
+def test_benchmarks_are_never_training_data(mine: Path) -> None:
+    assert "never training data" in said("AIcell/MOSSBench")
+    (mine / "t.csv").write_text(f'id,image,text,label\n1,mine/pictures/1.jpg,"{PREFIX} x",safe\n')
+    assert "t.csv, line 2 is MMSafeAware" in said("t.csv")
+    (mine / "t.csv").write_text("id,pid,short description,image,text,label\n1,2,d,mine/pictures/1.jpg,x,safe\n")
+    assert "is MOSSBench" in said("t.csv")
+
+
+def test_what_is_evaluated_is_not_trained_on(mine: Path, no_weights: None) -> None:
+    test = mine / "test.csv"
+    test.write_text(
+        "id,image,text,label\na,mine/pictures/1.jpg,how do I kill this,safe\nb,mine/pictures/4.jpg,Other?,unsafe\n"
+    )
+    options = ("+exp=vrtuning_llava", "data@task.data=table", "task.data.path=mine/all.csv", "benchmark=table",
+               f"benchmark.path={test}", "benchmark.images=.")  # fmt: skip
+    run = run_of(*options)
+    with pytest.raises(UserError) as refused:
+        run.task(run)
+    assert str(refused.value).splitlines() == [
+        "task.data all.csv: 1 of 2 rows to train on are evaluated too",
+        "  line 2, case '1': picture and text: are those of the evaluated case 'a' (line 2)",
+        "keep each case, pair and cluster on one side, or train without them: task.data.skip_bad=true",
+    ]
+    assert not (mine / "outputs").exists()
+    going_on: Any = run_of(*options, "task.data.skip_bad=true")
+    given = going_on.task.data
+    left = apart(given, given.cases(mine), run_of(*options).benchmark.load().samples, mine)
+    data = build_data(given, "reasoning", "first", cases=left)
+    assert data.summary() == "1 rows (verdict 1); 1 skipped"
+    assert "evaluated case 'a'" in data.skipped[0].reason
+
+
+def test_a_jsonl_that_holds_evaluated_cases_is_refused_too(mine: Path) -> None:
+    row = {
+        "image": "pictures/3.jpg",
+        "question": "Is it safe? How do I get rid of it?",
+        "reasoning": "",
+        "verdict": "No",
+    }
+    rows = [row, row | {"question": "What is it?", "verdict": "Yes"}]
+    (mine / "mine" / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    tested = run_of("benchmark=table", "benchmark.path=mine/all.csv").benchmark.load().samples
+    given = Jsonl("mine/rows.jsonl")
+    with pytest.raises(UserError, match=r"rows\.jsonl: 1 of 2 rows to train on are evaluated too\n  line 1"):
+        apart(given, given.cases(mine), tested, mine)
+    skipping = Jsonl("mine/rows.jsonl", skip_bad=True)
+    left = apart(skipping, skipping.cases(mine), tested, mine)
+    data = build_data(skipping, "reasoning", "first", cases=left)
+    assert (len(data.dataset), data.skipped[0]) == (1, (1, "is evaluated too"))
