@@ -99,7 +99,7 @@ class KnockoutEffects:
         )
 
     def plot(self, title: str = "") -> "Figure":
-        """The mean effect by layer and head, or by window of layers."""
+        """The mean effect by layer and head, or by window of layers; of a single cut, the effect by prompt."""
         from interp.plot_effects import knockout_figure
 
         return knockout_figure(self, title=title)
@@ -107,22 +107,25 @@ class KnockoutEffects:
 
 def knockout_effect(
     vlm: "VLM",
-    prompts: "Sequence[Prompt]",
+    prompts: "Prompt | Sequence[Prompt]",
     edges: Sequence[Edge],
     layers: Sequence[int] | None = None,
     *,
     metric: "Metric | None" = None,
     batch_size: int | None = None,
-) -> Float[Tensor, "row"]:
-    """The Yes/No margin with ``edges`` cut minus the margin without, for each prompt, in logits; float32 on the CPU.
+) -> KnockoutEffects:
+    """The effect of cutting ``edges`` in ``layers`` (default: all) at once: ``moved[0]``, for each prompt.
 
     ``metric``, a function of the first answer token's logits, takes the margin's place. ``batch_size`` is the most
     prompts at once, None for the rule of the open road (``interp.batching``).
 
     Raises:
-        UserError: no prompts, or as ``knockout``.
+        UserError: no prompts, no layers, or as ``knockout``.
     """
-    return _effects(vlm, prompts, edges, [(layers, None)], metric, batch_size)[0][0]
+    chosen = tuple(chosen_layers(vlm, layers))
+    if not chosen:
+        raise UserError("layers=[]; edges are cut in at least one; leave layers out for all of them")
+    return _found(vlm, listed(prompts), edges, [(chosen, None)], metric, batch_size)
 
 
 def knockout_by_window(
@@ -134,7 +137,7 @@ def knockout_by_window(
     metric: "Metric | None" = None,
     batch_size: int | None = None,
 ) -> KnockoutEffects:
-    """``knockout_effect`` of cutting ``edges`` in each of ``windows(vlm, width)`` separately.
+    """The effect of cutting ``edges`` in each of ``windows(vlm, width)`` separately.
 
     Layers outside a window can carry the same information, so narrow windows give a lower bound, while wide ones
     localise less precisely (Geva et al. 2023 use 9 of 48 layers). Costs windows + 1 forwards per batch.
@@ -154,7 +157,7 @@ def knockout_by_head(
     metric: "Metric | None" = None,
     batch_size: int | None = None,
 ) -> KnockoutEffects:
-    """``knockout_effect`` of cutting ``edges`` in one head at a time of ``layers`` (default: all).
+    """The effect of cutting ``edges`` in one head at a time of ``layers`` (default: all).
 
     Other heads can carry the same information, so each effect is a lower bound. Costs layers · heads + 1 forwards per
     batch.
@@ -181,10 +184,6 @@ def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
     return [layers[first : first + width] for first in range(len(layers) - width + 1)]
 
 
-Cut = tuple[Sequence[int] | None, int | None]
-"""Layers (None: all) and head (None: all)."""
-
-
 def _found(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
@@ -202,7 +201,7 @@ def _effects(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
     edges: Sequence[Edge],
-    cuts: Sequence[Cut],
+    cuts: Sequence[tuple[tuple[int, ...], int | None]],
     metric: "Metric | None",
     batch_size: int | None,
 ) -> tuple[Float[Tensor, "cut row"], Float[Tensor, "row"]]:

@@ -1,10 +1,11 @@
-"""Attributes the Yes/No margin to the picture and the question, by integrated gradients and occlusion (captum).
+"""Attributes the Yes/No margin, or another metric, to picture and question: integrated gradients, occlusion (captum).
 
 captum runs our own forward function, which scores the first answer token. Its ``LLMAttribution`` (0.9) drops the image
 on the way to ``generate`` and returns zero for every region. All functions take one prompt and return attributions in
-logits of the margin; positive favours Yes. The baseline of a word replaces each of its tokens with a full stop, so that
-all other tokens keep their positions. The baseline of a picture is a plain one of the mean colour. InstructBLIP's
-Q-Former reads the question separately; what reaches the margin that way is not counted.
+logits of the margin, positive favours Yes; or in the unit of ``metric``, a function of the first answer token's logits
+(``interp.metric``), which takes the margin's place. The baseline of a word replaces each of its tokens with a full
+stop, so that all other tokens keep their positions. The baseline of a picture is a plain one of the mean colour.
+InstructBLIP's Q-Former reads the question separately; what reaches the margin that way is not counted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 
 if TYPE_CHECKING:
+    from interp.metric import Metric
     from interp.vlm import VLM, Prompt
 
 FILLER = "."
@@ -36,7 +38,7 @@ SPATIAL = ("patches", "queries")  # geometries that do not cut the picture into 
 
 @dataclass(frozen=True)
 class GradientAttribution:
-    """Integrated gradients of the margin of one prompt.
+    """Integrated gradients of the margin, or the metric asked for, of one prompt.
 
     ``pixels`` has the shape of the processor's ``pixel_values``; ``tokens`` is 0 at columns outside the question.
     ``baseline_margin`` is the margin of the plain picture with a question of full stops.
@@ -70,7 +72,9 @@ class GradientAttribution:
         return pd.DataFrame({"word": [word.text for word in self.row.words], "attribution": values})
 
 
-def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch_size: int = 16) -> GradientAttribution:
+def integrated_gradients(
+    vlm: "VLM", prompt: "Prompt", *, steps: int = 64, metric: "Metric | None" = None, batch_size: int = 16
+) -> GradientAttribution:
     """Integrated gradients from a plain picture and full stops to the prompt (Sundararajan et al. 2017, equation 1).
 
     Pixels and text embeddings are interpolated together, at ``steps`` Gauss-Legendre nodes. ``batch_size`` nodes are
@@ -91,7 +95,7 @@ def integrated_gradients(vlm: "VLM", prompt: "Prompt", *, steps: int = 64, batch
     # Pixels get an extra leading dimension: what the first one counts differs by family.
     inputs = (encoded["pixel_values"][None].float(), text)
     baselines = (plain["pixel_values"][None].float(), silent)
-    forward = _forward(vlm, dict(encoded), embed)
+    forward = _forward(vlm, dict(encoded), embed, metric)
 
     def attributed(size: int) -> tuple[Tensor, Tensor]:
         with activation_gradients(vlm):
@@ -135,7 +139,13 @@ def pixel_map(vlm: "VLM", attribution: GradientAttribution) -> Float[Tensor, "he
 
 
 def occlude_image(
-    vlm: "VLM", prompt: "Prompt", *, rows: int = 6, columns: int = 6, batch_size: int = 16
+    vlm: "VLM",
+    prompt: "Prompt",
+    *,
+    rows: int = 6,
+    columns: int = 6,
+    metric: "Metric | None" = None,
+    batch_size: int = 16,
 ) -> Float[Tensor, "row column"]:
     """For each region: the margin minus the margin with that region painted in the mean colour.
 
@@ -161,12 +171,14 @@ def occlude_image(
             for box in (box for box, keep in zip(boxes, kept, strict=True) if not keep):
                 painted.paste(colour, box)
             variants.append(replace(prompt, image=painted))
-        return scores(vlm, variants)
+        return scores(vlm, variants, metric=metric)
 
     return rearrange(_ablate(margins, len(boxes), batch_size), "(row column) -> row column", row=rows)
 
 
-def occlude_words(vlm: "VLM", prompt: "Prompt", *, batch_size: int = 16) -> pd.DataFrame:
+def occlude_words(
+    vlm: "VLM", prompt: "Prompt", *, metric: "Metric | None" = None, batch_size: int = 16
+) -> pd.DataFrame:
     """``attribution`` of each word: the margin minus the margin with that word's tokens replaced by full stops.
 
     Raises:
@@ -186,7 +198,7 @@ def occlude_words(vlm: "VLM", prompt: "Prompt", *, batch_size: int = 16) -> pd.D
 
         def scored(some: Sequence[Tensor]) -> Float[Tensor, "variant"]:
             batch = _repeated(encoded, len(some)) | {"input_ids": torch.cat(list(some))}
-            return vlm.score([prompt] * len(some), encoded=batch)
+            return vlm.score([prompt] * len(some), encoded=batch, metric=metric)
 
         return torch.cat(open_road(batch_size).limit.parts(ids, scored, name=lambda _: prompt.key or prompt.text))
 
@@ -211,16 +223,19 @@ def _ablate(
     return found[0].float()
 
 
-def _forward(vlm: "VLM", encoded: dict[str, Any], embed: Any) -> Callable[[Tensor, Tensor], Tensor]:
+def _forward(
+    vlm: "VLM", encoded: dict[str, Any], embed: Any, metric: "Metric | None"
+) -> Callable[[Tensor, Tensor], Tensor]:
     """A function from (pixels, embeddings of all columns) to margins, for several variants of one encoded prompt."""
+    measure = metric or vlm.margin
 
     def margins(
         pixels: Float[Tensor, "variant ..."], embeddings: Float[Tensor, "variant column dim"]
     ) -> Float[Tensor, "variant"]:
         batch = _repeated(encoded, len(pixels))
         batch["pixel_values"] = pixels.flatten(0, 1).to(vlm.dtype)
-        with _embedded(embed, embeddings.to(vlm.dtype)), vlm.float32_logits():
-            return vlm.margin(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
+        with _embedded(embed, embeddings.to(vlm.dtype)), vlm.float32_logits(metric):
+            return measure(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
 
     return margins
 

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from interp.errors import UserError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.generation import Generation
+    from interp.metric import Metric
     from interp.prompt import Prompt
     from interp.prompt_length import Lengths
 
@@ -246,13 +247,19 @@ def gathered(
     return [found[index] for index in range(len(prompts))]
 
 
-def scores(vlm: Any, prompts: "Sequence[Prompt]", *, batch_size: int | None = None) -> "Tensor":
-    """The margin of every prompt (``VLM.score``), float32 on the CPU.
+def scores(
+    vlm: Any, prompts: "Sequence[Prompt]", *, metric: "Metric | None" = None, batch_size: int | None = None
+) -> "Tensor":
+    """The margin, or ``metric``, of every prompt (``VLM.score``), float32 on the CPU.
 
     Raises:
         UserError: as ``measured``.
     """
-    return measured(vlm, prompts, lambda some: vlm.score([prompts[index] for index in some]), batch_size=batch_size)
+
+    def scored(some: list[int]) -> "Tensor":
+        return cast("Tensor", vlm.score([prompts[index] for index in some], metric=metric))
+
+    return measured(vlm, prompts, scored, batch_size=batch_size)
 
 
 def halved(size: int, ask: Callable[[int], Thing]) -> Thing:

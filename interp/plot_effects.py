@@ -97,7 +97,7 @@ def patch_figure(found: "PatchEffects", *, title: str = "") -> Figure:
 
 
 def knockout_figure(found: "KnockoutEffects", *, title: str = "") -> Figure:
-    """By head: a grid of layers and heads. By window: a bar for each."""
+    """By head: a grid of layers and heads. By window: a bar for each; of a single cut, a bar for each prompt."""
     means = found.moved.mean(-1).numpy()
     edges = ", ".join(f"{source} → {target}" for source, target in found.edges)
     if found.heads[0] is not None:
@@ -107,11 +107,16 @@ def knockout_figure(found: "KnockoutEffects", *, title: str = "") -> Figure:
     figure = figure_of(3.0, title)
     axes = figure.add_subplot()
     names = [str(some[0]) if len(some) == 1 else f"{some[0]}–{some[-1]}" for some in found.layers]
+    along = f"layers where {edges} is cut"
+    if len(names) == 1:
+        along = f"prompt ({edges} cut in {'layer' if len(found.layers[0]) == 1 else 'layers'} {names[0]})"
+        means = found.moved[0].numpy()
+        names = [str(row) for row in range(len(means))]
     axes.bar(range(len(names)), means, color=[OKABE_ITO[0] if value >= 0 else OKABE_ITO[1] for value in means])
     step = math.ceil(len(names) / 12)
     axes.set_xticks(range(0, len(names), step), names[::step])
     axes.axhline(0, color="black", linewidth=0.7)
-    axes.set_xlabel(f"layers where {edges} is cut", fontsize=TEXT)
+    axes.set_xlabel(along, fontsize=TEXT)
     axes.set_ylabel(MOVED, fontsize=TEXT)
     axes.tick_params(labelsize=LABEL)
     axes.spines[["top", "right"]].set_visible(False)

@@ -170,10 +170,20 @@ def test_effect_is_the_change_of_the_margin(vlm: VLM) -> None:
     with knockout(vlm, [("image", "verdict")], layers=[0]):
         after = vlm.score(PROMPTS)
     effect = knockout_effect(vlm, PROMPTS, [("image", "verdict")], [0])
-    torch.testing.assert_close(effect, after - before, atol=1e-6, rtol=0)
-    assert (effect.abs() > 1e-3).all()
+    torch.testing.assert_close(effect.moved, (after - before)[None], atol=1e-6, rtol=0)
+    torch.testing.assert_close(effect.whole, before)
+    assert (effect.moved.abs() > 1e-3).all()
+    assert (effect.layers, effect.heads) == (((0,),), (None,))
+    assert effect.table["moved"].tolist() == effect.moved[0].tolist()
+    assert list(effect.table.columns) == ["first_layer", "last_layer", "row", "whole", "moved"]
     blind = [Prompt(prompt.text) for prompt in PROMPTS]
-    assert torch.equal(knockout_effect(vlm, blind, [("image", "verdict")]), torch.zeros(2))
+    everywhere = knockout_effect(vlm, blind, [("image", "verdict")])
+    assert torch.equal(everywhere.moved, torch.zeros(1, 2))
+    assert everywhere.layers == ((0, 1),)
+    alone = knockout_effect(vlm, PROMPTS[0], [("image", "verdict")], [0])
+    torch.testing.assert_close(alone.moved, effect.moved[:, :1], atol=1e-4, rtol=0)
+    with pytest.raises(UserError, match=r"layers=\[\]; edges are cut in at least one"):
+        knockout_effect(vlm, PROMPTS, [("image", "verdict")], [])
 
 
 def traces(vlm: VLM) -> list[object]:
@@ -242,7 +252,7 @@ def test_windows_equal_eager_with_minus_infinity(family: Callable[[], families.P
             with eager_without(vlm, segments, edges, list(window)):
                 margins = vlm.score(PROMPTS, encoded=encoded)
             torch.testing.assert_close(effect, margins - whole, atol=2e-5, rtol=0)
-            assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window))
+            assert torch.equal(effect, knockout_effect(vlm, PROMPTS, edges, window).moved[0])
     by_ones = knockout_by_window(vlm, PROMPTS, edges, width=1, batch_size=1)
     together = knockout_by_window(vlm, PROMPTS, edges, width=1)
     torch.testing.assert_close(by_ones.moved, together.moved, atol=1e-4, rtol=1e-4)

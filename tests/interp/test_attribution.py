@@ -15,6 +15,7 @@ from interp.attribution import (
     pixel_map,
 )
 from interp.errors import UserError
+from interp.metric import logit_difference
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.tiny import picture
@@ -146,6 +147,19 @@ def test_occluded_words_as_a_slow_loop(family: Callable[[], families.Pieces], ba
         after = float(vlm.score([PROMPT], encoded=encoded))
         assert value == pytest.approx(before - after, abs=1e-4)
     assert found["attribution"].abs().max() > 1e-2
+
+
+def test_another_metric_takes_the_margins_place(vlm: VLM) -> None:
+    other = logit_difference(vlm, "knife", "dog")
+    score = float(vlm.score([PROMPT], metric=other))
+    found = integrated_gradients(vlm, PROMPT, steps=64, metric=other)
+    assert found.margin == pytest.approx(score, abs=1e-4)
+    assert abs(found.error) < 0.03
+    assert abs(found.margin - integrated_gradients(vlm, PROMPT, steps=1).margin) > 1e-2
+    regions = occlude_image(vlm, PROMPT, rows=1, columns=1, metric=other)
+    assert float(regions) == pytest.approx(score - float(vlm.score([plain(vlm, PROMPT)], metric=other)), abs=1e-4)
+    double = occlude_words(vlm, PROMPT, metric=lambda logits: 2 * vlm.margin(logits))["attribution"]
+    assert double.to_numpy() == pytest.approx(2 * occlude_words(vlm, PROMPT)["attribution"].to_numpy(), abs=1e-5)
 
 
 def test_words_take_their_tokens(vlm: VLM) -> None:

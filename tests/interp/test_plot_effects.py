@@ -7,7 +7,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from interp.attention_knockout import knockout_by_head, knockout_by_window
+from interp.attention_knockout import knockout_by_head, knockout_by_window, knockout_effect
 from interp.errors import UserError
 from interp.lens import logit_lens
 from interp.logit_attribution import direct_logit_attribution
@@ -72,6 +72,10 @@ def test_knockout(vlm: VLM) -> None:
     figure = by_window.plot()
     assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx(by_window.moved.mean(-1).tolist())
     assert "image → verdict" in words(figure)
+    once = knockout_effect(vlm, CLEAN, EDGE)
+    bars = once.plot().axes[0]
+    assert [bar.get_height() for bar in bars.patches] == pytest.approx(once.moved[0].tolist())
+    assert bars.get_xlabel() == "prompt (image → verdict cut in layers 0–1)"
 
 
 def test_lens(vlm: VLM) -> None:

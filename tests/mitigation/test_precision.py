@@ -73,7 +73,7 @@ def test_knockout(wide: VLM) -> None:
     with head_inputs(wide) as states:
         found = knockout_effect(wide, cases(60), [("image", "verdict")], batch_size=60)
     whole, cut = exact_margins(wide, states)
-    same_effects(found, cut - whole, least=20)
+    same_effects(found.moved[0], cut - whole, least=20)
 
 
 def test_patching(wide: VLM) -> None:

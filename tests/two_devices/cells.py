@@ -105,7 +105,7 @@ def recorder_check(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def knockout_effects(vlm: VLM, prompts: list[Prompt]) -> Any:
     edges = [("user", "verdict")] if vlm.layout.cross_attended else [("image", "verdict"), ("user", "verdict")]
-    return [knockout_effect(vlm, prompts, edges), knockout_by_window(vlm, prompts, edges, width=1).moved]
+    return [knockout_effect(vlm, prompts, edges).moved[0], knockout_by_window(vlm, prompts, edges, width=1).moved]
 
 
 @cell

@@ -144,7 +144,7 @@ def measure_traits(run: Run, *, captions: int) -> dict[str, Any]:
     margins = scores(vlm, prompts).double().numpy()
     priors = measured(vlm, prompts, lambda some: prior_margins(vlm, [prompts[at] for at in some], "neutral"))
     sentences = [sample.tags["template"] for sample in samples]
-    cut = knockout_effect(vlm, prompts, [("image", "verdict")]).numpy()
+    cut = knockout_effect(vlm, prompts, [("image", "verdict")]).moved[0].numpy()
     read = residuals(vlm, prompts)
     balance = (sentences, [sample.tags["concept"] for sample in samples])
     found = probe(read.values[0], safe, [sample.cluster for sample in samples], balance=balance, shuffles=1)

@@ -316,7 +316,7 @@ def test_causal_numbers_are_those_of_the_interventions(analysed: Path, tiny: VLM
     cases = table(analysed, "cases")
     by_id = {sample.id: sample for sample in FEW}
     some = [by_id[case] for case in cases["case"]]
-    cut = knockout_effect(tiny, prompts_of(some), [("image", "verdict")]).numpy()
+    cut = knockout_effect(tiny, prompts_of(some), [("image", "verdict")]).moved[0].numpy()
     assert (cases["margin_without_edge"] - cases["margin"]).to_numpy() == pytest.approx(cut, abs=1e-4)
     assert np.abs(cut).max() > 1e-3
     for row, sample in zip(cases.itertuples(), some, strict=True):
