@@ -211,7 +211,7 @@ def _last_states(vlm: "VLM") -> Iterator[Seen]:
     def crossed(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         before = args[0] if args else kwargs["hidden_states"]
         after = output[0] if isinstance(output, tuple) else output
-        seen["crossing", layer] = after[:, -1].float() - before[:, -1].float()
+        seen["crossing", layer] = after[:, -1].float() - before[:, -1].float().to(after.device)  # of the layer before
 
     crossings = layout.crossings(model)
     first = crossings[0] if layout.crossing_blocks else layout.module(model, "layers")[0]
@@ -249,12 +249,17 @@ def _frozen(norm: Any, state: Float[Tensor, "row width"], name: str) -> Float[Te
     if epsilon is not None and getattr(norm, "bias", None) is None:
         gain = norm(torch.ones_like(state[:1])).float() * (1 + epsilon) ** 0.5
         scale = gain.to(state.device) * torch.rsqrt(state.pow(2).mean(-1, keepdim=True) + epsilon)
-        if torch.allclose(scale * state, norm(state).to(state), rtol=2e-2, atol=1e-3):
+        if _agree(scale * state, norm(state).to(state)):
             return scale
     raise UserError(
         f"the {type(norm).__name__} of {name} is no RMSNorm; direct attribution holds the scale of one fixed; "
         "use patch, which runs the model"
     )
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether two states are the same but for rounding."""
+    return torch.allclose(one, other, rtol=2e-2, atol=1e-3)
 
 
 def _by_head(

@@ -19,6 +19,7 @@ from tests.families import FAMILIES
 CELLS = (
     *("generate", "score", "recording_of_all_queries", "recording_of_generated_queries", "recorder_check"),
     *("knockout_effects", "knockout_while_generating", "patching", "residual_edits", "lens", "probes_collection"),
+    *("heads", "direct_attribution", "kept_activations"),
     *("attribution", "occlusion", "vcd_sequential", "vcd_paired", "vcd_lazy", "vcd_controls", "shifts"),
     *("prior_correction", "read_out", "steering_by_direction", "steering_of_attention", "direction_ablation"),
     *("pai", "icd", "m3id", "vrtuning"),

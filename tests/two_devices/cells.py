@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from interp.attention import Queries, record_attention
-from interp.attention_knockout import knockout, knockout_by_window, knockout_effect
+from interp.attention_knockout import cut_scores, knockout, knockout_by_window, knockout_effect
 from interp.attribution import integrated_gradients, occlude_image, occlude_words
+from interp.head_attention import head_patterns
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
+from interp.hooks.sublayers import activations, edit_activations, layers_of, load_activations, save_activations
 from interp.lens import logit_lens
+from interp.logit_attribution import direct_logit_attribution
 from interp.patching import patch
 from interp.recorder_check import check_recorder
 from interp.tensor_file import write_tensors
@@ -135,7 +138,46 @@ def residual_edits(vlm: VLM, prompts: list[Prompt]) -> Any:
 
 @cell
 def lens(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return logit_lens(vlm, prompts, places=("verdict", "user")).margins
+    found = logit_lens(vlm, prompts, places=("verdict", "user"), top=2)
+    return [found.margins, found.probabilities]
+
+
+@cell
+def heads(vlm: VLM, prompts: list[Prompt]) -> Any:
+    """One head on each device, patched, cut and looked at."""
+    layers = layers_of(vlm, "head")
+    patched = patch(
+        vlm, prompts, swapped(prompts), what="head", places=("verdict",), layers=(layers[0], layers[-1]), heads=[1]
+    )
+    cuts = [([("user", "verdict")], [layer]) for layer in (layers[0], layers[-1])]
+    cut = cut_scores(vlm, prompts, vlm.encode(prompts), cuts, heads=[0, 1])
+    seen = head_patterns(vlm, prompts[0], [(layers[-1], 0)])
+    return [patched.moved, cut, seen.weights]
+
+
+@cell
+def direct_attribution(vlm: VLM, prompts: list[Prompt]) -> Any:
+    from interp import logit_attribution as module
+
+    judges = module._complete, module._agree
+    module._complete, module._agree = (lambda *_: None), (lambda *_: True)  # they judge values, which there may be none
+    try:
+        found = direct_logit_attribution(vlm, prompts)
+    finally:
+        module._complete, module._agree = judges
+    return [found.heads, found.mlps, found.embedding, found.biases, found.total]
+
+
+@cell
+def kept_activations(vlm: VLM, prompts: list[Prompt]) -> Any:
+    """What sublayers and heads compute: read, written, read again, and edited."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kept.safetensors"
+        save_activations(path, activations(vlm, prompts, what="mlp", places=("verdict", -1)), vlm=vlm)
+        kept = load_activations(path, vlm=vlm).values
+    read = activations(vlm, prompts, what="head", layers=layers_of(vlm, "head")[-1:]).values
+    with edit_activations(vlm, lambda here: here.hidden / 2, what="attention"):
+        return [kept, read, vlm.score(prompts)]
 
 
 @cell
