@@ -121,8 +121,14 @@ class _Refused(Exception):
         self.fault, self.reason = fault, reason
 
 
-def open_image(source: Path | Drawable, *, root: Path | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture in RGB: drawn, or read from disk and decoded in full.
+def open_image(
+    source: Path | Drawable,
+    *,
+    root: Path | None = None,
+    max_pixels: int = MAX_PIXELS,
+    formats: Sequence[str] = FORMATS,
+) -> Image.Image:
+    """The picture in RGB: drawn, or read from disk and decoded in full, if its bytes are of one of ``formats``.
 
     With ``root``, a path that leads out of that folder is refused, also through ``..`` or a symbolic link. Rotation
     noted in EXIF is applied and transparency dropped, as transformers' own ``load_image`` does; an animation gives its
@@ -131,7 +137,7 @@ def open_image(source: Path | Drawable, *, root: Path | None = None, max_pixels:
     Raises:
         BadImage: the file cannot be used; ``problem`` says why.
     """
-    return _decode(source, "", root, max_pixels).image
+    return _decode(source, "", root, max_pixels, formats).image
 
 
 def decode_all(
@@ -190,7 +196,9 @@ def _manifest(samples: Sequence[Sample], digests: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def _decode(source: Path | Drawable, case: str, root: Path | None, max_pixels: int) -> _Decoded:
+def _decode(
+    source: Path | Drawable, case: str, root: Path | None, max_pixels: int, formats: Sequence[str] = FORMATS
+) -> _Decoded:
     if isinstance(source, UnusableImage):
         raise BadImage(source.problem)
     if not isinstance(source, Path | EncodedImage):
@@ -200,7 +208,7 @@ def _decode(source: Path | Drawable, case: str, root: Path | None, max_pixels: i
         data = _read(source, root) if isinstance(source, Path) else source.data
         if not data:
             raise _Refused(Fault.EMPTY, "has zero bytes; fetch it again")
-        image, form = _picture(data, max_pixels)
+        image, form = _picture(data, max_pixels, formats)
     except _Refused as refused:
         raise BadImage(ImageProblem(case, name, refused.fault, refused.reason)) from refused
     if form == FORMAT_OF_EXTENSION.get(PurePath(name).suffix.lower()):
@@ -224,10 +232,10 @@ def _read(path: Path, root: Path | None) -> bytes:
         raise _Refused(Fault.UNREADABLE, f"cannot be opened ({error})") from error
 
 
-def _picture(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
+def _picture(data: bytes, max_pixels: int, formats: Sequence[str]) -> tuple[Image.Image, str]:
     """The picture in RGB and the format that its bytes have. The size is judged from the header, before decoding."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=tuple(formats)) as image:
             width, height = image.size
             if width * height > max_pixels:
                 rule = f"{width} x {height} pixels, more than the {max_pixels:,} that are read"
@@ -241,7 +249,7 @@ def _picture(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
         rule = f"more than {PILLOW_PIXELS:,} pixels, at most {min(max_pixels, PILLOW_PIXELS):,} are read"
         raise _Refused(Fault.TOO_LARGE, f"{rule}; scale it down") from error
     except Exception as error:  # the decoders raise whatever bad bytes provoke: OSError, SyntaxError, struct.error …
-        rule = f"not a complete image in one of {', '.join(FORMATS)}"
+        rule = f"not a complete image in one of {', '.join(formats)}"
         raise _Refused(Fault.UNREADABLE, f"{rule} ({type(error).__name__}); replace it") from error
 
 

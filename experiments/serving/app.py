@@ -1,0 +1,365 @@
+"""The endpoints, in the form of OpenAI's chat completions: ``/v1/models`` and ``/v1/chat/completions``.
+
+Nothing here touches the model: requests are read, checked and put into the queue, whose thread answers them.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from experiments.benchmarks.images import pixel_digest
+from experiments.config import digest
+from experiments.serving import replies
+from experiments.serving.decoding import Answer, Row
+from experiments.serving.pictures import PictureLimits, read_picture
+from experiments.serving.requests import BadRequest, Question, read_question
+from experiments.serving.served import Served
+from experiments.serving.waiting import Asked, Failed, Full, Waiting
+from interp.errors import UserError
+from interp.prompt import Prompt
+
+log = logging.getLogger(__name__)
+RETRY_AFTER = "1"  # seconds
+BODY_SECONDS = 30.0  # within which a body must have arrived
+READERS = 4  # bodies that are parsed, and pictures decoded, at a time
+BODIES = 8  # times the largest body, that are held at a time
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may have: bytes of its body, tokens of its answer (``default_tokens`` if it names none)."""
+
+    body: int
+    tokens: int
+    default_tokens: int
+    pictures: PictureLimits
+
+
+@dataclass
+class Server:
+    """What the endpoints know. ``fingerprints`` has, by name, what stands for weights and settings in a reply.
+
+    ``key`` is the one that clients must send, "" for none; ``hosts`` the names that they may call this machine by, none
+    for any.
+    """
+
+    served: Mapping[str, Served]
+    waiting: Waiting
+    limits: Limits
+    weights: str
+    key: str = ""
+    hosts: Sequence[str] = ()
+    started: int = field(default_factory=lambda: int(time.time()))
+    _held: int = field(default=0, init=False)  # bytes of bodies
+    _readers: anyio.CapacityLimiter | None = field(default=None, init=False)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
+            Route("/v1/chat/completions", self._guarded(self.completions), methods=["POST"]),
+        ]
+        guard = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.hosts))] if self.hosts else []
+        handlers: dict[Any, Any] = {HTTPException: _no_such_endpoint}
+        return Starlette(routes=routes, middleware=guard, exception_handlers=handlers)
+
+    def fingerprint(self, name: str) -> str:
+        """A hash of the weights and of the method with its settings."""
+        return f"fp_{digest([self.weights, repr(self.served[name].method)])}"
+
+    async def models(self, _: Request) -> Response:
+        """What is served, the mitigated model first."""
+        return JSONResponse({"object": "list", "data": [replies.model(name, self.started) for name in self.served]})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        return JSONResponse(replies.model(self._named(request.path_params["name"]).name, self.started))
+
+    async def completions(self, request: Request) -> Response:
+        """Answers a question, whole or as a stream."""
+        question, prompt = await self._read(request)
+        served = self._named(question.model)
+        head = replies.Head(served.name, self.fingerprint(served.name))
+        talk = _Talk(len(_draws(question)))
+        asked = [
+            Asked(
+                served.name,
+                served.method,
+                Row(prompt, key, seed, talk.texts(place) if question.stream else None),
+                question.decoding,
+                talk.ends(place),
+            )
+            for place, (key, seed) in enumerate(_draws(question, prompt.key))
+        ]
+        try:
+            self.waiting.put(asked)
+        except Full:
+            raise BadRequest(
+                "this server has as many requests waiting as it takes; try again in a moment",
+                status=429,
+                code="rate_limit_exceeded",
+            ) from None
+        try:
+            if question.stream:
+                first = await _unless_gone(request, talk.next())
+                return _Stream(_events(head, question, talk, first, asked), asked)
+            answers = await _unless_gone(request, talk.answers())
+            return JSONResponse(replies.completion(head, _repeated(answers, question)))
+        except BaseException:
+            _give_up(asked)
+            raise
+
+    def _named(self, name: str) -> Served:
+        if name not in self.served:
+            known = ", ".join(self.served)
+            sentence = f"there is no model {name[:100]!r} here; there are {known}"
+            raise BadRequest(sentence, "model", status=404, code="model_not_found")
+        return self.served[name]
+
+    async def _read(self, request: Request) -> tuple[Question, Prompt]:
+        """The question and its prompt.
+
+        Raises:
+            BadRequest: see ``read_question`` and ``read_picture``; or the body is too large, too slow, or not JSON.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # a form could be sent by any web page, without asking
+            raise BadRequest("the body must be JSON; send the header Content-Type: application/json", status=415)
+        held = _Held(self)
+        try:
+            with anyio.fail_after(BODY_SECONDS):
+                body = await self._body(request, held)
+            self._readers = self._readers or anyio.CapacityLimiter(READERS)
+            return await anyio.to_thread.run_sync(partial(self._parsed, body), limiter=self._readers)
+        except TimeoutError:
+            raise BadRequest("the body did not arrive in time; send it at once", status=408) from None
+        finally:
+            held.release()
+
+    async def _body(self, request: Request, held: "_Held") -> bytes:
+        """The body, refused as soon as it is known to be too large."""
+        announced = request.headers.get("content-length", "")
+        rule = f"the body has more than {self.limits.body:,} bytes, the most that are read (task.body_mib)"
+        if announced.isdigit() and int(announced) > self.limits.body:
+            raise BadRequest(rule, status=413)
+        parts: list[bytes] = []
+        total = 0
+        async for part in request.stream():
+            total += len(part)
+            if total > self.limits.body:
+                raise BadRequest(rule, status=413)
+            held.take(len(part))
+            parts.append(part)
+        return b"".join(parts)
+
+    def _parsed(self, body: bytes) -> tuple[Question, Prompt]:
+        """In a thread of its own, as decoding a picture takes a while."""
+        limits = self.limits
+        question = read_question(body, default_tokens=limits.default_tokens, most_tokens=limits.tokens)
+        self._named(question.model)
+        image = None if question.image_url is None else read_picture(question.image_url, limits.pictures)
+        if question.key is not None:
+            key = question.key
+        else:
+            key = hashlib.sha256(question.text.encode()).hexdigest() if image is None else pixel_digest(image)
+        return question, Prompt(question.text, image, question.system, key)
+
+    def _guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint behind the key, with errors in OpenAI's form."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                if self.key and not _holds(request.headers.get("authorization", ""), self.key):
+                    raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
+                return await endpoint(request)
+            except Exception as error:
+                return _refusal(error)
+
+        return guarded
+
+
+class _Held:
+    """The bytes of one body, counted among those that the server holds."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._bytes = server, 0
+
+    def take(self, count: int) -> None:
+        if self._server._held + count > BODIES * self._server.limits.body:
+            raise BadRequest("too many large requests at once; try again in a moment", status=503)
+        self._server._held += count
+        self._bytes += count
+
+    def release(self) -> None:
+        self._server._held -= self._bytes
+
+
+class _Talk:
+    """What the model's thread says of the rows of one request, heard in the event loop."""
+
+    def __init__(self, rows: int) -> None:
+        self._loop, self._rows = asyncio.get_running_loop(), rows
+        self._heard: asyncio.Queue[tuple[int, str | Answer | Exception]] = asyncio.Queue()
+
+    def texts(self, place: int) -> Callable[[str], None]:
+        return lambda piece: self._tell((place, piece))
+
+    def ends(self, place: int) -> Callable[[Answer | Exception], None]:
+        return lambda found: self._tell((place, found))
+
+    def _tell(self, said: tuple[int, str | Answer | Exception]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._heard.put_nowait, said)
+        except RuntimeError:  # the loop has ended, and with it whoever listened
+            log.debug("an answer came after the server had stopped")
+
+    async def next(self) -> tuple[int, str | Answer]:
+        """The next piece of text or answer, with the place of its row.
+
+        Raises:
+            Exception: what went wrong with a row.
+        """
+        place, said = await self._heard.get()
+        if isinstance(said, Exception):
+            raise said
+        return place, said
+
+    async def answers(self) -> list[Answer]:
+        found: dict[int, Answer] = {}
+        while len(found) < self._rows:
+            place, said = await self.next()
+            if isinstance(said, Answer):
+                found[place] = said
+        return [found[place] for place in sorted(found)]
+
+
+class _Stream(StreamingResponse):
+    """A stream whose rows are given up with it, however it ends."""
+
+    def __init__(self, events: AsyncIterator[str], asked: Sequence[Asked]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._asked = asked
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except (ClientDisconnect, OSError):
+            log.debug("a client left its stream")
+        finally:
+            _give_up(self._asked)
+
+
+async def _events(
+    head: replies.Head, question: Question, talk: _Talk, first: tuple[int, str | Answer], asked: Sequence[Asked]
+) -> AsyncIterator[str]:
+    """The server-sent events of a streamed answer; an error is the last of them."""
+    copies = question.choices // len(asked)
+    for choice in range(question.choices):
+        yield replies.event(replies.chunk(head, choice, delta={"role": "assistant", "content": ""}))
+    ended: dict[int, Answer] = {}
+    try:
+        heard: tuple[int, str | Answer] | None = first
+        while len(ended) < len(asked):
+            place, said = heard or await talk.next()
+            heard = None
+            for choice in range(place, place + copies):
+                for one in replies.chunks(head, choice, said):
+                    yield replies.event(one)
+            if isinstance(said, Answer):
+                ended[place] = said
+        if question.include_usage:
+            answers = [ended[place] for place in sorted(ended)]
+            yield replies.event(replies.last_chunk(head, _repeated(answers, question)))
+    except Exception as error:  # the status is sent already
+        status, sentence, field, code = _told(error)
+        yield replies.event(replies.error(sentence, field, code, status=status))
+    yield replies.DONE
+
+
+def _draws(question: Question, key: str = "") -> list[tuple[str, int]]:
+    """What fixes the draws of each row: one row for all choices of a greedy answer, which are the same."""
+    seed = secrets.randbits(32) if question.seed is None else question.seed
+    choices = question.choices if question.decoding.temperature else 1
+    return [(key if place == 0 else f"{key}\nchoice {place}", seed) for place in range(choices)]
+
+
+def _repeated(answers: Sequence[Answer], question: Question) -> list[Answer]:
+    return list(answers) * (question.choices // len(answers))
+
+
+def _give_up(asked: Sequence[Asked]) -> None:
+    for one in asked:
+        one.given_up = True
+
+
+async def _unless_gone(request: Request, wanted: Any) -> Any:
+    """What is awaited, unless the client leaves first.
+
+    Raises:
+        ClientDisconnect: it left.
+    """
+    waiting = asyncio.ensure_future(wanted)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait([waiting, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise ClientDisconnect
+        return waiting.result()
+    finally:
+        for task in (waiting, leaving):
+            task.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _holds(header: str, key: str) -> bool:
+    """Whether the header carries the key, in a time that does not tell how much of it is right."""
+    scheme, _, given = header.partition(" ")
+    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode())
+    return same and scheme.lower() == "bearer"
+
+
+def _told(error: Exception) -> tuple[int, str, str | None, str | None]:
+    """Status, sentence, parameter and code of an error."""
+    if isinstance(error, BadRequest):
+        return error.status, str(error), error.field, error.code
+    if isinstance(error, UserError):
+        return 400, " ".join(str(error).split()), None, None
+    if isinstance(error, ClientDisconnect):
+        return 499, "the client left", None, None
+    if not isinstance(error, Failed):
+        log.error("a request failed", exc_info=error)
+    return 500, "something went wrong here; the server's log says what", None, None
+
+
+def _refusal(error: Exception) -> Response:
+    status, sentence, field, code = _told(error)
+    headers = {"Retry-After": RETRY_AFTER} if status in (429, 503) else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(replies.error(sentence, field, code, status=status), status, headers)
+
+
+async def _no_such_endpoint(request: Request, error: HTTPException) -> Response:
+    sentence = f"{request.method[:20]} {request.url.path[:100]}: {error.detail}"
+    return JSONResponse(replies.error(sentence, None, None, status=error.status_code), error.status_code)

@@ -1,0 +1,119 @@
+"""What is served, by name: the model with each arm's method, the one under study first and the plain model last.
+
+Methods that learn, or that are fitted, are read from a finished run. Imports neither torch nor transformers.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.config import Run
+from experiments.evaluation import training
+from experiments.evaluation.study import DEVELOPMENT
+from experiments.runs import records
+from experiments.runs.directory import read_object
+from experiments.types import AnsweredElsewhere
+from interp.errors import UserError
+from mitigation.method import TrainableMethod, abilities
+
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A name in ``/v1/models``, and the method that answers by it."""
+
+    name: str
+    method: Any
+
+
+def served(run: Run) -> dict[str, Served]:
+    """By name, what is served; checked before any weights are loaded.
+
+    Raises:
+        UserError: an arm brings its own responses, or has yet to learn and no run is given that it did so in.
+    """
+    order = [run.arm, *(arm for arm in run.arms if arm != run.arm)]
+    order = [*(arm for arm in order if arm != BASELINE), *(arm for arm in order if arm == BASELINE)]
+    found = [Served(_name(run, arm), _ready(run, arm, run.arms[arm])) for arm in order]
+    return {one.name: one for one in found}
+
+
+def check_model(run: Run, vlm: Any) -> None:
+    """Refuses what was learned on other weights than ``vlm``'s.
+
+    Raises:
+        UserError: they differ.
+    """
+    if run.run is None or not any(map(_learns, run.arms.values())):
+        return
+    known = read_object(Path(run.run) / "environment.json").get("model") or {}
+    if known.get("revision") != vlm.revision:
+        raise UserError(
+            f"run={run.run} is of {known.get('name')} ({known.get('revision')}), and this model is {vlm.name} "
+            f"({vlm.revision}); what was learned belongs to its weights; give a run of this model"
+        )
+
+
+def _name(run: Run, arm: str) -> str:
+    return run.model.name if arm == BASELINE else f"{run.model.name}+{arm}"
+
+
+def _learns(method: Any) -> bool:
+    return isinstance(method, TrainableMethod) or bool(abilities(method).fitted_to)
+
+
+def _ready(run: Run, arm: str, method: Any) -> Any:
+    if isinstance(method, AnsweredElsewhere):
+        raise UserError(f"{arm} brings responses made elsewhere, which answer nothing new; leave it out")
+    if not _learns(method):
+        return method
+    if run.run is None:
+        raise UserError(
+            f"{arm} learns before it answers; give the run of a study with this arm on cases to learn from: "
+            "run=outputs/<name>/<time>"
+        )
+    folder = Path(run.run)
+    saved = read_object(folder / "environment.json")
+    if not saved.get("finished"):
+        raise UserError(f"run={folder} holds no finished run; give the directory of one: outputs/<name>/<time>")
+    _check_settings(run, arm, saved)
+    return _read(folder, arm, method) if isinstance(method, TrainableMethod) else _fitted(folder, arm, method, saved)
+
+
+def _check_settings(run: Run, arm: str, saved: Mapping[str, Any]) -> None:
+    arms = (saved.get("config") or {}).get("arms") or {}
+    if arm not in arms:
+        raise UserError(f"run={run.run} has no arm {arm} (it has {', '.join(arms) or 'none'}); give one that has")
+    here = json.loads(json.dumps(run.config["arms"][arm], default=str))
+    other = [key for key in sorted({*here, *arms[arm]}) if here.get(key) != arms[arm].get(key)]
+    if other:
+        key = other[0]
+        raise UserError(
+            f"run={run.run} has {arm} with {key}={arms[arm].get(key)}, and {key}={here.get(key)} is asked for; give "
+            "it the same settings, or another run"
+        )
+
+
+def _read(folder: Path, arm: str, method: TrainableMethod) -> Any:
+    out = folder / training.FOLDER / f"{arm}.safetensors"
+    if not out.is_file():
+        folds = list(out.parent.glob(f"{arm}-without-fold-*.safetensors"))
+        why = "was learned in folds, so there is no single one" if folds else "has no saved file"
+        raise UserError(f"{arm} {why} in run={folder}; give the run of a study on a benchmark with a development split")
+    return method.read(out)
+
+
+def _fitted(folder: Path, arm: str, method: Any, saved: Mapping[str, Any]) -> Any:
+    """The constant of a control, fitted again on the development split as that study did."""
+    try:
+        lines = (folder / DEVELOPMENT).read_text(encoding="utf-8").split("\n")
+    except OSError:
+        raise UserError(
+            f"{arm} was fitted in folds in run={folder}, so there is no single one; give the run of a study on a "
+            "benchmark with a development split"
+        ) from None
+    found = records.current([record for _, record in records.parsed(lines) if isinstance(record, dict)])
+    return training.fitted(method, found, study=str(saved.get("arm_under_study")))

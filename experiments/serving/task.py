@@ -1,0 +1,162 @@
+"""``task=serve``: the model, with its mitigation, behind an endpoint of OpenAI's form on this machine.
+
+Importing this module loads neither torch nor transformers, nor the web framework.
+"""
+
+import logging
+import os
+import socket
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.evaluation.study import connected
+from experiments.serving.served import check_model, served
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.serving.app import Server
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MEBIBYTE = 2**20
+MEGAPIXEL = 1_000_000
+PICTURES_WAITING = 20  # times the largest picture, that may wait in main memory
+CONNECTIONS = 512
+HEADERS = 64 * 1024  # bytes, of all headers of a request
+GOODBYE = 5  # seconds that open requests have when the server ends
+NEEDED = ("starlette", "uvicorn", "pydantic")
+
+
+@dataclass(frozen=True)
+class Serve:
+    """The task. ``key_env`` names the environment variable with the key that clients must send; none is asked for
+    where it is not set, on this machine alone.
+
+    ``waiting`` requests wait at most. ``gather_ms`` is how long the model waits for one more request to answer
+    together. ``max_tokens`` is the longest answer that a client may ask for. ``image_hosts`` may be asked for pictures;
+    without any, no request leaves the machine.
+
+    Raises:
+        UserError: a number that is out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key_env: str = "FORESTLENS_API_KEY"
+    waiting: int = 256
+    gather_ms: float = 5.0
+    max_tokens: int = 1024
+    body_mib: float = 32.0
+    megapixels: float = 20.0
+    image_hosts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"task.port={self.port}: must be 0 (any that is free) to 65535")
+        for name in ("waiting", "max_tokens", "body_mib", "megapixels"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"task.{name}={getattr(self, name)}: must be above 0")
+        if not 0 <= self.gather_ms <= 1000:
+            raise UserError(f"task.gather_ms={self.gather_ms}: must be 0 to 1000")
+
+    def __call__(self, run: Run) -> None:
+        """Serves until Ctrl-C.
+
+        Raises:
+            UserError: the address is taken, a package is missing, or the model or an arm cannot be served.
+        """
+        if missing := [name for name in NEEDED if find_spec(name) is None]:
+            raise UserError(f"task=serve needs {', '.join(missing)}; pip install 'forestlens[serving]'")
+        key = os.environ.get(self.key_env, "")
+        if self.host not in LOOPBACK and not key:
+            raise UserError(
+                f"task.host={self.host} lets other machines ask, and {self.key_env} is not set; put a key into that "
+                "environment variable, or leave task.host out"
+            )
+        console = Console()
+        _ = run.weights
+        arms = served(run)
+        with bound(self.host, self.port) as listener:
+            vlm = connected(run)
+            check_model(run, vlm)
+            server = self.server(run, arms, vlm, key)
+            listener.listen()  # whoever reads the line below can connect
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            console.print(f"serving {', '.join(arms)}\nat http://{shown}:{port}/v1, until Ctrl-C", highlight=False,
+                          markup=False, soft_wrap=True)  # fmt: skip
+            try:
+                self.until_stopped(server, listener)
+            except KeyboardInterrupt:  # uvicorn raises it again when all is closed
+                pass
+            finally:
+                server.waiting.close()
+        console.print("stopped serving", highlight=False)
+
+    def server(self, run: Run, arms: Any, vlm: Any, key: str = "") -> "Server":
+        """The endpoints for ``arms`` (``experiments.serving.served``), with the model's thread running."""
+        from experiments.serving.app import Limits, Server
+        from experiments.serving.pictures import PictureLimits, allowed_hosts
+        from experiments.serving.waiting import Waiting
+
+        pixels, body = int(self.megapixels * MEGAPIXEL), int(self.body_mib * MEBIBYTE)
+        waiting = Waiting(
+            vlm,
+            run.batch_rule,
+            most=self.waiting,
+            most_pixels=PICTURES_WAITING * pixels,
+            gather=self.gather_ms / 1000,
+        )
+        most = max(self.max_tokens, run.max_new_tokens)
+        limits = Limits(body, most, run.max_new_tokens, PictureLimits(body, pixels, allowed_hosts(self.image_hosts)))
+        weights = f"{vlm.name} {vlm.revision} {vlm.dtype}"
+        hosts = [*LOOPBACK, "[::1]"] if self.host in LOOPBACK else []
+        return Server(arms, waiting, limits, weights, key, hosts)
+
+    def until_stopped(self, server: "Server", listener: socket.socket) -> None:
+        """Answers requests until a signal ends it."""
+        configured(server).run(sockets=[listener])
+
+
+def configured(server: "Server") -> Any:
+    """uvicorn's server for the endpoints. Of its log only errors are kept: any client can cause its warnings."""
+    import uvicorn
+
+    for name in ("uvicorn", "asyncio"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return uvicorn.Server(
+        uvicorn.Config(
+            server.app(),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            h11_max_incomplete_event_size=HEADERS,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=GOODBYE,
+        )
+    )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at the address, which nobody can reach before it listens.
+
+    Raises:
+        UserError: it is taken, or is no address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        said = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot serve at {host}:{port} ({said}); choose another task.port or task.host") from None
+    return listener

@@ -1,0 +1,136 @@
+"""Pictures of requests: three formats, bounded in bytes, pixels and shape, and from nowhere but where it is allowed."""
+
+import base64
+import io
+import socket
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.serving.pictures import PictureLimits, read_picture
+from experiments.serving.requests import BadRequest
+from tests.experiments.serving.served import data_url
+
+LIMITS = PictureLimits(1_000_000, 100_000)
+
+
+def drawn(width: int = 40, height: int = 30) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def inline(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it has so many pixels."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(b"")) + part(b"IEND", b"")
+
+
+@pytest.fixture
+def no_connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The addresses that somebody tried to reach."""
+    tried: list[Any] = []
+
+    def refuse(_: socket.socket, address: Any) -> None:
+        tried.append(address)
+        raise OSError("no connections in this test")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **_: tried.append(a))
+    return tried
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_three_formats_are_read(form: str) -> None:
+    found = read_picture(data_url(drawn(), form), LIMITS)
+    assert (found.mode, found.size) == ("RGB", (40, 30))
+    if form == "PNG":
+        assert found.tobytes() == drawn().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (inline(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "begins data:TYPE;base64"),
+        (inline(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "not a complete image in one of JPEG, PNG, WEBP"),
+        (data_url(drawn(), "GIF"), "begins data:TYPE;base64"),
+        (data_url(drawn(), "GIF").replace("image/gif", "image/png"), "not a complete image"),
+        (data_url(drawn(), "BMP").replace("image/bmp", "image/png"), "not a complete image"),
+        (data_url(drawn())[:-600] + "AAAA", "not a complete image"),
+        ("data:image/png;base64,%%%", "not valid base64"),
+        ("data:image/png;base64,", "has zero bytes"),
+        ("data:image/png,abc", "begins data:TYPE;base64"),
+        ("data:", "begins data:TYPE;base64"),
+        (inline(b"x" * 1_000_010), "more than 1,000,000 bytes"),
+        (data_url(drawn(400, 300)), "400 x 300 pixels, more than the 100,000"),
+        (inline(bomb(60_000, 60_000)), "scale it down"),
+        (inline(bomb(2**31 - 1, 2**31 - 1)), "scale it down"),
+        (data_url(drawn(1, 200)), "a strip of 1 x 200 pixels"),
+        ("/etc/passwd", "files and paths are never opened"),
+        ("file:///etc/passwd", "files and paths are never opened"),
+        ("FILE:/etc/passwd", "files and paths are never opened"),
+        ("", "files and paths are never opened"),
+        ("http://127.0.0.1:22/x.png", "a host that is not asked"),
+        ("http://169.254.169.254/latest/meta-data", "a host that is not asked"),
+        ("https://example.org/x.png", "a host that is not asked"),
+        ("HTTPS://EXAMPLE.ORG/x.png", "a host that is not asked"),
+        ("http://[::1]/x.png", "a host that is not asked"),
+        ("http://[::1/x.png", "no valid URL"),
+        ("http://host:99999/x", "no valid URL"),
+    ],
+)
+def test_anything_else_is_refused_without_a_connection(url: str, said: str, no_connections: list[Any]) -> None:
+    with pytest.raises(BadRequest, match=said):
+        read_picture(url, LIMITS)
+    assert no_connections == []
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """A host with a picture at /picture, a large file at /large, and redirects to itself elsewhere."""
+    buffer = io.BytesIO()
+    drawn().save(buffer, "PNG")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = {"/picture": buffer.getvalue(), "/large": b"x" * 1_000_001}.get(self.path)
+            self.send_response(302 if found is None else 200)
+            self.send_header("Location", "/picture")
+            self.end_headers()
+            self.wfile.write(found or b"")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_host_that_is_allowed_is_asked_and_its_redirects_are_not_followed(host: str) -> None:
+    limits = PictureLimits(1_000_000, 100_000, (host,))
+    assert read_picture(f"http://{host}/picture", limits).size == (40, 30)
+    with pytest.raises(BadRequest, match="cannot be fetched"):
+        read_picture(f"http://{host}/elsewhere", limits)
+    with pytest.raises(BadRequest, match="more than 1,000,000 bytes"):
+        read_picture(f"http://{host}/large", limits)
+    with pytest.raises(BadRequest, match="a host that is not asked"):
+        read_picture(f"http://{host}/picture", PictureLimits(1_000_000, 100_000, ("127.0.0.1",)))
+    with pytest.raises(BadRequest, match="a host that is not asked"):
+        read_picture(f"http://{host}@example.org/picture", limits)

@@ -1,0 +1,87 @@
+"""What a client may ask, and what is refused in one sentence."""
+
+import json
+from typing import Any
+
+import pytest
+
+from experiments.serving.requests import BadRequest, Decoding, Question, read_question
+
+
+def read(**fields: Any) -> Question:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Is it safe?"}]} | fields
+    return read_question(json.dumps(body).encode(), default_tokens=16, most_tokens=64)
+
+
+def parts(*urls: str) -> list[dict[str, Any]]:
+    pictures = [{"type": "image_url", "image_url": {"url": url, "detail": "high"}} for url in urls]
+    return [{"role": "user", "content": [*pictures, {"type": "text", "text": "A"}, {"type": "text", "text": "B"}]}]
+
+
+def test_what_is_left_out_is_greedy_and_of_the_runs_length() -> None:
+    assert read() == Question("m", "Is it safe?", None, None, Decoding(16))
+
+
+def test_everything_that_is_understood() -> None:
+    system = {"role": "developer", "content": [{"type": "text", "text": "Be careful."}]}
+    found = read(
+        messages=[system, *parts("data:x")], max_completion_tokens=5, temperature=0.5, top_p=0.9, seed=7, n=3,
+        stop=["\n", "."], logprobs=True, top_logprobs=4, stream=True, stream_options={"include_usage": True},
+        metadata={"key": "case 1", "else": "x"}, user="me", tools=[], frequency_penalty=0, response_format=None,
+    )  # fmt: skip
+    decoding = Decoding(5, 0.5, 0.9, ("\n", "."), 4)
+    assert found == Question("m", "A\nB", "data:x", "Be careful.", decoding, 3, 7, "case 1", True, True)
+
+
+def test_greedy_requests_are_alike_whatever_their_top_p() -> None:
+    assert read(temperature=0, top_p=0.3).decoding == read().decoding
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "system", "content": "x"}]}, "there is no user turn"),
+        ({"messages": parts("data:a", "data:b")}, "2 pictures; a question here is about one at most"),
+        ({"messages": [*parts(), {"role": "assistant", "content": "x"}]}, "a turn of role 'assistant': "),
+        ({"messages": [*parts(), *parts()]}, "a second user turn: "),
+        ({"messages": [{"role": "user", "content": " "}]}, "the user turn has no words"),
+        ({"messages": [{"role": "system", "content": "x"}] * 2 + parts()}, "one system turn"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content"),
+        ({"max_tokens": 65}, "max_tokens=65: this server gives at most 64"),
+        ({"max_tokens": 0}, "max_tokens: "),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens and max_completion_tokens differ"),
+        ({"temperature": "0.5"}, "temperature: "),
+        ({"temperature": float("nan")}, "temperature: "),
+        ({"temperature": float("inf")}, "temperature: "),
+        ({"temperature": -1}, "temperature: "),
+        ({"top_p": 0}, "top_p: "),
+        ({"n": 17}, "n: "),
+        ({"n": True}, "n: "),
+        ({"seed": 2**64}, "seed: "),
+        ({"stop": [""]}, "stop: at most 4 strings"),
+        ({"stop": ["a"] * 5}, "stop: at most 4 strings"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs=true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
+        ({"metadata": {"key": 3}}, "metadata.key: "),
+        ({"tools": [{}]}, "tools is not supported here"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported here"),
+        ({"repetition_penalty": 1.1}, "unknown parameter 'repetition_penalty'"),
+        ({"model": None}, "model: "),
+    ],
+)
+def test_a_refusal_is_one_sentence_that_names_the_parameter(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read(**fields)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "\\ud800"}', b"[" * 100_000, b'{"a":' * 100_000, b"1e999"],
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        read_question(body, default_tokens=16, most_tokens=64)

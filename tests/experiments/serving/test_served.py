@@ -1,0 +1,184 @@
+"""What is served by name, and how what has learned is read from a finished run."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.runs.saved import read_records
+from experiments.serving.served import check_model, served
+from experiments.serving.task import Serve, bound
+from interp.errors import UserError
+from interp.vlm import VLM
+from mitigation.threshold import ConstantShift
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import run_of
+from tests.experiments.serving.served import question, running
+
+# Every option of conf/method that has a margin and needs no file of its own.
+METHODS = [
+    "ablate_direction", "attention_steering", "calibrated_shift", "cutoff_only", "icd", "m3id", "pai",
+    "prior_correction", "prompt", "readout", "self_contrast", "steering", "text_only", "vcd_pope", "yes_bias",
+]  # fmt: skip
+FITS = ["method.noise_step=700", "arms.pai.first_layer=1"]
+
+
+def test_the_method_under_study_is_first_and_the_plain_model_last() -> None:
+    assert list(served(run_of("task=serve", "method=prompt", "+method@arms.v=vcd", "model=llava_1_5_7b"))) == [
+        "llava_1_5_7b+prompt",
+        "llava_1_5_7b+v",
+        "llava_1_5_7b",
+    ]
+    assert list(served(run_of("task=serve", "method=baseline"))) == ["llava_organism"]
+
+
+def saved_run(folder: Path, arm: str, settings: Any, **more: Any) -> str:
+    environment = {"finished": "now", "config": {"arms": {arm: settings}}, "arm_under_study": arm} | more
+    (folder / "environment.json").write_text(json.dumps(environment))
+    return f"run={folder}"
+
+
+def test_what_learns_is_read_from_a_run_with_the_same_settings(tmp_path: Path) -> None:
+    run = run_of("task=serve", "method=steering", "method.strength=2")
+    with pytest.raises(UserError, match="steering learns before it answers; give the run of a study"):
+        served(run)
+    with pytest.raises(UserError, match="holds no finished run"):
+        served(run_of("task=serve", "method=steering", f"run={tmp_path}"))
+    settings = run.config["arms"]["steering"]
+    given = saved_run(tmp_path, "steering", settings)
+    with pytest.raises(UserError, match="has no saved file"):
+        served(run_of("task=serve", "method=steering", "method.strength=2", given))
+    with pytest.raises(UserError, match=r"has steering with strength=2, and strength=1.0 is asked for"):
+        served(run_of("task=serve", "method=steering", given))
+    with pytest.raises(UserError, match="has no arm readout"):
+        served(run_of("task=serve", "method=readout", given))
+    (tmp_path / "learned").mkdir()
+    (tmp_path / "learned" / "steering-without-fold-0.safetensors").touch()
+    with pytest.raises(UserError, match="was learned in folds"):
+        served(run_of("task=serve", "method=steering", "method.strength=2", given))
+
+
+def test_a_fitted_control_is_fitted_again_on_the_runs_development_split(tmp_path: Path) -> None:
+    run = run_of("task=serve", "method=calibrated_shift")
+    given = saved_run(tmp_path, "calibrated_shift", run.config["arms"]["calibrated_shift"])
+    with pytest.raises(UserError, match="was fitted in folds"):
+        served(run_of("task=serve", "method=calibrated_shift", given))
+    lines = [
+        {"case": str(i), "arm": "baseline", "subset": "typical", "gold": gold, "margin": margin, "verdict": "no"}
+        for i, (gold, margin) in enumerate([("no", -4.0), ("no", -3.0), ("yes", -1.0), ("yes", 0.0)])
+    ]
+    (tmp_path / "development.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = served(run_of("task=serve", "method=calibrated_shift", given))
+    assert found["llava_organism+calibrated_shift"].method == ConstantShift(2.0)
+
+
+def test_what_was_learned_on_other_weights_is_refused(tmp_path: Path, vlm: VLM) -> None:
+    model = {"name": "other", "revision": "sha256:1"}
+    given = saved_run(tmp_path, "steering", {}, model=model)
+    with pytest.raises(UserError, match="what was learned belongs to its weights"):
+        check_model(run_of("task=serve", "method=steering", given), vlm)
+    check_model(run_of("task=serve", "method=vcd", given), vlm)
+
+
+def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, tmp_path: Path) -> None:
+    file = tmp_path / "answers.csv"
+    file.write_text("id,response\n1,No\n")
+    for overrides, said in (
+        (["method=vcd", "model=api_vllm", "model.model=x"], "only reached over an API"),
+        (["method=vcd", "+method@arms.web=responses", f"arms.web.path={file}"], "brings responses made elsewhere"),
+        (["method=vcd", "task.host=0.0.0.0"], "lets other machines ask, and FORESTLENS_API_KEY is not set"),
+        (["method=vcd", "task.host=256.0.0.1", "task.key_env=HOME"], "cannot serve at 256.0.0.1:8000"),
+    ):
+        run = run_of("task=serve", *overrides)
+        with pytest.raises(UserError, match=said):
+            run.task(run)
+    with bound("127.0.0.1", 0) as listener:
+        listener.listen()
+        run = run_of("task=serve", "method=vcd", f"task.port={listener.getsockname()[1]}")
+        with pytest.raises(UserError, match="Address already in use"):
+            run.task(run)
+
+
+@pytest.mark.parametrize(
+    "options", [{"port": 70_000}, {"port": -1}, {"waiting": 0}, {"megapixels": float("nan")}, {"gather_ms": -1}]
+)
+def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"task.{next(iter(options))}="):
+        Serve(**options)
+
+
+def test_the_task_loads_no_torch_and_no_web_framework() -> None:
+    code = "import sys, experiments.serving.task; print({'torch', 'transformers', 'starlette'} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_every_method_answers_as_in_its_study_sixteen_clients_at_once(tmp_path: Path, organism: VLM) -> None:
+    """Token for token, with the case's id as the key; requests of other settings are in between."""
+    arms = [f"+method@arms.{name}={name}" for name in METHODS]
+    common = ["method=vcd", *arms, *FITS, "limit=160", "draws=20", "max_new_tokens=8", f"output_root={tmp_path}"]
+    study = run_of(*common)
+    folder = study.task(study)
+    recorded = {(line["arm"], line["case"]): line for line in read_records(folder)}
+    samples = {sample.id: sample for sample in IconWorld().load().samples}
+    run = run_of("task=serve", *common, f"run={folder}")
+    with running(run, organism) as server:
+        names = server.server.served
+        assert len(names) == len(METHODS) + 2
+        asked = []
+        some = sorted({case for _, case in recorded})[::6]
+        pairs = [(arm, case) for case in some for arm in run.arms]
+        for place, (arm, case) in enumerate(pairs):
+            model = "llava_organism" if arm == "baseline" else f"llava_organism+{arm}"
+            other = [{}, {"logprobs": True}, {"stop": "never said"}, {"n": 2}][place % 4]
+            asked.append(((arm, case), question(samples[case], model=model, **other)))
+            if place % 5 == 0:
+                noise = {"temperature": 1.0, "max_tokens": 3}
+                asked.append((None, question(samples[case], model=model, **noise)))
+        with ThreadPoolExecutor(16) as pool:
+            replies = list(pool.map(lambda pair: server.send(pair[1]), asked))
+    assert len(some) > 24
+    assert len(asked) > 24 * (len(METHODS) + 2)
+    unlike = [
+        (key, recorded[key]["response"], reply)
+        for (key, _), (status, reply) in zip(asked, replies, strict=True)
+        if status != 200 or (key and {c["message"]["content"] for c in reply["choices"]} != {recorded[key]["response"]})
+    ]
+    assert unlike == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_command_cleanly_also_in_the_middle_of_a_request(sent: signal.Signals) -> None:
+    command = [sys.executable, "-m", "experiments.run", "task=serve", "method=vcd", "task.port=0"]
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    port = 0
+    for line in process.stdout:
+        if found := re.search(r"http://127.0.0.1:(\d+)/v1", line):
+            port = int(found[1])
+            break
+    assert port
+    with socket.create_connection(("127.0.0.1", port)) as unfinished, socket.create_connection(("127.0.0.1", port)):
+        unfinished.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n")
+        time.sleep(0.5)
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=60)
+    if sent == signal.SIGINT:
+        assert out.endswith("stopped serving\n")
+    assert "Traceback" not in err
+    assert process.returncode == (0 if sent == signal.SIGINT else -sent)  # as a signal ends any program

@@ -1,0 +1,307 @@
+"""The endpoints with the organism behind them, asked by openai's client and as curl asks."""
+
+import json
+import math
+import re
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from experiments.benchmarks.images import pixel_digest
+from experiments.serving.served import Served as ServedModel
+from experiments.types import Sample
+from interp.generation import Generation
+from interp.vlm import VLM, Prompt
+from mitigation.wrappers import Sampled
+from tests.experiments.compose import run_of
+from tests.experiments.serving.served import Served, data_url, question, running, turns
+
+NAMES = ["llava_organism+vcd", "llava_organism+prior", "llava_organism"]
+
+
+def prompts_of(cases: Sequence[Sample]) -> list[Prompt]:
+    return [Prompt(case.prompt, case.image.render(), key=case.id) for case in cases]  # type: ignore[union-attr]
+
+
+def tokens_of(vlm: VLM, generation: Generation, row: int) -> list[str]:
+    return [vlm.tokenizer.decode([token]) for token in generation.token_ids[row]]
+
+
+def test_the_mitigated_model_is_listed_first(server: Served) -> None:
+    assert [model.id for model in server.client().models.list()] == NAMES
+    assert server.client().models.retrieve(NAMES[1]).owned_by == "forestlens"
+    status, body = server.send(None, "/v1/models/gpt-4o", "GET")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_answers_are_the_methods_own_token_for_token(
+    server: Served, organism: VLM, cases: list[Sample], name: str
+) -> None:
+    few = cases[:6]
+    method = server.server.served[name].method
+    expected = method.generate(organism, prompts_of(few), max_new_tokens=16)
+
+    def ask(case: Sample) -> Any:
+        return server.client().chat.completions.create(**question(case, model=name, logprobs=True))
+
+    with ThreadPoolExecutor(6) as pool:
+        for row, reply in enumerate(pool.map(ask, few)):
+            (choice,) = reply.choices
+            assert choice.message.content == expected.texts[row]
+            assert [token.token for token in choice.logprobs.content] == tokens_of(organism, expected, row)
+            assert choice.finish_reason == "stop"
+            assert reply.model == name
+            assert reply.usage.completion_tokens == len(expected.token_ids[row])
+            assert reply.usage.prompt_tokens == int(organism.encode([prompts_of(few)[row]])["attention_mask"].sum())
+
+
+def test_logprobs_are_those_of_the_scores_that_the_answer_was_drawn_from(
+    server: Served, organism: VLM, cases: list[Sample]
+) -> None:
+    """Where the cutoff leaves both answers, log P(Yes) − log P(No) is the study's margin."""
+    yes, no = (organism.tokenizer.decode([ids[0]]) for ids in organism.answer_ids)
+    both = 0
+    for name in NAMES:
+        margins = server.server.served[name].method.generate(organism, prompts_of(cases), max_new_tokens=1).margins
+        for case, margin in zip(cases, margins.tolist(), strict=True):
+            _, reply = server.send(question(case, model=name, max_tokens=1, logprobs=True, top_logprobs=20))
+            (token,) = reply["choices"][0]["logprobs"]["content"]
+            listed = {one["token"]: one["logprob"] for one in token["top_logprobs"]}
+            assert token["logprob"] == max(listed.values()) == listed[token["token"]]
+            assert sum(map(math.exp, listed.values())) <= 1 + 1e-5
+            if yes in listed and no in listed:
+                both += 1
+                assert listed[yes] - listed[no] == pytest.approx(margin, abs=1e-4)
+    assert both > 20
+
+
+def test_a_key_decides_about_the_noise_and_without_one_the_picture_does(
+    server: Served, organism: VLM, cases: list[Sample]
+) -> None:
+    method = server.server.served[NAMES[0]].method
+    case = cases[0]
+    picture = case.image.render()  # type: ignore[union-attr]
+
+    def chosen(**fields: Any) -> float:
+        _, reply = server.send(question(case, max_tokens=1, logprobs=True) | fields)
+        return float(reply["choices"][0]["logprobs"]["content"][0]["logprob"])
+
+    def margin(key: str) -> float:
+        return float(method.generate(organism, [Prompt(case.prompt, picture, key=key)], max_new_tokens=1).margins[0])
+
+    assert margin(case.id) != pytest.approx(margin("another"), abs=1e-3)
+    assert chosen() != pytest.approx(chosen(metadata={"key": "another"}), abs=1e-4)
+    assert chosen(metadata=None) == pytest.approx(chosen(metadata={"key": pixel_digest(picture)}), abs=1e-6)
+
+
+def test_sampling_is_the_projects_own_and_choices_differ(server: Served, organism: VLM, cases: list[Sample]) -> None:
+    few = cases[:8]
+    warm = {"temperature": 1.5, "seed": 5, "max_tokens": 8}
+    method = Sampled(server.server.served[NAMES[2]].method, temperature=1.5, seed=5)
+    expected = method.generate(organism, prompts_of(few), max_new_tokens=8)
+    texts = set()
+    for case, text in zip(few, expected.texts, strict=True):
+        _, reply = server.send(question(case, model=NAMES[2], n=6, **warm))
+        here = [choice["message"]["content"] for choice in reply["choices"]]
+        assert here[0] == text
+        assert [choice["index"] for choice in reply["choices"]] == list(range(6))
+        texts |= set(here)
+        assert server.send(question(case, model=NAMES[2], n=6, **warm))[1]["choices"] == reply["choices"]
+    assert len(texts) > 1
+
+
+def test_a_top_p_near_zero_is_greedy(server: Served, cases: list[Sample]) -> None:
+    for case in cases[:6]:
+        _, greedy = server.send(question(case, n=2))
+        _, narrow = server.send(question(case, temperature=1.7, top_p=1e-6, n=2))
+        texts = {choice["message"]["content"] for reply in (greedy, narrow) for choice in reply["choices"]}
+        assert len(texts) == 1
+        assert len(greedy["choices"]) == 2
+
+
+def said(reply: tuple[int, Any], choice: int = 0) -> str:
+    return str(reply[1]["choices"][choice]["message"]["content"])
+
+
+def test_without_a_seed_draws_differ(talker: Served, cases: list[Sample]) -> None:
+    assert len({said(talker.send(question(cases[0], temperature=1, max_tokens=12))) for _ in range(3)}) == 3
+    assert len({said(talker.send(question(cases[0], temperature=1, seed=4))) for _ in range(3)}) == 1
+
+
+def streamed(server: Served, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """By choice: text, pieces, finish_reason and logprobs of a stream."""
+    found: dict[int, dict[str, Any]] = {}
+    for part in server.client().chat.completions.create(**body, stream=True, stream_options={"include_usage": True}):
+        assert part.model == body["model"]
+        if not part.choices:
+            found[-1] = {"usage": part.usage}
+        for choice in part.choices:
+            one = found.setdefault(choice.index, {"pieces": [], "finish": None, "logprobs": []})
+            one["pieces"] += [choice.delta.content] if choice.delta.content else []
+            one["logprobs"] += choice.logprobs.content if choice.logprobs else []
+            one["finish"] = choice.finish_reason or one["finish"]
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"n": 3, "temperature": 1.0, "seed": 1}, {"stop": ["e", "t p"]}])
+def test_a_stream_says_what_the_whole_reply_says(talker: Served, cases: list[Sample], fields: dict[str, Any]) -> None:
+    pieces = 0
+    for name in NAMES[::2]:
+        body = question(cases[1], model=name, max_tokens=24, logprobs=True, **fields)
+        _, whole = talker.send(body)
+        parts = streamed(talker, body)
+        assert parts.pop(-1)["usage"].total_tokens == whole["usage"]["total_tokens"]
+        for choice in whole["choices"]:
+            part = parts.pop(choice["index"])
+            assert "".join(part["pieces"]) == choice["message"]["content"]
+            assert part["finish"] == choice["finish_reason"]
+            assert [token.token for token in part["logprobs"]] == [t["token"] for t in choice["logprobs"]["content"]]
+            pieces = max(pieces, len(part["pieces"]))
+        assert parts == {}
+    assert "stop" in fields or pieces > 5  # the words of a long answer come one after the other
+
+
+def test_a_stop_string_ends_the_answer_before_it(talker: Served, cases: list[Sample]) -> None:
+    for name in NAMES[::2]:
+        body = question(cases[1], model=name, temperature=1.0, seed=1, max_tokens=24)
+        whole = talker.send(body)
+        stop = said(whole).split()[3]
+        cut = talker.send(body | {"stop": ["never", stop]})
+        assert said(cut) == said(whole)[: said(whole).find(stop)].strip()
+        assert cut[1]["choices"][0]["finish_reason"] == "stop"
+        assert cut[1]["usage"]["completion_tokens"] < whole[1]["usage"]["completion_tokens"]
+
+
+def test_an_answer_whose_tokens_run_out_says_so(server: Served, cases: list[Sample]) -> None:
+    _, reply = server.send(question(cases[0], max_tokens=1))
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"]["completion_tokens"] == 1
+
+
+def test_a_system_turn_reaches_the_prompt_or_is_refused(server: Served, cases: list[Sample], organism: VLM) -> None:
+    body = question(cases[0])
+    body["messages"].insert(0, {"role": "system", "content": "Answer with care."})
+    status, reply = server.send(body)
+    if status == 200:
+        longer = reply["usage"]["prompt_tokens"]
+        assert longer > server.send(question(cases[0]))[1]["usage"]["prompt_tokens"]
+    else:
+        assert "system" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ({"messages": turns("Is it safe?", None)}, 400, "VCD contrasts two pictures"),
+        ({"messages": turns("<image> Is it safe?", None), "model": NAMES[2]}, 400, "placeholder"),
+        ({"messages": turns("safe " * 600, None), "model": NAMES[2]}, 400, "more than the 512"),
+        ({"max_tokens": 500}, 400, "more than the 512"),
+        ({"max_tokens": 5000}, 400, "at most 1024 tokens"),
+        ({"model": "gpt-4o"}, 404, "there are llava_organism+vcd, llava_organism+prior, llava_organism"),
+        ({"temperature": "hot"}, 400, "temperature"),
+    ],
+)
+def test_an_error_is_one_sentence_in_openais_form(
+    server: Served, cases: list[Sample], change: dict[str, Any], status: int, said: str
+) -> None:
+    for stream in (False, True):
+        found, reply = server.send(question(cases[0]) | change | {"stream": stream})
+        assert found == status
+        assert set(reply) == {"error"}
+        assert set(reply["error"]) == {"message", "type", "param", "code"}
+        assert said in reply["error"]["message"]
+        assert "\n" not in reply["error"]["message"]
+
+
+def test_the_endpoint_refuses_what_is_not_json_or_not_there(server: Served, cases: list[Sample]) -> None:
+    body = question(cases[0])
+    assert server.send(body, headers={"Content-Type": "text/plain"})[0] == 415
+    assert server.send(body, path="/v1/completions")[0] == 404
+    assert server.send(None, method="GET")[0] == 405
+    assert server.send(body, headers={"Host": "evil.example"})[0] == 400
+    assert server.send(body, headers={"Host": f"localhost:{server.port}"})[0] == 200
+    assert server.send(body, headers={"Host": f"[::1]:{server.port}"})[0] == 200
+    large = server.server.limits.body + 1
+    status, reply = server.send(None, headers={"Content-Length": str(large)})
+    assert (status, "more than" in reply["error"]["message"]) == (413, True)
+
+
+def test_a_key_is_asked_for_where_there_is_one(organism: VLM, cases: list[Sample]) -> None:
+    with running(run_of("task=serve", "method=baseline"), organism, key="open sesame") as guarded:
+        body = question(cases[0], model=NAMES[2])
+        for header in ({}, {"Authorization": "Bearer open"}, {"Authorization": "Basic open sesame"}):
+            status, reply = guarded.send(body, headers=header)
+            assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
+            assert guarded.send(None, "/v1/models", "GET", header)[0] == 401
+        assert guarded.send(body, headers={"Authorization": "Bearer open sesame"})[0] == 200
+        assert [model.id for model in guarded.client(api_key="open sesame").models.list()] == [NAMES[2]]
+
+
+class _Slowly(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        time.sleep(0.05)
+        return scores
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A twentieth of a second a token."""
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[_Slowly()])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_the_model(talker: Served, cases: list[Sample], stream: bool) -> None:
+    talker.server.served["slow"] = ServedModel("slow", Slow())
+    data = json.dumps(question(cases[0], model="slow", temperature=1, max_tokens=100, stream=stream)).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    began = time.monotonic()
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", talker.port)) as client:
+            client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            time.sleep(0.3)  # its answer has begun, and would take five seconds
+    assert talker.send(question(cases[0], max_tokens=1))[0] == 200
+    assert time.monotonic() - began < 4.5
+    assert talker.server.waiting._asked == []
+
+
+def test_requests_of_many_kinds_at_once_are_answered_as_each_alone(server: Served, cases: list[Sample]) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"model": NAMES[0]},
+        {"model": NAMES[1], "max_tokens": 3},
+        {"model": NAMES[2], "temperature": 1.0, "seed": 2},
+        {"model": NAMES[0], "stop": ["."]},
+    ]
+    bodies = [question(case, **kinds[place % 4]) for place, case in enumerate(cases[:16])]
+    alone = [server.send(body)[1]["choices"] for body in bodies]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda body: server.send(body)[1]["choices"], bodies))
+    assert together == alone
+
+
+def test_the_models_thread_ends_with_the_server(organism: VLM) -> None:
+    def models() -> int:
+        return sum(thread.name == "model" for thread in threading.enumerate())
+
+    before = models()
+    with running(run_of("task=serve", "method=baseline"), organism):
+        assert models() == before + 1
+    assert models() == before
+
+
+def test_a_picture_in_every_format_is_answered(server: Served, cases: list[Sample]) -> None:
+    picture = cases[0].image.render()  # type: ignore[union-attr]
+    for form in ("PNG", "JPEG", "WEBP"):
+        status, reply = server.send(question(cases[0]) | {"messages": turns("Is it safe?", data_url(picture, form))})
+        assert status == 200
+        assert re.fullmatch(r"fp_\w{16}", reply["system_fingerprint"])
