@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from experiments.report import cases, earlier, figures, page, safety_figure
+from experiments.report import cases, earlier, figures, page, safety_figure, subsets_figure
 from experiments.report.cases import attention_of_cases
 from experiments.report.figures import svg_bytes
 from experiments.report.sections import Section, SectionFigure, attention_section, read_sections, write_section
@@ -95,6 +95,9 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
             "trade_off": lambda: (trade_off, figures.describe_trade_off(run.metrics)),
             "auroc": lambda: (partial(figures.auroc, run.metrics), figures.describe_auroc(run.metrics)),
         }
+    if rates := subsets_figure.own_rates(run.metrics):
+        by_own_subset = partial(subsets_figure.by_own_subset, rates)
+        drawn["by_own_subset"] = lambda: (by_own_subset, subsets_figure.describe(rates))
     embedded: dict[str, dict[str, str] | None] = dict.fromkeys(drawn)
     for name, prepared in drawn.items():
         path = run.directory / "figures" / f"{name}.svg"
