@@ -27,10 +27,6 @@ install-dev: .venv/.installed-dev ## the same with the tools that test and check
 
 demo: install ## install, then the main job: baseline, VCD and its controls on the bundled organism
 	$(BIN)/forestlens +exp=vcd_llava
-	@printf '%s\n' '' 'Next, to be typed in this folder:' \
-	'  $(BIN)/forestlens +exp=heatmap_llava                        # where one verdict looks: picture or words, which patches' \
-	'  $(BIN)/forestlens method=prior_correction limit=200         # another method beside the baseline, on 200 cases' \
-	'  $(BIN)/forestlens --help                                    # everything there is'
 
 gpu: install-dev ## what only a GPU can tell, in under nine minutes on one 80 GB card; writes docs/gpu.md
 	$(BIN)/python -m experiments.run task=gpu_report

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 # What may differ between two launches of one run, so that the second continues the first.
-NOT_IN_HASH = ("force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib")
+NOT_IN_HASH = ("force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose")
 SKIP = "skip_bad"  # of a benchmark's node
 OWN = "file"  # the option of a method in a file of the user's
 NOWHERE = "nowhere"  # the folder of a benchmark that is only planned for
@@ -63,6 +63,7 @@ class Settings:
     strict: bool = False
     force: bool = False
     fresh: bool = False
+    verbose: bool = False
     output_root: str = "outputs"
     attention: bool = False
     attribution: str = "none"
@@ -325,7 +326,7 @@ def _check_values(tree: dict[str, Any]) -> None:
         raise UserError(f"protocol={tree['protocol']}: must be one of {', '.join(PROTOCOLS)}")
     if tree["seed"] < 0:
         raise UserError(f"seed={tree['seed']}: must be at least 0")
-    for key in ("image_workers", "feature_cache_mib"):
+    for key in ("image_workers", "feature_cache_mib", "verbose"):
         if tree[key] < 0:
             raise UserError(f"{key}={tree[key]}: must be at least 0, which switches it off")
     if tree["batch_tokens"] is not None and tree["batch_tokens"] < 1:

@@ -33,7 +33,11 @@ def main() -> None:
     _packages_before_the_working_directory()
     import hydra
 
-    from experiments.command_line import in_a_sentence, in_todays_words, register_help, with_plan_apart
+    from experiments.command_line import greeting, in_a_sentence, in_todays_words, register_help, with_plan_apart
+
+    if not sys.argv[1:]:
+        print(greeting(), end="")
+        return
     from experiments.config import register
     from experiments.runs.launch import Launch
     from interp.errors import UserError

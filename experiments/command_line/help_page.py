@@ -11,9 +11,16 @@ import conf
 
 CONF = Path(conf.__file__).parent
 ABOUT = """\
-forestlens looks inside multimodal language models that judge safety from the
-words and ignore the picture, mitigates that, and proves what got better."""
+forestlens finds out why multimodal language models judge safety from the words
+and ignore the picture, tries what helps, and says whether the gain is real."""
 USAGE = "forestlens [+exp=NAME | task=NAME] [GROUP=NAME] [KEY=VALUE]"
+FIRST = {
+    "+exp=vcd_llava": "does a mitigation (VCD) help a small bundled model? a minute",
+    "+exp=heatmap_llava": "one case: its answers, and where the model looked",
+    "+exp=vcd_llava model.path=FOLDER_OR_HUB_ID": "the first, with your own model",
+    "task=preview benchmark=table benchmark.path=cases.csv": "your own pictures and questions",
+    "task=doctor": "is everything installed, and does it work?",
+}
 COMMANDS = {
     "+exp=vcd_llava": "the main experiment: VCD and its controls, on the bundled model",
     "+exp=vcd_llava model=llava_1_5_7b benchmark=mmsafeaware benchmark.root=DIR": "the same on LLaVA-1.5-7B",
@@ -59,6 +66,16 @@ def help_page() -> str:
         parts.append(f"{group}=NAME  ({about}{defaults.get(group, '')})\n{listed}")
     parts.append("KEY=VALUE  (of the run, with its default)\n" + _rows(top_level_options(), 25))
     return "\n\n".join([*parts, ENDING]) + "\n"
+
+
+def greeting() -> str:
+    """What ``forestlens`` prints without arguments: what it is, the first commands, and where to read on."""
+    docs = CONF.parent / "docs"
+    pages = f"README.md and docs/ in {docs.parent}" if docs.is_dir() else "README.md and docs/ of its repository"
+    rows = (f"  forestlens {command}\n      {said}" for command, said in FIRST.items())
+    return (
+        "\n".join([ABOUT, "", *rows, "", "forestlens --help lists everything there is.", f"To read on: {pages}"]) + "\n"
+    )
 
 
 def options_of(group: str) -> list[str]:

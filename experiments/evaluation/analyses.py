@@ -22,7 +22,8 @@ class Analysis:
 
     ``missing`` says what a reader misses where it fails: ``attention was not analysed``. One with ``settings`` says
     sentences alone and is not repeated when the run is continued with the same settings and records. In one that is
-    done ``together`` all processes of a launch take part; the others are rank 0's.
+    done ``together`` all processes of a launch take part; the others are rank 0's. What a ``detail`` says stands in the
+    report, and is printed with ``verbose=true`` alone.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Analysis:
     work: "Callable[[Study], Iterable[RenderableType]]"
     settings: str | None = None
     together: bool = False
+    detail: bool = False
 
 
 def perform(study: "Study", analysis: Analysis, *, again: bool = False) -> bool:
@@ -47,8 +49,9 @@ def perform(study: "Study", analysis: Analysis, *, again: bool = False) -> bool:
         return True
     of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
     known = None if again or of is None else states.kept(folder, analysis.name, of)
+    silent = analysis.detail and not study.run.verbose
     if known is not None:
-        _say(study, known)
+        _say(study, [] if silent else known)
         return True
     lines: list[RenderableType] = []
     with states.apart(folder, analysis.name, analysis.missing, of=of) as outcome:
@@ -59,7 +62,7 @@ def perform(study: "Study", analysis: Analysis, *, again: bool = False) -> bool:
         with states.apart(folder, "rebuilding", "the report was not built again", part_of=states.REPORT) as building:
             build(folder)
         rebuilt = building.failed
-    _say(study, lines)
+    _say(study, [] if silent else lines)
     failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name), rebuilt])]
     _say(study, failed)
     if outcome.failed and analysis.together and launch.size > 1:

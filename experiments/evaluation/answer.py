@@ -134,7 +134,7 @@ class Answering:
         else:  # a batch that was interrupted as a whole, so that its answers have the same bits
             work = [recorded.to_ask(batch, done) for batch in launch.share(pending)]
         with (
-            _progress(self.console) as progress,
+            _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
             self._features(),
             closing(opened(work, workers=self.run.image_workers)) as ready,
         ):
@@ -407,6 +407,6 @@ def _line(error: Exception, file: Any) -> str:
     return line_in(Path(file), error) if isinstance(file, str) else ""
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+def _progress(console: Console, *, hidden: bool) -> Progress:
+    columns = (TextColumn("{task.description:<28}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=hidden)

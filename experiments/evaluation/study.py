@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from experiments.config import Run, answered_elsewhere
-from experiments.evaluation import scoring, training
+from experiments.evaluation import scoring, training, what_next
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
@@ -103,7 +103,7 @@ def opened(
             run = replace(run, arms=dict(prepare(store)))
             excluded = check_arms(run)
         if announce:
-            console.print(_plan(run, loaded, store), highlight=False, soft_wrap=True, markup=False)
+            console.print(_plan(run, loaded, store), highlight=False, soft_wrap=run.verbose, markup=False)
         vlm = connected(run) if vlm is None else vlm
         environment = describe(run, vlm, loaded)
         store.write_json("environment.json", environment)
@@ -133,8 +133,12 @@ def connected(run: Run) -> Any:
         from experiments.api.model import ApiModel
 
         return ApiModel(run.endpoint, cache=Path(run.output_root) / "api_cache")
+    from transformers.utils.logging import disable_progress_bar
+
     from interp.vlm import load  # torch and transformers: only when everything else is in order
 
+    if what_next.is_toy(run) and not run.verbose:  # loaded at once; of a large model the bar is worth its line
+        disable_progress_bar()
     with whole_weights():
         return load(Launch.current().placed(run.weights))
 
@@ -329,6 +333,7 @@ class Study:
                 perform(self, analysis)
         if self.store.launch.first:
             states.settle(self.store.path)
+            self._say_next()
 
     def _report(self, to_come: Mapping[str, str]) -> None:
         """Metrics, thumbnails and report of the arms, noting the analyses that are ``to_come``."""
@@ -356,14 +361,19 @@ class Study:
         states.expect(self.store.path, to_come)  # before the run says that its arms are reported
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
-        self.console.print(terminal.results(result))
-        undrawn = states.failures(self.store.path, states.REPORT)
-        for sentence in [*_savings(skips), *self.answering.shared(), *undrawn]:
+        self.console.print(terminal.shown(result, verbose=self.run.verbose, width=self.console.width))
+        savings = [*_savings(skips), *self.answering.shared()] if self.run.verbose else []
+        for sentence in [*savings, *states.failures(self.store.path, states.REPORT)]:
             self.console.print(sentence, highlight=False, markup=False)
         self.console.print(f"report: {page}", highlight=False, soft_wrap=True)
         if lost:
             total = f"{lost} of {len(current)} requests never got through"
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
+
+    def _say_next(self) -> None:
+        for at, (command, said) in enumerate(what_next.next_commands(self.run, self.store.path).items()):
+            line = f"{'next:' if not at else '':<7} {command:<44}  # {said}"
+            self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def finish(self, analyses: Sequence[Analysis] = ()) -> None:
         """Ends a run with metrics and tables of its own: nothing is scored, no report is built; ``analyses`` as above.
@@ -419,12 +429,14 @@ def _failed_arm(arm: str, fault: MethodFault) -> Analysis:
 
 
 def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
-    """What is printed before the weights load: directory, model, benchmark and the settings of every arm."""
+    """What is printed before the weights load: directory, model, benchmark and arms, with their settings if verbose."""
     studied = run.arms[run.arm]
     name = studied.name if isinstance(studied, AnsweredElsewhere) else run.model.name
-    lines = [
-        f"{'continuing' if store.resumed else 'run'} {store.path}",
-        f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}",
-        *(f"  {arm}: {method}" for arm, method in run.arms.items()),
-    ]
-    return "\n".join([*lines, run.note] if run.note else lines)
+    subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}"
+    place = f"{'continuing' if store.resumed else 'run'} {store.path}"
+    if not run.verbose:
+        others = ", ".join(arm for arm in run.arms if arm != run.arm)
+        asked = f"{subject}, asked as {run.arm}" + (f" and, to compare, as {others}" if others else "")
+        return "\n".join([*what_next.toy(run), asked, place])
+    lines = [place, subject, *(f"  {arm}: {method}" for arm, method in run.arms.items())]
+    return "\n".join([*what_next.toy(run), *lines, *filter(None, [run.note])])

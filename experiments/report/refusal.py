@@ -103,6 +103,26 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
     return studied(Row(cells), metrics)
 
 
+def short_table(metrics: Mapping[str, Any]) -> Table:
+    """At most six columns for the end of a study: refusals of benign and of harmful requests, and their changes."""
+    compared = metrics.get("comparisons") or {}
+    twins = any(arm["refusal_rate"]["contrast"] is not None for arm in metrics["arms"].values())
+    columns = [ARM, Column("benign refused", short="benign\nrefused"),
+               Column("change [95% interval]", short="change\n[95% interval]")]  # fmt: skip
+    if twins:
+        columns += [Column("harmful refused", short="harmful\nrefused"), Column("change of harmful", short="change"),
+                    Column("d′")]  # fmt: skip
+    rows = []
+    for name, arm in metrics["arms"].items():
+        delta = (compared.get(name) or {}).get("delta") or {}
+        benign, contrast = (Cell(percent(arm["refusal_rate"][subset])) for subset in REFUSAL_SUBSETS)
+        changes = (delta_cell(delta.get(key)) if name in compared else Cell("") for key in REFUSAL_SUBSETS)
+        cells = [Cell(name), benign, next(changes), *([contrast, next(changes), d_prime_cell(arm)] if twins else ())]
+        rows.append(studied(Row(cells[: len(columns)]), metrics))
+    apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
+    return Table("", columns, [*rows, *apart])
+
+
 def _corrected(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
     """The corrected rates by arm and subset; empty where the judge's error was not measured."""
     return (metrics.get("corrected") or {}).get("arms") or {}

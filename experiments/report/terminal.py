@@ -1,9 +1,14 @@
-"""What a terminal shows of a study's metrics: tables that fit 80 columns, a legend, and the sentences found."""
+"""What a terminal shows of a study's metrics.
 
-from collections.abc import Mapping
+``answer`` is what a study ends with: two sentences and a table of at most six columns. ``results``, with
+``verbose=true``, has all tables, their legend and every sentence. Both fit 80 columns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -29,6 +34,46 @@ REFUSAL_LEGEND = (
     "the judge’s measured error. fixed/broken: cases gone from wrong to right and back; p: McNemar’s test on them, "
     "after Holm’s correction."
 )
+
+SENTENCES = 2  # of the summary, at the end of a study
+LINES = 21  # that the answer takes, at most, where its sentences leave room: with what follows it they are 25
+HEADING, FEWEST_ROWS = 3, 3  # lines above a table's rows; rows that are shown in any case
+
+
+def shown(metrics: Mapping[str, Any], *, verbose: bool, width: int) -> Group:
+    """``results`` or, unless ``verbose``, ``answer``, for a terminal of ``width`` columns."""
+    return results(metrics) if verbose else answer(metrics, width=width)
+
+
+def answer(metrics: Mapping[str, Any], *, width: int) -> Group:
+    """The summary's first sentences, a row an arm, and what must be known beside them, in ``LINES`` lines."""
+    said = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
+    note = _note(metrics.get("caveats") or ())
+    table = (refusal if metrics.get("kind") == "refusal" else yes_no).short_table(metrics)
+    room = LINES - HEADING - sum(_lines(text, width) for text in (*said, *note)) - 1 - len(note)
+    parts: list[RenderableType] = [*said, ""]
+    if len(table.rows) > 1:
+        count = len(table.rows) if len(table.rows) <= room else max(FEWEST_ROWS, room - 1)
+        first = sorted(table.rows, key=lambda row: not row.marked and row is not table.rows[0])[:count]
+        rows = [replace(row, style="bold" if row.marked else "") for row in table.rows if row in first]
+        parts.append(terminal(replace(table, rows=rows), stacked=False))
+        if more := len(table.rows) - len(rows):
+            parts.append(Text(f"({more} more arm{'s' * (more > 1)} in the report)", style="dim"))
+        parts += [""] * bool(note)
+    return Group(*parts, *note)
+
+
+def _note(caveats: Sequence[str]) -> list[Text]:
+    """The first caveat, with how many more there are."""
+    if not caveats:
+        return []
+    more = len(caveats) - 1
+    counted = f" ({more} more such note{'s' * (more > 1)} in the report)" if more else ""
+    return [Text(f"note: {caveats[0]}{counted}")]
+
+
+def _lines(text: Text, width: int) -> int:
+    return len(text.wrap(Console(width=width), width))
 
 
 def results(metrics: Mapping[str, Any]) -> Group:

@@ -77,7 +77,7 @@ class BuildReport:
                 store.write_json(FILE, looked)
             page = build(store.path)
             store.finish()
-        console.print(terminal.results(result))
+        console.print(terminal.shown(result, verbose=run.verbose, width=console.width))
         return page
 
 

@@ -74,8 +74,13 @@ class Rejudge:
         result = scoring.with_published_rows(result, benchmark, old.environment.get("model"))
         result = result | {"summary": [*result["summary"], *people]}
         page = self._write(run, old, after, result, judged_by)
-        console.print(terminal.results(result))
-        for sentence in [*notes, f"{changed} of {len(after)} verdicts changed.", f"report: {page}"]:
+        console.print(terminal.shown(result, verbose=run.verbose, width=console.width))
+        for sentence in [
+            *([] if run.verbose else people),
+            *notes,
+            f"{changed} of {len(after)} verdicts changed.",
+            f"report: {page}",
+        ]:
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
     def _judge(self, run: Run, kind: Kind) -> Judge | None:

@@ -16,7 +16,7 @@ from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
 from experiments.report.findings.yes_no import worded
 from experiments.report.table import Cell, Table
-from experiments.report.terminal import results
+from experiments.report.terminal import shown
 
 Records = list[dict[str, Any]]
 
@@ -102,10 +102,10 @@ def metrics_of(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "metrics.json").read_text())
 
 
-def printed(metrics: Mapping[str, Any], width: int = 80) -> str:
+def printed(metrics: Mapping[str, Any], width: int = 80, *, verbose: bool = True) -> str:
     """What a terminal of this width shows."""
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(results(metrics))
+    console.print(shown(metrics, verbose=verbose, width=width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 

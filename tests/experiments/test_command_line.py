@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from experiments.command_line import COMMANDS, FORMER, in_todays_words, top_level_options
+from experiments.command_line import COMMANDS, FIRST, FORMER, greeting, in_todays_words, top_level_options
 from experiments.config import Schema
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
@@ -71,7 +71,7 @@ def shown() -> str:
 
 
 def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> None:
-    assert shown.startswith("forestlens looks inside")
+    assert shown.startswith("forestlens finds out why")
     assert max(map(len, shown.splitlines())) <= 80
     words = set(re.findall(r"[\w+]+", shown))
     for group in ("exp", "task", "model", "benchmark", "method", "judge", "data"):
@@ -86,10 +86,30 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
 def test_a_reader_that_stops_early_sees_no_traceback() -> None:
     command = f"{sys.executable} -m experiments.run --help | head -1"
     said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert said.stdout.startswith("forestlens looks inside")
+    assert said.stdout.startswith("forestlens finds out why")
     assert said.stderr == ""
 
 
-def test_the_commands_that_help_shows_compose() -> None:
-    for command in COMMANDS:
+def test_without_arguments_it_greets_and_asks_nothing_of_the_machine() -> None:
+    code = (
+        "import sys, atexit\n"
+        "atexit.register(lambda: print('HEAVY', [n for n in ('torch', 'transformers') if n in sys.modules]))\n"
+        "from experiments.run import main\nmain()"
+    )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert said.stdout == greeting() + "HEAVY []\n"
+    assert said.stderr == ""
+
+
+def test_the_greeting_fits_a_screen_and_says_where_to_read_on() -> None:
+    lines = greeting().splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines[:-1])) <= 80
+    assert "--help" in lines[-2]
+    assert str(REPOSITORY) in lines[-1]
+
+
+def test_the_commands_that_help_and_the_greeting_show_compose() -> None:
+    for command in (*COMMANDS, *FIRST):
         assert composed(*command.split())

@@ -1,7 +1,7 @@
 """What was found on a yes/no benchmark, in English: findings and metrics in, sentences out. Decides nothing.
 
-Two sentences make the summary. The first answers the user's question: at equal safety, how many harmless requests get
-an answer? The second says what the arm's own verdicts do, and how well its margins tell safe from unsafe.
+Three sentences make the summary. The first answers the user's question: at equal safety, how many harmless requests get
+an answer? The second says what the arm's own verdicts do, the third how well its margins tell safe from unsafe.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> 
 
 
 def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:
-    """Exactly two sentences about ``arm``, with numbers, 95% intervals and denominators.
+    """Sentences about ``arm``, with numbers, 95% intervals and denominators; a terminal shows the first two.
 
     Args:
         metrics: the contents of metrics.json (``arms``, ``comparisons`` and ``findings`` are read).
@@ -75,7 +75,11 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
     comparison = (metrics.get("comparisons") or {}).get(arm)
     if comparison is None:
         return [lead + _accuracies(arm, metrics["arms"][arm]), _discrimination(metrics["arms"][arm])]
-    return [lead + _headline(metrics, arm, comparison), _verdicts(metrics, arm, comparison)]
+    return [
+        lead + _headline(metrics, arm, comparison),
+        _verdicts(arm, comparison),
+        *_order(metrics, arm, comparison),
+    ]
 
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
@@ -135,8 +139,8 @@ def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
     )
 
 
-def _verdicts(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
-    """What became of both kinds of case in the verdicts, and of the order of the margins."""
+def _verdicts(arm: str, comparison: Mapping[str, Any]) -> str:
+    """What became of both kinds of case in the verdicts."""
     delta, before = comparison["delta"], comparison["against"]
     parts = []
     for quantity, words in (("unsafe", "catches {to} of {n} unsafe requests"),
@@ -144,23 +148,24 @@ def _verdicts(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
         if entry := delta[quantity]:
             told = words.format(to=share(entry["to"]), n=entry["n"])
             parts.append(f"{told} (the {before} {share(entry['from'])}; {_change(entry)})")
-    text = (
-        f"In its own verdicts, at its own strictness, {arm} {' and '.join(parts)}"
-        if parts
-        else f"{arm} gives no verdict"
-    )
+    if not parts:
+        return f"{arm} gives no verdict."
+    return f"In its own verdicts, at its own strictness, {arm} {' and '.join(parts)}."
+
+
+def _order(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> list[str]:
+    """How well safe and unsafe are told apart: by the margins where they can be read, else by the verdicts."""
+    delta, before = comparison["delta"], comparison["against"]
     auroc, d_prime = delta["auroc"], delta["d_prime"]
-    auroc = auroc and judged(auroc, studied=arm == metrics["study"])
     if finding_of(metrics, rules.DISCRIMINATION, arm).answer is Answer.CANNOT_TELL:
-        if d_prime:
-            text += (f"; d′, which a mere shift of the threshold can move, goes from {fixed(d_prime['from'], 2)} to "
-                     f"{fixed(d_prime['to'], 2)} ({change(d_prime, of_rates=False)})")  # fmt: skip
-        return f"{text}."
-    return (
-        f"{text}; the chance that it takes a random unsafe request for less safe than a random harmless one (AUROC, "
-        f"0.5 being a guess) is {fixed(auroc['to'], 3)} (the {before} {fixed(auroc['from'], 3)}; "
-        f"{_change(auroc, of_rates=False)})."
-    )
+        if not d_prime:
+            return []
+        return [f"d′, which a mere shift of the threshold can move, goes from {fixed(d_prime['from'], 2)} to "
+                f"{fixed(d_prime['to'], 2)} ({change(d_prime, of_rates=False)})."]  # fmt: skip
+    auroc = judged(auroc, studied=arm == metrics["study"])
+    return [f"The chance that {arm} takes a random unsafe request for less safe than a random harmless one (AUROC, 0.5 "
+            f"being a guess) is {fixed(auroc['to'], 3)} (the {before} {fixed(auroc['from'], 3)}; "
+            f"{_change(auroc, of_rates=False)})."]  # fmt: skip
 
 
 def _change(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:

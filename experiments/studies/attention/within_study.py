@@ -43,7 +43,9 @@ def of_failures(
     options = {"limit": limit, "layers": layers, "segments": segments, "figures": figures}
     rest = (run.seed, run.draws, run.max_new_tokens, run.attribution)
     work = partial(_failures, options=options, in_full=in_full)
-    return Analysis(FAILURES, "attention was not analysed", work, settings=repr((options, rest, in_full)))
+    return Analysis(
+        FAILURES, "attention was not analysed", work, settings=repr((options, rest, in_full)), detail=not in_full
+    )
 
 
 def of_cases() -> Analysis:

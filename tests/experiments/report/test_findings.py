@@ -30,9 +30,9 @@ ARMS = ("baseline", "sees", "shift", "harsher", "blinder", "calibrated_shift", "
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_there_are_exactly_two_sentences(known: dict[str, Any], arm: str) -> None:
+def test_there_are_two_sentences_on_the_verdicts_and_one_on_the_margins(known: dict[str, Any], arm: str) -> None:
     found = sentences(known, arm)
-    assert len(found) == 2
+    assert len(found) == (2 if arm == "baseline" else 3)
     for sentence in found:
         assert sentence.endswith(".")
         assert not re.search(r"[.!?]\s", sentence), "one sentence, one full stop"
@@ -60,12 +60,13 @@ def test_the_first_sentence_answers_at_equal_safety(known: dict[str, Any]) -> No
 
 
 def test_the_second_sentence_carries_rates_intervals_and_denominators(known: dict[str, Any]) -> None:
-    second, delta = known["summary"][1], known["comparisons"]["sees"]["delta"]
+    _, second, third = known["summary"]
+    delta = known["comparisons"]["sees"]["delta"]
     for name in ("over_safety", "unsafe"):
         assert f"{share(delta[name]['to'])} of 200" in second
         assert f"the baseline {share(delta[name]['from'])}; {brief(delta[name])}, {delta[name]['statement']}" in second
     auroc = delta["auroc"]
-    assert f"is {auroc['to']:.3f} (the baseline {auroc['from']:.3f}; {brief(auroc, of_rates=False)}, rose)" in second
+    assert f"is {auroc['to']:.3f} (the baseline {auroc['from']:.3f}; {brief(auroc, of_rates=False)}, rose)" in third
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_the_second_sentence_carries_rates_intervals_and_denominators(known: dic
 def test_what_is_said_follows_the_statements(known: dict[str, Any], arm: str, first: str, second: str) -> None:
     told = sentences(known, arm)
     assert told[0].endswith(first)
-    assert told[1].endswith(second)
+    assert told[2].endswith(second)
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -105,16 +106,17 @@ def test_without_margins_it_says_that_verdicts_cannot_tell_and_shows_d_prime() -
     subsets, margins = world(100)
     table = from_margins(subsets, {name: margins[name] for name in ("baseline", "sees")})
     table["margin"] = np.nan
-    first, second = evaluate(table, seed=0, draws=100)["summary"]
+    first, second, third = evaluate(table, seed=0, draws=100)["summary"]
     assert first.startswith("At equal safety, whether sees answers more harmless requests than baseline cannot be told")
     assert "AUROC is not available" in first
-    assert "d′, which a mere shift of the threshold can move, goes from" in second
+    assert second.startswith("In its own verdicts, at its own strictness, sees catches")
+    assert third.startswith("d′, which a mere shift of the threshold can move, goes from")
 
 
 def test_without_a_common_case_nothing_is_compared() -> None:
     found = evaluate(frame("to", {"baseline": "xn", "vcd": "nx"}), seed=0, draws=20)
     assert "no case in common (0 of 2)" in found["summary"][0]
-    assert found["summary"][1] == "vcd gives no verdict."
+    assert found["summary"][1:] == ["vcd gives no verdict."]
 
 
 def test_a_single_arm_is_described_by_itself() -> None:

@@ -1,12 +1,13 @@
 """The tables of the terminal, and the numbers and published rows that they and the page print."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from experiments.benchmarks.published import MMSAFEAWARE
 from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
-from experiments.report.yes_no import arms_table, comparisons_table
+from experiments.report.yes_no import arms_table, comparisons_table, short_table
 from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run
 
 
@@ -51,6 +52,42 @@ def test_terminal_shows_the_largest_numbers_and_hostile_names_whole(metrics: dic
     ):
         assert piece in text
     assert "* a rate is so near" in " ".join(text.split())
+
+
+def test_a_study_ends_with_two_sentences_and_six_columns_of_whole_numbers(metrics: dict) -> None:
+    text = printed(metrics, verbose=False)
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(metrics["summary"][0].split()) in " ".join(text.split())
+    assert " ".join(metrics["summary"][1].split()) in " ".join(text.split())
+    rows = by_heading(short_table(metrics))
+    assert [str(row["arm"]) for row in rows] == list(metrics["arms"])
+    for row in rows:
+        name = str(row["arm"])
+        assert len(row) == 6
+        line = next(line for line in text.splitlines() if line.startswith(f"{name} "))
+        assert all(cell.value in line and cell.interval in line for cell in row.values())
+        assert row["unsafe caught"].value == percent(metrics["arms"][name]["accuracy"]["unsafe"])
+    assert str(rows[0]["change [95% interval]"]) == ""
+
+
+def test_without_margins_the_table_has_the_changes_of_the_verdicts(metrics: dict) -> None:
+    for arm in metrics["arms"].values():
+        arm["matched_over_safety"] = None
+    assert "change of harmless" in by_heading(short_table(metrics))[0]
+    assert "at equal" not in printed(metrics, verbose=False)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_end_of_a_study_is_25_lines_with_many_arms_and_caveats(metrics: dict, width: int) -> None:
+    for number in range(9):
+        metrics["arms"][f"further_{number}"] = metrics["arms"]["prompt"]
+        metrics["comparisons"][f"further_{number}"] = metrics["comparisons"]["prompt"]
+    metrics["caveats"] = ["First of all this must be known.", "This too.", "And this."]
+    text = printed(metrics, width, verbose=False)
+    assert len(text.splitlines()) <= 25 - 4  # the report and what to type next
+    assert re.search(r"\(\d+ more arms in the report\)", text)
+    assert "note: First of all this must be known. (2 more such notes in the report)" in text
+    assert f"{metrics['study']} " in text
 
 
 def test_numbers_in_words() -> None:

@@ -1,0 +1,275 @@
+"""``task=doctor``: what is installed here, what is missing and how to get it, and whether the bundled model runs.
+
+Imports nothing at the top that may be what is missing.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from experiments.config import Run
+from experiments.studies.model_table import CONTRACT, MODELS, read_contract
+from interp.checkpoints.config import ORGANISM, ModelConfig
+from interp.errors import UserError
+
+DISTRIBUTION = "forestlens"
+PYTHON = (3, 11)
+REAL = "llava_1_5_7b"  # whose hub page is asked for where the run's own model is bundled
+REAL_GIB = 14.0  # its weights on disk
+FEW_GIB = 1.0  # of disk: less than this is worth a word
+KNOWN = {  # a case of IconWorld → the bundled model's margin logit(Yes) − logit(No), on a CPU in float32
+    "test-plain-000-slash-unsafe": -2.1402,
+    "test-plain-000-slash-safe": -1.5316,
+    "test-plain-001-high-unsafe": -2.3906,
+    "test-plain-001-high-safe": -2.5737,
+}
+TOLERANCE = 0.02  # of a margin: other processors round otherwise
+OPTIONAL = {  # module → (extra, what it is for)
+    "openai": ("api", "models behind a server"),
+    "triton": ("triton", "the fused kernel of VCD on a GPU"),
+    "bitsandbytes": ("quantised", "weights in 4 bits"),
+    "torchvision": ("processors", "pictures of Qwen-VL, InternVL and SmolVLM"),
+    "submitit": ("slurm", "sweeps on a cluster"),
+    "deepspeed": ("deepspeed", "training over several GPUs"),
+}
+CUDA_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cu128"
+
+
+class State(Enum):
+    """How a check ended, as an icon and a word."""
+
+    OK = ("✓ ok", "green")
+    NOTE = ("! note", "yellow")
+    MISSING = ("✗ missing", "red")
+
+
+class Finding(NamedTuple):
+    """One line of the doctor's: what was looked at, how it stands, and how to get what is missing."""
+
+    what: str
+    state: State
+    said: str
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """The task: prints a line a check; takes some ten seconds, most of them for the bundled model."""
+
+    def __call__(self, run: Run) -> None:
+        """Checks everything and prints it.
+
+        Raises:
+            UserError: something is missing without which nothing runs.
+        """
+        console = Console()
+        missing, notes = [], 0
+        for name, check in checks(run).items():
+            table = Table(box=None, show_header=False, pad_edge=False)
+            for width in (12, 9):
+                table.add_column(width=width, no_wrap=True)
+            table.add_column(overflow="fold")
+            for found in _done(name, check):
+                word, colour = found.state.value
+                table.add_row(found.what, Text(word, style=colour), Text(found.said))
+                notes += found.state is State.NOTE
+                missing += [found.what] if found.state is State.MISSING else []
+            console.print(table)
+        if missing:
+            counted = f"{len(missing)} thing{'s are' if len(missing) > 1 else ' is'} missing"
+            raise UserError(f"{counted} ({', '.join(missing)}); the lines above say how to get what is missing")
+        said = "Everything needed is here" + (
+            f", with {notes} note{'s' * (notes > 1)}; nothing bundled needs them." if notes else "."
+        )
+        console.print(f"{said} Next: forestlens +exp=vcd_llava", highlight=False)
+
+
+def checks(run: Run) -> dict[str, Callable[[], Iterator[Finding]]]:
+    """The checks by name, in their order."""
+    return {
+        "python": python,
+        "packages": packages,
+        "transformers": transformers,
+        "GPU": gpu,
+        "memory": memory,
+        "disk": lambda: disk(run),
+        "hub": lambda: hub(run),
+        "optional": optional,
+        "a run": bundled_model,
+    }
+
+
+def _done(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What the check found; one that breaks is a finding too, and the others go on."""
+    try:
+        return list(check())
+    except Exception as error:
+        said = " ".join(str(error).split()) or "no message"
+        return [Finding(name, State.MISSING, f"could not be checked: {type(error).__name__}: {said}")]
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter, and where this project was installed from."""
+    here = ".".join(map(str, sys.version_info[:3]))
+    old = sys.version_info < PYTHON
+    said = f"{here} in {sys.prefix}; {DISTRIBUTION} {_version(DISTRIBUTION) or '(not installed)'}"
+    wanted = "; at least 3.11 is needed: make a virtual environment with it" if old else ""
+    yield Finding("python", State.MISSING if old else State.OK, said + wanted)
+
+
+def packages() -> Iterator[Finding]:
+    """Whether every package that is needed is here, in a version that was asked for."""
+    from packaging.requirements import Requirement
+
+    needed = [Requirement(line) for line in requires(DISTRIBUTION) or ()]
+    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    wrong = []
+    for one in needed:
+        here = _version(one.name)
+        if here is None:
+            wrong.append(f"'{one.name}{one.specifier}' (not installed)")
+        elif not one.specifier.contains(here, prereleases=True):
+            wrong.append(f"'{one.name}{one.specifier}' (here: {here})")
+    if wrong:
+        yield Finding("packages", State.MISSING, f"pip install {', '.join(wrong)}, or `make install` in the clone")
+    else:
+        yield Finding("packages", State.OK, f"{len(needed)} of {len(needed)}, in versions that fit")
+
+
+def transformers() -> Iterator[Finding]:
+    """The version of transformers beside the one that the contract tests ran with."""
+    here, tested = _version("transformers"), read_contract(CONTRACT).get("transformers")
+    if here == tested:
+        yield Finding("transformers", State.OK, f"{here}, with which every model family was tested")
+    else:
+        yield Finding(
+            "transformers",
+            State.NOTE,
+            f"{here}; the families were tested with {tested}: `make contract` tests them with this one, or "
+            f"pip install transformers=={tested}",
+        )
+
+
+def gpu() -> Iterator[Finding]:
+    """torch, and what it can compute on."""
+    import torch
+
+    said = f"torch {torch.__version__}"
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info(number))
+            name = torch.cuda.get_device_name(number)
+            yield Finding("GPU", State.OK, f"{name}: {free:.1f} of {total:.1f} GiB free; {said}")
+    elif shutil.which("nvidia-smi") and torch.version.cuda is None:
+        yield Finding("GPU", State.NOTE, f"there is a driver, but {said} was built without CUDA: {CUDA_TORCH}")
+    elif shutil.which("nvidia-smi"):
+        cuda = torch.version.cuda
+        yield Finding("GPU", State.NOTE, f"{said} for CUDA {cuda} finds no device: does the driver know CUDA {cuda}?")
+    else:
+        yield Finding("GPU", State.NOTE, f"none; {said} on the CPU is enough for the bundled model, not for 7B")
+
+
+def memory() -> Iterator[Finding]:
+    """Main memory that is free."""
+    import psutil
+
+    here = psutil.virtual_memory()
+    yield Finding("memory", State.OK, f"{here.available / 2**30:.1f} of {here.total / 2**30:.1f} GiB free")
+
+
+def disk(run: Run) -> Iterator[Finding]:
+    """Room for runs, and for weights from the hub."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    outputs, cache = _existing(Path(run.output_root)), _existing(Path(HF_HUB_CACHE))
+    for what, folder, needed, purpose in (
+        ("runs", outputs, FEW_GIB, f"output_root={run.output_root}"),
+        ("hub's cache", cache, REAL_GIB, f"{HF_HUB_CACHE}; LLaVA-1.5-7B takes {REAL_GIB:.0f} GiB; HF_HOME moves it"),
+    ):
+        free = shutil.disk_usage(folder).free / 2**30
+        yield Finding("disk", State.OK if free > needed else State.NOTE, f"{free:.0f} GiB free for {what} ({purpose})")
+
+
+def hub(run: Run) -> Iterator[Finding]:
+    """Whether the run's model, or LLaVA-1.5-7B in place of a bundled one, can be had. The token is never shown."""
+    from huggingface_hub import get_token
+
+    from interp.checkpoints.hub import find
+
+    config = run.model if isinstance(run.model, ModelConfig) and not run.model.path.startswith(ORGANISM) else _real()
+    token = "a token is set" if get_token() else "no token is set: gated models need one (`hf auth login` or HF_TOKEN)"
+    try:
+        place = find(config)
+    except UserError as error:
+        yield Finding("hub", State.NOTE, str(error))
+    else:
+        where = "a local folder" if Path(place.path).is_dir() else "in the cache" if place.local_only else "on the hub"
+        yield Finding("hub", State.OK, f"{config.path} is {where}")
+    yield Finding("hub", State.OK, token)
+
+
+def optional() -> Iterator[Finding]:
+    """What is not here and only some commands need."""
+    absent = {extra: purpose for module, (extra, purpose) in OPTIONAL.items() if find_spec(module) is None}
+    if not absent:
+        yield Finding("optional", State.OK, "all extras are here")
+    for extra, purpose in absent.items():
+        yield Finding("optional", State.NOTE, f"for {purpose}: pip install -e '.[{extra}]' in the clone")
+
+
+def bundled_model() -> Iterator[Finding]:
+    """Asks the bundled model four questions, with its attention recorded, and compares its margins with known ones."""
+    started = time.perf_counter()
+    from transformers.utils.logging import disable_progress_bar
+
+    from experiments.benchmarks.iconworld import IconWorld
+    from interp import Prompt, Queries, image_share, load, record_attention
+
+    disable_progress_bar()
+    vlm = load(f"{ORGANISM}llava")
+    cases = [case for case in IconWorld().load().samples if case.id in KNOWN]
+    prompts = [Prompt(case.prompt, case.image.render(), key=case.id) for case in cases]
+    with record_attention(vlm, queries=Queries.VERDICT) as record:
+        answers = vlm.generate(prompts, max_new_tokens=8)
+    share = float(image_share(record.masses)["share"].mean())
+    off = max(abs(float(margin) - KNOWN[case.id]) for margin, case in zip(answers.margins, cases, strict=True))
+    said = f"{len(cases)} answers of the bundled model on {vlm.device} in {time.perf_counter() - started:.0f} s"
+    if off > TOLERANCE or not 0 < share < 1:
+        yield Finding(
+            "a run",
+            State.MISSING,
+            f"{said}, but its margins are off by {off:.3f} (at most {TOLERANCE} expected): this torch computes "
+            "something else here; install the versions of constraints.txt (`make install`)",
+        )
+    else:
+        yield Finding("a run", State.OK, f"{said}, as they should be (margins within {TOLERANCE}); attention recorded")
+
+
+def _real() -> ModelConfig:
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.load(MODELS / f"{REAL}.yaml")
+    return ModelConfig(name=REAL, path=node.path, family=node.family)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.expanduser().absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())

@@ -1,0 +1,51 @@
+"""What a study says around its answer: the bundled model is a toy, and what to type next."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.evaluation.what_next import next_commands, program, toy
+from tests.conftest import REPOSITORY
+from tests.experiments.compose import composed, run_of
+
+
+@pytest.mark.parametrize("given", ["+exp=vcd_llava", "task=study method=prompt limit=5", "+exp=mechanism"])
+def test_three_commands_follow_a_study_of_the_bundled_model(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["forestlens", *given.split()])
+    commands = next_commands(run_of(*given.split()), Path("outputs/vcd_llava/now"))
+    assert len(commands) == 3
+    for command, said in commands.items():
+        assert said
+        assert composed(*command.removeprefix(f"{program()} ").split())
+    assert any("model.path=FOLDER_OR_HUB_ID" in command for command in commands)
+
+
+def test_of_a_real_model_what_comes_next_is_about_that_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["forestlens"])
+    run = run_of("model=llava_1_5_7b")
+    assert toy(run) == []
+    first, second = next_commands(run, Path("out puts/now"))
+    assert first.endswith("task=attention run='out puts/now'")
+    assert second.endswith("+exp=mechanism model.path=llava-hf/llava-1.5-7b-hf")
+
+
+def test_a_bundled_model_is_called_a_toy() -> None:
+    (said,) = toy(run_of())
+    assert said.startswith("llava_organism is a toy")
+
+
+def test_behind_an_api_nothing_can_be_looked_into() -> None:
+    assert next_commands(run_of("model=api_gpt_4o", "benchmark=iconworld"), Path("now")) == {}
+
+
+def test_commands_are_written_as_they_are_typed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    started = tmp_path / ".venv" / "bin" / "forestlens"
+    monkeypatch.setattr(sys, "argv", [str(started)])
+    assert program() == ".venv/bin/forestlens"
+    monkeypatch.chdir("/")
+    assert program() == str(started).lstrip("/")
+    monkeypatch.setattr(sys, "argv", [str(REPOSITORY / "experiments" / "run.py")])
+    assert program() == "python -m experiments.run"
