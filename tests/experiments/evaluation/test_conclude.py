@@ -218,7 +218,7 @@ def test_each_step_fails_alone_and_the_same_command_makes_up_for_it(
 def test_what_is_done_is_not_done_again(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = study_of(saved, tmp_path)
+    run = study_of(saved, tmp_path, "verbose=true")
     with monkeypatch.context() as patched:
         patched.setattr("experiments.evaluation.attention_log.record_cases", raising(RuntimeError("no")))
         run.task(run)

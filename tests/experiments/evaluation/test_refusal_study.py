@@ -92,7 +92,7 @@ def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path
 
 def test_a_shift_of_the_margin_does_not_enter(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = {"baseline": Baseline(), "calibrated_shift": CalibratedShift()}
-    run = study(tmp_path, arms, "baseline", f"model.path={saved}", "max_new_tokens=2", "attention=true")
+    run = study(tmp_path, arms, "baseline", f"model.path={saved}", "max_new_tokens=2", "attention=true", "verbose=true")
     run.task(run)
     folder = newest(tmp_path, "requests")
     metrics = json.loads((folder / "metrics.json").read_text())

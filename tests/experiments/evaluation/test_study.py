@@ -67,7 +67,7 @@ def test_metrics_have_the_promised_shape(finished: Path) -> None:
         assert set(entry) >= {"d_prime", "criterion", "auroc", "flip_rate", "n", "n_of", "outcomes"}
         assert all(value is None or 0 <= value <= 1 for value in entry["accuracy"].values())
     assert set(metrics["comparisons"]) == ARMS - {"baseline"}
-    assert len(metrics["summary"]) == 2
+    assert len(metrics["summary"]) == 3
 
 
 def test_the_attention_of_failures_stands_beside_the_study(finished: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_lazy_branch_is_recorded_with_what_it_skipped(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = ("limit=8", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
-    run = run_of("method=vcd", "method.branch=lazy", "method.beta=0.9", f"model.path={saved}", *sizes)
+    run = run_of("method=vcd", "method.branch=lazy", "method.beta=0.9", f"model.path={saved}", *sizes, "verbose=true")
     append = RunStore.append
 
     def stopped(self: RunStore, records: Any, file: str = "predictions.jsonl") -> None:
