@@ -233,12 +233,13 @@ def bundled_model() -> Iterator[Finding]:
     from transformers.utils.logging import disable_progress_bar
 
     from experiments.benchmarks.iconworld import IconWorld
+    from experiments.benchmarks.images import open_image
     from interp import Prompt, Queries, image_share, load, record_attention
 
     disable_progress_bar()
     vlm = load(f"{ORGANISM}llava")
     cases = [case for case in IconWorld().load().samples if case.id in KNOWN]
-    prompts = [Prompt(case.prompt, case.image.render(), key=case.id) for case in cases]
+    prompts = [Prompt(case.prompt, open_image(case.image), key=case.id) for case in cases if case.image]
     with record_attention(vlm, queries=Queries.VERDICT) as record:
         answers = vlm.generate(prompts, max_new_tokens=8)
     share = float(image_share(record.masses)["share"].mean())
