@@ -1,4 +1,4 @@
-"""What the command line says before any task: its help, former names, and mistakes in a sentence.
+"""What the command line says beside any study: its help, former names, mistakes in a sentence, and ``task=doctor``.
 
 Imports neither torch nor transformers.
 """

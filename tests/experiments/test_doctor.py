@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.studies import doctor
-from experiments.studies.doctor import Doctor, State
+from experiments.command_line import doctor
+from experiments.command_line.doctor import Doctor, State
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
