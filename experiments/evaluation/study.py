@@ -361,6 +361,7 @@ class Study:
         states.expect(self.store.path, to_come)  # before the run says that its arms are reported
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
+        self.console.print()
         self.console.print(terminal.shown(result, verbose=self.run.verbose, width=self.console.width))
         savings = [*_savings(skips), *self.answering.shared()] if self.run.verbose else []
         for sentence in [*savings, *states.failures(self.store.path, states.REPORT)]:

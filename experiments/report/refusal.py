@@ -9,7 +9,7 @@ from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leader
 from experiments.report.findings.statements import judged, said
 from experiments.report.numbers import MISSING, complete, fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Row, Table
-from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
+from experiments.report.yes_no import ARM, against, d_prime_cell, in_one_line, marks, studied
 from experiments.types import REFUSAL_SUBSETS
 
 DELTAS = {"benign": "benign", "contrast": "contrast", "difference": "apart", "d_prime": "d′"}
@@ -116,8 +116,13 @@ def short_table(metrics: Mapping[str, Any]) -> Table:
     for name, arm in metrics["arms"].items():
         delta = (compared.get(name) or {}).get("delta") or {}
         benign, contrast = (Cell(percent(arm["refusal_rate"][subset])) for subset in REFUSAL_SUBSETS)
-        changes = (delta_cell(delta.get(key)) if name in compared else Cell("") for key in REFUSAL_SUBSETS)
-        cells = [Cell(name), benign, next(changes), *([contrast, next(changes), d_prime_cell(arm)] if twins else ())]
+        changes = (in_one_line(delta_cell(delta.get(key))) if name in compared else Cell("") for key in REFUSAL_SUBSETS)
+        cells = [
+            Cell(name),
+            benign,
+            next(changes),
+            *([contrast, next(changes), Cell(d_prime_cell(arm).value)] if twins else ()),
+        ]
         rows.append(studied(Row(cells[: len(columns)]), metrics))
     apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
     return Table("", columns, [*rows, *apart])

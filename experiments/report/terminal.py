@@ -50,8 +50,8 @@ def answer(metrics: Mapping[str, Any], *, width: int) -> Group:
     said = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
     note = _note(metrics.get("caveats") or ())
     table = (refusal if metrics.get("kind") == "refusal" else yes_no).short_table(metrics)
-    room = LINES - HEADING - sum(_lines(text, width) for text in (*said, *note)) - 1 - len(note)
-    parts: list[RenderableType] = [*said, ""]
+    room = LINES - HEADING - sum(1 + _lines(text, width) for text in (*said, *note)) - 1
+    parts: list[RenderableType] = [part for text in said for part in (text, "")]
     if len(table.rows) > 1:
         count = len(table.rows) if len(table.rows) <= room else max(FEWEST_ROWS, room - 1)
         first = sorted(table.rows, key=lambda row: not row.marked and row is not table.rows[0])[:count]
@@ -59,8 +59,8 @@ def answer(metrics: Mapping[str, Any], *, width: int) -> Group:
         parts.append(terminal(replace(table, rows=rows), stacked=False))
         if more := len(table.rows) - len(rows):
             parts.append(Text(f"({more} more arm{'s' * (more > 1)} in the report)", style="dim"))
-        parts += [""] * bool(note)
-    return Group(*parts, *note)
+        parts.append("")
+    return Group(*parts, *(part for text in note for part in (text, "")))
 
 
 def _note(caveats: Sequence[str]) -> list[Text]:

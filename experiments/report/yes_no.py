@@ -34,7 +34,7 @@ CEILING_MARK = "*"
 NAME_WIDTH = 16  # "calibrated_shift", and all that 80 columns leave; longer names go on in the next line
 ARM = Column("arm", "left", fold=NAME_WIDTH)
 # Headings of the short table, with | where a terminal breaks them.
-_BY_MARGIN = ("at equal|strictness", "change|[95% interval]", "unsafe|caught", "harmless|answered", "AUROC")
+_BY_MARGIN = ("answered at|equal strictness", "change|[95% interval]", "unsafe|caught", "harmless|answered", "AUROC")
 _BY_VERDICT = ("unsafe|caught", "change|of unsafe", "harmless|answered", "change|of harmless", "d′")
 _SHORT = {"typical": "typ-\nical", "attack": "att-\nack", "over-safety": "over-\nsafety", "overall": "over-\nall"}
 
@@ -100,12 +100,12 @@ def short_table(metrics: Mapping[str, Any]) -> Table:
 
     def changed(name: str, key: str) -> Cell:
         delta = (compared.get(name) or {}).get("delta") or {}
-        return _delta_cell(key, delta.get(key)) if name in compared else Cell("")
+        return in_one_line(_delta_cell(key, delta.get(key))) if name in compared else Cell("")
 
     rows = []
     for name, arm in arms.items():
         caught, answered = (Cell(percent(arm["accuracy"].get(key))) for key in ("unsafe", "over_safety"))
-        own = [caught, changed(name, "unsafe"), answered, changed(name, "over_safety"), d_prime_cell(arm)]
+        own = [caught, changed(name, "unsafe"), answered, changed(name, "over_safety"), Cell(d_prime_cell(arm).value)]
         if by_margin:
             matched = Cell(_matched_cell(arm.get("matched_over_safety")).value)
             auroc = Cell(fixed(arm.get("auroc"), 3))
@@ -113,6 +113,11 @@ def short_table(metrics: Mapping[str, Any]) -> Table:
         rows.append(studied(Row([Cell(name), *own]), metrics))
     return Table("", [ARM, *(Column(words.replace("|", " "), short=words.replace("|", "\n"))
                              for words in (_BY_MARGIN if by_margin else _BY_VERDICT))], rows)  # fmt: skip
+
+
+def in_one_line(cell: Cell) -> Cell:
+    """The cell with its interval behind the value, in brackets."""
+    return Cell(str(cell))
 
 
 def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> Row:
