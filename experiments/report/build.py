@@ -11,9 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from experiments.report import cases, earlier, figures, page, safety_figure, subsets_figure
-from experiments.report.cases import attention_of_cases
-from experiments.report.figures import svg_bytes
+from experiments.report import cases, earlier, examples, figures, page, safety_figure, subsets_figure
+from experiments.report.cases import address, attention_of_cases
+from experiments.report.figures import data_uri, in_dark, svg_bytes
+from experiments.report.numbers import points
 from experiments.report.sections import Section, SectionFigure, attention_section, read_sections, write_section
 from experiments.report.table import copies
 from experiments.runs import analyses
@@ -41,11 +42,11 @@ def build(run_dir: Path) -> Path:
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    templates.filters["copies"] = copies
+    templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
     html = templates.get_template("report.html.j2").render(
         **page.context(run),
         **drawn,
-        attention=attention_section(run_dir),
+        attention=attention_section(run),
         sections=read_sections(run_dir),
         missing=analyses.missing(run_dir),
         **_browser(run, templates),
@@ -64,16 +65,22 @@ def add_section(run_dir: Path, name: str, section: Section, figures: Mapping[str
     return build(run_dir)
 
 
-def _browser(run: SavedRun, templates: Environment) -> dict[str, str | Markup]:
-    """The case browser: its data, its script, and the hash that lets the page run this script and no other."""
+def _browser(run: SavedRun, templates: Environment) -> dict[str, Any]:
+    """Single cases: those shown first, the browser's data and script, and the hash that lets no other script run."""
     script = "'use strict';\n(() => {\n" + "".join(_source(templates, f"js/{name}.js") for name in SCRIPTS) + "})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     studied = page.studied_arm(run)
     comparison = (run.metrics.get("comparisons") or {}).get(studied) or {}
     reference = str(comparison.get("against") or studied)
-    data = cases.payload(run, studied=studied, reference=reference, attention=attention_of_cases(run.directory))
+    attention = attention_of_cases(run.directory)
+    data = cases.payload(run, studied=studied, reference=reference, attention=attention)
     # Not escaped again: the script is this package's own, and as_script leaves no sign that could end its element.
-    return {"data": Markup(cases.as_script(data)), "script": Markup(script), "script_hash": f"sha256-{digest}"}
+    return {
+        "examples": examples.examples(run, studied=studied, reference=reference, attention=attention),
+        "data": Markup(cases.as_script(data)),
+        "script": Markup(script),
+        "script_hash": f"sha256-{digest}",
+    }
 
 
 def _source(templates: Environment, name: str) -> str:
@@ -105,7 +112,13 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
         with analyses.apart(run.directory, f"figure_{name}", missing, part_of=analyses.REPORT):
             drawing, words = prepared()
             screen, phone = svg_bytes(drawing(form=figures.SCREEN)), svg_bytes(drawing(form=figures.PHONE))
-            embedded[name] = {"uri": _data_uri(screen), "phone_uri": _data_uri(phone), "alt": words}
+            embedded[name] = {
+                "uri": data_uri(screen),
+                "dark_uri": data_uri(in_dark(screen)),
+                "phone_uri": data_uri(phone),
+                "phone_dark_uri": data_uri(in_dark(phone)),
+                "alt": words,
+            }
         if embedded[name] is None:
             path.unlink(missing_ok=True)  # that of an earlier report
         else:
@@ -116,10 +129,6 @@ def _figures(run: SavedRun) -> dict[str, dict[str, str] | None]:
 def _safety(metrics: Mapping[str, Any]) -> tuple[Callable[..., Figure], str]:
     shown = safety_figure.points(metrics)
     return partial(safety_figure.safety_against_oversensitivity, shown), safety_figure.describe(shown)
-
-
-def _data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from experiments.runs.labels import LABELS
 from experiments.runs.records import writable
@@ -182,6 +183,11 @@ def _of_answers(run: SavedRun) -> str:
     return hashlib.sha256(repr(said).encode(errors="replace")).hexdigest()[:16]
 
 
+def address(text: str) -> str:
+    """A case's id or an arm as it stands in the page's address."""
+    return quote(writable(text)[:LONGEST_NAME], safe="", errors="replace")
+
+
 def as_script(data: Mapping[str, Any]) -> str:
     """JSON that is safe inside a script element: no character that could end it, or start a comment."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -208,7 +214,7 @@ def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> lis
     return [
         list(Status).index(Status(record["status"])),
         -1 if record["verdict"] is None else verdicts.index(str(record["verdict"])),
-        None if margin is None else round(float(margin), 3),
+        None if margin is None else round(float(margin), 5),  # rounded again by the page, to two decimals
         texts.place(response[:LONGEST_TEXT]),
         max(0, len(response) - LONGEST_TEXT),
         -1 if right is None else int(right),

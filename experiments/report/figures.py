@@ -3,6 +3,7 @@
 A figure as the bytes of an SVG file, the same for the same figure.
 """
 
+import base64
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,18 @@ def svg_bytes(figure: Figure) -> bytes:
     with mpl.rc_context({"svg.hashsalt": "forestlens", "svg.fonttype": "path"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
+
+
+def data_uri(svg: bytes) -> str:
+    """The bytes of an SVG file as an address that needs no file."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
+
+
+def in_dark(svg: bytes) -> bytes:
+    """A drawing of matplotlib's for dark pages: ground and ink change places, the arms keep their colours."""
+    for light, dark in (("#ffffff", "#16181a"), ("#000000", "#ececec"), (GREY, "#b3b3b3")):
+        svg = svg.replace(light.encode(), dark.encode())
+    return svg.replace(b"<svg ", b'<svg fill="#ececec" ', 1)  # of what has no colour of its own: letters
 
 
 # Okabe and Ito's palette without its yellow, which is too pale for thin bars on white; black is the first arm's.

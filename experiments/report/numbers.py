@@ -50,6 +50,12 @@ def complete(interval: Interval) -> tuple[float, float] | None:
     return None if low is None or high is None else (float(low), float(high))
 
 
+def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The ends of the wider of a difference's intervals, None where it has none."""
+    ends = wider(entry)
+    return complete((ends["low"], ends["high"]))
+
+
 def percent_interval(interval: Interval, digits: int = 0) -> str:
     """An interval of fractions in percent: ``88–94``, ``−2.1…4.0``; empty where there is none."""
     ends = complete(interval)

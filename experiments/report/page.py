@@ -2,47 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from experiments.benchmarks.published import PUBLISHED, PublishedRow
 from experiments.report import cases as flips
 from experiments.report import refusal, yes_no
-from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
-from experiments.report.numbers import fixed
+from experiments.report.glance import glance_table
+from experiments.report.opening import opening
+from experiments.report.shown import shown_case
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.saved import SavedRun
-from experiments.types import Status
 
 UNKNOWN = "not recorded"
-
-
-@dataclass(frozen=True)
-class ShownAnswer:
-    """One arm's answer to one case, as text. ``judged`` is "right", "wrong", or empty where it is not known."""
-
-    arm: str
-    response: str
-    cut: int  # characters that were left out of ``response``
-    verdict: str
-    judged: str
-    margin: str
-
-
-@dataclass(frozen=True)
-class ShownCase:
-    """One flipped case. ``hidden``: the image stays blurred until the reader asks for it."""
-
-    id: str
-    fixed: bool
-    subset: str
-    scenario: str
-    text: str
-    gold: str
-    change: str
-    hidden: bool
-    thumbnail: str | None
-    answers: list[ShownAnswer]
 
 
 def context(run: SavedRun) -> dict[str, Any]:
@@ -56,6 +27,8 @@ def context(run: SavedRun) -> dict[str, Any]:
         "question": question,
         "summary": [str(sentence) for sentence in metrics.get("summary") or ()],
         "caveats": [str(sentence) for sentence in metrics.get("caveats") or ()],
+        "opening": opening(metrics, run.environment, studied),
+        "glance": glance_table({**metrics, "study": metrics.get("study", studied)}),
         "facts": _facts(run.environment),
         "studied": studied,
         **(
@@ -111,10 +84,7 @@ def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, r
         return f"How often does {alone} refuse harmless and harmful requests of {benchmark}?"
     if not compared:
         return f"How well does {alone} tell safe from unsafe on {benchmark}?"
-    return (
-        f"Does {studied} make {model} better at telling safe from unsafe on {benchmark}, "
-        "or does it only change how readily the model says “unsafe”?"
-    )
+    return f"Does {studied} make {model} better at telling safe from unsafe on {benchmark}?"
 
 
 def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -182,39 +152,4 @@ def _cases(run: SavedRun, studied: str) -> dict[str, Any]:
         if found
         else f"No case changed between right and wrong from {reference} to {studied}."
     )
-    return {"cases": [_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}
-
-
-def _case(run: SavedRun, flip: flips.Flip, studied: str) -> ShownCase:
-    record = flip.records[studied]
-    arms = [arm for arm in run.metrics["arms"] if arm in flip.records]
-    return ShownCase(
-        id=flip.case,
-        fixed=flip.fixed,
-        subset=str(record["subset"]).replace("_", "-"),
-        scenario=str(record.get("scenario") or ""),
-        text=str(record["text"])[:LONGEST_TEXT],
-        gold=GOLD_WORDS.get(record["gold"], str(record["gold"])),
-        change="" if flip.margin_change is None else fixed(flip.margin_change, 2, sign=True),
-        hidden=record["subset"] in HIDDEN_SUBSETS,
-        thumbnail=run.thumbnail(flip.case),
-        answers=[_answer(arm, flip.records[arm]) for arm in arms],
-    )
-
-
-def _answer(arm: str, record: Mapping[str, Any]) -> ShownAnswer:
-    right, status = flips.correct(record), Status(record["status"])
-    response = str(record["response"] or "")
-    verdict = VERDICT_WORDS.get(record["verdict"], str(record["verdict"]))
-    if right is None:
-        verdict = status.replace("_", " ")
-    elif status is not Status.ANSWERED:
-        verdict += f" ({status.replace('_', ' ')})"
-    return ShownAnswer(
-        arm=arm,
-        response=response[:LONGEST_TEXT],
-        cut=max(0, len(response) - LONGEST_TEXT),
-        verdict=verdict,
-        judged="" if right is None else ("right" if right else "wrong"),
-        margin=fixed(record["margin"], 2, sign=True),
-    )
+    return {"cases": [shown_case(run, flip, studied) for flip in chosen], "flips_sentence": sentence}

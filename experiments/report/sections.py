@@ -8,7 +8,7 @@ this as text; nothing in it is marked as safe HTML.
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,16 +16,26 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.metrics.findings import RULES
+from experiments.report import attention_figure
+from experiments.report.cases import HIDDEN_SUBSETS, LONGEST_TEXT
 from experiments.report.earlier import is_earlier
-from experiments.report.figures import svg_bytes
+from experiments.report.figures import PHONE, SCREEN, data_uri, in_dark, svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.table import Table
 from experiments.runs.directory import write_json
+from experiments.runs.saved import SavedRun, thumbnail_name
 from interp.errors import UserError
 
 FOLDER = "sections"
 CURVES = "attention_by_layer_"  # how the names of the figures by layer begin
 EARLIER = "What this run concluded here was concluded under earlier rules and is not repeated; {way}."
+LARGEST = 6_000_000  # bytes of all heatmaps of single cases together
+OVER = {
+    "image": "over the picture, by layers",
+    "words": "over the words, by layers",
+    "heads": "on the picture, by layer and head",
+    "answers": "over the picture, by arm",
+}
 WORDS = 8  # of those that draw most attention, how many are listed
 
 
@@ -48,12 +58,18 @@ class SectionFigure(NamedTuple):
 
 
 class EmbeddedFigure(NamedTuple):
-    """A figure as the template prints it, a data URI; ``name`` is that of its file, without its ending."""
+    """A figure as the template prints it, data URIs; ``name`` is that of its file, without its ending.
+
+    The forms for dark pages and for phones are empty where there are none.
+    """
 
     name: str
     uri: str
     alt: str
     caption: str = ""
+    dark_uri: str = ""
+    phone_uri: str = ""
+    phone_dark_uri: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,16 +84,33 @@ class SavedSection:
     figures: list[EmbeddedFigure] = field(default_factory=list)
 
 
-class AttentionSection(NamedTuple):
-    """The conclusions of attention.json and its curves by layer.
+class Heatmap(NamedTuple):
+    """A drawn heatmap: its kind in words, the image, and whether it shows a picture that stays blurred."""
 
-    Of the heatmaps of single cases only the number is given: they show pictures of unsafe subsets.
+    kind: str
+    figure: EmbeddedFigure
+    hidden: bool
+
+
+class CaseHeatmaps(NamedTuple):
+    """The heatmaps of one case."""
+
+    case: str
+    text: str
+    maps: list[Heatmap]
+
+
+class AttentionSection(NamedTuple):
+    """The conclusions of attention.json, its curves by layer, and the heatmaps of single cases.
+
+    ``left_out`` is the number of heatmaps beyond the limit.
     """
 
     sentences: list[str]
     words: list[str]
     curves: list[EmbeddedFigure]
-    heatmaps: int
+    heatmaps: list[CaseHeatmaps]
+    left_out: int
 
 
 def write_section(folder: Path, name: str, section: Section, figures: Mapping[str, SectionFigure]) -> None:
@@ -132,8 +165,9 @@ def _read(folder: Path, name: str, content: Mapping[str, Any]) -> SavedSection:
     return SavedSection(name, str(content["title"]), sentences, tables, str(content["note"]), figures)
 
 
-def attention_section(folder: Path) -> AttentionSection | None:
-    """None for a run without an attention analysis, or whose attention.json cannot be read."""
+def attention_section(run: SavedRun) -> AttentionSection | None:
+    """What attention.json of the run says; None where there is none or it cannot be read."""
+    folder = run.directory
     try:
         found = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
         sentences = [str(sentence) for sentence in found["sentences"]]
@@ -142,10 +176,57 @@ def attention_section(folder: Path) -> AttentionSection | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (found.get("words") or [])[:WORDS]]
-    names = [Path(str(name)).name for name in found.get("figures") or []]  # the name alone: no path leaves the run
-    curves = [path for name in names if name.startswith(CURVES) and (path := folder / "figures" / name).is_file()]
-    heatmaps = sum(not name.startswith(CURVES) for name in names)
-    return AttentionSection(sentences, words, [_embedded(path, _curve_in_words(path)) for path in curves], heatmaps)
+    names = [Path(str(name)).name for name in _named(found)]  # the name alone: no path leaves the run
+    curves = _curves(found)
+    if not curves:
+        paths = [path for name in names if name.startswith(CURVES) and (path := folder / "figures" / name).is_file()]
+        curves = [_embedded(path, _curve_in_words(path)) for path in paths]
+    heatmaps, left_out = _heatmaps(run, [name for name in names if not name.startswith(CURVES)])
+    return AttentionSection(sentences, words, curves, heatmaps, left_out)
+
+
+def _named(found: Mapping[str, Any]) -> Iterator[str]:
+    """The names of all figures of attention.json, those of the attributions last."""
+    yield from found.get("figures") or []
+    for one in (found.get("attribution") or {}).values():
+        yield from (one.get("figures") or []) if isinstance(one, Mapping) else ()
+
+
+def _curves(found: Mapping[str, Any]) -> list[EmbeddedFigure]:
+    """The subsets' curves as one figure; nothing where they cannot be drawn."""
+    try:
+        subsets = attention_figure.subsets_by_layer(found)
+        if not subsets:
+            return []
+        drawn = [svg_bytes(attention_figure.share_by_layer(subsets, form)) for form in (SCREEN, PHONE)]
+        alt = attention_figure.describe(subsets)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return []
+    (screen, screen_dark), (phone, phone_dark) = ((data_uri(one), data_uri(in_dark(one))) for one in drawn)
+    return [EmbeddedFigure("attention_by_layer", screen, alt, "", screen_dark, phone, phone_dark)]
+
+
+def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[CaseHeatmaps], int]:
+    """The heatmaps among ``names`` that are in the run and whose case is known, by case, and how many were too many."""
+    records = {Path(thumbnail_name(str(record["case"]))).stem: record for record in run.predictions}
+    by_case: dict[str, CaseHeatmaps] = {}
+    room, left_out = LARGEST, 0
+    for name in names:
+        match = re.fullmatch(r"(attention|attribution)_(.+)_(image|words|heads|answers)\.png", name)
+        path = run.directory / "figures" / name
+        if not match or match[2] not in records or not path.is_file():
+            continue
+        room -= path.stat().st_size
+        if room < 0:
+            left_out += 1
+            continue
+        record = records[match[2]]
+        kind = f"{match[1]} {OVER[match[3]]}"
+        hidden = match[3] in ("image", "answers") and record["subset"] in HIDDEN_SUBSETS
+        shown = Heatmap(kind, _embedded(path, f"{kind}, case {record['case']}"), hidden)
+        text = str(record["text"])[:LONGEST_TEXT]
+        by_case.setdefault(match[2], CaseHeatmaps(str(record["case"]), text, [])).maps.append(shown)
+    return list(by_case.values()), left_out
 
 
 def _curve_in_words(path: Path) -> str:
@@ -154,6 +235,8 @@ def _curve_in_words(path: Path) -> str:
 
 
 def _embedded(path: Path, alt: str, caption: str = "") -> EmbeddedFigure:
-    kind = "svg+xml" if path.suffix == ".svg" else "png"
-    uri = f"data:image/{kind};base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+    content = path.read_bytes()
+    if path.suffix == ".svg":
+        return EmbeddedFigure(path.stem, data_uri(content), alt, caption, data_uri(in_dark(content)))
+    uri = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
     return EmbeddedFigure(path.stem, uri, alt, caption)

@@ -54,13 +54,14 @@ class Cell:
     """A value as text, and what stands below it or behind it.
 
     ``interval`` is its 95% interval, ``bounds`` the lowest and highest value that the missing cases allow, ``below``
-    any other second line ("of 300").
+    any other second line ("of 300"). ``tone`` colours it on the page: good, bad or flat.
     """
 
     value: str
     interval: str = ""
     bounds: str = ""
     below: str = ""
+    tone: str = ""
 
     def __str__(self) -> str:
         """Everything in one line: ``91.2 [88–94] {80–95}``."""

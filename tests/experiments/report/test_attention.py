@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from experiments.metrics.findings import RULES
+from experiments.report.attention_figure import share_by_layer, subsets_by_layer
 from experiments.report.build import build
 from experiments.report.sections import attention_section
+from experiments.runs.saved import read_run, thumbnail_name
 from tests.experiments.synthetic_run import predictions, write_run
 
 FOUND = {
@@ -27,15 +29,68 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_section_has_sentences_words_curves_and_counts_the_heatmaps(run_dir: Path) -> None:
-    found = attention_section(run_dir)
+def test_the_section_has_sentences_words_and_curves(run_dir: Path) -> None:
+    found = attention_section(read_run(run_dir))
     assert found is not None
     assert found.sentences == FOUND["sentences"]
     assert found.words == ["kill (12.5%)", "<b> (10.0%)"]
     assert [curve.alt for curve in found.curves] == [
         "Attention on the image by layer, failures and matched successes of typical cases."
     ]
-    assert found.heatmaps == 2
+    assert found.heatmaps == []  # neither a case that is not there, nor a path that leaves the run
+
+
+def _drawn(run_dir: Path, case: str, *kinds: str) -> None:
+    stem = Path(thumbnail_name(case)).stem
+    names = [f"figures/attention_{stem}_{kind}.png" for kind in kinds]
+    for name in names:
+        (run_dir / name).write_bytes(b"\x89PNG heat")
+    found = json.loads((run_dir / "attention.json").read_text())
+    (run_dir / "attention.json").write_text(json.dumps(found | {"figures": [*found["figures"], *names]}))
+
+
+def test_the_heatmaps_are_in_the_page_and_unsafe_pictures_blurred(run_dir: Path) -> None:
+    _drawn(run_dir, "icon/0000", "image", "words")  # typical
+    _drawn(run_dir, "icon/0001", "image")  # over-safety
+    found = attention_section(read_run(run_dir))
+    assert found is not None
+    shown = [(one.case, [map_.hidden for map_ in one.maps]) for one in found.heatmaps]
+    assert shown == [("icon/0000", [True, False]), ("icon/0001", [False])]
+    html = build(run_dir).read_text(encoding="utf-8")
+    section = html.split('<section id="attention">')[1].split("</section>")[0]
+    assert section.count("data:image/png;base64,") == 3 + 1  # and the curve
+    assert section.count('class="reveal"') == 1
+
+
+def test_heatmaps_beyond_the_limit_are_counted(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.report.sections.LARGEST", 10)
+    _drawn(run_dir, "icon/0001", "image", "words", "heads")
+    found = attention_section(read_run(run_dir))
+    assert found is not None
+    assert found.left_out == 2
+    assert "2 more are in <code>figures/</code>" in build(run_dir).read_text(encoding="utf-8")
+
+
+def _by_layer(*values: float) -> dict[str, object]:
+    one = [{"value": value, "low": value - 0.02, "high": value + 0.02} for value in values]
+    layers = {str(layer): {"failures": entry, "successes": entry} for layer, entry in enumerate(one)}
+    return {"pairs": 12, "image_share": {"all_layers": {"failures": one[0], "successes": one[-1]}, "by_layer": layers}}
+
+
+def test_the_subsets_are_panels_of_one_figure_with_one_scale_and_one_legend(run_dir: Path) -> None:
+    subsets = {"typical": _by_layer(0.1, 0.2), "attack": _by_layer(0.3, 0.6), "over_safety": _by_layer(0.2, 0.3)}
+    (run_dir / "attention.json").write_text(json.dumps(FOUND | {"subsets": subsets}))
+    found = attention_section(read_run(run_dir))
+    assert found is not None
+    (curve,) = found.curves
+    assert "typical cases: failures 10.0%, successes 20.0%; attack cases" in curve.alt
+    assert curve.dark_uri
+    assert curve.phone_uri
+    figure = share_by_layer(subsets_by_layer({"subsets": subsets}))
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    assert len(figure.axes) == 3
+    assert len(figure.legends) == 1
+    assert not any(axes.get_legend() for axes in figure.axes)
 
 
 def test_the_page_shows_it_escaped(run_dir: Path) -> None:
@@ -50,5 +105,5 @@ def test_the_page_shows_it_escaped(run_dir: Path) -> None:
 def test_without_a_readable_analysis_there_is_no_section(run_dir: Path, content: str | None) -> None:
     path = run_dir / "attention.json"
     path.unlink() if content is None else path.write_text(content)
-    assert attention_section(run_dir) is None
+    assert attention_section(read_run(run_dir)) is None
     assert "Where failures look" not in build(run_dir).read_text(encoding="utf-8")

@@ -113,7 +113,7 @@ def test_models_of_different_depth_stand_side_by_side(browser: Any, tmp_path: Pa
 
 
 def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
-    folded = "[...document.querySelectorAll('#paired details, #flips')].map((part) => part.open)"
+    folded = "[...document.querySelectorAll('#paired, #paired details:not(.how), #flips')].map((part) => part.open)"
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert set(tab.evaluate(folded)) == {True}
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -122,7 +122,8 @@ def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
 
 def test_latex_has_its_signs_in_pairs(browser: Any, run: Path) -> None:
     with opened(browser, run / "report.html", permissions=["clipboard-read", "clipboard-write"]) as tab:
-        tab.locator("#arms .copy button", has_text="LaTeX").first.click()
+        tab.evaluate("for (const part of document.querySelectorAll('#arms details')) part.open = true")
+        tab.locator("#arms > details.fold .copy button", has_text="LaTeX").first.click()
         tab.locator("#said", has_text="copied as LaTeX").wait_for()
         head, *lines = tab.evaluate("navigator.clipboard.readText()").splitlines()[2:-2]
     assert " d$'$ & " in head

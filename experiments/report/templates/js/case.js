@@ -4,14 +4,18 @@ function open(index, arm) {
     state.arm = arm;
     byId("f-arm").value = arm;
   }
-  state.open = index;
-  reveal(index);
-  drawRows();
-  drawCase(index);
+  show(index);
   const hash = `#case=${encodeURIComponent(cases[index].id)}&arm=${encodeURIComponent(state.arm)}`;
   if (location.hash !== hash) history.replaceState(null, "", hash);
   const place = state.shown.indexOf(index) + 1;
   say(place ? `case ${place} of ${state.shown.length}` : "the open case is not among those that the filters leave");
+}
+
+function show(index) {
+  state.open = index;
+  reveal(index);
+  drawRows();
+  drawCase(index);
 }
 
 function fromHash() {
@@ -64,7 +68,7 @@ function picture(one) {
 
 function side(index, arm) {
   const given = answer(index, arm);
-  const response = el("blockquote", { class: "response", dir: "auto", tabindex: 0, "aria-label": `response of ${arm}` });
+  const response = el("blockquote", { class: "response", dir: "auto", role: "group", tabindex: 0, "aria-label": `response of ${arm}` });
   if (given.text) response.append(el("bdi", { text: given.text }));
   else response.append(el("em", { text: "nothing" }));
   if (given.cut) response.append(el("span", { class: "small", text: ` … and ${given.cut} more characters` }));
@@ -78,5 +82,5 @@ function side(index, arm) {
     given.why ? el("p", { class: "small" }, "Judge: ", el("bdi", { text: given.why })) : null,
     given.text ? labeller(index, arm) : null,
     given.prompt ? el("details", {}, el("summary", { text: "the prompt as the model read it" }),
-      el("pre", { dir: "auto", tabindex: 0, "aria-label": `prompt of ${arm}` }, el("bdi", { text: given.prompt }))) : null);
+      el("pre", { dir: "auto", role: "group", tabindex: 0, "aria-label": `prompt of ${arm}` }, el("bdi", { text: given.prompt }))) : null);
 }

@@ -2,7 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const cases = data.cases;
 const state = { arm: data.studied, against: data.reference, subset: "", scenario: "", outcome: "", flip: "", words: "",
-                sort: "", open: null, shown: [], layer: null, group: 0 };
+                sort: "moved", open: null, shown: [], layer: null, group: 0 };
 
 const byId = (id) => document.getElementById(id);
 

@@ -39,9 +39,13 @@ function passes(index, words) {
 
 function sortKey(index) {
   const margin = (arm) => (answer(index, arm) || { margin: null }).margin;
-  if (state.sort === "change") {
+  if (state.sort === "change" || state.sort === "moved") {
     const now = margin(state.arm), before = margin(state.against);
-    return now === null || before === null ? null : -Math.abs(now - before);
+    const size = now === null || before === null ? null : Math.abs(now - before);
+    if (state.sort === "change") return size === null ? null : -size;
+    /* Turned verdicts first, then other changed ones, by the change of the margin, which stays below the steps. */
+    const step = { fixed: 2, broken: 2, changed: 1, "": 0 }[flipOf(index)];
+    return -(step + (size === null ? 0 : size / (1 + size)));
   }
   const value = margin(state.arm);
   return value === null ? null : state.sort === "high" ? -value : value;
@@ -142,8 +146,9 @@ function listen() {
   byId("search").addEventListener("input", (event) => { state.words = event.target.value; refilter(); });
   byId("list").addEventListener("scroll", () => requestAnimationFrame(drawRows));
   byId("reset").addEventListener("click", () => {
-    Object.assign(state, { subset: "", scenario: "", outcome: "", flip: "", words: "", sort: "" });
-    byId("search").value = byId("f-flip").value = byId("f-sort").value = "";
+    Object.assign(state, { subset: "", scenario: "", outcome: "", flip: "", words: "", sort: "moved" });
+    byId("search").value = byId("f-flip").value = "";
+    byId("f-sort").value = "moved";
     fillFilters();
     refilter();
   });
@@ -160,7 +165,7 @@ function keys(event) {
                                                Home: -cases.length, End: cases.length } : {}) };
   if (event.key in moves) step(moves[event.key]);
   else if (event.key === "/") { byId("cases").scrollIntoView(); byId("search").focus(); }
-  else if (event.key === "?") byId("help").showModal();
+  else if (event.key === "?") toggleHelp();
   else return;
   event.preventDefault();
 }

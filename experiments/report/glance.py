@@ -1,0 +1,85 @@
+"""One short table of a run: what the question needs of each arm. The report's other tables are a click away."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.metrics.findings import Answer, found, spoken
+from experiments.metrics.yes_no import findings as yes_no_rules
+from experiments.report.findings.statements import judged
+from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
+from experiments.report.opening import badge
+from experiments.report.table import Cell, Column, Row, Table
+from experiments.report.yes_no import ARM, studied
+
+SIGNS = {"up": "▲", "down": "▼", "level": "=", "open": "?", "few": "…", "none": "–"}
+REFERENCE = Cell("compared with")
+
+
+def glance_table(metrics: Mapping[str, Any]) -> Table:
+    """A row an arm: the headline quantity, its change and what is said of it, then the verdicts."""
+    return _refusals(metrics) if metrics.get("kind") == "refusal" else _yes_no(metrics)
+
+
+def _yes_no(metrics: Mapping[str, Any]) -> Table:
+    compared = metrics.get("comparisons") or {}
+    columns = [ARM]
+    if compared:
+        columns += [Column("answered at equal strictness"), Column("change"), Column("what is said", "left")]
+    columns += [Column("harmless answered"), Column("unsafe caught"), Column("AUROC")]
+    rows = []
+    for name, arm in metrics["arms"].items():
+        cells = [Cell(name)]
+        if compared:
+            matched = arm.get("matched_over_safety")
+            cells.append(Cell(MISSING if matched is None else percent(matched["value"])))
+            cells += _matched(metrics, name, compared.get(name), compared)
+        for key in ("over_safety", "unsafe"):
+            cells.append(Cell(percent(arm["accuracy"].get(key)), percent_interval(arm["intervals"].get(key))))
+        cells.append(Cell(fixed(arm.get("auroc"), 3), fixed_interval(arm["intervals"].get("auroc"))))
+        rows.append(studied(Row(cells), metrics))
+    return Table("The arms at a glance", columns, rows)
+
+
+def _matched(
+    metrics: Mapping[str, Any], name: str, comparison: Mapping[str, Any] | None, compared: Mapping[str, Any]
+) -> list[Cell]:
+    if comparison is None:
+        is_reference = any(one.get("against") == name for one in compared.values())
+        return [Cell(""), REFERENCE if is_reference else Cell("")]
+    is_studied, entry = name == metrics.get("study"), (comparison.get("delta") or {}).get("matched_over_safety")
+    kept = found(metrics.get("findings") or (), yes_no_rules.MATCHED, name)
+    answer = kept.answer if kept else spoken(entry, studied=is_studied)
+    return _change(entry and judged(entry, studied=is_studied), answer, more=True)
+
+
+def _refusals(metrics: Mapping[str, Any]) -> Table:
+    compared = metrics.get("comparisons") or {}
+    subsets = {"benign": ("harmless", False), "contrast": ("harmful", True)}
+    columns = [ARM]
+    for words, _ in subsets.values():
+        columns.append(Column(f"{words} refused"))
+        columns += [Column(f"{words}: change"), Column(f"{words}: what is said", "left")] if compared else []
+    rows = []
+    for name, arm in metrics["arms"].items():
+        cells, comparison = [Cell(name)], compared.get(name)
+        for subset, (_, more) in subsets.items():
+            cells.append(Cell(percent(arm["refusal_rate"][subset]), percent_interval(arm["intervals"][subset])))
+            if comparison is None:
+                is_reference = any(one.get("against") == name for one in compared.values())
+                cells += [Cell(""), REFERENCE if is_reference else Cell("")] if compared else []
+                continue
+            entry, is_studied = (comparison.get("delta") or {}).get(subset), name == metrics.get("study")
+            answer = spoken(entry, studied=is_studied)
+            cells += _change(entry and judged(entry, studied=is_studied), answer, more=more)
+        rows.append(studied(Row(cells), metrics))
+    apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
+    return Table("The arms at a glance", columns, [*rows, *apart])
+
+
+def _change(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool) -> list[Cell]:
+    """The difference in points with its interval, and what is said of it, as a sign and a word."""
+    said = badge(entry, answer, more=more, noun="cases")
+    words = Cell(f"{SIGNS[said.icon]} {said.word}", tone=said.tone)
+    if entry is None:
+        return [Cell(MISSING), words]
+    return [Cell(percent(entry["value"], sign=True), percent_interval(interval_of(entry), 1)), words]

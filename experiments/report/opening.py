@@ -1,0 +1,239 @@
+"""What the report opens with: the answer as numbers to be drawn, and what a stranger asks first.
+
+Says in fewer words what metrics.json holds; decides nothing. ``Measure`` is one quantity before and after, with the
+statement on its change; a benchmark has one headline measure, or two where safety and oversensitivity are apart.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.metrics.findings import SMALL, Answer, found, spoken
+from experiments.metrics.yes_no import findings as yes_no_rules
+from experiments.report.findings.statements import by_less, judged, more_cases, too_few, word
+from experiments.report.numbers import Interval, brief, complete, fixed, interval_of, share
+from experiments.runs.provenance import model_title
+
+ORGANISM = "organism:"  # how the paths of the bundled models begin
+TOY = "a toy built to over-refuse; its numbers say nothing of real models"
+_WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Answer.NOT_SHOWN: "open",
+          Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip
+_NOT_KEPT = ("model=", "model.", "limit=", "output_root=", "fresh=", "run=", "runs=", "force=")
+
+
+@dataclass(frozen=True)
+class Badge:
+    """A statement on a change as a word, an icon's name, the tone of its colour, and a sentence."""
+
+    word: str
+    icon: str  # up, down, level, open, few, none
+    tone: str  # good, bad, or flat: neither
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A rate (fraction of 1) with its name; ``interval`` where it stands alone."""
+
+    name: str
+    rate: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def text(self) -> str:
+        """The rate in percent."""
+        return share(self.rate)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One quantity, before and after. Without a second bar there is nothing to compare and no badge."""
+
+    title: str
+    n: int
+    bars: list[Bar]
+    badge: Badge | None = None
+    change: str = ""  # "+4.3 points"
+    interval: str = ""  # "95% interval −3.3 to +11.9", empty where there is none
+    ends: tuple[float, float] | None = None  # of that interval, fractions of 1
+    value: float = 0.0
+    small: float = SMALL
+
+    def place(self, difference: float) -> float:
+        """Where ``difference`` lies on an axis from 0 to 360 with 0 in its middle."""
+        reach = 1.1 * max(3 * SMALL, abs(self.value), *map(abs, self.ends or ()))
+        return 180 * (1 + difference / reach)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first screen; every field is text or numbers of the run."""
+
+    subject: str
+    toy: str
+    about: str
+    measures: list[Measure]
+    note: str = ""  # why the headline measure is not among ``measures``
+    wrong: str = ""
+    trust: list[str] = field(default_factory=list)
+    command: str = ""
+
+
+def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str) -> Opening:
+    """What to open with about ``arm``, the arm under study."""
+    model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
+    refusals = metrics.get("kind") == "refusal"
+    comparison = (metrics.get("comparisons") or {}).get(arm)
+    measures, note = (_refusals if refusals else _yes_no)(metrics, arm, comparison)
+    before = str(comparison["against"]) if comparison else arm
+    toy = str(model.get("path") or "").startswith(ORGANISM)
+    arms = len(metrics["arms"])
+    return Opening(
+        subject=model_title(model) if model else "the model",
+        toy=TOY if toy else "",
+        about=f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', metrics['arms'][arm]['n_of'])} cases, "
+        f"{arms} arm{'s' * (arms != 1)}",
+        measures=measures,
+        note=note,
+        wrong=_wrong(metrics, before, refusals=refusals),
+        trust=_trust(metrics, arm, comparison, toy=toy, refusals=refusals),
+        command=_command(environment),
+    )
+
+
+def badge(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool, noun: str, unit: str = "cases") -> Badge:
+    """``answer`` on the change ``entry`` as a badge; ``more`` says whether a rise is wanted, ``noun`` what changes."""
+    tone = {Answer.ROSE: "good" if more else "bad", Answer.FELL: "bad" if more else "good"}.get(answer, "flat")
+    if entry is None or answer is Answer.CANNOT_TELL:
+        return Badge("cannot be told", _WORDS[Answer.CANNOT_TELL], "flat", "The number does not exist in both arms.")
+    less = by_less(entry) if answer in (Answer.ROSE, Answer.FELL) else ""
+    meaning = {
+        Answer.ROSE: f"More {noun}{less}.",
+        Answer.FELL: f"Fewer {noun}{less}.",
+        Answer.NO_CHANGE: "The change, if there is one, is at most 2 points.",
+        Answer.NOT_SHOWN: f"There may be a change or none: these cases do not show it{more_cases(entry, unit=unit)}.",
+        Answer.TOO_FEW: f"Nothing is concluded: {_few(entry)}.",
+    }[answer]
+    return Badge(word({"statement": answer}), _WORDS[answer], tone, meaning)
+
+
+def _few(entry: Mapping[str, Any]) -> str:
+    """Which count is too small; of a matched accuracy it may be that of the unsafe cases missed."""
+    if entry.get("missed", yes_no_rules.FEWEST_MISSED) < yes_no_rules.FEWEST_MISSED:
+        return (f"the baseline misses {entry['missed']} unsafe case{'s' * (entry['missed'] != 1)}, and a comparison at "
+                f"its strictness takes {yes_no_rules.FEWEST_MISSED}")  # fmt: skip
+    return too_few(entry)
+
+
+def _compared(title: str, entry: Mapping[str, Any], names: tuple[str, str], shown: Badge, n: int) -> Measure:
+    change, _, bracket = brief(entry, named=True).partition(" [")
+    return Measure(title, n, [Bar(names[0], entry["from"]), Bar(names[1], entry["to"])], shown, change,
+                   bracket.removesuffix("]"), interval_of(entry), entry["value"])  # fmt: skip
+
+
+def _yes_no(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None) -> tuple[list[Measure], str]:
+    if comparison is None:
+        block = metrics["arms"][arm]
+        counts = block.get("n_by_subset") or {}
+        of = {key: sum(counts.get(part, (0, 0))[0] for part in parts) for key, parts in
+              (("over_safety", ("over_safety",)), ("unsafe", ("typical", "attack")))}  # fmt: skip
+        titles = {"over_safety": "harmless requests answered", "unsafe": "unsafe requests caught"}
+        return [_alone(titles[key], arm, block["accuracy"].get(key), block["intervals"].get(key), of[key])
+                for key in titles if block["accuracy"].get(key) is not None], ""  # fmt: skip
+    delta, names = comparison.get("delta") or {}, (str(comparison["against"]), arm)
+    studied = arm == metrics.get("study")
+    entry = delta.get("matched_over_safety")
+    kept = found(metrics.get("findings") or (), yes_no_rules.MATCHED, arm)
+    answer = kept.answer if kept else spoken(entry, studied=studied)
+    if entry is not None and answer is not Answer.CANNOT_TELL:
+        entry = judged(entry, studied=studied)
+        noun = "harmless requests get an answer at equal safety"
+        title = "harmless requests answered, at equal strictness"
+        return [_compared(title, entry, names, badge(entry, answer, more=True, noun=noun), entry["n_safe"])], ""
+    nouns = {"over_safety": ("harmless requests answered, in the verdicts", "harmless requests get an answer"),
+             "unsafe": ("unsafe requests caught, in the verdicts", "unsafe requests are caught")}  # fmt: skip
+    measures = [
+        _compared(title, one, names, badge(one, spoken(one, studied=True), more=True, noun=noun), one["n"])
+        for key, (title, noun) in nouns.items()
+        if (one := delta.get(key)) is not None
+    ]
+    return measures, "At equal strictness it cannot be told; these are the verdicts, each arm at its own strictness."
+
+
+def _refusals(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None) -> tuple[list[Measure], str]:
+    titles = {"benign": ("harmless requests refused", "harmless requests are refused", False),
+              "contrast": ("harmful requests refused", "harmful requests are refused", True)}  # fmt: skip
+    measures = []
+    for subset, (title, noun, more) in titles.items():
+        if comparison is None:
+            block = metrics["arms"][arm]
+            if block["refusal_rate"][subset] is not None:
+                n = block["n_by_subset"][subset][0]
+                measures.append(_alone(title, arm, block["refusal_rate"][subset], block["intervals"][subset], n))
+        elif entry := (comparison.get("delta") or {}).get(subset):
+            entry = judged(entry, studied=arm == metrics.get("study"))
+            shown = badge(entry, Answer(entry["statement"]), more=more, noun=noun)
+            measures.append(_compared(title, entry, (str(comparison["against"]), arm), shown, entry["n"]))
+    twins = not measures or any(measure.title == titles["contrast"][0] for measure in measures)
+    return measures, "" if twins else "Their harmful twins were not run, so this is about harmless requests alone."
+
+
+def _alone(title: str, arm: str, rate: float, interval: Interval, n: int) -> Measure:
+    return Measure(title, n, [Bar(arm, rate, complete(interval))])
+
+
+def _wrong(metrics: Mapping[str, Any], arm: str, *, refusals: bool) -> str:
+    """How often the untouched model errs in either direction."""
+    block = metrics["arms"].get(arm)
+    if block is None:
+        return ""
+    if refusals:
+        rates = block["refusal_rate"]
+        parts = [f"refuses {share(rates['benign'])} of the harmless requests"] if rates["benign"] is not None else []
+        if rates["contrast"] is not None:
+            parts.append(f"does not refuse {share(1 - rates['contrast'])} of the harmful ones")
+    else:
+        safe, unsafe = block["accuracy"].get("over_safety"), block["accuracy"].get("unsafe")
+        parts = [f"does not answer {share(1 - safe)} of the harmless requests"] if safe is not None else []
+        parts += [f"does not catch {share(1 - unsafe)} of the unsafe ones"] if unsafe is not None else []
+    return f"{arm} {' and '.join(parts)}." if parts else ""
+
+
+def _trust(
+    metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None, *, toy: bool, refusals: bool
+) -> list[str]:
+    """What the number rests on, in short sentences."""
+    said = []
+    entry: Mapping[str, Any] | None = None
+    if comparison is None:
+        block = metrics["arms"][arm]
+        said.append(f"{block['n']:,} of {block['n_of']:,} cases have an answer.")
+    elif comparison.get("n"):
+        entry = (comparison.get("delta") or {}).get("benign" if refusals else "matched_over_safety")
+        groups = (
+            f", at least {entry['clusters']:,} independent groups a side" if entry and entry.get("clusters") else ""
+        )
+        said.append(f"The same {comparison['n']:,} cases under both arms{groups}.")
+    for name, one in (metrics.get("comparisons") or {}).items():
+        shifted = (one.get("delta") or {}).get("matched_over_safety")
+        if entry is not None and shifted is not None and one.get("is_control") and name != arm:
+            by = fixed(100 * shifted["value"], 1, sign=True)
+            said.append(f"{name}, which only moves the threshold, changes this number by {by} points.")
+    if toy:
+        said.append("Nothing follows for real models: this is a toy.")
+    return said
+
+
+def _command(environment: Mapping[str, Any]) -> str:
+    """The run's own command for another model; empty where no model was asked."""
+    if (environment.get("model") or {}).get("made_elsewhere") or environment.get("joined"):
+        return ""
+    try:
+        words = shlex.split(str(environment.get("command") or ""))
+    except ValueError:
+        return ""
+    if words[:3] != ["python", "-m", "experiments.run"]:
+        return ""
+    kept = [one for one in words[3:] if not one.startswith(_NOT_KEPT)]
+    return f"{shlex.join(['forestlens', *kept])} model.path=<folder or hub id>"
