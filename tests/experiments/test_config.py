@@ -177,3 +177,33 @@ def test_an_unknown_option_lists_those_that_exist() -> None:
     assert answer.returncode != 0
     assert "llava_organism" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_another_method_takes_the_place_of_the_experiments_own() -> None:
+    own = run_of("+exp=vcd_llava")
+    assert (own.arm, own.config["method"]["noise_step"]) == ("vcd", 700)
+    for exp in ("vcd_llava", "mitigation_selection", "mmsafeaware_table3"):
+        run = run_of(f"+exp={exp}", "method=icd", "method.alpha=0.5")
+        assert run.arm == "icd"
+        assert "vcd" not in run.arms
+        assert run.config["method"] == run_of("method=icd", "method.alpha=0.5").config["method"]
+    beside = run_of("+exp=vcd_llava", "method=prompt")
+    assert (beside.arm, list(beside.arms)[:2]) == ("prompt", ["baseline", "prompt"])
+    assert beside.arms["text_only"] == run_of("method=text_only").arms["text_only"]
+    heavy = run_of("+exp=vcd_llava", "method.alpha=2.5", "method.beta=0.2").config["arms"]["text_only"]
+    assert (heavy["alpha"], heavy["beta"]) == (2.5, 0.2)
+    assert run_of("+exp=vcd_llava").config_hash == run_of("+exp=vcd_llava", "method=tuned/vcd").config_hash
+
+
+@pytest.mark.parametrize(
+    ("exp", "own"),
+    [("vcd_sampled", "sampled_vcd"), ("vrtuning_llava", "vrtuning"), ("direction_ablation", "ablate_direction")],
+)
+def test_where_it_cannot_the_command_that_works_is_said(exp: str, own: str) -> None:
+    with pytest.raises(UserError) as refused:
+        run_of(f"+exp={exp}", "method=icd")
+    said = str(refused.value)
+    assert said.startswith(f"+exp={exp} is about method={own}, ")
+    addition = said.rpartition(" ")[2]
+    assert addition == "+method@arms.icd=icd"
+    assert {own, "icd"} <= set(run_of(f"+exp={exp}", addition).arms)
