@@ -230,13 +230,10 @@ def optional() -> Iterator[Finding]:
 def bundled_model() -> Iterator[Finding]:
     """Asks the bundled model four questions, with its attention recorded, and compares its margins with known ones."""
     started = time.perf_counter()
-    from transformers.utils.logging import disable_progress_bar
-
     from experiments.benchmarks.iconworld import IconWorld
     from experiments.benchmarks.images import open_image
     from interp import Prompt, Queries, image_share, load, record_attention
 
-    disable_progress_bar()
     vlm = load(f"{ORGANISM}llava")
     cases = [case for case in IconWorld().load().samples if case.id in KNOWN]
     prompts = [Prompt(case.prompt, open_image(case.image), key=case.id) for case in cases if case.image]

@@ -133,12 +133,8 @@ def connected(run: Run) -> Any:
         from experiments.api.model import ApiModel
 
         return ApiModel(run.endpoint, cache=Path(run.output_root) / "api_cache")
-    from transformers.utils.logging import disable_progress_bar
-
     from interp.vlm import load  # torch and transformers: only when everything else is in order
 
-    if what_next.is_toy(run) and not run.verbose:  # loaded at once; of a large model the bar is worth its line
-        disable_progress_bar()
     with whole_weights():
         return load(Launch.current().placed(run.weights))
 

@@ -4,10 +4,12 @@ import hashlib
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interp.checkpoints.config import ModelConfig
+from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.checkpoints.hub import Source, brief, find, gated, warning_of_remote_code
 from interp.checkpoints.memory import (
     check_room,
@@ -221,6 +223,20 @@ def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:
     image_processor.size = type(image_processor.size)(**given | {side: value})
 
 
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """While open, transformers draws no bar: of a bundled model it is over before it can be read."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def read_weights(
     place: Source, config: ModelConfig, device: "torch.device", dtype: "torch.dtype", places: dict[str, Any] | None
 ) -> Any:
@@ -235,18 +251,19 @@ def read_weights(
 
     if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
         places = {"": device}  # load directly to the GPU, not through main memory
-    model, info = _reading(
-        place,
-        "weights",
-        AutoModelForImageTextToText.from_pretrained,
-        dtype=dtype,
-        device_map=places,
-        attn_implementation=config.attn_implementation,
-        trust_remote_code=config.trust_remote_code,
-        use_safetensors=True,
-        output_loading_info=True,
-        model=config,
-    )
+    with _no_progress_bar() if config.path.startswith(ORGANISM) else nullcontext():
+        model, info = _reading(
+            place,
+            "weights",
+            AutoModelForImageTextToText.from_pretrained,
+            dtype=dtype,
+            device_map=places,
+            attn_implementation=config.attn_implementation,
+            trust_remote_code=config.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+            model=config,
+        )
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             f"the weights at {place.path} lack {len(missing)} parameters ({missing[0]}, ...), which would stay random; "
