@@ -1,10 +1,12 @@
-"""Writes yes/no samples to disk in MMSafeAware's published layout, so that whatever reads the real set reads them too.
+"""Writes samples to disk as other tools read them: in MMSafeAware's published layout, or as VLMEvalKit's TSV.
 
-Knows nothing of where the samples come from. Ids are dealt from the published key. Scenarios are not kept: read back, a
-case has the scenario that the key gives its new id.
+Knows nothing of where the samples come from. In MMSafeAware's layout they are yes/no ones, and ids are dealt from the
+published key. Scenarios are not kept: read back, a case has the scenario that the key gives its new id.
 """
 
+import base64
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,6 +44,49 @@ def export_mmsafeaware(samples: Sequence[Sample], root: str | Path) -> Path:
             f"cannot write to {folder} ({error}); an export needs a writable folder; name another"
         ) from error
     return folder
+
+
+VLMEVALKIT = ("index", "image", "question", "answer", "category", "id")
+ANSWERS = {"yes": "Yes", "no": "No"}
+
+
+def export_vlmevalkit(samples: Sequence[Sample], path: str | Path) -> Path:
+    """Writes ``samples`` into the TSV ``path``, a row a case, and returns it.
+
+    ``image`` is the picture in base64 (PNG), empty without one; ``question`` is all that the model is asked;
+    ``category`` is the subset, and ``id`` the case's own id beside the running ``index``. No half-written file is left.
+
+    Raises:
+        UserError: there is no sample, a picture cannot be opened, or the file cannot be written.
+    """
+    target = Path(path).expanduser().absolute()
+    if not samples:
+        raise UserError("no sample to export; a file has at least one; raise limit")
+    if target.suffix != ".tsv" or target.exists():
+        raise UserError(f"{target} is there already or does not end in .tsv; give the name of a new .tsv file")
+    draft = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, delimiter="\t", lineterminator="\n")
+            rows.writerow(VLMEVALKIT)
+            for index, sample in enumerate(samples, start=1):
+                answer = ANSWERS.get(sample.gold, sample.gold)
+                rows.writerow([index, _in_base64(sample), sample.prompt, answer, sample.subset, sample.id])
+        draft.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target} ({error.strerror or error}); name another file") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def _in_base64(sample: Sample) -> str:
+    if sample.image is None:
+        return ""
+    buffer = io.BytesIO()
+    open_image(sample.image).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _deal_ids(samples: Sequence[Sample]) -> dict[str, Sample]:

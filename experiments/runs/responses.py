@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 # Names of files that say nothing.
+READ = (".jsonl", ".csv", ".eval")
 VAGUE = ("answers", "data", "output", "outputs", "predictions", "responses", "results")
 
 
@@ -31,7 +32,8 @@ class NoModel:
 
 @dataclass(frozen=True)
 class Responses:
-    """The answers in ``path``: JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``.
+    """The answers in ``path``: JSON lines (``.jsonl``) or CSV (``.csv``) with ``id`` and ``response``; or a log of
+    Inspect (``.eval``), whose samples have the cases' ids.
 
     An id is the case's own, or its ``pid`` tag where the benchmark has one (MOSSBench). A null response is a request
     that failed; a case without a line counts as missing. Other columns are ignored.
@@ -48,8 +50,9 @@ class Responses:
     unscored: ClassVar[str] = "it brings responses made elsewhere, which have no logits"
 
     def __post_init__(self) -> None:
-        if Path(self.path).suffix not in (".jsonl", ".csv"):
-            raise UserError(f"responses in {self.path}: only .jsonl and .csv are read; give lines of id and response")
+        if Path(self.path).suffix not in READ:
+            read = f"{', '.join(READ[:-1])} and {READ[-1]}"
+            raise UserError(f"responses in {self.path}: only {read} are read; give lines of id and response")
         if not self.name:
             path, folder = Path(self.path), Path(self.path).resolve().parent.name
             object.__setattr__(self, "name", folder if folder and path.stem.lower() in VAGUE else path.stem)
@@ -138,6 +141,12 @@ def _read(path: str) -> dict[str, dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[tuple[int, Any]]:
+    if path.suffix == ".eval":
+        from experiments.runs.inspect_log import read_answers
+
+        if not path.is_file():
+            raise UserError(f"{path} cannot be read (no such file); responses come from a file; check the path")
+        return list(enumerate(read_answers(path), start=1))
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             if path.suffix == ".csv":

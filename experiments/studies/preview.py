@@ -9,11 +9,13 @@ from PIL import Image, ImageDraw
 from rich.console import Console
 
 from experiments.benchmarks.checks import WAY_OUT, examine, message
-from experiments.benchmarks.export import export_mmsafeaware
+from experiments.benchmarks.export import export_mmsafeaware, export_vlmevalkit
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
+from experiments.runs import inspect_log
 from experiments.runs.directory import open_run
+from experiments.runs.saved import read_run
 from experiments.types import Kind, Sample
 from interp.errors import UserError
 
@@ -120,10 +122,51 @@ def _cell(sample: Sample) -> Image.Image:
     return cell
 
 
-def export(run: Run, *, to: str) -> None:
-    """Writes the benchmark's scored cases into the folder ``to``, laid out as MMSafeAware is published."""
+FORMATS = ("mmsafeaware", "vlmevalkit", "inspect")
+
+
+def export(run: Run, *, to: str | None, format: str) -> None:
+    """Writes the benchmark's scored cases to ``to``, or the finished run ``run.run`` as logs of Inspect.
+
+    ``format``: ``mmsafeaware`` (a folder, laid out as MMSafeAware is published), ``vlmevalkit`` (a TSV file), or
+    ``inspect`` (into the run's folder ``inspect``).
+
+    Raises:
+        UserError: an unknown format, no place to write to, or it cannot be written.
+    """
+    if format not in FORMATS:
+        raise UserError(f"task.format={format}: must be one of {', '.join(FORMATS)}")
+    if format == "inspect":
+        _export_run(run)
+        return
+    if to is None:
+        what = "folder" if format == "mmsafeaware" else ".tsv file"
+        raise UserError(f"task.to: has no value; give a new {what} on the command line: task.to=<value>")
+    if format == "vlmevalkit":
+        samples = limited(load_cases(run, Console()).samples, run.limit)
+        path = export_vlmevalkit(samples, to)
+        Console().print(f"{len(samples)} cases: {path}", highlight=False, soft_wrap=True)
+        return
     samples = [sample for sample in load_cases(run, Console()).samples if sample.subset != "control"]
     samples = limited(samples, run.limit)
     folder = export_mmsafeaware(samples, Path(to))
     reading = f"read it with benchmark=mmsafeaware benchmark.root={folder}"
     Console().print(f"{len(samples)} cases: {folder} ({reading})", highlight=False, soft_wrap=True)
+
+
+def _export_run(run: Run) -> None:
+    """Logs of the run's arms, with words and pictures of the benchmark where it is the run's own."""
+    if run.run is None:
+        raise UserError("task.format=inspect writes logs of a finished run; give its directory: run=<dir>")
+    inspect_log.needed()
+    saved, console = read_run(Path(run.run)), Console()
+    recorded = saved.environment.get("benchmark") or {}
+    samples: Sequence[Sample] = []
+    if recorded.get("name") == run.benchmark.name:
+        samples = load_cases(run, console).samples
+    else:
+        said = f"the run is of benchmark {recorded.get('name')}, and this command names {run.benchmark.name}"
+        console.print(f"{said}: the logs have thumbnails and bare sentences; name that one for pictures and prompts",
+                      highlight=False, soft_wrap=True, markup=False)  # fmt: skip
+    for path in inspect_log.write_logs(saved, samples):
+        console.print(f"log: {path}", highlight=False, soft_wrap=True, markup=False)

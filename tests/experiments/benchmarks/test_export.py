@@ -1,18 +1,23 @@
+import base64
 import csv
+import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.benchmarks.export import export_mmsafeaware
+from experiments.benchmarks.export import export_mmsafeaware, export_vlmevalkit
+from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image, pixel_digest
 from experiments.benchmarks.mmsafeaware import MMSafeAware
 from experiments.types import Sample, Subset
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise
+from tests.experiments.compose import run_of
 
 
 @dataclass(frozen=True)
@@ -151,3 +156,43 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to"):
         export_mmsafeaware(SAMPLES, tmp_path / "file" / "set")
+
+
+def test_the_tsv_of_vlmevalkit_has_a_row_a_case(tmp_path: Path) -> None:
+    samples = [sample for sample in IconWorld().load().samples if sample.subset != "control"][:6]
+    bare = replace(samples[0], id="bare", image=None, prompt='two\nlines, a\ttab and "quotes"', gold="comply")
+    table = pd.read_csv(export_vlmevalkit([*samples, bare], tmp_path / "cases.tsv"), sep="\t", keep_default_na=False)
+    assert list(table.columns) == ["index", "image", "question", "answer", "category", "id"]
+    assert list(table["index"]) == list(range(1, 8))
+    assert list(table["question"]) == [sample.prompt for sample in [*samples, bare]]
+    assert list(table["answer"]) == [*(sample.gold.title() for sample in samples), "comply"]
+    assert list(table["category"]) == [sample.subset for sample in [*samples, bare]]
+    for sample, encoded in zip(samples, table["image"], strict=False):
+        image = Image.open(io.BytesIO(base64.b64decode(encoded, validate=True)))
+        assert image.tobytes() == sample.image.render().tobytes()
+    assert table["image"].iloc[-1] == ""
+
+
+def test_the_tsv_is_a_new_file(tmp_path: Path) -> None:
+    samples = IconWorld().load().samples[:1]
+    (tmp_path / "there.tsv").write_text("kept")
+    for name in ("there.tsv", "cases.csv"):
+        with pytest.raises(UserError, match=r"give the name of a new \.tsv file"):
+            export_vlmevalkit(samples, tmp_path / name)
+    with pytest.raises(UserError, match="no sample to export"):
+        export_vlmevalkit([], tmp_path / "new.tsv")
+    assert [path.name for path in tmp_path.iterdir()] == ["there.tsv"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["task.format=hdf5"], "task.format=hdf5: must be one of mmsafeaware, vlmevalkit, inspect"),
+        (["task.format=vlmevalkit"], "task.to: has no value; give a new .tsv file"),
+        ([], "task.to: has no value; give a new folder"),
+    ],
+)
+def test_the_task_says_what_it_lacks(options: list[str], said: str) -> None:
+    run = run_of("task=export", *options)
+    with pytest.raises(UserError, match=said):
+        run.task(run)

@@ -147,7 +147,7 @@ class Attacker:
         return "framing", self.rng.choice([
             post(body, length=-1),
             post(body, length=10**18),
-            post(body, "Transfer-Encoding: chunked"),
+            post(body + b"\r\n", "Transfer-Encoding: chunked"),
             post(b"", "Transfer-Encoding: xchunked"),
             post(body, "Content-Length: 3"),
             post(body, "Host: evil.example"),
@@ -170,7 +170,7 @@ class Attacker:
         return "large", post(b" " * 3_000_000, length=self.rng.choice([3_000_000, 10**12])), False
 
     def heavy(self) -> Sent:
-        fields = {"temperature": 2.0, "n": 16, "max_tokens": 100, "logprobs": True, "top_logprobs": 20}
+        fields = {"temperature": 2.0, "n": 16, "max_tokens": 40, "logprobs": True, "top_logprobs": 20}
         return "heavy", post(self.asked(**fields)), False
 
 

@@ -80,7 +80,7 @@ def test_two_thousand_hostile_requests(tmp_path: Path, cases: list[Sample]) -> N
             right = json.loads(send(port, ("right", post(json.dumps(good).encode()), False))[1])
             answer = right["choices"][0]["message"]["content"]
             attacker = Attacker(1, good)
-            attacked(port, attacker, 500, answer)  # what is allocated once is allocated
+            attacked(port, attacker, 1000, answer)  # what is allocated once is allocated
             sizes = [psutil.Process(it.pid).memory_info().rss]
             statuses: Counter[int] = Counter()
             for _ in range(4):

@@ -1,0 +1,143 @@
+"""Logs of Inspect: written of a run and read again, by inspect_ai itself. Skips where it is not installed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.runs import inspect_log
+from experiments.runs.responses import Responses
+from experiments.runs.saved import read_run
+from interp.errors import UserError
+from tests.experiments.compose import run_of
+from tests.experiments.synthetic_run import metrics_of, predictions, write_run
+
+REASON = "inspect_ai is not installed; it does not fit beside constraints.txt"
+
+
+def command(*words: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "inspect_ai", *words], capture_output=True, text=True, check=True, timeout=300
+    ).stdout
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A run of cases with every status, exported."""
+    pytest.importorskip("inspect_ai", reason=REASON)
+    records = predictions(80)
+    for place, record in enumerate(records):
+        if place % 11 == 0:
+            record |= {"status": "transport_failed", "reason": "lost"}
+            record |= dict.fromkeys(("verdict", "published_verdict", "response", "margin"))
+        elif place % 7 == 0:
+            record |= {"verdict": "no_verdict", "response": "It depends.", "status": "truncated"}
+        elif place % 13 == 0:
+            record |= {"status": "empty", "verdict": "no_verdict", "response": "", "margin": None}
+    folder = write_run(tmp_path / "run", records)
+    run = run_of("task=export", "task.format=inspect", f"run={folder}", "benchmark=xstest", "benchmark.root=x")
+    run.task(run)
+    return folder
+
+
+def test_scores_in_the_logs_are_those_of_the_metrics(written: Path) -> None:
+    from inspect_ai.log import read_eval_log
+
+    metrics = metrics_of(written)["arms"]
+    assert {path.stem for path in (written / "inspect").iterdir()} == set(metrics)
+    for arm, of_arm in metrics.items():
+        log = read_eval_log(str(written / "inspect" / f"{arm}.eval"))
+        assert log.status == "success"
+        (scores,) = log.results.scores
+        said = {name: value for name, value in of_arm["accuracy"].items() if value is not None}
+        assert {name: metric.value for name, metric in scores.metrics.items()} == said
+        right: dict[str, list[bool]] = {}
+        for sample in log.samples:
+            assert (sample.scores is None) == (sample.error is not None)
+            if sample.scores is not None:
+                right.setdefault(sample.metadata["subset"], []).append(sample.scores["correct"].value == "C")
+        for subset, values in right.items():
+            assert sum(values) / len(values) == pytest.approx(of_arm["accuracy"][subset])
+        assert scores.scored_samples == sum(map(len, right.values()))
+
+
+def test_a_sample_has_picture_words_margin_and_subset(written: Path) -> None:
+    from inspect_ai.log import read_eval_log
+
+    records = {(r["case"], r["arm"]): r for r in read_run(written).predictions}
+    pictured = 0
+    for sample in read_eval_log(str(written / "inspect" / "vcd.eval"), resolve_attachments=True).samples:
+        record = records[sample.id, "vcd"]
+        *pictures, words = sample.input[0].content
+        assert words.text == record["text"]
+        pictured += len(pictures)
+        assert all(picture.image.startswith("data:image/jpeg;base64,/9j/") for picture in pictures)
+        assert {name: sample.metadata[name] for name in ("margin", "subset", "gold")} == {
+            name: record[name] for name in ("margin", "subset", "gold")
+        }
+        assert sample.output.completion == (record["response"] or "")
+    assert pictured > 0
+
+
+def test_words_and_pictures_are_the_benchmarks_where_it_is_at_hand(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai", reason=REASON)
+    from inspect_ai.log import read_eval_log
+
+    sample = IconWorld().load().samples[0]
+    records = [record | {"pair": None} for record in predictions(40)]
+    for record in records[:4]:
+        record |= {"case": sample.id, "text": sample.text}
+    run = read_run(write_run(tmp_path / "run", records))
+    inspect_log.write_logs(run, [sample])
+    log = read_eval_log(str(tmp_path / "run" / "inspect" / "vcd.eval"), resolve_attachments=True)
+    (own,) = (one for one in log.samples if one.id == sample.id)
+    picture, words = own.input[0].content
+    assert words.text == sample.prompt
+    assert picture.image.startswith("data:image/png;base64,")
+
+
+def test_a_log_read_as_responses_has_the_runs_answers(written: Path) -> None:
+    records = {r["case"]: r for r in read_run(written).predictions if r["arm"] == "vcd"}
+    path = written / "inspect" / "vcd.eval"
+    answers = inspect_log.read_answers(path)
+    assert {line["id"]: line["response"] for line in answers} == {case: r["response"] for case, r in records.items()}
+    responses = Responses(str(path))
+    assert responses.name == "vcd"
+    assert responses.fingerprint().startswith("sha256:")
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai", reason=REASON)
+    file = tmp_path / "x.eval"
+    file.write_bytes(b"PK\x03\x04 nonsense")
+    with pytest.raises(UserError, match="is no log of Inspect"):
+        inspect_log.read_answers(file)
+
+
+def test_without_inspect_ai_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    file = tmp_path / "x.eval"
+    file.touch()
+    with pytest.raises(UserError, match=r"pip install 'forestlens\[inspect\]'"):
+        Responses(str(file)).check(IconWorld().load().samples[:1])
+    run = run_of("task=export", "task.format=inspect", f"run={tmp_path}")
+    with pytest.raises(UserError, match=r"pip install 'forestlens\[inspect\]'"):
+        run.task(run)
+
+
+@pytest.mark.slow
+def test_inspects_own_commands_take_the_logs(written: Path, tmp_path: Path) -> None:
+    """Valid by its schema, converted by ``inspect log``, and bundled for the viewer."""
+    jsonschema: Any = pytest.importorskip("jsonschema")
+    schema = json.loads(command("log", "schema"))
+    path = written / "inspect" / "vcd.eval"
+    jsonschema.validate(json.loads(command("log", "dump", str(path))), schema)
+    command("log", "convert", str(path), "--to", "json", "--output-dir", str(tmp_path / "json"))
+    assert len(json.loads((tmp_path / "json" / "vcd.json").read_text())["samples"]) == 80
+    command("view", "bundle", "--log-dir", str(written / "inspect"), "--output-dir", str(tmp_path / "bundle"))
+    assert (tmp_path / "bundle" / "index.html").is_file()
+    assert "vcd" in command("log", "list", "--log-dir", str(written / "inspect"), "--json")
