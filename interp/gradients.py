@@ -4,20 +4,19 @@ Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174) keeps a layer's inpu
 in the backward pass.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Where layers are run again; torch's engine aborts the process on a device that computes nothing."""
 STATE = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")  # what checkpointing sets in a module
 
 
@@ -36,11 +35,13 @@ def activation_gradients(vlm: "VLM") -> Iterator[None]:
     try:
         for weight in trained:
             weight.requires_grad_(False)
-        if model.supports_gradient_checkpointing and vlm.device.type in DEVICES:
+        if model.supports_gradient_checkpointing:
             # Without hooks on the embeddings, which ``activation_checkpointing_enable`` adds for training.
             model._set_gradient_checkpointing(
                 enable=True,
-                gradient_checkpointing_func=partial(checkpoint, use_reentrant=False, preserve_rng_state=False),
+                gradient_checkpointing_func=partial(
+                    checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=same_functions
+                ),
             )
             for module in model.modules():
                 if isinstance(module, GradientCheckpointingLayer):
@@ -58,6 +59,30 @@ def activation_gradients(vlm: "VLM") -> Iterator[None]:
                     delattr(module, name)
         for weight in trained:
             weight.requires_grad_(True)
+
+
+def same_functions() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """For ``checkpoint(context_fn=...)``: a layer runs again under the function modes that it ran under.
+
+    Torch sets these aside in a backward pass, so that what they replace would be computed in another way than before.
+    """
+    return nullcontext(), _Opened(_get_current_function_mode_stack())
+
+
+class _Opened(AbstractContextManager[None]):
+    """Those of ``modes`` that are not open already; a graph that is kept runs its layers again more than once."""
+
+    def __init__(self, modes: Sequence[TorchFunctionMode]) -> None:
+        self.modes, self.stack = modes, ExitStack()
+
+    def __enter__(self) -> None:
+        there = _get_current_function_mode_stack()
+        for mode in self.modes:
+            if mode not in there:
+                self.stack.enter_context(mode)
+
+    def __exit__(self, *caught: object) -> None:
+        self.stack.close()
 
 
 def _in_evaluation(layer: Any, checkpointed: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:

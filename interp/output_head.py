@@ -47,11 +47,15 @@ def float32_head(model: Any, tokens: Sequence[int] | None = None) -> Iterator[No
     if head.reason() or not head.rounds:
         yield
         return
-    handle = head.module.register_forward_hook(_Again(head, tokens))
+    again = _Again(head, tokens)
+    handles = [head.module.register_forward_hook(again)]
+    if tokens is None:
+        handles.append(head.module.register_forward_pre_hook(again.before))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def native_head(model: Any) -> str:
@@ -205,15 +209,26 @@ class _Again:
 
     def __init__(self, head: _Head, tokens: Sequence[int] | None) -> None:
         self._head = head
+        self._hidden: Tensor | None = None
         self._rows: list[tuple[_Part, Tensor, Tensor]] | None = None
         if tokens is not None:
             self._rows = [rows for part in head.parts() if (rows := _rows_of(part, tokens)) is not None]
 
+    def before(self, module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Leaves the native head nothing to compute, where all its logits are computed again."""
+        hidden = arguments[0]
+        if hidden.numel():
+            self._hidden = hidden
+        return hidden[..., :0, :], *arguments[1:]
+
     def __call__(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The logits of the hidden states ``arguments[0]``."""
+        """The logits of the hidden states ``arguments[0]``, or of those that ``before`` held back."""
         hidden = arguments[0].to(output.device)  # accelerate moves them inside the head's forward
         if self._rows is None:
-            return self._head.whole(hidden)
+            held, self._hidden = self._hidden, None
+            return output if held is None else self._head.whole(held.to(output.device))
+        if hidden.shape[:-1] != output.shape[:-1]:  # another block has held them back, and computed all
+            return output
         logits = output.float() if output.dtype != torch.float32 else output.clone()
         for part, tokens, rows in self._rows:
             bias = None if part.bias is None else part.bias.index_select(0, rows)

@@ -89,7 +89,7 @@ class Pretended(Tensor):
         )
         assert _WORLD is not None
         made.held = held
-        made.memory = _WORLD.ledger.held(held, made.device) if storage is None else storage
+        made.memory = _WORLD.memory(held, made.device) if storage is None else storage
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -114,6 +114,7 @@ class World:
     waits: list[Wait] = field(default_factory=list)
     _seen: dict[Any, Any] = field(default_factory=dict)
     _drawn: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    _postponed: list[RuntimeError] | None = None  # what has gone wrong in the backward pass that is running, if one is
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One operation of torch."""
@@ -128,7 +129,7 @@ class World:
         if func is aten._local_scalar_dense.default:
             self._wait(func)
             return (self._host(args[0].held)).item()
-        device = _common(func, args, ours, flat) if ours else asked
+        device = self._device(func, args, ours, flat) if ours else asked
         if func is aten.equal.default:
             self._wait(func)
             held = [one.held for one in ours]
@@ -152,6 +153,42 @@ class World:
         made = _mapped(lambda one: self._wrapped(one, place), found)
         self.ledger.count(func, args, kwargs, ours, [one for one in _leaves([made]) if isinstance(one, Pretended)])
         return made
+
+    def backward(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """``func``, which runs torch's engine. An exception within it would abort the process, so the first one waits
+        for its end."""
+        self._postponed, capacity = [], self.ledger.capacity
+        try:
+            found = func(*args, **kwargs)
+            if self._postponed:
+                raise self._postponed[0]
+            return found
+        finally:
+            self._postponed, self.ledger.capacity = None, capacity
+
+    def memory(self, held: Tensor, device: torch.device) -> Storage:
+        """New memory for ``held`` on ``device``.
+
+        Raises:
+            torch.OutOfMemoryError: the device is full.
+        """
+        try:
+            return self.ledger.held(held, device)
+        except torch.OutOfMemoryError as error:
+            if self._postponed is None:
+                raise
+            self._postponed.append(error)
+            self.ledger.capacity = None
+            return self.ledger.held(held, device)
+
+    def _device(self, func: Any, args: Sequence[Any], ours: Sequence[Pretended], flat: Sequence[Any]) -> torch.device:
+        try:
+            return _common(func, args, ours, flat)
+        except DeviceMismatch as error:
+            if self._postponed is None:
+                raise
+            self._postponed.append(error)
+            return ours[0].device
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The operation on what the tensors hold."""
@@ -361,6 +398,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 _NEW: tuple[Callable[..., Any], ...] = (torch.tensor, torch.as_tensor)
+_BACKWARD = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 _HANDLED = {Tensor.new_tensor, Tensor.tolist, Tensor.data_ptr, Tensor.__getitem__, Tensor.__setitem__}
 
 
@@ -376,6 +414,8 @@ class _Functions(TorchFunctionMode):
             return func(_read(data), *args[1:], **kwargs).to(device)
         if func is torch.nn.functional.scaled_dot_product_attention and _WORLD is not None and _WORLD.fused:
             return (fused_attention if isinstance(args[0], Pretended) else func)(*args, **kwargs)
+        if func in _BACKWARD and _WORLD is not None:
+            return _WORLD.backward(func, args, kwargs)
         if func not in _HANDLED:
             return func(*args, **kwargs)
         if func is Tensor.new_tensor and isinstance(args[0], Pretended):

@@ -23,6 +23,7 @@ from experiments.studies.vrtuning.study import VRTuningStudy
 from experiments.types import AnsweredElsewhere
 from interp.errors import UserError
 from mitigation.method import Baseline, TrainableMethod, abilities
+from mitigation.probe_readout import TruthReadout
 from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ def _labels(count: int) -> list[bool]:
 
 
 def _learn(method: Any) -> "Callable[[Scene, int], object]":
+    if isinstance(method, TruthReadout) and method.point is None:
+        # Which point it chooses depends on the numbers. The gradient down to the first one takes the most.
+        method = replace(method, point=1)
+
     def do(scene: Scene, rows: int) -> object:
         # A few questions, each of several cases, for what learns by leaving questions out.
         prompts = [
@@ -300,6 +305,7 @@ def training_step(scene: Scene, settings: "Settings", rows: int) -> float:
     import torch
     from trl.trainer.utils import add_fused_lm_head
 
+    from interp.gradients import same_functions
     from mitigation.vrtuning.collator import Collator
 
     vlm = scene.vlm
@@ -308,10 +314,8 @@ def training_step(scene: Scene, settings: "Settings", rows: int) -> float:
         add_fused_lm_head(model.get_base_model(), outputs=("log_probs", "entropy", "is_top1"))
     switched = {"auto": scene.on_gpu, "on": True, "off": False}
     if switched[settings.checkpointing]:
-        raise UserError(
-            "a step with gradient checkpointing cannot be run on shapes by this torch; without it "
-            "(task.settings.checkpointing=off) it can, and the task prints an estimate by formula before it starts"
-        )
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": same_functions})
+        model.enable_input_require_grads()
     model.train()
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=settings.learning_rate)

@@ -232,7 +232,8 @@ class Watch:
         try:
             self.forward = self.follower.enter(args, kwargs)
         except UserError as error:
-            self.refusal = error
+            # With its frames, which are callers of this one too, it would keep what they hold until it is collected.
+            self.refusal = error.with_traceback(None)
 
     def after(self, module: Any, args: Any, output: Any) -> None:
         """Runs after a forward, and remembers its cache to recognise the next decoding step."""

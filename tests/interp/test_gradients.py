@@ -1,5 +1,6 @@
 """Gradients of activations: the same numbers in the memory of a layer, and nothing left in the model."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlavaForConditionalGeneration
 
+from interp.batching import BatchRule, road
 from interp.gradients import activation_gradients
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.vlm import VLM, Prompt
@@ -140,3 +142,18 @@ def test_gradients_go_on_with_half_where_memory_runs_out(vlm: VLM, monkeypatch: 
         found = margin_gradient(vlm, PROMPTS, point=1)
     torch.testing.assert_close(found, whole, atol=1e-6, rtol=1e-5)
     assert traces(vlm) == before
+
+
+def test_a_batch_leaves_nothing_for_the_next() -> None:
+    vlm = deep()
+    gc.collect()
+    gc.disable()  # what waits for it is held meanwhile, and a GPU's memory does not call it
+    try:
+        with road(BatchRule(1, None), on_lowered=print):
+            with Peak() as one:
+                margin_gradient(vlm, PROMPTS[:1], point=LAYERS)
+            with Peak() as many:
+                margin_gradient(vlm, PROMPTS[:1] * 8, point=LAYERS)
+    finally:
+        gc.enable()
+    assert many.highest < 1.1 * one.highest

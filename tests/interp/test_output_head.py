@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -103,6 +104,32 @@ def test_what_the_model_does_to_its_logits_is_done_in_float32(change: str) -> No
 def _scaled(module: Any, arguments: Any, output: Any) -> Any:
     output.logits = output.logits / 7
     return output
+
+
+def test_a_whole_head_is_computed_once_however_the_blocks_nest(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = VLM(tiny_llava()[0].bfloat16(), tiny_llava()[1])
+    encoded = vlm.encode([Prompt("Is this safe?", picture(0))])
+    assert native_head(vlm.model) == ""
+    with torch.no_grad():
+        native = vlm.model(**encoded, logits_to_keep=1).logits
+        with float32_head(vlm.model):
+            whole = vlm.model(**encoded, logits_to_keep=1).logits
+        rows: list[int] = []
+        linear = nn.functional.linear
+
+        def counted(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            if weight is vlm.model.lm_head.weight:
+                rows.append(hidden.shape[1])
+            return linear(hidden, weight, bias)
+
+        monkeypatch.setattr(nn.functional, "linear", counted)
+        for blocks in ([None], [None, None], [None, [3]], [[3], None]):
+            with ExitStack() as stack:
+                for tokens in blocks:
+                    stack.enter_context(float32_head(vlm.model, tokens))
+                assert torch.equal(vlm.model(**encoded, logits_to_keep=1).logits, whole)
+        assert rows == [0] * 4  # the native head has nothing to do
+        assert torch.equal(vlm.model(**encoded, logits_to_keep=1).logits, native)
 
 
 def test_the_copy_follows_its_weights_and_a_large_head_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from tests.conftest import REPOSITORY
 # The hook into torch is for the whole process.
 SCRIPT = """
 import torch
+from torch.utils.checkpoint import checkpoint
+from interp.gradients import same_functions
 from interp.pretended import TOKEN, DeviceMismatch, Unsupported, world
 
 def refused(run):
@@ -50,6 +52,21 @@ try:
         weight = torch.ones(4, device="pretend:1", requires_grad=True)
         (gradient,) = torch.autograd.grad((other @ weight).sum(), [weight])
         assert gradient.device == weight.device
+
+        many = torch.ones(2**20, device="pretend:0", requires_grad=True)
+        here.ledger.capacity = here.ledger.now + 2**21  # no room for the gradient
+        try:
+            many.sum().backward()
+            raise AssertionError("it fitted")
+        except torch.OutOfMemoryError:
+            here.ledger.capacity = None  # an exception within torch's engine would have aborted the process
+    with world(fused=True):  # what runs again in a backward pass attends by the same kernel as before
+        query = torch.ones(1, 2, 8, 4, device="pretend:0", requires_grad=True)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        for options in ({}, {"preserve_rng_state": False}):
+            found = checkpoint(attend, query, query, query, use_reentrant=False, context_fn=same_functions, **options)
+            found.sum().backward(retain_graph=True)
+            found.sum().backward()
     with world(values=True):
         numbers = torch.tensor([1.0, 3.0]).to("pretend:0")
         view = numbers[:1]

@@ -42,7 +42,6 @@ COMMANDS = {
 def plans() -> dict[str, Any]:
     """All that the job measures of the organism, by experiment; "longer" is that of an answer added up."""
     names = {exp: f"+exp={exp} {SMALL}" for exp in COMMANDS}
-    names["vrtuning_llava_7b"] += " task.settings.checkpointing=off"
     command = [sys.executable, "-W", "ignore", "-m", "tests.experiments.planning.job", *names.values(), "longer"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)

@@ -12,7 +12,17 @@ from tests.conftest import REPOSITORY
 ROWS = 4
 WITHIN = 0.15
 CHEAP = ("plain",)
-OTHERS = ("vcd sequential", "vcd paired", "recording", "hidden states", "knockout", "patching", "read-out", "lora")
+OTHERS = (
+    "vcd sequential",
+    "vcd paired",
+    "recording",
+    "hidden states",
+    "knockout",
+    "patching",
+    "read-out",
+    "lora",
+    "lora checkpointed",
+)
 
 
 def said(which: str, step: str) -> dict[str, float]:
