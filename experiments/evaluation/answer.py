@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +23,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.benchmarks.checks import content_of
-from experiments.benchmarks.images import BadImage, open_image
+from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
 from experiments.evaluation.batching import Opened, form, opened
-from experiments.judges.yes_no import published_verdict
+from experiments.evaluation.judging import judged, scored
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
-from experiments.types import AnsweredElsewhere, Item, Judge, Judgement, Sample, Status, Verdict
+from experiments.types import AnsweredElsewhere, Sample, Status
 from interp.batching import MemoryLimit, Road, out_of_memory, road
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from mitigation.method import Method
 
 BASELINE = "baseline"
-JUDGE = "margin"  # the judge in records of scored verdicts
 SKIPS = "skips.jsonl"
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
@@ -300,92 +298,6 @@ class Answering:
         for (arm, _), counts in latest.items():
             totals.setdefault(arm, Counter()).update(counts)
         return {arm: dict(counts) for arm, counts in totals.items()}
-
-
-def judged(
-    samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
-) -> Iterator[dict[str, Any]]:
-    """The records of one batch, its answers judged together."""
-    statuses = [records.status_of(generation, index) for index in range(len(samples))]
-    spoken = [index for index, status in enumerate(statuses) if status.spoken]
-    items = [item_of(samples[index], generation.texts[index]) for index in spoken]
-    judgements = dict(zip(spoken, judge.judge(items), strict=True)) if items else {}
-    for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
-        reason = "" if generation.reasons is None else generation.reasons[index]
-        if status.excluded:
-            yield records.failed(sample, arm, settings, status, reason)
-            continue
-        yield _answered(
-            sample,
-            arm,
-            settings,
-            status=status,
-            response=generation.texts[index],
-            **_margins(generation, index),
-            judgement=judgements.get(index, unspoken(judge)),
-            judge=judge.name,
-            prompt=None if generation.prompts is None else generation.prompts[index],
-            reason=reason,
-        )
-
-
-def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Generation") -> Iterator[dict[str, Any]]:
-    """The records of one batch under ``protocol=score``: verdicts are the signs of the margins; no judge is called.
-
-    Raises:
-        UserError: a margin is not a number.
-    """
-    margins = [float(margin) for margin in generation.margins]
-    if not all(map(isfinite, margins)):
-        missing = sum(not isfinite(margin) for margin in margins)
-        raise UserError(
-            f"arm {arm} gives no margins for {missing} of {len(margins)} answers, and protocol=score reads nothing "
-            "else; leave protocol out"
-        )
-    prompts = [None] * len(samples) if generation.prompts is None else generation.prompts
-    for index, (sample, margin, prompt) in enumerate(zip(samples, margins, prompts, strict=True)):
-        verdict = Verdict.YES if margin > 0 else Verdict.NO
-        yield {
-            **_answered(
-                sample,
-                arm,
-                settings,
-                status=Status.ANSWERED,
-                response=f"{verdict.value.title()}.",  # the word that the margin stands for
-                **_margins(generation, index),
-                judgement=Judgement(verdict),
-                judge=JUDGE,
-                prompt=prompt,
-            ),
-            "protocol": "score",
-        }
-
-
-def _margins(generation: "Generation", index: int) -> dict[str, Any]:
-    """What a record keeps of one answer's margin, and of how it was computed."""
-    return {
-        "margin": float(generation.margins[index]),
-        "unshifted": None if generation.unshifted is None else float(generation.unshifted[index]),
-        "sampled": generation.sampled,
-        "branch": generation.branch,
-    }
-
-
-def _answered(sample: Sample, arm: str, settings: str, *, response: str, **fields: Any) -> dict[str, Any]:
-    """A record with the verdict of the published yes/no rule beside the judge's."""
-    published = published_verdict(response) if sample.gold in ("yes", "no") else None
-    return records.answered(sample, arm, settings, response=response, published_verdict=published, **fields)
-
-
-def unspoken(judge: Judge) -> Judgement | None:
-    """The judgement of an answer without text: "no verdict" in a yes/no benchmark, None (unknown) in a refusal one."""
-    return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
-
-
-def item_of(sample: Sample, response: str) -> Item:
-    """One answer as shown to a judge; the image is opened only if the judge asks for it."""
-    image = None if sample.image is None else partial(open_image, sample.image)
-    return Item(sample.id, sample.text, response, image, sample.gold, sample.tags.get("language", "en"))
 
 
 def _prompt(sample: Sample, picture: Image.Image | None) -> "Prompt":

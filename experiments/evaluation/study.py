@@ -23,6 +23,7 @@ from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
 from experiments.evaluation.cases import development_cases, limited, load_cases
+from experiments.evaluation.environment import branches, describe
 from experiments.report import terminal
 from experiments.report.build import build
 from experiments.runs import analyses as states
@@ -35,7 +36,6 @@ from interp.errors import UserError
 from mitigation.method import MethodFault, TrainableMethod, abilities
 
 if TYPE_CHECKING:
-    from interp.vlm import VLM
     from mitigation.method import Method
 
 DEVELOPMENT = "development.jsonl"
@@ -137,50 +137,6 @@ def connected(run: Run) -> Any:
 
     with whole_weights():
         return load(Launch.current().placed(run.weights))
-
-
-def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
-    """The contents of environment.json, before the run has finished."""
-    return {
-        **provenance.machine(vlm),
-        "seed": run.seed,
-        "model": _model(run, vlm),
-        "benchmark": {
-            "name": run.benchmark.name,
-            "manifest": loaded.manifest,
-            "n": len(loaded.samples),
-            "missing": loaded.missing,
-        },
-        "judge": run.judge.name,
-        "arm_under_study": run.arm,
-        "note": run.note,
-        "command": provenance.command(),
-        "config": run.config if vlm is not None else run.config | {"model": None},
-        "config_hash": run.config_hash,
-        "started": records.now(),
-        "finished": None,
-    }
-
-
-def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
-    brought = {arm: method for arm, method in run.arms.items() if isinstance(method, AnsweredElsewhere)}
-    model: dict[str, Any] = {"path": None, "revision": None, "dtype": None}
-    if vlm is None:
-        studied = brought[run.arm]
-        model |= {"name": studied.name, "revision": studied.fingerprint(), "made_elsewhere": True}
-    elif run.endpoint is not None:
-        model |= {"name": vlm.name, "endpoint": run.endpoint.identity()}
-    else:
-        dtype = str(vlm.dtype).removeprefix("torch.")
-        model |= {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
-        if rounded := getattr(vlm, "rounded", ""):
-            model["rounded"] = rounded
-    model["title"] = provenance.model_title(model)
-    if adapters := provenance.adapters(run.arms):
-        model["adapters"] = adapters
-    if brought:
-        model["responses"] = {arm: {"name": one.name, "revision": one.fingerprint()} for arm, one in brought.items()}
-    return model
 
 
 @dataclass
@@ -353,7 +309,7 @@ class Study:
         skips = self.answering.skips()
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
-        more |= _branches(current)
+        more |= branches(current)
         states.expect(self.store.path, to_come)  # before the run says that its arms are reported
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
@@ -395,15 +351,6 @@ class Study:
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
         ended = {"finished": records.now()} if finished else {}
         self.store.write_json("environment.json", {**self.environment, **ended, **more})
-
-
-def _branches(current: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """For environment.json: by arm, how the second picture of a contrast was run (``branch=auto`` does not say)."""
-    used: dict[str, set[str]] = {}
-    for record in current:
-        if record.get("branch"):  # records of earlier versions have none
-            used.setdefault(record["arm"], set()).add(record["branch"])
-    return {"branches": {arm: " and ".join(sorted(found)) for arm, found in used.items()}} if used else {}
 
 
 def _savings(skips: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -8,8 +8,8 @@ import pandas as pd
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, PerceptionQuestion, perception_questions
-from experiments.evaluation.answer import judged
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.judging import judged
 from experiments.judges.yes_no import YesNo
 from experiments.metrics.yes_no import results
 from experiments.types import Sample

@@ -15,8 +15,8 @@ from rich.console import Console
 from experiments.benchmarks.images import open_image
 from experiments.config import Run, digest
 from experiments.evaluation import scoring
-from experiments.evaluation.answer import unspoken
 from experiments.evaluation.batching import batches
+from experiments.evaluation.judging import unspoken
 from experiments.evaluation.people import agreement_of_raters, share_said
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal

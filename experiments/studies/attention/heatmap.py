@@ -15,8 +15,9 @@ from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.batching import batches
+from experiments.evaluation.cases import load_cases
+from experiments.evaluation.environment import describe
 from experiments.evaluation.matching import MatchedCase, sample_with_id
-from experiments.evaluation.study import describe, load_cases
 from experiments.judges.yes_no import anchored
 from experiments.report.findings.attention import case_lines
 from experiments.runs.directory import open_run

@@ -1,0 +1,64 @@
+"""What a run's environment.json says: machine, model, benchmark, arms and command."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from experiments.config import Run
+from experiments.runs import provenance, records
+from experiments.types import AnsweredElsewhere, Loaded
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+
+def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
+    """The contents of environment.json, before the run has finished."""
+    return {
+        **provenance.machine(vlm),
+        "seed": run.seed,
+        "model": _model(run, vlm),
+        "benchmark": {
+            "name": run.benchmark.name,
+            "manifest": loaded.manifest,
+            "n": len(loaded.samples),
+            "missing": loaded.missing,
+        },
+        "judge": run.judge.name,
+        "arm_under_study": run.arm,
+        "note": run.note,
+        "command": provenance.command(),
+        "config": run.config if vlm is not None else run.config | {"model": None},
+        "config_hash": run.config_hash,
+        "started": records.now(),
+        "finished": None,
+    }
+
+
+def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
+    brought = {arm: method for arm, method in run.arms.items() if isinstance(method, AnsweredElsewhere)}
+    model: dict[str, Any] = {"path": None, "revision": None, "dtype": None}
+    if vlm is None:
+        studied = brought[run.arm]
+        model |= {"name": studied.name, "revision": studied.fingerprint(), "made_elsewhere": True}
+    elif run.endpoint is not None:
+        model |= {"name": vlm.name, "endpoint": run.endpoint.identity()}
+    else:
+        dtype = str(vlm.dtype).removeprefix("torch.")
+        model |= {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
+        if rounded := getattr(vlm, "rounded", ""):
+            model["rounded"] = rounded
+    model["title"] = provenance.model_title(model)
+    if adapters := provenance.adapters(run.arms):
+        model["adapters"] = adapters
+    if brought:
+        model["responses"] = {arm: {"name": one.name, "revision": one.fingerprint()} for arm, one in brought.items()}
+    return model
+
+
+def branches(current: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """For environment.json: by arm, how the second picture of a contrast was run (``branch=auto`` does not say)."""
+    used: dict[str, set[str]] = {}
+    for record in current:
+        if record.get("branch"):  # records of earlier versions have none
+            used.setdefault(record["arm"], set()).add(record["branch"])
+    return {"branches": {arm: " and ".join(sorted(found)) for arm, found in used.items()}} if used else {}
