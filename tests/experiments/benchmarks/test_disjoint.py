@@ -11,6 +11,8 @@ from rich.console import Console
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.disjoint import disjoint, shared
 from experiments.benchmarks.iconworld import IconWorld
+from experiments.benchmarks.iconworld.traces import Traces
+from experiments.benchmarks.images import picture_of
 from experiments.evaluation.cases import development_cases, load_cases
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
@@ -71,6 +73,13 @@ def test_the_bundled_splits_share_no_case_and_their_clusters_by_intention(tmp_pa
     assert found is not None
     assert len(found.samples) == len(development.samples)
     assert not shared(IconWorld(split="new_sentences").load().samples, test, clusters=False)
+
+
+def test_no_picture_that_the_bundled_traces_train_on_is_evaluated() -> None:
+    trained = {picture_of(trace.scene) for trace in Traces(cases=200).write()}
+    assert len(trained) == 250
+    for split in ("test", "development", "train", "new_sentences"):
+        assert not trained & {picture_of(sample.image) for sample in IconWorld(split=split).load().samples}
 
 
 def test_all_that_remains_is_learned_from_and_nothing_is_not_enough(tmp_path: Path) -> None:
