@@ -8,7 +8,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 from rich.console import Console
 
-from experiments.benchmarks.checks import WAY_OUT, examine, message
+from experiments.benchmarks.checks import ASKED, examine, message
+from experiments.benchmarks.disjoint import BENCHMARK, shared
 from experiments.benchmarks.export import export_mmsafeaware, export_vlmevalkit
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
@@ -16,7 +17,7 @@ from experiments.evaluation.cases import limited, load_cases
 from experiments.runs import inspect_log
 from experiments.runs.directory import open_run
 from experiments.runs.saved import read_run
-from experiments.types import Kind, Sample
+from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 
 CELL = 150  # pixels a side of a picture on the sheet
@@ -41,14 +42,14 @@ def run(run: Run, *, columns: int, rows: int) -> None:
     if columns < 1 or rows < 1:
         raise UserError(f"task.columns={columns}, task.rows={rows}: both must be at least 1")
     console = Console()
-    given, name, kind = run.benchmark.load(), run.benchmark.name, run.benchmark.kind
-    kept, problems = examine(given, kind)
-    total = len(given.samples) + len(given.problems)
-    bad = f"{message(name, problems, total, Path(run.output_root))}\n{WAY_OUT}\n" if problems else ""
+    name, kind = run.benchmark.name, run.benchmark.kind
+    kept, bad = _examined(run, run.benchmark.load(), name)
     if not kept:
         raise UserError(bad.strip() or f"benchmark {name} has no case to show; look at its options in conf/benchmark")
-    development = run.benchmark.development()
-    said = understood(kept, kind, name, 0 if development is None else len(development.samples)) + bad
+    if (development := run.benchmark.development()) is not None:
+        to_learn_from, worse = _examined(run, development, f"{name}, development split", kept)
+        bad += worse
+    said = understood(kept, kind, name, 0 if development is None else len(to_learn_from)) + bad
     samples = limited(kept, run.limit or columns * rows)
     with open_run(run.output_root, "preview", run.config, run.config_hash, fresh=True) as store:
         path = store.path / "contact_sheet.png"
@@ -56,6 +57,20 @@ def run(run: Run, *, columns: int, rows: int) -> None:
         (store.path / "understood.txt").write_text(said, encoding="utf-8", errors="replace")
         console.print(said, highlight=False, markup=False, soft_wrap=True)
         console.print(f"{len(samples)} cases: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _examined(run: Run, given: Loaded, name: str, tested: Sequence[Sample] = ()) -> tuple[list[Sample], str]:
+    """The cases that can be asked, or learned from where others are ``tested``; and what is wrong with the rest."""
+    kept, problems = examine(given, run.benchmark.kind)
+    both = shared(kept, tested, clusters=not getattr(run.benchmark, "clusters_recur", False))
+    said = ""
+    for found, total, words in (
+        (problems, len(given.samples) + len(given.problems), ASKED),
+        (list(both.values()), len(kept), BENCHMARK),
+    ):
+        if found:
+            said += f"{message(name, found, total, Path(run.output_root), words)}\n{words.way_out}\n"
+    return [sample for place, sample in enumerate(kept) if place not in both], said
 
 
 def understood(samples: Sequence[Sample], kind: Kind, name: str, development: int = 0) -> str:
