@@ -15,6 +15,8 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from experiments.evaluation.study import Study
 
+NOTE = "note: "  # what an analysis' remarks begin with
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -22,8 +24,9 @@ class Analysis:
 
     ``missing`` says what a reader misses where it fails: ``attention was not analysed``. One with ``settings`` says
     sentences alone and is not repeated when the run is continued with the same settings and records. In one that is
-    done ``together`` all processes of a launch take part; the others are rank 0's. What a ``detail`` says stands in the
-    report, and is printed with ``verbose=true`` alone.
+    done ``together`` all processes of a launch take part; the others are rank 0's. Of what it returns, sentences are
+    printed, and with ``verbose=true`` tables and notes too; of a ``detail``, which is not what the study was run for,
+    everything is left to the report.
     """
 
     name: str
@@ -49,9 +52,8 @@ def perform(study: "Study", analysis: Analysis, *, again: bool = False) -> bool:
         return True
     of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
     known = None if again or of is None else states.kept(folder, analysis.name, of)
-    silent = analysis.detail and not study.run.verbose
     if known is not None:
-        _say(study, [] if silent else known)
+        _say(study, _wanted(study, analysis, known))
         return True
     lines: list[RenderableType] = []
     with states.apart(folder, analysis.name, analysis.missing, of=of) as outcome:
@@ -62,12 +64,18 @@ def perform(study: "Study", analysis: Analysis, *, again: bool = False) -> bool:
         with states.apart(folder, "rebuilding", "the report was not built again", part_of=states.REPORT) as building:
             build(folder)
         rebuilt = building.failed
-    _say(study, [] if silent else lines)
+    _say(study, _wanted(study, analysis, lines))
     failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name), rebuilt])]
     _say(study, failed)
     if outcome.failed and analysis.together and launch.size > 1:
         raise UserError(outcome.failed)
     return not failed
+
+
+def _wanted(study: "Study", analysis: Analysis, lines: Iterable[RenderableType]) -> list[RenderableType]:
+    if study.run.verbose:
+        return list(lines)
+    return [] if analysis.detail else [one for one in lines if isinstance(one, str) and not one.startswith(NOTE)]
 
 
 def _say(study: "Study", lines: Iterable[RenderableType]) -> None:

@@ -277,9 +277,10 @@ class Study:
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
         does it all, but for analyses that are done together.
         """
+        by_itself = all(analysis.detail for analysis in analyses)
         analyses = [*map(_failed_arm, self.faults, self.faults.values()), *analyses]
         if self.store.launch.first:
-            self._report({analysis.name: analysis.missing for analysis in analyses})
+            self._report({analysis.name: analysis.missing for analysis in analyses}, by_itself=by_itself)
         for analysis in analyses:
             if self.store.launch.first or analysis.together:
                 perform(self, analysis)
@@ -287,8 +288,11 @@ class Study:
             states.settle(self.store.path)
             self._say_next()
 
-    def _report(self, to_come: Mapping[str, str]) -> None:
-        """Metrics, thumbnails and report of the arms, noting the analyses that are ``to_come``."""
+    def _report(self, to_come: Mapping[str, str], *, by_itself: bool) -> None:
+        """Metrics, thumbnails and report of the arms, noting the analyses that are ``to_come``.
+
+        Where the arms are not the answer ``by_itself``, because an analysis is, a sentence of them is printed.
+        """
         current = self.records()
         result = scoring.evaluate(
             scoring.Rules.of(self.run),
@@ -314,7 +318,7 @@ class Study:
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
         self.console.print()
-        self.console.print(terminal.shown(result, verbose=self.run.verbose, width=self.console.width))
+        self.console.print(terminal.shown(result, verbose=self.run.verbose, width=self.console.width, whole=by_itself))
         savings = [*_savings(skips), *self.answering.shared()] if self.run.verbose else []
         for sentence in [*savings, *states.failures(self.store.path, states.REPORT)]:
             self.console.print(sentence, highlight=False, markup=False)

@@ -40,9 +40,11 @@ LINES = 21  # that the answer takes, at most, where its sentences leave room: wi
 HEADING, FEWEST_ROWS = 3, 3  # lines above a table's rows; rows that are shown in any case
 
 
-def shown(metrics: Mapping[str, Any], *, verbose: bool, width: int) -> Group:
-    """``results`` or, unless ``verbose``, ``answer``, for a terminal of ``width`` columns."""
-    return results(metrics) if verbose else answer(metrics, width=width)
+def shown(metrics: Mapping[str, Any], *, verbose: bool, width: int, whole: bool = True) -> Group:
+    """``results`` or, unless ``verbose``, ``answer`` for a terminal of ``width`` columns, or of it a sentence alone."""
+    if verbose:
+        return results(metrics)
+    return answer(metrics, width=width) if whole else Group(Text(str(metrics["summary"][0]), style="bold"), "")
 
 
 def answer(metrics: Mapping[str, Any], *, width: int) -> Group:

@@ -80,9 +80,13 @@ class VRTuningStudy:
 
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"training": _described(self, given)})
-        measured = Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all)
+        lacking = "the adapters' side effects were not measured"
+        measured = Analysis("side_effects", lacking, self._measure_all, detail=True)
         tables = Analysis(
-            "vrtuning", "the tables were not written", lambda work: write_tables(work.store.path, run.arms)
+            "vrtuning",
+            "the tables were not written",
+            lambda work: write_tables(work.store.path, run.arms),
+            detail=True,
         )
         study.run(
             run,
