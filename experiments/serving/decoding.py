@@ -108,7 +108,9 @@ class _WatchedVLM(ProcessingVLM):
         if self.watch.begun:
             return self._vlm.generate(prompts, **options)
         stopping = StoppingCriteriaList([*options.pop("stopping_criteria", ()), self.watch.stopping])
-        return super().generate(prompts, stopping_criteria=stopping, **options)
+        generation = super().generate(prompts, stopping_criteria=stopping, **options)
+        self.watch.made = generation.token_ids[: len(self.watch.rows)]
+        return generation
 
     def _added(
         self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
@@ -127,6 +129,7 @@ class _Watch:
         self.begun = False
         self.columns: int | None = None  # of the prompts
         self.lengths: list[int] = []  # of the prompts, in tokens
+        self.made: list[list[int]] = []  # the tokens that were watched
         self.kept: list[tuple[Tensor, Tensor, Tensor]] = []  # by step: log-probability chosen, of the likeliest, which
         self.processor, self.stopping = _Draw(self), _Stop(self)
 
@@ -167,6 +170,10 @@ class _Watch:
                 "this method decodes in a loop of its own; temperature, stop and logprobs need one that answers "
                 "through vlm.generate"
             )
+        if drawn and generation.token_ids != self.made:
+            raise UserError(
+                "this method makes its answers in several steps; ask it without temperature, stop and logprobs"
+            )
         scores = self._scores(generation.token_ids)
         found = []
         for place, (row, ids, ended) in enumerate(
@@ -187,8 +194,6 @@ class _Watch:
         """The tokens of each answer with their log-probabilities; None where none were asked for."""
         if self.decoding.alternatives is None:
             return None
-        if any(len(ids) > len(self.kept) for ids in answers):
-            raise UserError("this method makes its answers in several steps; ask it without logprobs")
         steps = [tuple(part.tolist() for part in step) for step in self.kept]
         found = []
         for row, ids in enumerate(answers):

@@ -1,0 +1,149 @@
+"""Any method can be sampled, stopped, streamed and asked for its scores; what it answers greedily stays the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import get_peft_model
+
+from experiments.serving.decoding import Row, answer
+from experiments.serving.requests import Decoding
+from interp.errors import UserError
+from interp.vlm import VLM, Generation, Prompt
+from mitigation.attention_steering import AttentionSteering
+from mitigation.controls import CutoffOnly
+from mitigation.method import Baseline
+from mitigation.prior_correction import PriorCorrection
+from mitigation.prompting import ContextPrompt, SafetyPrompt
+from mitigation.vcd import VCD
+from mitigation.vrtuning.method import VRTuning
+from mitigation.vrtuning.model import lora_config
+from mitigation.wrappers import Sampled, Shifted
+from tests.mitigation.vrtuning_job import SETTINGS
+from tests.tiny import picture, tiny_llava
+
+TOKENS = 6
+PROMPTS = [Prompt(text, picture(i), key=str(i)) for i, text in enumerate(["Is this safe?", "what is red", "the dog"])]
+METHODS: list[Any] = [
+    Baseline(), ContextPrompt(), VCD(), VCD(branch="sequential"), VCD(branch="lazy"), CutoffOnly(0.5),
+    PriorCorrection(), AttentionSteering(1.0), Shifted(VCD(), 0.5),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter with random weights, as peft saves it."""
+    model, processor = tiny_llava()
+    vlm = VLM(model, processor)
+    wrapped = get_peft_model(vlm.model, lora_config(vlm.model, vlm.layout, SETTINGS))
+    torch.manual_seed(0)
+    for name, weight in wrapped.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.5)
+    folder = tmp_path_factory.mktemp("adapter")
+    wrapped.save_pretrained(folder, save_embedding_layers=False)
+    return folder
+
+
+def rows(**fields: Any) -> list[Row]:
+    return [Row(prompt, prompt.key, **fields) for prompt in PROMPTS]
+
+
+def check(method: Any, vlm: VLM) -> None:
+    plain = method.generate(vlm, PROMPTS, max_new_tokens=TOKENS)
+    found = answer(method, vlm, rows(), Decoding(TOKENS, alternatives=3))
+    assert [one.text for one in found] == plain.texts
+    assert [one.tokens for one in found] == [len(ids) for ids in plain.token_ids]
+    for one, ids in zip(found, plain.token_ids, strict=True):
+        assert one.scores is not None
+        assert len(one.scores) == len(ids)
+        for token in one.scores:
+            assert token.logprob == pytest.approx(token.alternatives[0][1])  # greedy: none is likelier
+    said: list[list[str]] = [[] for _ in PROMPTS]
+    streaming = [Row(prompt, prompt.key, on_text=said[place].append) for place, prompt in enumerate(PROMPTS)]
+    answer(method, vlm, streaming, Decoding(TOKENS))
+    assert ["".join(pieces) for pieces in said] == plain.texts
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_greedy_is_the_methods_own_and_warm_is_that_of_sampled(vlm: VLM, method: Any) -> None:
+    check(method, vlm)
+    warm = answer(method, vlm, rows(seed=4), Decoding(TOKENS, temperature=0.7))
+    sampled = Sampled(method, temperature=0.7, seed=4).generate(vlm, PROMPTS, max_new_tokens=TOKENS)
+    assert [one.text for one in warm] == sampled.texts
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+@pytest.mark.parametrize("inner", [None, VCD()])
+def test_an_adapter_answers_also_where_its_verdict_comes_last(vlm: VLM, adapter: Path, order: str, inner: Any) -> None:
+    check(VRTuning(str(adapter), inner=inner, answer=order), vlm)
+    plain = Baseline().generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
+    assert [one.text for one in answer(VRTuning(str(adapter)), vlm, rows(), Decoding(TOKENS))] != plain
+
+
+def test_a_prompt_is_counted_once_whatever_a_branch_doubles(vlm: VLM) -> None:
+    lengths = vlm.encode(PROMPTS)["attention_mask"].sum(-1).tolist()
+    for method in (Baseline(), VCD(branch="paired")):
+        assert [one.prompt_tokens for one in answer(method, vlm, rows(), Decoding(1))] == lengths
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Asks the model, then asks it again; the second answer counts."""
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        vlm.generate(prompts, max_new_tokens=1)
+        return vlm.generate([replace(p, text=f"{p.text} red") for p in prompts], max_new_tokens=max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Writes its answers itself."""
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        ids = [vlm.tokenizer("the cat")["input_ids"] for _ in prompts]
+        return Generation(["the cat"] * len(prompts), ids, torch.zeros(len(prompts)), [True] * len(prompts))
+
+
+def test_a_method_that_answers_otherwise_is_served_greedily_alone(vlm: VLM) -> None:
+    for method in (Twice(), Written()):
+        plain = method.generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
+        assert [one.text for one in answer(method, vlm, rows(), Decoding(TOKENS))] == plain
+        with pytest.raises(UserError, match=r"in several steps|loop of its own"):
+            answer(method, vlm, rows(), Decoding(TOKENS, alternatives=1))
+    with pytest.raises(UserError, match=r"in several steps|loop of its own"):
+        answer(Twice(), vlm, rows(), Decoding(TOKENS, temperature=1.0))
+    with pytest.raises(UserError, match="loop of its own"):
+        answer(Written(), vlm, rows(), Decoding(TOKENS, temperature=1.0))
+
+
+def test_a_method_that_draws_itself_takes_no_temperature(vlm: VLM) -> None:
+    method = Sampled(Baseline(), seed=2)
+    plain = method.generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
+    assert [one.text for one in answer(method, vlm, rows(), Decoding(TOKENS))] == plain
+    for decoding in (Decoding(TOKENS, temperature=1.0), Decoding(TOKENS, alternatives=1)):
+        with pytest.raises(UserError, match="draws its tokens itself"):
+            answer(method, vlm, rows(), decoding)
+
+
+def test_a_system_prompt_that_the_method_replaces_is_refused(vlm: VLM) -> None:
+    mine = [Row(replace(PROMPTS[0], system="the cat"))]
+    try:
+        vlm.render(mine[0].prompt)
+    except UserError:
+        pytest.skip("this template has no system role")
+    with pytest.raises(UserError, match="replaces the system prompt"):
+        answer(SafetyPrompt(), vlm, mine, Decoding(TOKENS))
+
+
+def test_rows_that_are_given_up_end_and_others_do_not(vlm: VLM) -> None:
+    for method in (Baseline(), VCD()):
+        plain = method.generate(vlm, PROMPTS, max_new_tokens=TOKENS)
+        some = rows()
+        some[1].given_up = lambda: True
+        found = answer(method, vlm, some, Decoding(TOKENS))
+        assert found[1].tokens == 1 < len(plain.token_ids[1])
+        assert [found[0].text, found[2].text] == [plain.texts[0], plain.texts[2]]
