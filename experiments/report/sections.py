@@ -237,6 +237,7 @@ def _curve_in_words(path: Path) -> str:
 def _embedded(path: Path, alt: str, caption: str = "") -> EmbeddedFigure:
     content = path.read_bytes()
     if path.suffix == ".svg":
-        return EmbeddedFigure(path.stem, data_uri(content), alt, caption, data_uri(in_dark(content)))
+        dark = "" if b"<image" in content else data_uri(in_dark(content))  # words on a picture need their own ink
+        return EmbeddedFigure(path.stem, data_uri(content), alt, caption, dark)
     uri = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
     return EmbeddedFigure(path.stem, uri, alt, caption)

@@ -8,7 +8,8 @@ import pytest
 from experiments.metrics.findings import RULES
 from experiments.report.attention_figure import share_by_layer, subsets_by_layer
 from experiments.report.build import build
-from experiments.report.sections import attention_section
+from experiments.report.figures import in_dark
+from experiments.report.sections import CURVES, attention_section
 from experiments.runs.saved import read_run, thumbnail_name
 from tests.experiments.synthetic_run import predictions, write_run
 
@@ -107,3 +108,19 @@ def test_without_a_readable_analysis_there_is_no_section(run_dir: Path, content:
     path.unlink() if content is None else path.write_text(content)
     assert attention_section(read_run(run_dir)) is None
     assert "Where failures look" not in build(run_dir).read_text(encoding="utf-8")
+
+
+def test_a_drawing_for_dark_pages_keeps_the_arms_colours_and_leaves_pictures_alone(run_dir: Path) -> None:
+    light = b'<svg width="9"><path style="fill: #ffffff; stroke: #000000"/><path style="fill: #0072b2"/></svg>'
+    dark = in_dark(light)
+    assert b"#0072b2" in dark
+    assert b"#ffffff" not in dark
+    assert b"#000000" not in dark
+    figures = run_dir / "figures"
+    for name, content in (("plain", light), ("pixels", light.replace(b"</svg>", b"<image/></svg>"))):
+        (figures / f"{CURVES}{name}.svg").write_bytes(content)
+    names = [f"figures/{CURVES}{name}.svg" for name in ("plain", "pixels")]
+    (run_dir / "attention.json").write_text(json.dumps(FOUND | {"figures": names}))
+    found = attention_section(read_run(run_dir))
+    assert found is not None
+    assert [bool(curve.dark_uri) for curve in found.curves] == [True, False]

@@ -16,6 +16,7 @@ from experiments.report.findings.refusal import worded
 from experiments.report.numbers import brief, share
 from experiments.report.opening import badge, opening
 from experiments.report.sections import Section, write_section
+from experiments.report.table import Table
 from tests.experiments.refused import records as refusal_records
 from tests.experiments.synthetic_run import ARMS, environment, metrics_of, predictions, write_run
 
@@ -138,10 +139,15 @@ def test_refusals_without_twins_or_without_a_second_arm(tmp_path: Path, subsets:
     assert ("nothing to compare" in words) == (arms == 1)
 
 
-def test_what_a_study_adds_stands_right_below(tmp_path: Path) -> None:
+def test_what_a_study_adds_stands_right_below_with_one_table_and_the_others_folded(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(24))
-    write_section(folder, "mechanism", Section("Where the verdict is made", ["At layer 2."]), {})
+    tables = [Table.of(f"Table {name}", [{"arm": "vcd", "value": name}]) for name in "ABC"]
+    write_section(folder, "mechanism", Section("Where the verdict is made", ["At layer 2."], tables), {})
     html = build(folder).read_text(encoding="utf-8")
+    before, folded = html.split('<section id="section-mechanism">')[1].split("</section>")[0].split("<details")
+    assert "Table A" in before
+    assert all(f"Table {name}" in folded for name in "BC")
+    assert "More numbers: 2 tables" in folded
     assert html.index("Where the verdict is made</h2>") < html.index('<section id="examples">')
     assert 'href="#section-mechanism"' in html
 

@@ -1,0 +1,182 @@
+"""The page for everybody: headings in order, names and contrast, and axe-core's rules where that is at hand.
+
+axe-core is not part of this repository. ``npm pack axe-core`` unpacks to package/axe.min.js; with its path in $AXE_CORE
+the tests that need it run.
+"""
+
+import os
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.report.build import build
+from tests.experiments.report.test_opening import refusal_run
+from tests.experiments.synthetic_attention import write_attention
+from tests.experiments.synthetic_run import ARMS, predictions, write_run
+
+AXE = os.environ.get("AXE_CORE")
+TEMPLATES = Path(__file__).parents[3] / "experiments" / "report" / "templates"
+KINDS = ("yes_no", "one_arm", "refusal")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    compared = write_run(folder / "yes_no", predictions(60))
+    write_attention(compared, ["icon/0000", "icon/0001"], ["baseline", "vcd"])
+    alone = write_run(folder / "one_arm", predictions(40, {"baseline": ARMS["baseline"]}), arm="baseline")
+    refused = refusal_run(folder / "refusal", "bc" * 20, {"baseline": "rc" * 20, "vcd": "c" * 40}, "vcd")
+    found = dict(zip(KINDS, (compared, alone, refused), strict=True))
+    for run in found.values():
+        build(run)
+    return found
+
+
+class _Elements(HTMLParser):
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def elements(run: Path) -> list[tuple[str, dict[str, str | None]]]:
+    return _Elements((run / "report.html").read_text(encoding="utf-8")).found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_headings_go_down_one_level_at_a_time_and_ids_are_there_once(runs: dict[str, Path], kind: str) -> None:
+    found = elements(runs[kind])
+    levels = [int(tag[1]) for tag, _ in found if re.fullmatch(r"h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    ids = [attrs["id"] for _, attrs in found if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_link_in_the_page_leads_somewhere(runs: dict[str, Path], kind: str) -> None:
+    found = elements(runs[kind])
+    ids = {attrs.get("id") for _, attrs in found}
+    inner = [attrs["href"] or "" for tag, attrs in found if tag == "a"]
+    assert inner
+    for place in inner:
+        assert place.startswith("#")
+        assert place.startswith("#case=") or place[1:] in ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures_and_boxes_have_names(runs: dict[str, Path], kind: str) -> None:
+    found = elements(runs[kind])
+    assert all(attrs.get("alt") for tag, attrs in found if tag == "img")
+    labelled = {attrs.get("for") for tag, attrs in found if tag == "label"}
+    assert all(attrs["id"] in labelled for tag, attrs in found if attrs.get("type") == "checkbox")
+    for tag, attrs in found:
+        if tag == "svg":
+            assert attrs.get("role") == "img" or attrs.get("aria-hidden") == "true"
+
+
+def _palettes() -> dict[str, dict[str, str]]:
+    css = (TEMPLATES / "report.css").read_text(encoding="utf-8")
+    blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    found = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in blocks]
+    return dict(zip(("light", "dark", "print"), found, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "print"])
+def test_text_of_every_colour_stands_out_from_both_grounds(scheme: str) -> None:
+    """WCAG AA: 4.5 to 1, also of the colours of the statements."""
+    palette = _palettes()[scheme]
+    for ground in ("paper", "shade"):
+        for ink in ("ink", "soft", "accent", "good", "bad", "flat"):
+            assert _contrast(palette[ground], palette[ink]) >= 4.5, (scheme, ground, ink)
+    assert len({palette[tone] for tone in ("good", "bad", "flat")}) == 3
+
+
+def _contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        values = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        parts = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not AXE, reason="axe-core is not at hand: set $AXE_CORE to its axe.min.js (npm pack axe-core)")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 320])
+@pytest.mark.parametrize("kind", KINDS)
+def test_axe_finds_nothing(browser: Any, runs: dict[str, Path], kind: str, width: int, scheme: str) -> None:
+    assert AXE is not None
+    # The page's own policy lets no other script run, axe's neither.
+    place = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+    try:
+        tab = place.new_page()
+        tab.goto((runs[kind] / "report.html").as_uri())
+        for opened in ("false", "true"):  # folded, then unfolded
+            tab.evaluate(f"for (const part of document.querySelectorAll('details')) part.open = {opened}")
+            tab.evaluate(Path(AXE).read_text(encoding="utf-8"))
+            found = tab.evaluate("axe.run(document)")["violations"]
+            assert not found, [(one["id"], one["impact"], [node["html"] for node in one["nodes"]]) for one in found]
+    finally:
+        place.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_hundred_and_twenty_pixels_are_enough_with_everything_open(
+    browser: Any, runs: dict[str, Path], kind: str
+) -> None:
+    tab = browser.new_page(viewport={"width": 320, "height": 700})
+    tab.goto((runs[kind] / "report.html").as_uri())
+    tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 320
+    tab.close()
+
+
+@pytest.mark.browser
+def test_the_list_opens_with_the_most_changed_case_and_leaves_the_page_where_it_is(
+    browser: Any, runs: dict[str, Path]
+) -> None:
+    tab = browser.new_page()
+    tab.goto((runs["yes_no"] / "report.html").as_uri())
+    first = tab.locator(".row").first
+    assert first.get_attribute("aria-selected") == "true"
+    assert first.locator(".tag.fixed, .tag.broken").count() == 1
+    assert tab.locator("#detail h3").inner_text().startswith(first.get_attribute("data-case"))
+    assert tab.evaluate("[scrollY, location.hash, document.activeElement === document.body]") == [0, "", True]
+    changes = [row.locator(".tag.fixed, .tag.broken").count() for row in tab.locator(".row").all()]
+    assert changes == sorted(changes, reverse=True)  # turned verdicts first
+    tab.close()
+
+
+@pytest.mark.browser
+def test_a_case_that_is_shown_first_leads_to_all_its_arms(browser: Any, runs: dict[str, Path]) -> None:
+    tab = browser.new_page()
+    tab.goto((runs["yes_no"] / "report.html").as_uri())
+    link = tab.locator("#examples .example a").nth(1)
+    wanted = tab.locator("#examples .example .head bdi").nth(1).inner_text()
+    link.click()
+    tab.locator("#detail h3", has_text=wanted).wait_for()
+    tab.close()
+
+
+@pytest.mark.browser
+def test_both_arms_maps_share_a_scale_and_every_layer_is_drawn(browser: Any, runs: dict[str, Path]) -> None:
+    tab = browser.new_page()
+    tab.goto((runs["yes_no"] / "report.html").as_uri() + "#case=icon%2F0001&arm=vcd")
+    panel = tab.locator("section.attention")
+    assert panel.locator(".legend .scale").count() == 1
+    assert "one scale for all" in panel.locator(".legend").inner_text()
+    assert panel.locator(".layers").first.locator("figcaption").all_inner_texts() == [f"layer {at}" for at in range(4)]
+    assert panel.locator(".layers canvas").count() == 8
+    tab.close()
