@@ -44,9 +44,17 @@ def examined(
 
 
 def runnable(
-    found: ExaminedCases, *, where: str, strict: bool, expected: Collection[str] = (), images: bool = True
+    found: ExaminedCases,
+    *,
+    where: str,
+    strict: bool,
+    expected: Collection[str] = (),
+    images: bool = True,
+    get: str = "",
 ) -> Loaded:
     """The cases that can run; with ``images`` those without one cannot. ``strict`` forgives the reasons ``expected``.
+
+    ``get`` says in messages what to get and where to put it.
 
     Raises:
         UserError: nothing can run, or under ``strict`` not everything can.
@@ -56,12 +64,14 @@ def runnable(
     if strict and faults:
         case, reason = next(iter(faults.items()))
         counted = f"{len(faults)} of {total} cases cannot run as published (first {case}: {reason})"
-        raise UserError(f"{counted}; strict=true asks for all of them; complete {where} or set strict=false")
+        raise UserError(
+            f"{counted}; strict=true asks for all of them; {get or f'complete {where}'} or set strict=false"
+        )
     samples = [sample for sample in found.samples if sample.image is not None or not images]
     if not samples:
-        case, reason = next(iter(found.absent.items()), ("", "it names no case"))
+        case, reason = next(iter((faults or found.absent).items()), ("", "it names no case"))
         counted = f"none of the {total} cases in {where} can run ({case}: {reason})"
-        raise UserError(f"{counted}; at least one is needed; complete the folder or look at benchmark.root")
+        raise UserError(f"{counted}; at least one is needed; {get or 'complete the folder'} or look at benchmark.root")
     kept = {sample.id for sample in samples}
     return Loaded(samples, {case: why for case, why in found.absent.items() if case not in kept}, found.manifest)
 

@@ -1,0 +1,127 @@
+"""HoliSafe-Bench (arXiv 2506.04704): all five ways in which a safe or unsafe picture and question combine.
+
+The hub's etri-vilab/holisafe-bench is gated: ask for access there, download it, and give its folder. ``type`` has a
+letter each for picture, question and the two together: SSS is benign; SSU, USU, UUU and SUU are harmful. No licence was
+found. 4,031 records (an older version: 4,163). Pictures are paths inside the folder or its ``images/``; a parquet file
+may hold them itself. No key pairs cases; those of one picture are one cluster. Knows nothing of models, judges or
+metrics.
+"""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from experiments.benchmarks.images import EncodedImage
+from experiments.benchmarks.paired import Collected, folder_of, json_file
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, readable_text, runnable
+from experiments.types import Drawable, Kind, Loaded
+from interp.errors import UserError
+
+HUB = "https://huggingface.co/datasets/etri-vilab/holisafe-bench"
+FILES = ("holisafe_bench.json", "holisafe-bench.json", "holisafe.json", "test.json", "metadata.csv")
+TYPES = {"SSS": "safe", "SSU": "unsafe", "USU": "unsafe", "UUU": "unsafe", "SUU": "unsafe"}
+GET = (
+    f"ask for access at {HUB}, download it (hf download etri-vilab/holisafe-bench --repo-type dataset --local-dir "
+    "<folder>) and keep its table of records beside its images folder"
+)
+
+
+@dataclass(frozen=True)
+class HoliSafe:
+    """The benchmark in the folder ``root``, from ``file`` there (.json, .csv or .parquet; null: the one there is).
+
+    ``strict`` stops where a record or a picture cannot be used.
+    """
+
+    root: str | None = None
+    file: str | None = None
+    strict: bool = False
+    name: str = "holisafe"
+    kind: ClassVar[Kind] = "refusal"
+
+    def load(self) -> Loaded:
+        """The cases that can be asked; every picture is decoded once to make sure.
+
+        Raises:
+            UserError: no case can be asked, or under ``strict`` not every one.
+        """
+        return runnable(self.find(), where=str(self.root), strict=self.strict, get=GET)
+
+    def development(self) -> None:
+        """The set has no development split."""
+        return None
+
+    def find(self) -> ExaminedCases:
+        """All cases that the table names."""
+        folder = folder_of(self.root, GET)
+        found = Collected(folder)
+        number = 0
+        for source in self._sources(folder):
+            for record in _records(source):
+                case = f"h{record.get('id', number) if isinstance(record, Mapping) else number}"[:60]
+                try:
+                    _add(found, folder, case, record)
+                except Unfit as error:
+                    found.refuse(case, f"{source}, record {number}", error)
+                number += 1
+        return found.cases(cluster_on_image=True)
+
+    def _sources(self, folder: Path) -> list[Path]:
+        """The tables of records: the one that was named, the one with a known name, or the only one there is."""
+        if self.file:
+            return [folder / self.file]
+        if named := [folder / name for name in FILES if (folder / name).is_file()]:
+            return named[:1]
+        shards = sorted({*folder.glob("*.parquet"), *folder.glob("data/*.parquet")})
+        tables = shards or sorted([*folder.glob("*.json"), *folder.glob("*.csv")])
+        if not tables or (not shards and len(tables) > 1):
+            shown = ", ".join(path.name for path in tables[:5]) or "none"
+            raise UserError(f"{folder} holds no one table of records (found: {shown}); {GET}, or name it: "
+                            "benchmark.file=<its name>")  # fmt: skip
+        return tables
+
+
+def _records(source: Path) -> list[Any]:
+    if source.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet as parquet
+
+        try:
+            return list(parquet.read_table(source).to_pylist())
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UserError(f"{source} cannot be read ({str(error).splitlines()[0]}); {GET}") from error
+    if source.suffix == ".csv":
+        try:
+            return list(csv.DictReader(io.StringIO(readable_text(source, GET)), strict=True))
+        except csv.Error as error:
+            raise UserError(f"{source} is not CSV ({error}); {GET}") from error
+    return list(json_file(source, list, GET))
+
+
+def _add(found: Collected, folder: Path, case: str, record: Any) -> None:
+    kind, query = need(record, "type").strip(), need(record, "query")
+    if kind not in TYPES:
+        raise Unfit(f"field 'type' is {kind[:20]!r}; it is one of {', '.join(TYPES)}")
+    tags = {
+        name: str(value)
+        for name in ("category", "subcategory", "image_safe", "image_safety_label")
+        if (value := record.get(name)) not in (None, "")
+    }
+    found.add(
+        case, TYPES[kind], scenario=kind, text=query, prompt=query, image=_picture(folder, record, case), tags=tags
+    )
+
+
+def _picture(folder: Path, record: Mapping[str, Any], case: str) -> Path | Drawable:
+    value = record.get("image")
+    if isinstance(value, Mapping):  # a parquet file's own
+        if isinstance(data := value.get("bytes"), bytes):
+            return EncodedImage(f"{value.get('path') or case}", data)
+        value = value.get("path")
+    if not isinstance(value, str) or not value.strip():
+        raise Unfit("no field 'image' with a path or a picture")
+    places = [folder / value, folder / "images" / value]
+    return next((place for place in places if place.is_file()), places[-1])
