@@ -3,7 +3,6 @@
 Imports neither torch nor transformers.
 """
 
-import ctypes
 import os
 import platform
 import resource
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from experiments.runs.host_memory import return_freed_blocks
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,7 +106,6 @@ def timed(work: Callable[[], object], *, synchronise: Callable[[], object] = lam
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
-M_MMAP_THRESHOLD = -3  # glibc's malloc.h
 
 
 class Meter(Protocol):
@@ -123,17 +122,6 @@ class Meter(Protocol):
     def synchronise(self) -> None:
         """Waits for the device."""
         ...
-
-
-def return_freed_blocks() -> None:
-    """Makes glibc return every freed tensor of a MiB or more at once, in this process.
-
-    Otherwise it keeps some, by the order of earlier allocations, and equal forwards peak 200 MiB apart. Does nothing
-    where the C library is another.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, MEBIBYTE)
 
 
 class Child:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation.study import connected
+from experiments.runs.host_memory import return_freed_blocks
 from experiments.serving.served import check_model, served
 from interp.errors import UserError
 
@@ -79,6 +80,7 @@ class Serve:
         console = Console()
         _ = run.weights
         arms = served(run)
+        return_freed_blocks()
         with bound(self.host, self.port) as listener:
             vlm = connected(run)
             check_model(run, vlm)

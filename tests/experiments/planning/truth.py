@@ -83,7 +83,8 @@ def real(name: str, rows: int) -> dict[str, float]:
 
     import torch
 
-    from experiments.bench.harness import ProcessMeter, return_freed_blocks
+    from experiments.bench.harness import ProcessMeter
+    from experiments.runs.host_memory import return_freed_blocks
 
     return_freed_blocks()
     torch.set_num_threads(1)
