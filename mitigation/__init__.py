@@ -8,7 +8,7 @@ Methods
     ContextPrompt, SafetyPrompt  a sentence before the question; a system prompt
     VCD                          visual contrastive decoding: against a noised, blurred, black or different picture
     PriorCorrection              subtracts the margin that the sentence has without its picture
-    InstructionContrast, M3ID, PAI       published baselines at their published settings
+    InstructionContrast, M3ID, PAI, ONLY     published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
 
 Methods trained on labelled cases
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
     from mitigation.direction_ablation import AblateDirection, AblateRandom
     from mitigation.method import Baseline, Method, TrainableMethod
+    from mitigation.one_layer import ONLY
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.probe_readout import TruthReadout
     from mitigation.prompting import ContextPrompt, SafetyPrompt
@@ -67,6 +68,7 @@ _NAMES = {
     "controls": ("CutoffOnly", "SelfContrast", "TextOnly", "YesBias"),
     "direction_ablation": ("AblateDirection", "AblateRandom"),
     "method": ("Baseline", "Method", "TrainableMethod"),
+    "one_layer": ("ONLY",),
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
     "probe_readout": ("TruthReadout",),
     "prompting": ("ContextPrompt", "SafetyPrompt"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.vlm import VLM, Generation, Prompt
-    from mitigation.contrastive.processors import Rule
+    from mitigation.contrastive.processors import Branch, Rule
 
 GREY = (127, 127, 127)
 NOISE_STEP = 999
@@ -137,13 +137,13 @@ def prior_margins(
 def answers_by_rule(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
-    others: "Sequence[Mapping[str, Any]]",
+    others: "Sequence[Mapping[str, Any] | Branch]",
     rule: "Rule",
     *,
     beta: float | None,
     max_new_tokens: int,
 ) -> "Generation":
-    """Greedy answers by ``rule`` over ``prompts`` and the inputs ``others``, with margins before the cutoff.
+    """Greedy answers by ``rule`` over ``prompts`` and the branches ``others``, with margins before the cutoff.
 
     See ``mitigation.contrastive.processors.RuleLogitsProcessor``.
     """

@@ -91,6 +91,13 @@ def check_weight(weight: Any, *, least: float = -math.inf) -> None:
         raise UserError(f"weight={weight!r}; the weight is a finite number{bound}; 0 changes nothing")
 
 
+def check_number(name: str, value: Any, *, least: float, most: float = math.inf) -> None:
+    """Checks that the setting ``name`` is a finite number from ``least`` to ``most``."""
+    if not _is_number(value) or not math.isfinite(value) or not least <= value <= most:
+        bound = f"from {least:g} to {most:g}" if most < math.inf else f"of at least {least:g}"
+        raise UserError(f"{name}={value!r}; {name} is a finite number {bound}; choose one in this range")
+
+
 def check_gamma(gamma: Any) -> None:
     """Checks that γ, the weight of guidance, is a finite number of at least 1."""
     if not _is_number(gamma) or not math.isfinite(gamma) or gamma < 1:

@@ -106,3 +106,17 @@ def guided(
 ) -> Float[Tensor, "row vocab"]:
     """γ·log p(clean) − (γ − 1)·log p(blind): PAI's refinement (arXiv 2407.21771), with log p as in its code."""
     return gamma * clean.log_softmax(-1) - (gamma - 1) * blind.log_softmax(-1)
+
+
+def agreeing(
+    clean: Float[Tensor, "row vocab"],
+    other: Float[Tensor, "row vocab"],
+    *,
+    alpha_1: float,
+    alpha_2: float,
+    gamma: float,
+) -> Float[Tensor, "row vocab"]:
+    """ONLY's rule (arXiv 2507.00898): f + α₁·f̃ in rows where Σ|p − p̃| < γ, else (1 + α₂)·f − α₂·f̃."""
+    clean, other = clean.float(), other.float()
+    distance = (clean.softmax(-1) - other.softmax(-1)).abs().sum(-1, keepdim=True)
+    return torch.where(distance < gamma, clean + alpha_1 * other, contrast(clean, other, alpha=alpha_2))

@@ -6,7 +6,7 @@ and the clean scores from ``generate``.
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,6 +28,24 @@ UNEVEN = (
     "repetition_penalty=1.0, encoder_repetition_penalty=1.0, sequence_bias=None, guidance_scale=1.0 and "
     "exponential_decay_length_penalty=None; if it was a logits processor of yours, list that processor after this one"
 )
+
+
+@runtime_checkable
+class Branch(Protocol):
+    """Other logits for the same continuation, step by step, as ``SecondBranch`` gives them.
+
+    ``speaker`` is the module with the output head.
+    """
+
+    speaker: Any
+
+    def start(self) -> Tensor:
+        """Raw float32 logits [row vocab] for the first token."""
+        ...
+
+    def extend(self, tokens: Tensor) -> Tensor:
+        """Those after ``tokens`` [row new] more."""
+        ...
 
 
 class VisualContrastiveLogitsProcessor(LogitsProcessor):
@@ -178,8 +196,9 @@ class RuleLogitsProcessor(LogitsProcessor):
     """Applies ``rule`` to the scores of ``generate`` and of the branches ``others``, then the plausibility cutoff.
 
     ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (other
-    pictures, other words, or no picture; row by row). ``answers`` are the tokens of Yes and No: if the most likely
-    first token is one of them, the cutoff does not apply between them. Costs one forward per branch and token.
+    pictures, other words, or no picture; row by row), or a branch that is there already. ``answers`` are the tokens of
+    Yes and No: if the most likely first token is one of them, the cutoff does not apply between them. Costs one forward
+    per token for each branch that is given by its inputs.
 
     Raises:
         UserError: as ``VisualContrastiveLogitsProcessor``.
@@ -191,13 +210,15 @@ class RuleLogitsProcessor(LogitsProcessor):
         self,
         model: Any,
         prompt_ids: Int[Tensor, "row position"],
-        others: Sequence[Mapping[str, Any]],
+        others: Sequence[Mapping[str, Any] | Branch],
         rule: Rule,
         *,
         beta: float | None,
         answers: Sequence[int] = (),
     ) -> None:
-        self._branches = [SecondBranch(model, inputs, blind=True) for inputs in others]
+        self._branches: list[Branch] = [
+            SecondBranch(model, other, blind=True) if isinstance(other, Mapping) else other for other in others
+        ]
         self._steps = Steps(prompt_ids, self._branches[0].speaker)
         self._rule, self._beta, self._answers = rule, beta, answers
         self._first_scores: Tensor | None = None

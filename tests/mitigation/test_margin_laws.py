@@ -12,6 +12,7 @@ from interp.batching import MemoryLimit
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
+from mitigation.one_layer import ONLY
 from mitigation.prior_correction import PriorCorrection
 from mitigation.published_baselines import PAI
 from mitigation.threshold import CalibratedShift, ConstantShift
@@ -26,7 +27,16 @@ PROMPTS = [
 MARGINS = st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=20)
 few = settings(max_examples=8, derandomize=True)  # each runs the model
 VCD_PAIRED = VCD(beta=1.0, noise_step=999, branch="paired")
-METHODS = [Baseline(), VCD(beta=1.0), VCD_PAIRED, CutoffOnly(1.0), TextOnly(), PriorCorrection(0.7), PAI(first_layer=0)]
+METHODS = [
+    Baseline(),
+    VCD(beta=1.0),
+    VCD_PAIRED,
+    CutoffOnly(1.0),
+    TextOnly(),
+    PriorCorrection(0.7),
+    PAI(first_layer=0),
+    ONLY(),
+]
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,9 @@ def test_configuring_a_method_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
         "import mitigation\n"
-        "for name in ('VCD', 'TextOnly', 'PriorCorrection', 'InstructionContrast', 'PAI', 'AttentionSteering',\n"
-        "             'TruthReadout', 'DirectionSteering', 'AblateDirection', 'CalibratedShift', 'ContextPrompt'):\n"
+        "for name in ('VCD', 'TextOnly', 'PriorCorrection', 'InstructionContrast', 'PAI', 'ONLY',\n"
+        "             'AttentionSteering', 'TruthReadout', 'DirectionSteering', 'AblateDirection',\n"
+        "             'CalibratedShift', 'ContextPrompt'):\n"
         "    getattr(mitigation, name)()\n"
         "mitigation.Sampled(mitigation.Shifted(mitigation.Baseline(), 1.0)), mitigation.ConstantShift(1.0)\n"
         "loaded = {'torch', 'transformers'} & set(sys.modules)\n"

@@ -26,6 +26,7 @@ from mitigation.activation_steering import DirectionSteering
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly
 from mitigation.direction_ablation import AblateDirection, AblateRandom
+from mitigation.one_layer import ONLY
 from mitigation.prior_correction import PriorCorrection, prior_margins
 from mitigation.probe_readout import LearnedReadout
 from mitigation.published_baselines import M3ID, PAI, InstructionContrast
@@ -293,6 +294,11 @@ def icd(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def m3id(vlm: VLM, prompts: list[Prompt]) -> Any:
     return [answers(method, vlm, prompts) for method in (M3ID(), M3ID(from_picture=True))]
+
+
+@cell
+def only(vlm: VLM, prompts: list[Prompt]) -> Any:
+    return [answers(method, vlm, prompts) for method in (ONLY(), ONLY(gamma=2.0, layer=1))]
 
 
 @cell

@@ -18,6 +18,7 @@ from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly
 from mitigation.direction_ablation import AblateRandom
 from mitigation.method import Baseline
+from mitigation.one_layer import ONLY
 from mitigation.prior_correction import PriorCorrection
 from mitigation.published_baselines import M3ID, PAI
 from mitigation.threshold import ConstantShift
@@ -67,6 +68,7 @@ METHODS: dict[str, Answer] = {
     "knockout": cut,
     "attention_steering": by(AttentionSteering(relative=True)),
     "pai": by(PAI(first_layer=0)),
+    "only": by(ONLY()),
     "ablated": by(AblateRandom()),
 }
 

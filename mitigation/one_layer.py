@@ -1,0 +1,69 @@
+"""ONLY: the model against its own shortcut, in which one layer's most textual heads speak alone.
+
+Importing this module loads neither torch nor transformers; generating does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interp.errors import UserError
+from mitigation.prior_correction import answers_by_rule
+from mitigation.validation import check_beta, check_layers, check_number, check_pictured
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp.vlm import VLM, Generation, Prompt
+
+
+@dataclass(frozen=True)
+class ONLY:
+    """ONLY (Wan et al., ICCV 2025, arXiv 2507.00898): f + α₁·f̃ where f̃ agrees, else (1 + α₂)·f − α₂·f̃.
+
+    f are the model's logits, f̃ textually enhanced ones from the same forward. f̃ agrees where Σ|p − p̃| over the
+    vocabulary is below ``gamma``. Of attention ``layer`` only the heads count whose text-to-visual entropy ratio is at
+    least the mean of the layer's heads; their output skips to the last layer and the output head
+    (``mitigation.text_enhanced`` has every step). Tokens below the cutoff ``beta`` are excluded.
+
+    α₁ = 3 (``alpha_1``), α₂ = 1 (``alpha_2``), γ = 0.2, β = 0.1 and layer 0 are the settings of the authors' script for
+    POPE on LLaVA-1.5 (github.com/zifuwan/ONLY, ``pope_eval.sh``); theirs for CHAIR has γ = 0.25, and for MME γ = 0.25
+    and β = 0.4. Sources: the ratio, the choice of heads and both rules are in the paper; its equation numbers could
+    not be checked. How f̃ gets from that layer to the logits (shares 0.2 and 0.5 of the model's own states) is in the
+    code alone, which we follow. The authors sample; here it is greedy. Layers without a norm behind the sublayer are
+    assumed, so Gemma 2 and 3 are refused, as are families that read the picture by cross-attention.
+    """
+
+    alpha_1: float = 3.0
+    alpha_2: float = 1.0
+    gamma: float = 0.2
+    layer: int = 0
+    beta: float | None = 0.1
+
+    def __post_init__(self) -> None:
+        check_number("alpha_1", self.alpha_1, least=0.0)
+        check_number("alpha_2", self.alpha_2, least=0.0)
+        check_number("gamma", self.gamma, least=0.0, most=2.0)  # two distributions are at most 2 apart
+        check_beta(self.beta)
+        try:
+            check_layers([self.layer])
+        except UserError as error:
+            raise UserError(f"layer={self.layer!r}; layers count from 0, and ONLY intervenes in one of them") from error
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers with margins by this rule, before the cutoff.
+
+        Raises:
+            UserError: a prompt has no image, the family has no image tokens in its sequence or norms behind its
+                sublayers, or there is no such layer.
+        """
+        from mitigation.contrastive.formulas import agreeing
+        from mitigation.text_enhanced import text_enhanced
+
+        check_pictured(prompts, "ONLY compares attention to the picture with attention to the text")
+
+        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            return agreeing(clean, others[0], alpha_1=self.alpha_1, alpha_2=self.alpha_2, gamma=self.gamma)
+
+        with text_enhanced(vlm, self.layer) as branch:
+            return answers_by_rule(vlm, prompts, [branch], rule, beta=self.beta, max_new_tokens=max_new_tokens)
