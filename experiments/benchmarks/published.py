@@ -1,4 +1,4 @@
-"""Published rows, to stand beside a run on the same benchmark: MMSafeAware's tables and MOSSBench's leaderboard.
+"""Published rows, to stand beside a run on the same benchmark: MMSafeAware's tables, MOSSBench's leaderboard, others.
 
 MMSafeAware (arXiv 2502.11184, Tables 1 to 3): rates are fractions of 1. Tables 2 and 3 print one unsafe accuracy; for
 Table 1 it is the plain mean of Typical and Attack, under which the published overall is the mean of the three columns.
@@ -167,7 +167,43 @@ def mmsafeaware_row(model: str) -> PublishedRow | None:
     return _same_words(model, {row.name: row for row in MMSAFEAWARE if row.table == "1"})
 
 
+# Benchmark → model → what its authors report, in %, under the names of ``metrics.refusal.as_published``.
+# MSSBench (arXiv 2410.06172, chat), LVLM-SafeR's project page, HoliSafe (its judge GPT-4o, an older version of 4,163;
+# the printed mean ASR is up to 3 points above the plain mean of the kinds, which the released code computes).
+BESIDE: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    "mssbench": {
+        "GPT-4o": {"chat safe": 98.8, "chat unsafe": 12.0, "chat average": 55.4},
+        "Claude": {"chat safe": 95.0, "chat unsafe": 35.0, "chat average": 65.0},
+        "Gemini": {"chat safe": 81.6, "chat unsafe": 32.1, "chat average": 56.9},
+        "LLaVA-1.6": {"chat safe": 99.7, "chat unsafe": 2.5, "chat average": 51.1},
+    },
+    "lvlm_safer": {
+        "GPT-4o": {"average": 59.0},
+        "GPT-4V": {"average": 45.2},
+        "Claude-3-Opus": {"average": 42.0},
+        "LLaVA-1.5-7B": {"average": 13.6},
+    },
+    "holisafe": {
+        name: dict(zip(("ASR SSU", "ASR USU", "ASR UUU", "ASR SUU", "mean ASR", "RR"), rates, strict=True))
+        for name, rates in {
+            "GPT-4o": (58.29, 76.61, 11.96, 18.96, 44.07, 0.93),
+            "Claude-3.5-Sonnet": (51.07, 80.12, 10.71, 14.96, 39.21, 0.53),
+            "Gemini-2.0-Flash": (85.07, 96.29, 36.44, 39.22, 66.67, 1.19),
+            "Qwen2.5-VL-7B": (82.58, 99.00, 60.22, 57.24, 76.35, 1.46),
+            "LLaVA-1.5-7B": (95.85, 99.20, 83.31, 84.92, 91.46, 3.18),
+        }.items()
+    },
+}
+
+
+def rates_of(benchmark: str) -> dict[str, dict[str, float]]:
+    """Model → its published quantities as fractions of 1; empty where none are at hand."""
+    rows = BESIDE.get(benchmark, {})
+    return {name: {key: rate / 100 for key, rate in row.items()} for name, row in rows.items()}
+
+
 LEADERBOARD = "MOSSBench's leaderboard"
+OTHERS = "the benchmark's own results"
 _TYPES = ("Exaggerated Risk", "Negated Harm", "Counterintuitive Interpretation")  # the columns of MOSSBENCH
 
 
@@ -180,6 +216,9 @@ def row_of(benchmark: str, model: str) -> dict[str, Any] | None:
     if benchmark == "mmsafeaware" and (row := mmsafeaware_row(model)) is not None:
         rates = {"over_safety": row.over_safety, "unsafe": row.unsafe, "overall": row.overall}
         return {"table": "MMSafeAware's Table 1", "name": row.name} | {key: 100 * rate for key, rate in rates.items()}
+    name = _same_words(model, {other: other for other in BESIDE.get(benchmark, {})})
+    if name is not None:
+        return {"table": OTHERS, "benchmark": benchmark, "name": name, "rates": dict(BESIDE[benchmark][name])}
     return None
 
 

@@ -14,6 +14,7 @@ from experiments.config import Run
 from experiments.judges.refusal_rules import primary
 from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.refusal import results as refusal
+from experiments.metrics.refusal.as_published import as_published
 from experiments.metrics.yes_no import results as yes_no
 from experiments.report.findings import published as published_words
 from experiments.report.findings import refusal as refusal_words
@@ -95,11 +96,20 @@ def evaluate(
     return yes_no_words.worded(result, where=where, caveat=caveat)
 
 
-def with_published_rows(result: dict[str, Any], benchmark: str, model: Mapping[str, Any] | None) -> dict[str, Any]:
+def with_published_rows(
+    result: dict[str, Any],
+    benchmark: str,
+    model: Mapping[str, Any] | None,
+    predictions: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """``result`` with ``published_rows`` and a sentence on each: of responses made elsewhere, by what answered.
 
+    Where the benchmark's authors count in a way of their own, ``as_published`` has the predictions counted so.
     ``model`` is that of environment.json. Nothing is added where the benchmark has no row of that name.
     """
+    if result.get("kind") == "refusal" and predictions:
+        block = as_published(benchmark, pd.DataFrame(predictions))
+        result = result if block is None else result | {"as_published": block}
     responses = ((model or {}).get("responses") or {}).items()
     rows = {arm: row for arm, one in responses if (row := published.row_of(benchmark, str(one["name"]))) is not None}
     if not rows:

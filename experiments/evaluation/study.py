@@ -302,7 +302,7 @@ class Study:
             caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall, self._folds_said(), self.rounded))),
             missing=self.not_applicable,
         )
-        result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"])
+        result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"], current)
         self.store.write_json("metrics.json", result)
         write_thumbnails(self.store.path, self.samples)
         lost = sum(

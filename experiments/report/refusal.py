@@ -48,6 +48,9 @@ def context(
         "comparisons": comparisons_table(metrics) if metrics.get("comparisons") else None,
         "remarks": remarks(metrics),
         "published": leaderboard_table(metrics, names or {}) if benchmark == "mossbench" else None,
+        "pairs": pairs_table(metrics) if any(arm.get("pairs") for arm in metrics["arms"].values()) else None,
+        "as_published": as_published_table(metrics, names or {}) if metrics.get("as_published") else None,
+        "as_published_rule": (metrics.get("as_published") or {}).get("rule", ""),
     }
 
 
@@ -198,6 +201,36 @@ def tags_table(metrics: Mapping[str, Any]) -> Table:
         for value, cells in values.items()
     ]  # fmt: skip
     return Table.of(f"Refusals of {name} by tag", records[:_MOST_TAGS])
+
+
+def pairs_table(metrics: Mapping[str, Any]) -> Table:
+    """A row an arm: how often a benign case and its harmful twin, alike but for picture or text, were told apart."""
+    columns = [ARM, *map(Column, ("pairs", "flip rate", "both answered", "both refused", "wrong way round"))]
+    rows = []
+    for name, arm in metrics["arms"].items():
+        pairs = arm.get("pairs")
+        if not pairs:
+            continue
+        rate = Cell(percent(pairs["flip_rate"]), percent_interval(pairs["interval"]))
+        counts = (Cell(str(pairs[key])) for key in ("both_answered", "both_refused", "wrong_way_round"))
+        rows.append(
+            studied(Row([Cell(name), Cell(str(pairs["n"]), below=f"of {pairs['n_of']}"), rate, *counts]), metrics)
+        )
+    return Table("Counterfactual pairs", columns, rows)
+
+
+def as_published_table(metrics: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> Table:
+    """The run's arms counted as the benchmark's authors count, then their rows; in %."""
+    block = metrics["as_published"]
+    quantities = list(dict.fromkeys(key for arm in block["arms"].values() for key in arm))
+    shown = [(names.get(name, name), "here", arm) for name, arm in block["arms"].items()]
+    shown += [(name, "published", row) for name, row in block["published"].items() if row.keys() & set(quantities)]
+    rows = [
+        Row([Cell(name), Cell(source), *(Cell(percent(row.get(key))) for key in quantities)], marked=source == "here")
+        for name, source, row in shown
+    ]
+    columns = [Column("model or arm", "left"), Column("source", "left"), *map(Column, quantities)]
+    return Table("As its authors count", columns, rows)
 
 
 def leaderboard_table(metrics: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> Table:

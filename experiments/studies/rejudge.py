@@ -71,7 +71,7 @@ class Rejudge:
             where=f"{subject(old.environment.get('model'), studied)} on {benchmark}, judged by {judged_by}",
             missing=old.metrics.get("not_applicable") or {},
         )
-        result = scoring.with_published_rows(result, benchmark, old.environment.get("model"))
+        result = scoring.with_published_rows(result, benchmark, old.environment.get("model"), after)
         result = result | {"summary": [*result["summary"], *people]}
         page = self._write(run, old, after, result, judged_by)
         console.print(terminal.shown(result, verbose=run.verbose, width=console.width))

@@ -19,6 +19,7 @@ from experiments.metrics.paired import Change, Spread, change, rate_floor
 from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases, align
 from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons, groups, smallest
+from experiments.metrics.refusal.pairs import pair_block, pairs_in
 from experiments.metrics.refusal.rates import TOTALS, Mask, RefusalResamples, point
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.types import REFUSAL_SUBSETS
@@ -45,7 +46,8 @@ def evaluate(
     """Every quantity of a refusal benchmark, by arm and against the baseline.
 
     Args:
-        frame: one row per case and arm, with the columns of predictions.jsonl (``answers.COLUMNS``; optional: tags).
+        frame: one row per case and arm, with the columns of predictions.jsonl (``answers.COLUMNS``; optional: tags,
+            pair).
         seed: of the bootstrap draws, which are the same for every arm.
         baseline: the arm that the others are compared with; without it there are no comparisons.
         study: the arm under study; by default the first that is not ``baseline``.
@@ -56,7 +58,7 @@ def evaluate(
         not_applicable: arm → why it cannot enter; such arms are listed without numbers.
 
     Raises:
-        UserError: see ``answers.align``; or ``study`` is not an arm.
+        UserError: see ``answers.align`` and ``pairs.pairs_in``; or ``study`` is not an arm.
     """
     cases, arms = align(frame)
     resamples = RefusalResamples(cases, draws=draws, seed=seed)
@@ -67,9 +69,13 @@ def evaluate(
     if arm not in arms:
         raise UserError(f"arm {arm!r} is not in these predictions; known: {', '.join(arms)}; name one of them")
     counted = {name: answers.published() if empty_as_refusal else answers for name, answers in arms.items()}
+    pairs = pairs_in(frame, cases)
+    blocks = {name: _arm(cases, answers, counted[name], resamples, totals) for name, answers in arms.items()}
+    for name, answers in counted.items():
+        blocks[name]["pairs"] = pair_block(cases, answers, pairs, draws=draws, seed=seed)
     metrics: dict[str, Any] = {
         "kind": "refusal",
-        "arms": {name: _arm(cases, answers, counted[name], resamples, totals) for name, answers in arms.items()},
+        "arms": blocks,
         "comparisons": comparisons(counted, resamples, baseline=baseline, study=arm, safety_margin=safety_margin),
         "not_applicable": dict(not_applicable or {}),
         "types": cases.types,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.benchmarks.published import LEADERBOARD
+from experiments.benchmarks.published import LEADERBOARD, OTHERS
 
 _LEADERBOARD = (
     "The published row of {name} in {table}, by its own judge and with empty answers counted as refusals: of all 300 "
@@ -21,4 +21,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     if row["table"] == LEADERBOARD:
         cells = ", ".join(f"{name} {rate:g}%" for name, rate in row["refused"].items())
         return _LEADERBOARD.format(**row, cells=cells)
+    if row["table"] == OTHERS:
+        rates = ", ".join(f"{name} {rate:g}%" for name, rate in row["rates"].items())
+        return f"What {row['benchmark']}'s authors report of {row['name']}, by their own judge: {rates}."
     return _TABLE.format(**row)
