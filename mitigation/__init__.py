@@ -8,7 +8,7 @@ Methods
     ContextPrompt, SafetyPrompt  a sentence before the question; a system prompt
     VCD                          visual contrastive decoding: against a noised, blurred, black or different picture
     PriorCorrection              subtracts the margin that the sentence has without its picture
-    InstructionContrast, M3ID, PAI, ONLY     published baselines at their published settings
+    InstructionContrast, M3ID, PAI, ONLY, VISTA      published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
 
 Methods trained on labelled cases
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from mitigation.published_baselines import M3ID, PAI, InstructionContrast
     from mitigation.threshold import CalibratedShift, ConstantShift
     from mitigation.vcd import VCD
+    from mitigation.visual_steering import VISTA
     from mitigation.vrtuning.method import VRTuning
     from mitigation.wrappers import Sampled, Shifted, ShiftedTrainable
 
@@ -75,6 +76,7 @@ _NAMES = {
     "published_baselines": ("M3ID", "PAI", "InstructionContrast"),
     "threshold": ("CalibratedShift", "ConstantShift"),
     "vcd": ("VCD",),
+    "visual_steering": ("VISTA",),
     "vrtuning.method": ("VRTuning",),
     "wrappers": ("Sampled", "Shifted", "ShiftedTrainable"),
 }

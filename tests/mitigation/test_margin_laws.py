@@ -17,6 +17,7 @@ from mitigation.prior_correction import PriorCorrection
 from mitigation.published_baselines import PAI
 from mitigation.threshold import CalibratedShift, ConstantShift
 from mitigation.vcd import VCD
+from mitigation.visual_steering import VISTA
 from mitigation.wrappers import Sampled, Shifted
 from tests.mitigation.slow_rule import decided
 from tests.tiny import picture, tiny_llava
@@ -36,6 +37,7 @@ METHODS = [
     PriorCorrection(0.7),
     PAI(first_layer=0),
     ONLY(),
+    VISTA(window=1),
 ]
 
 

@@ -33,6 +33,7 @@ from mitigation.published_baselines import M3ID, PAI, InstructionContrast
 from mitigation.ridge_probe import margin_gradient
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.visual_steering import VISTA
 from mitigation.wrappers import Sampled, Shifted
 
 TOKENS = 2
@@ -299,6 +300,11 @@ def m3id(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def only(vlm: VLM, prompts: list[Prompt]) -> Any:
     return [answers(method, vlm, prompts) for method in (ONLY(), ONLY(gamma=2.0, layer=1))]
+
+
+@cell
+def vista(vlm: VLM, prompts: list[Prompt]) -> Any:
+    return [answers(method, vlm, prompts) for method in (VISTA(window=1), VISTA(0.0, window=1, normed=True))]
 
 
 @cell

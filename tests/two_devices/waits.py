@@ -23,6 +23,7 @@ from mitigation.prior_correction import PriorCorrection
 from mitigation.published_baselines import M3ID, PAI
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.visual_steering import VISTA
 from mitigation.wrappers import Sampled, Shifted
 from tests.conftest import REPOSITORY
 from tests.tiny import tiny_llava
@@ -69,6 +70,7 @@ METHODS: dict[str, Answer] = {
     "attention_steering": by(AttentionSteering(relative=True)),
     "pai": by(PAI(first_layer=0)),
     "only": by(ONLY()),
+    "vista": by(VISTA(window=1)),
     "ablated": by(AblateRandom()),
 }
 
