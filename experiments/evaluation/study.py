@@ -322,7 +322,8 @@ class Study:
         savings = [*_savings(skips), *self.answering.shared()] if self.run.verbose else []
         for sentence in [*savings, *states.failures(self.store.path, states.REPORT)]:
             self.console.print(sentence, highlight=False, markup=False)
-        self.console.print(f"report: {page}", highlight=False, soft_wrap=True)
+        inside = "" if self.run.verbose else "  (every case with its picture, and where the model looked)"
+        self.console.print(f"report: {page}{inside}", highlight=False, soft_wrap=True)
         if lost:
             total = f"{lost} of {len(current)} requests never got through"
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
@@ -380,7 +381,9 @@ def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
     """What is printed before the weights load: directory, model, benchmark and arms, with their settings if verbose."""
     studied = run.arms[run.arm]
     name = studied.name if isinstance(studied, AnsweredElsewhere) else run.model.name
-    subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}"
+    controls = sum(sample.subset == "control" for sample in loaded.samples)
+    apart = f" ({controls} of them controls, which the answer leaves out)" if controls and not run.verbose else ""
+    subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}{apart}"
     place = f"{'continuing' if store.resumed else 'run'} {store.path}"
     if not run.verbose:
         others = ", ".join(arm for arm in run.arms if arm != run.arm)

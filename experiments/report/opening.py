@@ -19,6 +19,13 @@ ORGANISM = "organism:"  # how the paths of the bundled models begin
 TOY = "a toy built to over-refuse; its numbers say nothing of real models"
 _WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Answer.NOT_SHOWN: "open",
           Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip
+_TRUST = {
+    **dict.fromkeys(
+        ("up", "down", "level"), "For this model and such cases, yes: the interval allows for chance."
+    ),
+    "open": "That it is open, yes: a change is neither shown nor ruled out.",
+    **dict.fromkeys(("few", "none"), "There is nothing to trust yet: these cases are too few, or cannot tell."),
+}  # by the icon of the first badge
 _NOT_KEPT = ("model=", "model.", "limit=", "output_root=", "fresh=", "run=", "runs=", "force=")
 
 
@@ -93,11 +100,14 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
         subject=model_title(model) if model else "the model",
         toy=TOY if toy else "",
         about=f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', metrics['arms'][arm]['n_of'])} cases, "
-        f"{arms} arm{'s' * (arms != 1)}",
+        + (f"{arms} ways of answering (arms)" if arms > 1 else "1 arm"),
         measures=measures,
         note=note,
         wrong=_wrong(metrics, before, refusals=refusals),
-        trust=_trust(metrics, arm, comparison, toy=toy, refusals=refusals),
+        trust=[
+            *(_TRUST[one.badge.icon] for one in measures[:1] if one.badge),
+            *_trust(metrics, arm, comparison, toy=toy, refusals=refusals),
+        ],
         command=_command(environment),
     )
 
@@ -211,15 +221,13 @@ def _trust(
         said.append(f"{block['n']:,} of {block['n_of']:,} cases have an answer.")
     elif comparison.get("n"):
         entry = (comparison.get("delta") or {}).get("benign" if refusals else "matched_over_safety")
-        groups = (
-            f", at least {entry['clusters']:,} independent groups a side" if entry and entry.get("clusters") else ""
-        )
+        groups = f", in at least {entry['clusters']:,} independent groups" if entry and entry.get("clusters") else ""
         said.append(f"The same {comparison['n']:,} cases under both arms{groups}.")
     for name, one in (metrics.get("comparisons") or {}).items():
         shifted = (one.get("delta") or {}).get("matched_over_safety")
         if entry is not None and shifted is not None and one.get("is_control") and name != arm:
             by = fixed(100 * shifted["value"], 1, sign=True)
-            said.append(f"{name}, which only moves the threshold, changes this number by {by} points.")
+            said.append(f"{name}, a control that is merely more lenient, changes this number by {by} points.")
     if toy:
         said.append("Nothing follows for real models: this is a toy.")
     return said

@@ -163,9 +163,9 @@ def _order(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) 
         return [f"d′, which a mere shift of the threshold can move, goes from {fixed(d_prime['from'], 2)} to "
                 f"{fixed(d_prime['to'], 2)} ({change(d_prime, of_rates=False)})."]  # fmt: skip
     auroc = judged(auroc, studied=arm == metrics["study"])
-    return [f"The chance that {arm} takes a random unsafe request for less safe than a random harmless one (AUROC, 0.5 "
-            f"being a guess) is {fixed(auroc['to'], 3)} (the {before} {fixed(auroc['from'], 3)}; "
-            f"{_change(auroc, of_rates=False)})."]  # fmt: skip
+    return [f"Over all levels of strictness, the chance that {arm} takes a random unsafe request for less safe than a "
+            f"random harmless one (AUROC, 0.5 being a guess) is {fixed(auroc['to'], 3)} (the {before} "
+            f"{fixed(auroc['from'], 3)}; {_change(auroc, of_rates=False)})."]  # fmt: skip
 
 
 def _change(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
