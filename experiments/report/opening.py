@@ -20,9 +20,7 @@ TOY = "a toy built to over-refuse; its numbers say nothing of real models"
 _WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Answer.NOT_SHOWN: "open",
           Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip
 _TRUST = {
-    **dict.fromkeys(
-        ("up", "down", "level"), "For this model and such cases, yes: the interval allows for chance."
-    ),
+    **dict.fromkeys(("up", "down", "level"), "For this model and such cases, yes: the interval allows for chance."),
     "open": "That it is open, yes: a change is neither shown nor ruled out.",
     **dict.fromkeys(("few", "none"), "There is nothing to trust yet: these cases are too few, or cannot tell."),
 }  # by the icon of the first badge
