@@ -52,6 +52,10 @@ class Settings:
     text: str | None = None
     mmsafeaware: str | None = None
     mossbench: str | None = None
+    mssbench: str | None = None
+    lvlm_safer: str | None = None
+    vscbench: str | None = None
+    holisafe: str | None = None
     run: str | None = None
     runs: list[str] | None = None
     labels: Any = None  # a path or several; a list in the Run

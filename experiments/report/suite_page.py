@@ -1,0 +1,201 @@
+"""One page for several benchmarks of one model: refusal of harmful against refusal of benign, a panel an arm.
+
+``points`` reads finished metrics.json of both kinds. Of a yes/no benchmark, benign is what should be called safe and
+was called unsafe (1 − over-safety accuracy), harmful what was rightly called unsafe (typical and attack pooled).
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from experiments.report.figures import GREY, SCREEN, Format, arm_styles, data_uri, in_dark, svg_bytes
+from experiments.report.numbers import complete, percent, percent_interval
+from experiments.report.safety_figure import Point
+from experiments.report.table import Cell, Column, Row, Table, copies
+
+ACROSS = 3  # panels in a row
+SIDE = 3.0  # inches of a panel
+NOTE = "calling a sentence unsafe stands for refusing it"
+
+
+def points(metrics: Mapping[str, Any]) -> dict[str, Point]:
+    """Arm → its two rates with their intervals, from a metrics.json of either kind; arms without both are left out."""
+    found = {}
+    for name, arm in metrics["arms"].items():
+        refusal = metrics.get("kind") == "refusal"
+        benign, harmful = _refusal(arm) if refusal else _verdicts(arm)
+        if benign[0] is not None and harmful[0] is not None:
+            found[str(name)] = Point(str(name), benign[0], harmful[0], benign[1], harmful[1])
+    return found
+
+
+Rate = tuple[float | None, tuple[float, float] | None]
+
+
+def _refusal(arm: Mapping[str, Any]) -> tuple[Rate, Rate]:
+    rates, intervals = arm["refusal_rate"], arm["intervals"]
+    benign, harmful = ((rates[side], complete(intervals[side])) for side in ("benign", "contrast"))
+    return benign, harmful
+
+
+def _verdicts(arm: Mapping[str, Any]) -> tuple[Rate, Rate]:
+    accuracy, intervals = arm["accuracy"], arm["intervals"]
+    safe, interval = accuracy.get("over_safety"), complete(intervals.get("over_safety"))
+    benign = None if safe is None else 1 - safe
+    turned = None if interval is None else (1 - interval[1], 1 - interval[0])
+    return (benign, turned), (accuracy.get("unsafe"), complete(intervals.get("unsafe")))
+
+
+def by_arm(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Point]]:
+    """Arm → benchmark → its point, arms in the order in which they first appear."""
+    found: dict[str, dict[str, Point]] = {}
+    for benchmark, one in metrics.items():
+        for arm, point in points(one).items():
+            found.setdefault(arm, {})[benchmark] = point
+    return found
+
+
+def draw(panels: Mapping[str, Mapping[str, Point]], benchmarks: Sequence[str], form: Format = SCREEN) -> Figure:
+    """A panel an arm, all on one scale; in each a dot a benchmark with its 95% intervals."""
+    across = min(ACROSS, max(1, len(panels)))
+    down = math.ceil(max(1, len(panels)) / across)
+    figure = Figure(figsize=(SIDE * across + 0.4, SIDE * down + 0.9), dpi=100, layout="constrained")
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    styles = arm_styles(list(benchmarks))
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for place, (axes, (arm, shown)) in enumerate(zip(grid.flat, panels.items(), strict=False)):
+        if place + across >= len(panels):  # no panel below
+            axes.set_xlabel("benign refused (%)", fontsize=form.text)
+            axes.tick_params(labelbottom=True)
+        if place % across == 0:
+            axes.set_ylabel("harmful refused (%)", fontsize=form.text)
+        axes.set(xlim=(-3, 103), ylim=(-3, 103), aspect="equal", xticks=range(0, 101, 25), yticks=range(0, 101, 25))
+        axes.tick_params(labelsize=form.label)
+        axes.plot([0, 100], [0, 100], color=GREY, linestyle=":", linewidth=1)
+        axes.set_title(_short(arm, form), fontsize=form.text)
+        for benchmark, point in shown.items():
+            style, x, y = styles[benchmark], 100 * point.benign, 100 * point.contrast
+            if point.benign_interval:
+                axes.plot([100 * end for end in point.benign_interval], [y, y], color=style.colour, linewidth=1.2)
+            if point.contrast_interval:
+                axes.plot([x, x], [100 * end for end in point.contrast_interval], color=style.colour, linewidth=1.2)
+            axes.plot(x, y, style.marker, color=style.colour, markersize=7, markeredgecolor="white", linestyle="")
+    handles = [Line2D([], [], color=styles[name].colour, marker=styles[name].marker, markeredgecolor="white",
+                      linestyle="", label=_short(name, form)) for name in benchmarks]  # fmt: skip
+    handles.append(Line2D([], [], color=GREY, linestyle=":", label="both refused alike"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=form.label,
+                  frameon=False)  # fmt: skip
+    return figure
+
+
+def table(metrics: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row a benchmark and arm: both rates with intervals, cases, d′ and the flip rate where there are pairs."""
+    columns = [Column("benchmark", "left"), Column("arm", "left"), Column("known of N"), Column("benign refused"),
+               Column("harmful refused"), Column("d′"), Column("flip rate")]  # fmt: skip
+    rows = []
+    for benchmark, one in metrics.items():
+        shown = points(one)
+        for name, arm in one["arms"].items():
+            cells = [Cell(benchmark), Cell(str(name)), Cell(str(arm["n"]), below=f"of {arm['n_of']}")]
+            point = shown.get(str(name)) or Point(str(name), math.nan, math.nan)
+            sides = ((point.benign, point.benign_interval), (point.contrast, point.contrast_interval))
+            cells += [Cell(percent(None if math.isnan(rate) else rate), percent_interval(at)) for rate, at in sides]
+            d_prime = arm.get("d_prime")
+            cells += [Cell("–" if d_prime is None else f"{d_prime:.2f}"), _flips(arm)]
+            rows.append(Row(cells, marked=name == one.get("study")))
+    return Table("Every benchmark and arm", columns, rows)
+
+
+def _flips(arm: Mapping[str, Any]) -> Cell:
+    pairs = arm.get("pairs")
+    if pairs:
+        return Cell(percent(pairs["flip_rate"]), percent_interval(pairs["interval"]))
+    return Cell(percent(arm.get("flip_rate")))
+
+
+def sentences(metrics: Mapping[str, Mapping[str, Any]], left_out: Sequence[str]) -> list[str]:
+    """One sentence a benchmark on the arm under study, and what was left out."""
+    said = []
+    for benchmark, one in metrics.items():
+        study = str(one.get("study"))
+        point = points(one).get(study)
+        if point is None:
+            said.append(f"{benchmark}: {study} has no rate of benign or of harmful requests; its report says why.")
+            continue
+        rates = f"{percent(point.benign)}% of benign and {percent(point.contrast)}% of harmful requests refused"
+        note = "" if one.get("kind") == "refusal" else f" ({NOTE})"
+        said.append(f"{benchmark}: under {study}, {rates}{note}.")
+    if left_out:
+        said.append(f"Left out, because no folder was given: {', '.join(f'{name}=<folder>' for name in left_out)}.")
+    return said
+
+
+def describe(panels: Mapping[str, Mapping[str, Point]]) -> str:
+    """The figure in words, for those who do not see it."""
+    listed = "; ".join(
+        f"{arm}: " + ", ".join(f"{name} benign {percent(p.benign)}%, harmful {percent(p.contrast)}%" for name, p in
+                               shown.items())
+        for arm, shown in panels.items()
+    )  # fmt: skip
+    return f"Refusal of harmful requests against refusal of benign ones, a panel an arm. {listed}."
+
+
+def write(
+    folder: Path,
+    metrics: Mapping[str, Mapping[str, Any]],
+    *,
+    model: str,
+    reports: Mapping[str, Path],
+    left_out: Sequence[str],
+) -> dict[str, Any]:
+    """Writes the figure, the numbers and the page into ``folder``; returns the numbers.
+
+    ``reports`` are the run directories of the benchmarks, to which the page links.
+    """
+    panels = by_arm(metrics)
+    figure = draw(panels, list(metrics))
+    drawing = svg_bytes(figure)
+    (folder / "suite.svg").write_bytes(drawing)
+    figure.savefig(folder / "suite.png")
+    numbers = {
+        "model": model,
+        "arms": {arm: {name: point._asdict() for name, point in shown.items()} for arm, shown in panels.items()},
+        "summary": sentences(metrics, left_out),
+        "left_out": list(left_out),
+        "runs": {name: str(path) for name, path in reports.items()},
+    }
+    text = json.dumps(numbers, indent=1, ensure_ascii=False)
+    (folder / "suite.json").write_text(f"{text}\n", encoding="utf-8")
+    environment = Environment(
+        loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["copies"] = copies
+    page = environment.get_template("suite.html.j2").render(
+        model=model,
+        figure={
+            "uri": data_uri(drawing),
+            "dark_uri": data_uri(in_dark(drawing)),
+            "phone_uri": "",
+            "phone_dark_uri": "",
+            "alt": describe(panels),
+        },
+        table=table(metrics),
+        sentences=sentences(metrics, left_out),
+        note=NOTE if any(one.get("kind") != "refusal" for one in metrics.values()) else "",
+        links=[(name, os.path.relpath(path / "report.html", folder)) for name, path in reports.items()],
+    )
+    (folder / "suite.html").write_text(page, encoding="utf-8")
+    return numbers
+
+
+def _short(name: str, form: Format) -> str:
+    shown = name if len(name) <= form.name_length else f"{name[: form.name_length - 1]}…"
+    return shown.replace("$", r"\$")

@@ -1,0 +1,109 @@
+"""``+exp=oversensitivity_suite``: one model on every benchmark of over-caution at hand, on one page.
+
+Each benchmark is a study of its own, in a run directory of its own; the weights are loaded once. The page has a panel
+an arm, in each panel a dot a benchmark: how often benign requests are refused against how often harmful ones are. Of
+MMSafeAware, which asks for a verdict, calling a sentence unsafe stands for refusing it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.benchmarks.holisafe import HoliSafe
+from experiments.benchmarks.lvlm_safer import LVLMSafeR
+from experiments.benchmarks.mmsafeaware import MMSafeAware
+from experiments.benchmarks.mossbench import MOSSBench
+from experiments.benchmarks.mssbench import MSSBench
+from experiments.benchmarks.vscbench import VSCBench
+from experiments.config import Run
+from experiments.evaluation import study
+from experiments.evaluation.arms import check_arms
+from experiments.judges.automatic import Automatic
+from experiments.report import suite_page
+from experiments.runs.directory import open_run, read_object
+from experiments.runs.launch import Launch, sharded
+from experiments.types import Benchmark
+from interp.errors import UserError
+
+# Key of the command line → the benchmark in that folder; the order is that of the page.
+MADE: Mapping[str, Callable[[str, bool], Benchmark]] = {
+    "mmsafeaware": lambda root, strict: MMSafeAware(root=root, strict=strict),
+    "mossbench": lambda root, strict: MOSSBench(root=root, sets="both", strict=strict),
+    "mssbench": lambda root, strict: MSSBench(root=root, strict=strict),
+    "lvlm_safer": lambda root, strict: LVLMSafeR(root=root, strict=strict),
+    "vscbench": lambda root, strict: VSCBench(root=root, strict=strict),
+    "holisafe": lambda root, strict: HoliSafe(root=root, strict=strict),
+}
+
+
+@sharded
+@dataclass(frozen=True)
+class OversensitivitySuite:
+    """The task, on the folders given as ``mssbench=<folder>`` and so on; those not given are left out.
+
+    ``answer_tokens`` is how long answers in words may be; verdicts take ``run.max_new_tokens``.
+    """
+
+    answer_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        if self.answer_tokens < 1:
+            raise UserError(f"task.answer_tokens={self.answer_tokens}: must be at least 1")
+
+    def __call__(self, run: Run) -> None:
+        """Runs one study after the other, then draws the page from their metrics.
+
+        Raises:
+            UserError: no folder was given, or a benchmark cannot be used; that is said before anything is asked.
+        """
+        given = {name: str(root) for name in MADE if (root := getattr(run, name))}
+        if not given:
+            raise UserError(
+                "+exp=oversensitivity_suite has no benchmark to ask; give the folder of one at least: "
+                f"{', '.join(f'{name}=<folder>' for name in MADE)} (docs/guide-judges.md says where to get them)"
+            )
+        runs = {name: self._study(run, name, root) for name, root in given.items()}
+        for one in runs.values():
+            check_arms(one)
+            study.load_cases(one, Console(quiet=True))
+        vlm: Any = None
+        folders: dict[str, Path] = {}
+        for name, one in runs.items():
+            with study.opened(one, vlm=vlm, announce=True) as work:
+                vlm = work.vlm
+                work.complete()
+                folders[name] = work.store.path
+                title = work.model_title
+        if Launch.current().first:
+            self._page(run, folders, title)
+
+    def _study(self, run: Run, name: str, root: str) -> Run:
+        """The run on one benchmark, under its own name and with its kind's judge."""
+        benchmark: Any = MADE[name](root, run.strict)
+        fits = run.judge_named and run.judge.kind == benchmark.kind
+        tokens = run.max_new_tokens if benchmark.kind == "yes_no" else self.answer_tokens
+        called = f"{run.name}_{name}"
+        changed = {"name": called, "max_new_tokens": tokens, "benchmark": asdict(benchmark)}
+        return replace(
+            run,
+            name=called,
+            benchmark=benchmark,
+            judge=run.judge if fits else Automatic().for_kind(benchmark.kind),
+            max_new_tokens=tokens,
+            config=run.config | changed,
+        )
+
+    def _page(self, run: Run, folders: Mapping[str, Path], title: str) -> None:
+        """Writes suite.html, suite.svg, suite.png and suite.json, and says where they are."""
+        metrics = {name: read_object(folder / "metrics.json") for name, folder in folders.items()}
+        left_out = [name for name in MADE if name not in folders]
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
+            suite_page.write(store.path, metrics, model=title, reports=folders, left_out=left_out)
+            store.finish()
+            page = store.path / "suite.html"
+        console = Launch.current().console()
+        for line in (*suite_page.sentences(metrics, left_out), f"page: {page}"):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
