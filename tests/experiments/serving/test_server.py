@@ -135,6 +135,8 @@ def said(reply: tuple[int, Any], choice: int = 0) -> str:
 def test_without_a_seed_draws_differ(talker: Served, cases: list[Sample]) -> None:
     assert len({said(talker.send(question(cases[0], temperature=1, max_tokens=12))) for _ in range(3)}) == 3
     assert len({said(talker.send(question(cases[0], temperature=1, seed=4))) for _ in range(3)}) == 1
+    several = talker.send(question(cases[0], temperature=1, seed=4, n=3))
+    assert len({said(several, choice) for choice in range(3)}) == 3
 
 
 def streamed(server: Served, body: dict[str, Any]) -> dict[int, dict[str, Any]]:
