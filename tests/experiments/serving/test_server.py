@@ -181,6 +181,10 @@ def test_a_stop_string_ends_the_answer_before_it(talker: Served, cases: list[Sam
         assert said(cut) == said(whole)[: said(whole).find(stop)].strip()
         assert cut[1]["choices"][0]["finish_reason"] == "stop"
         assert cut[1]["usage"]["completion_tokens"] < whole[1]["usage"]["completion_tokens"]
+        words = said(whole).split()
+        over = " ".join(words[2:6])  # nothing of a stop string is streamed, over however many words it goes
+        parts = streamed(talker, body | {"stop": over})
+        assert "".join(parts[0]["pieces"]) == said(whole)[: said(whole).find(over)].strip()
 
 
 def test_an_answer_whose_tokens_run_out_says_so(server: Served, cases: list[Sample]) -> None:
