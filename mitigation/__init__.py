@@ -8,7 +8,7 @@ Methods
     ContextPrompt, SafetyPrompt  a sentence before the question; a system prompt
     VCD                          visual contrastive decoding: against a noised, blurred, black or different picture
     PriorCorrection              subtracts the margin that the sentence has without its picture
-    InstructionContrast, M3ID, PAI, ONLY, VISTA      published baselines at their published settings
+    InstructionContrast, M3ID, PAI, ONLY, VISTA, AGLA        published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
 
 Methods trained on labelled cases
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
     from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
     from mitigation.direction_ablation import AblateDirection, AblateRandom
+    from mitigation.local_picture import AGLA
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.one_layer import ONLY
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
@@ -68,6 +69,7 @@ _NAMES = {
     "contrastive.processors": ("VisualContrastiveLogitsProcessor",),
     "controls": ("CutoffOnly", "SelfContrast", "TextOnly", "YesBias"),
     "direction_ablation": ("AblateDirection", "AblateRandom"),
+    "local_picture": ("AGLA",),
     "method": ("Baseline", "Method", "TrainableMethod"),
     "one_layer": ("ONLY",),
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from interp.batching import MemoryLimit
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
+from mitigation.local_picture import AGLA
 from mitigation.method import Baseline
 from mitigation.one_layer import ONLY
 from mitigation.prior_correction import PriorCorrection
@@ -38,6 +39,7 @@ METHODS = [
     PAI(first_layer=0),
     ONLY(),
     VISTA(window=1),
+    AGLA(),
 ]
 
 

@@ -30,7 +30,7 @@ def test_configuring_a_method_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
         "import mitigation\n"
-        "for name in ('VCD', 'TextOnly', 'PriorCorrection', 'InstructionContrast', 'PAI', 'ONLY', 'VISTA',\n"
+        "for name in ('VCD', 'TextOnly', 'PriorCorrection', 'InstructionContrast', 'PAI', 'ONLY', 'VISTA', 'AGLA',\n"
         "             'AttentionSteering', 'TruthReadout', 'DirectionSteering', 'AblateDirection',\n"
         "             'CalibratedShift', 'ContextPrompt'):\n"
         "    getattr(mitigation, name)()\n"

@@ -26,6 +26,7 @@ from mitigation.activation_steering import DirectionSteering
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly
 from mitigation.direction_ablation import AblateDirection, AblateRandom
+from mitigation.local_picture import AGLA
 from mitigation.one_layer import ONLY
 from mitigation.prior_correction import PriorCorrection, prior_margins
 from mitigation.probe_readout import LearnedReadout
@@ -305,6 +306,11 @@ def only(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def vista(vlm: VLM, prompts: list[Prompt]) -> Any:
     return [answers(method, vlm, prompts) for method in (VISTA(window=1), VISTA(0.0, window=1, normed=True))]
+
+
+@cell
+def agla(vlm: VLM, prompts: list[Prompt]) -> Any:
+    return answers(AGLA(keep=0.5), vlm, prompts)
 
 
 @cell

@@ -27,7 +27,7 @@ from tests.experiments.serving.served import question, running
 
 # Every option of conf/method that has a margin and needs no file of its own.
 METHODS = [
-    "ablate_direction", "attention_steering", "calibrated_shift", "cutoff_only", "icd", "m3id", "only", "pai",
+    "ablate_direction", "agla", "attention_steering", "calibrated_shift", "cutoff_only", "icd", "m3id", "only", "pai",
     "prior_correction", "prompt", "readout", "self_contrast", "steering", "text_only", "vcd_pope", "vista", "yes_bias",
 ]  # fmt: skip
 FITS = ["method.noise_step=700", "arms.pai.first_layer=1", "arms.vista.window=1"]

@@ -1,0 +1,177 @@
+"""AGLA: the whole picture and the parts of it that matter to the question, both asked and added up.
+
+Importing this module loads neither torch nor transformers; generating does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from interp.errors import UserError
+from mitigation.prior_correction import answers_by_rule
+from mitigation.validation import check_beta, check_number, check_pictured
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from interp.image_grid import Box
+    from interp.vlm import VLM, Generation, Prompt
+
+SIDE = 384
+"""The mask is computed on a picture of this width and height, as in the authors' code."""
+BLUR = 0.02
+"""Standard deviation of the blur of the map, relative to ``SIDE``; also of their code."""
+
+
+@dataclass(frozen=True)
+class AGLA:
+    """AGLA's decoding (An et al., CVPR 2025, arXiv 2406.12718): f + α·f′, f′ with all but the matching parts black.
+
+    In the paper a separate matching model (BLIP's image-text matching, with GradCAM) says which parts of the picture
+    match the question, and its score how much is kept. **That model is not here.** By default the model's own attention
+    takes its place: the mean over all layers and heads of the attention of the prompt's last token on the image tokens.
+    So this is AGLA's rule with another map, not the published method; do not report it as AGLA's number. With ``maps``,
+    a safetensors file with one map [height width] for each case, by its id, it is the rule with your maps, for example
+    GradCAM maps made elsewhere.
+
+    ``keep`` is the share of the picture's area that stays, where the map is highest (in the code 1 less half of the
+    matching score, by case; 0.8 stands for a score of 0.4, and is our choice). Like the code, the map is brought to
+    384 × 384, blurred, and the rest made black. α = 2 (``alpha``) and the cutoff β = 0.5 are those of the authors'
+    scripts for POPE (github.com/Lackel/AGLA). The authors sample; here it is greedy. The paper's equation numbers
+    could not be checked.
+    """
+
+    alpha: float = 2.0
+    beta: float | None = 0.5
+    keep: float = 0.8
+    maps: str | None = field(default=None, repr=False)
+    digest: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, least=0.0)
+        check_beta(self.beta)
+        check_number("keep", self.keep, least=0.0, most=1.0)
+        object.__setattr__(self, "_maps", None)
+        if self.maps is not None:
+            from interp.tensor_file import digest_of
+
+            file = Path(self.maps).expanduser()
+            object.__setattr__(self, "digest", digest_of(file))
+            object.__setattr__(self, "_maps", _read(file))
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers with margins by this rule, before the cutoff.
+
+        Raises:
+            UserError: a prompt has no image, ``maps`` has none for its key, or (without ``maps``) the family's image
+                tokens stand for no place in the picture.
+        """
+        check_pictured(prompts, "AGLA shows parts of it")
+        if not self.alpha:
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+        parts = [
+            replace(prompt, image=masked(prompt.image, kept(over_picture(own, box), self.keep)))
+            for prompt, (own, box) in zip(prompts, self._matching(vlm, prompts), strict=True)
+            if prompt.image is not None
+        ]
+
+        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+            return clean + self.alpha * others[0]
+
+        return answers_by_rule(vlm, prompts, [vlm.encode(parts)], rule, beta=self.beta, max_new_tokens=max_new_tokens)
+
+    def _matching(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.ndarray, Box]]":
+        """A map for each prompt, and the part of the picture that it covers."""
+        from interp.image_grid import WHOLE
+
+        maps: Mapping[str, np.ndarray] | None = self.__dict__["_maps"]
+        if maps is None:
+            return own_attention(vlm, prompts)
+        if missing := [prompt.key for prompt in prompts if prompt.key not in maps]:
+            raise UserError(
+                f"{Path(str(self.maps)).name} has no map for the case {missing[0]!r} and {len(missing) - 1} others of "
+                "this batch; write one tensor [height width] for each case, named by its id"
+            )
+        return [(maps[prompt.key], WHOLE) for prompt in prompts]
+
+
+def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.ndarray, Box]]":
+    """The attention of each prompt's last token on the picture, mean over layers and heads; and what it covers.
+
+    Raises:
+        UserError: image tokens that stand for no place in the picture.
+    """
+    from interp.attention import Queries, record_attention
+    from interp.attention_tables import patch_map
+
+    vlm.layout.require_places(vlm.name)
+    with record_attention(vlm, queries=Queries.VERDICT, maps=Queries.VERDICT) as record:
+        vlm.score(prompts)
+    found = []
+    for one in record.maps:
+        grid = record.rows[one.row].grids[0]
+        found.append((patch_map(one.weights.mean((0, 1)), grid).double().numpy(), grid.box))
+    return found
+
+
+def over_picture(own: Float[np.ndarray, "height width"], box: "Box") -> Float[np.ndarray, "side side"]:
+    """The map over the whole picture, ``SIDE`` pixels wide and high, by cubic interpolation; then blurred.
+
+    What the map does not cover gets the value at its nearest edge.
+    """
+    from scipy.ndimage import gaussian_filter, map_coordinates
+
+    left, top, right, bottom = box
+    middles = (np.arange(SIDE) + 0.5) / SIDE
+    rows = (middles - top) / (bottom - top) * own.shape[0] - 0.5
+    columns = (middles - left) / (right - left) * own.shape[1] - 0.5
+    spread = map_coordinates(own.astype(np.float64), np.meshgrid(rows, columns, indexing="ij"), mode="nearest")
+    return gaussian_filter(spread, BLUR * SIDE)
+
+
+def kept(values: Float[np.ndarray, "height width"], keep: float) -> Bool[np.ndarray, "height width"]:
+    """True at the share ``keep`` of pixels with the highest values; ties with the last one stay too."""
+    count = round(keep * values.size)
+    if not count:
+        return np.zeros(values.shape, dtype=bool)
+    return values >= np.partition(values.ravel(), -count)[-count]
+
+
+def masked(image: "Image.Image", mask: Bool[np.ndarray, "height width"]) -> "Image.Image":
+    """The picture at its own size, black where the mask, stretched over it, is False."""
+    from PIL import Image
+
+    from interp.prompt import to_rgb
+
+    stretched = Image.fromarray((mask * np.uint8(255)).astype(np.uint8)).resize(image.size, Image.Resampling.NEAREST)
+    return Image.composite(to_rgb(image), Image.new("RGB", image.size), stretched)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The maps in a safetensors file, by case.
+
+    Raises:
+        UserError: another kind of file, or a tensor that is no map.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        maps = load_file(file)
+    except (SafetensorError, OSError, TypeError, KeyError) as error:
+        raise UserError(
+            f"method.maps={file}: no safetensors file of numbers numpy knows ({error}); write one with "
+            "safetensors.numpy.save_file"
+        ) from error
+    for name, values in maps.items():
+        if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+            raise UserError(
+                f"method.maps={file}: {name!r} has the shape {values.shape} or values that are not finite; a map is "
+                "[height width] of finite numbers; write it so"
+            )
+    return maps

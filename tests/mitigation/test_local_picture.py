@@ -1,0 +1,151 @@
+"""AGLA's rule against a slow reference; its masks; maps of one's own; batches; what it refuses."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import save_file
+
+from interp.errors import UserError
+from interp.image_grid import WHOLE
+from interp.segments import segment
+from interp.vlm import VLM, Prompt
+from mitigation.local_picture import AGLA, kept, masked, over_picture, own_attention
+from mitigation.method import Baseline
+from mitigation.wrappers import Shifted
+from tests.families import FAMILIES
+from tests.mitigation.family_laws import case
+from tests.mitigation.slow_rule import decided, slow_rule
+from tests.tiny import picture, tiny_llava
+
+TOKENS = 4
+QUARTERS = np.array([[4.0, 1.0], [1.0, 1.0]], dtype=np.float32)
+
+
+def quarter_black(image: Image.Image, share: float) -> Image.Image:
+    """By loops: black outside the pixels nearest to the upper left, as ``QUARTERS`` falls off from there."""
+    smooth = over_picture(QUARTERS, WHOLE)
+    order = sorted(((smooth[y, x], y, x) for y in range(384) for x in range(384)), reverse=True)
+    left = {(y, x) for _, y, x in order[: round(share * 384 * 384)]}
+    pixels, width, height = image.load(), *image.size
+    black = Image.new("RGB", image.size)
+    for x in range(width):
+        for y in range(height):
+            if (int((y + 0.5) * 384 / height), int((x + 0.5) * 384 / width)) in left:
+                black.putpixel((x, y), pixels[x, y])  # type: ignore[index]
+    return black
+
+
+def test_against_loops(vlm: VLM, prompts: list[Prompt], tmp_path: Path) -> None:
+    file = tmp_path / "maps.safetensors"
+    save_file({prompt.key: QUARTERS for prompt in prompts}, file)
+    method = AGLA(keep=0.3, beta=0.2, maps=str(file))
+    got = method.generate(vlm, prompts, max_new_tokens=TOKENS)
+    assert (got.margins - 3 * vlm.score(prompts)).abs().max() > 0.01
+    for row, prompt in enumerate(prompts):  # one by one, so that it holds for every batch
+        assert prompt.image is not None
+        part = vlm.encode([replace(prompt, image=quarter_black(prompt.image, 0.3))])
+        rule = lambda clean, others, step: clean + 2 * others[0]  # noqa: E731
+        ids, margin = slow_rule(vlm, vlm.encode([prompt]), [part], rule, beta=0.2, tokens=TOKENS)
+        assert got.token_ids[row] == ids[: len(got.token_ids[row])]
+        assert float(got.margins[row]) == pytest.approx(margin, abs=1e-3)
+
+
+def test_without_maps_it_is_the_models_own_attention(prompts: list[Prompt]) -> None:
+    vlm = VLM(*tiny_llava(), name="slow")
+    found = own_attention(vlm, prompts)
+    vlm.model.set_attn_implementation("eager")
+    for prompt, (own, _) in zip(prompts, found, strict=True):
+        inputs = vlm.encode([prompt])
+        columns = segment(vlm, [prompt], inputs).rows[0].columns("image_0")
+        with torch.no_grad():
+            layers = vlm.model(**inputs, output_attentions=True).attentions
+        mean = torch.stack([layer[0, :, -1, columns] for layer in layers]).mean((0, 1))
+        np.testing.assert_allclose(own.ravel(), mean.numpy(), atol=1e-6)
+
+
+def test_masks() -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    assert kept(values, 0.25).sum() == 3
+    assert kept(values, 0.25)[2, 1:].all()
+    assert not kept(values, 0.0).any()
+    assert kept(values, 1.0).all()
+    image = picture(0, (60, 20))
+    half = np.zeros((2, 2), dtype=bool)
+    half[:, 0] = True
+    left = np.asarray(masked(image, half))
+    assert (left[:, 30:] == 0).all()
+    assert (left[:, :30] == np.asarray(image)[:, :30]).all()
+    spread = over_picture(QUARTERS, (0.5, 0.0, 1.0, 1.0))  # a map of the right half alone
+    assert np.unravel_index(spread.argmax(), spread.shape)[0] < 100
+    assert spread[10, 10] == pytest.approx(4, abs=0.6)  # to the left of it as at its edge
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in {"instructblip", "idefics", "mllama"}])
+def test_batches_answer_as_one_by_one(name: str) -> None:
+    given, method = case(name), AGLA(keep=0.4)
+    batch = method.generate(given.vlm, given.prompts, max_new_tokens=3)
+    for row, prompt in enumerate(given.prompts):
+        alone = method.generate(given.vlm, [prompt], max_new_tokens=3)
+        assert alone.token_ids == [batch.token_ids[row]]
+        torch.testing.assert_close(alone.margins[0], batch.margins[row], atol=2e-2, rtol=1e-2)
+    assert batch.margins.isfinite().all()
+
+
+def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt]) -> None:
+    plain, none = (m.generate(vlm, prompts, max_new_tokens=5) for m in (Baseline(), AGLA(alpha=0.0)))
+    assert none.token_ids == plain.token_ids
+    whole = AGLA(keep=1.0, beta=None).generate(vlm, prompts, max_new_tokens=5)  # 3·f
+    assert whole.token_ids == plain.token_ids
+    torch.testing.assert_close(whole.margins, 3 * plain.margins, atol=1e-3, rtol=1e-4)
+
+
+def test_verdicts_follow_their_shifted_margins(vlm: VLM, prompts: list[Prompt]) -> None:
+    vlm = decided(vlm)
+    got, plain = (m.generate(vlm, prompts, max_new_tokens=1) for m in (Shifted(AGLA(), 0.4), AGLA()))
+    assert plain.texts == ["Yes" if margin > 0 else "No" for margin in plain.margins]
+    torch.testing.assert_close(got.margins, plain.margins + 0.4)
+
+
+def test_other_maps_are_another_method_wherever_they_lie(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "b", "c")]
+    for file, scale in zip(files, (1, 1, 2), strict=True):
+        save_file({"case": scale * QUARTERS}, file)
+    one, same, other = (repr(AGLA(maps=str(file))) for file in files)
+    assert one == same != other != repr(AGLA())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: AGLA(alpha=-1.0), r"alpha=-1\.0; .*at least 0"),
+        (lambda: AGLA(keep=1.5), r"keep=1\.5; .*from 0 to 1"),
+        (lambda: AGLA(beta=2.0), r"beta=2\.0"),
+        (lambda: AGLA(maps="/no/such/file"), "/no/such/file"),
+        (lambda: AGLA(maps=__file__), "no safetensors file"),
+    ],
+)
+def test_settings_are_checked_when_made(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build()
+
+
+def test_what_cannot_be_asked_is_refused(vlm: VLM, prompts: list[Prompt], tmp_path: Path) -> None:
+    file = tmp_path / "maps.safetensors"
+    save_file({"flat": np.zeros(3, dtype=np.float32)}, file)
+    with pytest.raises(UserError, match=r"'flat' has the shape \(3,\)"):
+        AGLA(maps=str(file))
+    save_file({"case-0": QUARTERS}, file)
+    with pytest.raises(UserError, match="no map for the case 'case-1' and 1 others"):
+        AGLA(maps=str(file)).generate(vlm, prompts, max_new_tokens=1)
+    with pytest.raises(UserError, match="no image in prompt 'blind'"):
+        AGLA().generate(vlm, [Prompt("what is red", key="blind")], max_new_tokens=1)
+    for name, message in (("instructblip", "learned queries"), ("mllama", "no image tokens")):
+        other = VLM(*FAMILIES[name](), name=name)
+        with pytest.raises(UserError, match=message):
+            AGLA().generate(other, prompts, max_new_tokens=1)
