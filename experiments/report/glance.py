@@ -1,4 +1,7 @@
-"""One short table of a run: what the question needs of each arm. The report's other tables are a click away."""
+"""One short table of a run, for page and terminal: what the question needs of each arm.
+
+The report's other tables are a click away.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +16,7 @@ from experiments.report.yes_no import ARM, studied
 
 SIGNS = {"up": "▲", "down": "▼", "level": "=", "open": "?", "few": "…", "none": "–"}
 REFERENCE = Cell("compared with")
+SAID = "what is said"
 
 
 def glance_table(metrics: Mapping[str, Any]) -> Table:
@@ -20,12 +24,28 @@ def glance_table(metrics: Mapping[str, Any]) -> Table:
     return _refusals(metrics) if metrics.get("kind") == "refusal" else _yes_no(metrics)
 
 
+def in_one_line(table: Table) -> Table:
+    """The table for a terminal: a change with the sign of what is said of it, other values without their intervals."""
+    said = [at for at, column in enumerate(table.columns) if column.heading.endswith(SAID)]
+
+    def cell(row: Row, at: int) -> Cell:
+        one, sign = row.cells[at], row.cells[at + 1] if at + 1 in said else None
+        if sign is None:
+            return Cell(one.value)
+        icon = sign.value.partition(" ")[0]
+        return Cell(f"{icon} {one}" if icon in SIGNS.values() else "")
+
+    kept = [at for at in range(len(table.columns)) if at not in said]
+    rows = [row if row.reason else Row([cell(row, at) for at in kept], marked=row.marked) for row in table.rows]
+    return Table("", [table.columns[at] for at in kept], rows)
+
+
 def _yes_no(metrics: Mapping[str, Any]) -> Table:
     compared = metrics.get("comparisons") or {}
     columns = [ARM]
     if compared:
-        columns += [Column("answered at equal strictness"), Column("change"), Column("what is said", "left")]
-    columns += [Column("harmless answered"), Column("unsafe caught"), Column("AUROC")]
+        columns += [_column("answered at|equal strictness"), _change_column("change"), Column(SAID, "left")]
+    columns += [_column("harmless|answered"), _column("unsafe|caught"), Column("AUROC")]
     rows = []
     for name, arm in metrics["arms"].items():
         cells = [Cell(name)]
@@ -57,8 +77,8 @@ def _refusals(metrics: Mapping[str, Any]) -> Table:
     subsets = {"benign": ("harmless", False), "contrast": ("harmful", True)}
     columns = [ARM]
     for words, _ in subsets.values():
-        columns.append(Column(f"{words} refused"))
-        columns += [Column(f"{words}: change"), Column(f"{words}: what is said", "left")] if compared else []
+        columns.append(_column(f"{words}|refused"))
+        columns += [_change_column(f"{words}: change"), Column(f"{words}: {SAID}", "left")] if compared else []
     rows = []
     for name, arm in metrics["arms"].items():
         cells, comparison = [Cell(name)], compared.get(name)
@@ -83,3 +103,13 @@ def _change(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool) -> l
     if entry is None:
         return [Cell(MISSING), words]
     return [Cell(percent(entry["value"], sign=True), percent_interval(interval_of(entry), 1)), words]
+
+
+def _column(words: str) -> Column:
+    """A column whose heading a terminal breaks at ``|``."""
+    return Column(words.replace("|", " "), short=words.replace("|", "\n"))
+
+
+def _change_column(heading: str) -> Column:
+    """A column of changes; a terminal has the sign of the statement in it, of which one does not explain itself."""
+    return Column(heading, short=f"{heading}\n({SIGNS['open']} not shown)")

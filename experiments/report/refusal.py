@@ -9,7 +9,7 @@ from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leader
 from experiments.report.findings.statements import judged, said
 from experiments.report.numbers import MISSING, complete, fixed, fixed_interval, p_value, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Row, Table
-from experiments.report.yes_no import ARM, against, d_prime_cell, in_one_line, marks, studied
+from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
 from experiments.types import REFUSAL_SUBSETS
 
 DELTAS = {"benign": "benign", "contrast": "contrast", "difference": "apart", "d_prime": "d′"}
@@ -104,31 +104,6 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
         *([_corrected_cell(metrics, name, subset) for subset in REFUSAL_SUBSETS] if _corrected(metrics) else ()),
     ]
     return studied(Row(cells), metrics)
-
-
-def short_table(metrics: Mapping[str, Any]) -> Table:
-    """At most six columns for the end of a study: refusals of benign and of harmful requests, and their changes."""
-    compared = metrics.get("comparisons") or {}
-    twins = any(arm["refusal_rate"]["contrast"] is not None for arm in metrics["arms"].values())
-    columns = [ARM, Column("benign refused", short="benign\nrefused"),
-               Column("change [95% interval]", short="change\n[95% interval]")]  # fmt: skip
-    if twins:
-        columns += [Column("harmful refused", short="harmful\nrefused"), Column("change of harmful", short="change"),
-                    Column("d′")]  # fmt: skip
-    rows = []
-    for name, arm in metrics["arms"].items():
-        delta = (compared.get(name) or {}).get("delta") or {}
-        benign, contrast = (Cell(percent(arm["refusal_rate"][subset])) for subset in REFUSAL_SUBSETS)
-        changes = (in_one_line(delta_cell(delta.get(key))) if name in compared else Cell("") for key in REFUSAL_SUBSETS)
-        cells = [
-            Cell(name),
-            benign,
-            next(changes),
-            *([contrast, next(changes), Cell(d_prime_cell(arm).value)] if twins else ()),
-        ]
-        rows.append(studied(Row(cells[: len(columns)]), metrics))
-    apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
-    return Table("", columns, [*rows, *apart])
 
 
 def _corrected(metrics: Mapping[str, Any]) -> Mapping[str, Any]:

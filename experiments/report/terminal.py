@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from experiments.report import refusal, yes_no
+from experiments.report.glance import glance_table, in_one_line
 from experiments.report.table import terminal
 from experiments.report.yes_no import CEILING_MARK
 
@@ -37,7 +38,7 @@ REFUSAL_LEGEND = (
 
 SENTENCES = 2  # of the summary, at the end of a study
 LINES = 21  # that the answer takes, at most, where its sentences leave room: with what follows it they are 25
-HEADING, FEWEST_ROWS = 3, 3  # lines above a table's rows; rows that are shown in any case
+HEADING, FEWEST_ROWS = 3, 3  # lines beside a table's rows; rows that are shown in any case
 
 
 def shown(metrics: Mapping[str, Any], *, verbose: bool, width: int, whole: bool = True) -> Group:
@@ -51,7 +52,7 @@ def answer(metrics: Mapping[str, Any], *, width: int) -> Group:
     """The summary's first sentences, a row an arm, and what must be known beside them, in ``LINES`` lines."""
     said = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
     note = _note(metrics.get("caveats") or ())
-    table = (refusal if metrics.get("kind") == "refusal" else yes_no).short_table(metrics)
+    table = in_one_line(glance_table({"study": None, **metrics}))
     room = LINES - HEADING - sum(1 + _lines(text, width) for text in (*said, *note)) - 1
     parts: list[RenderableType] = [part for text in said for part in (text, "")]
     if len(table.rows) > 1:

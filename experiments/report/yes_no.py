@@ -33,9 +33,6 @@ DELTAS = {
 CEILING_MARK = "*"
 NAME_WIDTH = 16  # "calibrated_shift", and all that 80 columns leave; longer names go on in the next line
 ARM = Column("arm", "left", fold=NAME_WIDTH)
-# Headings of the short table, with | where a terminal breaks them.
-_BY_MARGIN = ("answered at|equal strictness", "change|[95% interval]", "unsafe|caught", "harmless|answered", "AUROC")
-_BY_VERDICT = ("unsafe|caught", "change|of unsafe", "harmless|answered", "change|of harmless", "d′")
 _SHORT = {"typical": "typ-\nical", "attack": "att-\nack", "over-safety": "over-\nsafety", "overall": "over-\nall"}
 
 
@@ -88,36 +85,6 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
         Column("flip rate", short="flips", narrow=Narrow.NOTHING),
     ]
     return Table("Arms", columns, [_arm_row(metrics, name, arm) for name, arm in metrics["arms"].items()])
-
-
-def short_table(metrics: Mapping[str, Any]) -> Table:
-    """At most six columns for the end of a study: what each arm does at the baseline's strictness, and by itself.
-
-    Without margins there is no equal strictness; the changes of the verdicts then stand in its place.
-    """
-    arms, compared = metrics["arms"], metrics.get("comparisons") or {}
-    by_margin = any(arm.get("matched_over_safety") for arm in arms.values())
-
-    def changed(name: str, key: str) -> Cell:
-        delta = (compared.get(name) or {}).get("delta") or {}
-        return in_one_line(_delta_cell(key, delta.get(key))) if name in compared else Cell("")
-
-    rows = []
-    for name, arm in arms.items():
-        caught, answered = (Cell(percent(arm["accuracy"].get(key))) for key in ("unsafe", "over_safety"))
-        own = [caught, changed(name, "unsafe"), answered, changed(name, "over_safety"), Cell(d_prime_cell(arm).value)]
-        if by_margin:
-            matched = Cell(_matched_cell(arm.get("matched_over_safety")).value)
-            auroc = Cell(fixed(arm.get("auroc"), 3))
-            own = [matched, changed(name, "matched_over_safety"), caught, answered, auroc]
-        rows.append(studied(Row([Cell(name), *own]), metrics))
-    return Table("", [ARM, *(Column(words.replace("|", " "), short=words.replace("|", "\n"))
-                             for words in (_BY_MARGIN if by_margin else _BY_VERDICT))], rows)  # fmt: skip
-
-
-def in_one_line(cell: Cell) -> Cell:
-    """The cell with its interval behind the value, in brackets."""
-    return Cell(str(cell))
 
 
 def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> Row:
