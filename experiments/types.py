@@ -182,7 +182,7 @@ class Item:
     """One answer to be judged.
 
     ``image`` draws or opens the picture only for a judge that looks at it; None for a case of text alone. ``gold`` is
-    the right answer of the case, which the published yes/no rule needs; no other judge may look at it. ``language`` is
+    the right answer of the case, which published rules and prompts need; no other judge may look at it. ``language`` is
     a BCP 47 tag, of which the first part alone counts.
     """
 

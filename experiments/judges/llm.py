@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from experiments.api.config import ApiConfig
 from experiments.api.model import ApiModel
 from experiments.benchmarks.images import BadImage
-from experiments.judges.llm_reply import OPTIONS, question, read_verdict
+from experiments.judges.llm_reply import OPTIONS, JudgeReply, question, read_verdict
 from experiments.judges.refusal_rules import EMPTY
 from experiments.types import Item, Judgement, Kind, Status, Verdict
 from interp.batching import gathered
@@ -114,9 +114,11 @@ class LLMJudge:
             except BadImage as error:
                 votes[index] = Vote(named, Verdict.JUDGE_FAILED, f"the picture cannot be opened: {error}")
 
+        asked = {_key(item, repeat): item for item in items}
+
         def ask(some: list[Any]) -> list[Vote]:
             generation = voter.generate(some, max_new_tokens=self.max_new_tokens)
-            return [_vote(named, generation, row) for row in range(len(some))]
+            return [self._vote(named, generation, row, asked[prompt.key]) for row, prompt in enumerate(some)]
 
         for group in prompts.values():
             said = gathered(voter, [prompt for _, prompt in group], ask, batch_size=self.batch_size)
@@ -126,10 +128,31 @@ class LLMJudge:
     def _prompt(self, item: Item, repeat: int) -> Any:
         from interp.vlm import Prompt  # torch
 
+        image = item.image() if self.looks and item.image is not None else None
+        return Prompt(self.question(item, repeat, image=image is not None), image, key=_key(item, repeat))
+
+    def question(self, item: Item, repeat: int, *, image: bool) -> str:
+        """What is asked about an item the ``repeat``-th time; ``image`` says whether its picture is shown."""
         turn = repeat % len(OPTIONS)
-        image = item.image() if self.look and item.image is not None else None
-        text = question(item, OPTIONS[turn:] + OPTIONS[:turn], image=image is not None)
-        return Prompt(text, image, key=f"{item.case}#{repeat}")
+        return question(item, OPTIONS[turn:] + OPTIONS[:turn], image=image)
+
+    def read(self, answer: str, item: Item) -> JudgeReply:
+        """The verdict in a judge's answer; JUDGE_FAILED where there is none."""
+        return read_verdict(answer)
+
+    def _vote(self, named: str, generation: Any, row: int, item: Item) -> Vote:
+        status = Status.ANSWERED if generation.statuses is None else Status(generation.statuses[row])
+        text = generation.texts[row] or ""
+        if not status.spoken:
+            because = generation.reasons[row] if generation.reasons else ""
+            return Vote(named, Verdict.JUDGE_FAILED, f"the judge's request: {status.value} {because}".strip())
+        found = self.read(text, item)
+        raw = text[:RAW_KEPT] if found.verdict is Verdict.JUDGE_FAILED else ""
+        return Vote(named, found.verdict, found.reason, raw)
+
+
+def _key(item: Item, repeat: int) -> str:
+    return f"{item.case}#{repeat}"
 
 
 def _connected(model: Any) -> Any:
@@ -141,16 +164,6 @@ def _connected(model: Any) -> Any:
     from interp.vlm import load
 
     return load(model)
-
-
-def _vote(named: str, generation: Any, row: int) -> Vote:
-    status = Status.ANSWERED if generation.statuses is None else Status(generation.statuses[row])
-    text = generation.texts[row] or ""
-    if not status.spoken:
-        because = generation.reasons[row] if generation.reasons else ""
-        return Vote(named, Verdict.JUDGE_FAILED, f"the judge's request: {status.value} {because}".strip())
-    found = read_verdict(text)
-    return Vote(named, found.verdict, found.reason, text[:RAW_KEPT] if found.verdict is Verdict.JUDGE_FAILED else "")
 
 
 def majority(votes: Sequence[Vote]) -> Judgement:
