@@ -86,6 +86,16 @@ def test_masks() -> None:
     assert spread[10, 10] == pytest.approx(4, abs=0.6)  # to the left of it as at its edge
 
 
+def test_the_blur_is_a_gaussian_of_a_fiftieth_of_the_side() -> None:
+    point = np.zeros((384, 384))
+    point[200, 150] = 1.0
+    spread = over_picture(point, WHOLE)
+    assert spread.sum() == pytest.approx(1)
+    for away in (4, 8, 12):
+        for place in ((200 + away, 150), (200, 150 - away)):
+            assert spread[place] / spread[200, 150] == pytest.approx(np.exp(-(away**2) / 2 / (384 / 50) ** 2), rel=1e-3)
+
+
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n not in {"instructblip", "idefics", "mllama"}])
 def test_batches_answer_as_one_by_one(name: str) -> None:
     given, method = case(name), AGLA(keep=0.4)
