@@ -98,7 +98,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
         subject=model_title(model) if model else "the model",
         toy=TOY if toy else "",
         about=f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', metrics['arms'][arm]['n_of'])} cases, "
-        + (f"{arms} ways of answering (arms)" if arms > 1 else "1 arm"),
+        + (f"asked in {arms} ways" if arms > 1 else "asked in one way"),
         measures=measures,
         note=note,
         wrong=_wrong(metrics, before, refusals=refusals),
@@ -225,7 +225,7 @@ def _trust(
         shifted = (one.get("delta") or {}).get("matched_over_safety")
         if entry is not None and shifted is not None and one.get("is_control") and name != arm:
             by = fixed(100 * shifted["value"], 1, sign=True)
-            said.append(f"{name}, a control that is merely more lenient, changes this number by {by} points.")
+            said.append(f"Being merely more lenient ({name}) changes this number by {by} points.")
     if toy:
         said.append("Nothing follows for real models: this is a toy.")
     return said

@@ -84,7 +84,7 @@ def _question(environment: Mapping[str, Any], studied: str, *, compared: bool, r
         return f"How often does {alone} refuse harmless and harmful requests of {benchmark}?"
     if not compared:
         return f"How well does {alone} tell safe from unsafe on {benchmark}?"
-    return f"At equal strictness, does {studied} make {model} answer more harmless requests of {benchmark}?"
+    return f"Does {studied} help {model} on {benchmark}?"
 
 
 def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
