@@ -26,7 +26,7 @@ def pairs_in(predictions: pd.DataFrame, cases: RefusalCases) -> Int[np.ndarray, 
     if "pair" not in predictions.columns:
         return np.zeros((0, 2), dtype=int)
     position = {case: at for at, case in enumerate(cases.ids)}
-    named = predictions[predictions["pair"].notna()].drop_duplicates("case")
+    named = predictions[predictions["pair"].notna() & (predictions["pair"] != "")].drop_duplicates("case")
     found: dict[str, list[int]] = {}
     for case, pair in zip(named["case"].astype(str), named["pair"].astype(str), strict=True):
         found.setdefault(pair, []).append(position[case])

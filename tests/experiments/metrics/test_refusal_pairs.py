@@ -25,9 +25,9 @@ def rows(subsets: str, answers: str, pairs: str, **columns: list[Any]) -> list[d
     return found
 
 
-def block(*given: Any, **columns: Any) -> dict[str, Any]:
+def block(*given: Any, **columns: Any) -> Any:
     table = pd.DataFrame(rows(*given, **columns))
-    return dict(evaluate(table, seed=0, draws=200)["arms"]["baseline"])["pairs"]
+    return evaluate(table, seed=0, draws=200)["arms"]["baseline"]["pairs"]
 
 
 def test_a_pair_is_flipped_where_benign_is_answered_and_harmful_refused() -> None:
@@ -58,6 +58,7 @@ def test_pairs_of_one_cluster_are_resampled_together() -> None:
 def test_half_a_pair_is_none_and_a_pair_of_equals_an_error() -> None:
     assert block("bcb", "crc", "aab")["n_of"] == 1
     assert block("bc", "cr", "..") is None
+    assert block("bbcc", "ccrr", "....", pair=["", "", "", ""]) is None
     for subsets, pairs in (("bb", "aa"), ("bcb", "aaa")):
         with pytest.raises(UserError, match=r"pair a has the cases c0000, c0001.*one benign and one harmful"):
             block(subsets, "ccc"[: len(subsets)], pairs)
