@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.metrics.refusal.findings import BENIGN
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.metrics.tests import wilson
-from experiments.report import refusal
+from experiments.report import glance, refusal
 from experiments.report import safety_figure as figures
 from experiments.report.findings.refusal import worded
 from experiments.report.table import copies
@@ -265,7 +265,9 @@ def test_the_section_prints_escaped_and_complete() -> None:
         loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters["copies"] = copies
-    html = environment.get_template("refusal.html.j2").render(refusal.context(metrics), studied=metrics["study"])
+    html = environment.get_template("refusal.html.j2").render(
+        refusal.context(metrics), studied=metrics["study"], glance=glance.glance_table(metrics)
+    )
     assert hostile not in html
     for type_ in TYPES:
         assert type_ in html
