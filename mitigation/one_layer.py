@@ -28,10 +28,10 @@ class ONLY:
 
     α₁ = 3 (``alpha_1``), α₂ = 1 (``alpha_2``), γ = 0.2, β = 0.1 and layer 0 are the settings of the authors' script for
     POPE on LLaVA-1.5 (github.com/zifuwan/ONLY, ``pope_eval.sh``); theirs for CHAIR has γ = 0.25, and for MME γ = 0.25
-    and β = 0.4. Sources: the ratio, the choice of heads and both rules are in the paper; its equation numbers could
-    not be checked. How f̃ gets from that layer to the logits (shares 0.2 and 0.5 of the model's own states) is in the
-    code alone, which we follow. The authors sample; here it is greedy. Layers without a norm behind the sublayer are
-    assumed, so Gemma 2 and 3 are refused, as are families that read the picture by cross-attention.
+    and β = 0.4. Sources: the ratio, the choice of heads and both rules as others describe the paper, whose text and
+    equation numbers we could not check; the code agrees. How f̃ gets from that layer to the logits (shares 0.2 and 0.5
+    of the model's own states) follows the code. The authors sample; here it is greedy. Layers without a norm behind the
+    sublayer are assumed, so Gemma 2 and 3 are refused, as are families that read the picture by cross-attention.
     """
 
     alpha_1: float = 3.0
