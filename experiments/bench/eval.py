@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
-from experiments.bench.harness import MEBIBYTE, Turns, check_budget, load_average, machine, timed
+from experiments.bench.harness import MEBIBYTE, Turns, check_budget, check_size, load_average, machine, timed
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
@@ -22,7 +22,6 @@ from experiments.evaluation.study import limited
 from experiments.report.table import Table, terminal
 from experiments.runs.directory import RunStore, open_run
 from experiments.types import Kind, Loaded, Sample
-from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt
 from mitigation.threshold import ConstantShift
@@ -100,13 +99,8 @@ class EvalBench:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise UserError(f"task.size={self.size}: known are {', '.join(SIZES)}; choose one of them")
-        if self.cases < 1:
-            raise UserError(f"task.cases={self.cases}: must be at least 1")
+        check_size(self.size, SIZES, self.device, cases=self.cases)
         check_budget(self.repeats, self.seconds, self.device)
-        if self.size.startswith("7b") and self.device == "cpu":
-            raise UserError(f"size {self.size} on a CPU takes minutes a case; add task.device=cuda")
 
     def __call__(self, run: Run) -> None:
         """Measures, asks the full study once, writes ``metrics.json`` into a new run directory, prints the table."""

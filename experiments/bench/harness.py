@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -38,6 +38,21 @@ def check_budget(repeats: int, seconds: float, device: str) -> None:
         raise UserError(f"repeats={repeats}, seconds={seconds}: at least 1 and 0; change task.repeats or task.seconds")
     if device != "cpu" and device.partition(":")[0] != "cuda":
         raise UserError(f"unknown device {device!r}; known: cpu, cuda, cuda:<number>; change task.device")
+
+
+def check_size(size: str, known: Iterable[str], device: str, **counts: int) -> None:
+    """Checks the size of a benchmark's model, and numbers of cases and the like, by the name of their option.
+
+    Raises:
+        UserError: an unknown size, one that is too large for a CPU, or a number below 1.
+    """
+    if size not in known:
+        raise UserError(f"task.size={size}: known are {', '.join(known)}; choose one of them")
+    for name, count in counts.items():
+        if count < 1:
+            raise UserError(f"task.{name}={count}: must be at least 1")
+    if size.startswith("7b") and device == "cpu":
+        raise UserError(f"size {size} on a CPU takes minutes a case; add task.device=cuda")
 
 
 def load_average() -> float:

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from experiments.bench.eval import SIZES, EvalCases
-from experiments.bench.harness import Child, Turns, check_budget, load_average, machine, result_of, timed
+from experiments.bench.harness import Child, Turns, check_budget, check_size, load_average, machine, result_of, timed
 from experiments.config import Run
 from experiments.report.table import Table, terminal
 from experiments.runs.directory import open_run
 from experiments.serving.served import served
 from experiments.serving.task import Serve, bound, configured
 from experiments.types import Loaded, Sample
-from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.vcd import VCD
 
@@ -53,14 +52,8 @@ class ServeBench:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise UserError(f"task.size={self.size}: known are {', '.join(SIZES)}; choose one of them")
-        for name in ("cases", "clients"):
-            if getattr(self, name) < 1:
-                raise UserError(f"task.{name}={getattr(self, name)}: must be at least 1")
+        check_size(self.size, SIZES, self.device, cases=self.cases, clients=self.clients)
         check_budget(self.repeats, self.seconds, self.device)
-        if self.size.startswith("7b") and self.device == "cpu":
-            raise UserError(f"size {self.size} on a CPU takes minutes a case; add task.device=cuda")
 
     def __call__(self, run: Run) -> None:
         """Measures, writes ``metrics.json`` into a new run directory, prints the table."""

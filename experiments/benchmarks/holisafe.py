@@ -12,12 +12,12 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from experiments.benchmarks.images import EncodedImage
-from experiments.benchmarks.paired import Collected, folder_of, json_file
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, readable_text, runnable
-from experiments.types import Drawable, Kind, Loaded
+from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, json_file
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, readable_text
+from experiments.types import Drawable
 from interp.errors import UserError
 
 HUB = "https://huggingface.co/datasets/etri-vilab/holisafe-bench"
@@ -30,29 +30,15 @@ GET = (
 
 
 @dataclass(frozen=True)
-class HoliSafe:
+class HoliSafe(PairedRefusals):
     """The benchmark in the folder ``root``, from ``file`` there (.json, .csv or .parquet; null: the one there is).
 
     ``strict`` stops where a record or a picture cannot be used.
     """
 
-    root: str | None = None
     file: str | None = None
-    strict: bool = False
     name: str = "holisafe"
-    kind: ClassVar[Kind] = "refusal"
-
-    def load(self) -> Loaded:
-        """The cases that can be asked; every picture is decoded once to make sure.
-
-        Raises:
-            UserError: no case can be asked, or under ``strict`` not every one.
-        """
-        return runnable(self.find(), where=str(self.root), strict=self.strict, get=GET)
-
-    def development(self) -> None:
-        """The set has no development split."""
-        return None
+    GET = GET
 
     def find(self) -> ExaminedCases:
         """All cases that the table names."""

@@ -9,11 +9,10 @@ judges or metrics.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from experiments.benchmarks.paired import Collected, folder_of, json_file
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, runnable
-from experiments.types import Kind, Loaded
+from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, json_file
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, need
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/isXinLiu/LVLM-SafeR"
@@ -35,7 +34,7 @@ GET = (
 
 
 @dataclass(frozen=True)
-class LVLMSafeR:
+class LVLMSafeR(PairedRefusals):
     """The benchmark in a clone at ``root``; ``pairing`` says which groups to ask: same_prompt, same_image or both.
 
     Many addresses of pictures are gone: without ``strict`` the cases whose picture is there are asked and the others
@@ -45,29 +44,15 @@ class LVLMSafeR:
         UserError: an unknown pairing.
     """
 
-    root: str | None = None
     pairing: str = "both"
-    strict: bool = False
     name: str = "lvlm_safer"
-    kind: ClassVar[Kind] = "refusal"
+    GET = GET
 
     def __post_init__(self) -> None:
         if self.pairing not in PAIRINGS:
             raise UserError(
                 f"benchmark.pairing={self.pairing!r} is not known; known: {', '.join(PAIRINGS)}; choose one"
             )
-
-    def load(self) -> Loaded:
-        """The cases that can be asked; every picture is decoded once to make sure.
-
-        Raises:
-            UserError: no case can be asked, or under ``strict`` not every one.
-        """
-        return runnable(self.find(), where=str(self.root), strict=self.strict, get=GET)
-
-    def development(self) -> None:
-        """The set has no development split."""
-        return None
 
     def find(self) -> ExaminedCases:
         """All cases that the files name."""

@@ -10,11 +10,10 @@ picture answering is right, in the unsafe one refusing or warning is. Knows noth
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from experiments.benchmarks.paired import Collected, first_there, folder_of, json_file
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, runnable
-from experiments.types import Kind, Loaded
+from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, json_file
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, need
 from interp.errors import UserError
 
 HUB = "https://huggingface.co/datasets/kzhou35/mssbench"
@@ -36,7 +35,7 @@ INSTRUCTION = {
 
 
 @dataclass(frozen=True)
-class MSSBench:
+class MSSBench(PairedRefusals):
     """The benchmark in the folder ``root``; ``part`` says what to ask: chat, embodied or both.
 
     With ``instruction`` the published evaluation's introduction stands before each question; without it the question
@@ -46,28 +45,14 @@ class MSSBench:
         UserError: an unknown part.
     """
 
-    root: str | None = None
     part: str = "chat"
     instruction: bool = True
-    strict: bool = False
     name: str = "mssbench"
-    kind: ClassVar[Kind] = "refusal"
+    GET = GET
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
             raise UserError(f"benchmark.part={self.part!r} is not known; known: {', '.join(PARTS)}; choose one")
-
-    def load(self) -> Loaded:
-        """The cases that can be asked; every picture is decoded once to make sure.
-
-        Raises:
-            UserError: no case can be asked, or under ``strict`` not every one.
-        """
-        return runnable(self.find(), where=str(self.root), strict=self.strict, get=GET)
-
-    def development(self) -> None:
-        """The set has no development split."""
-        return None
 
     def find(self) -> ExaminedCases:
         """All cases that the file names."""

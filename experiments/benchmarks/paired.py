@@ -7,15 +7,47 @@ the picture or in the text alone are a counterfactual pair. Knows no benchmark.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, examined, readable_text
-from experiments.types import Drawable, Gold, Sample, Subset
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, examined, readable_text, runnable
+from experiments.types import Drawable, Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
 SIDES: Mapping[str, tuple[Subset, Gold]] = {"safe": ("benign", "comply"), "unsafe": ("contrast", "refuse")}
 UNFIT = "unfit entry"
+
+
+@dataclass(frozen=True)
+class PairedRefusals:
+    """A published refusal benchmark in the folder ``root``; under ``strict`` every case of it must be there.
+
+    A loader says in ``GET`` what to get and where to put it, in ``EXPECTED`` which absences its published files have
+    themselves, and finds the cases.
+    """
+
+    root: str | None = None
+    strict: bool = False
+    kind: ClassVar[Kind] = "refusal"
+    GET: ClassVar[str] = ""
+    EXPECTED: ClassVar[tuple[str, ...]] = ()
+
+    def find(self) -> ExaminedCases:
+        """All cases that the published files name."""
+        raise NotImplementedError
+
+    def load(self) -> Loaded:
+        """The cases that can be asked; every picture is decoded once to make sure.
+
+        Raises:
+            UserError: no case can be asked, or under ``strict`` not every one.
+        """
+        return runnable(self.find(), where=str(self.root), strict=self.strict, expected=self.EXPECTED, get=self.GET)
+
+    def development(self) -> None:
+        """The set has no development split."""
+        return None
 
 
 def question(text: str) -> str:

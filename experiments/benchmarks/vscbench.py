@@ -9,12 +9,10 @@ nothing of models, judges or metrics.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from experiments.benchmarks.paired import Collected, first_there, folder_of, question
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, runnable
+from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, question
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, need
 from experiments.benchmarks.workbook import read_rows
-from experiments.types import Kind, Loaded
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/jiahuigeng/VSCBench"
@@ -35,7 +33,7 @@ FIGSTEP = (
 
 
 @dataclass(frozen=True)
-class VSCBench:
+class VSCBench(PairedRefusals):
     """The benchmark in a clone at ``root``; ``part`` says what to ask: image_centric, text_centric or both.
 
     A table may also be given as .csv. ``strict`` stops where a row or a picture cannot be used, the two empty texts of
@@ -45,27 +43,14 @@ class VSCBench:
         UserError: an unknown part.
     """
 
-    root: str | None = None
     part: str = "image_centric"
-    strict: bool = False
     name: str = "vscbench"
-    kind: ClassVar[Kind] = "refusal"
+    GET = GET
+    EXPECTED = (NO_PROMPT,)
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
             raise UserError(f"benchmark.part={self.part!r} is not known; known: {', '.join(PARTS)}; choose one")
-
-    def load(self) -> Loaded:
-        """The cases that can be asked; every picture is decoded once to make sure.
-
-        Raises:
-            UserError: no case can be asked, or under ``strict`` not every one.
-        """
-        return runnable(self.find(), where=str(self.root), strict=self.strict, expected=(NO_PROMPT,), get=GET)
-
-    def development(self) -> None:
-        """The set has no development split."""
-        return None
 
     def find(self) -> ExaminedCases:
         """All cases that the tables name."""
