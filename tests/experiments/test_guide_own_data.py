@@ -56,7 +56,8 @@ def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> Non
     asked = typed(study, mine)
     assert asked.returncode == 0, asked.stderr
     (page,) = (mine / "outputs" / "study").glob("*/report.html")
-    assert "matched unsafe safety" in asked.stdout  # its own two labels; there are no attacks
+    assert "answered at" in asked.stdout
+    assert "attack" not in asked.stdout  # its own two labels
     page.unlink()
     again = typed(report.replace("TIME", page.parent.name), mine)
     assert again.returncode == 0, again.stderr

@@ -223,7 +223,7 @@ def test_any_outcome_gives_finite_json_with_rates_inside_their_bounds(subsets: s
             if value is not None and arm["overall_of"] == [s for s, (_, n_of) in arm["n_by_subset"].items() if n_of]:
                 low, high = arm["bounds"][name]
                 assert low - 1e-9 <= value <= high + 1e-9
-    assert len(found["summary"]) == 2
+    assert len(found["summary"]) in (2, 3)
 
 
 BROKEN = {

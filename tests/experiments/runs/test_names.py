@@ -138,4 +138,4 @@ def test_an_adapter_on_the_same_weights_is_told_apart(tmp_path: Path) -> None:
     run = run_of("task=report", f"run={folders[0]}")
     run.task(run)
     page = (folders[0] / "report.html").read_text(encoding="utf-8")
-    assert "Does vcd (adapter aaaaaaaa) make llava_organism (01234567) better" in page
+    assert "Does vcd (adapter aaaaaaaa) help llava_organism (01234567) on" in page
