@@ -50,7 +50,7 @@ def of_failures(
 
 def of_cases() -> Analysis:
     """Attention of single cases under the baseline and the arm under study, for the report."""
-    return Analysis(CASES, "the attention of single cases was not recorded", _cases, settings="")
+    return Analysis(CASES, "the attention of single cases was not recorded", _cases, settings="", detail=True)
 
 
 def _failures(study: "Study", *, options: dict[str, Any], in_full: bool) -> list[str]:
