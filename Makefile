@@ -1,7 +1,7 @@
 # Everything works in .venv/ in this clone. `make help` lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev demo gpu test test-all contract chromium check format clean

@@ -79,3 +79,14 @@ def cutoff(name: str, share: float) -> float:
     """A β at which this share of the plain answers' steps leaves more than one token."""
     best = torch.stack(plain(name).logits).flatten(0, 1).topk(2, dim=1).values
     return float((best[:, 1] - best[:, 0]).quantile(1 - share).exp())
+
+
+def answers_as_one_by_one(name: str, method: Any, *, atol: float = 2e-3, rtol: float = 1e-3) -> None:
+    """Asserts that the method answers the family's prompts in a batch as it does each by itself."""
+    given = case(name)
+    batch = method.generate(given.vlm, given.prompts, max_new_tokens=3)
+    for row, prompt in enumerate(given.prompts):
+        alone = method.generate(given.vlm, [prompt], max_new_tokens=3)
+        assert alone.token_ids == [batch.token_ids[row]]
+        torch.testing.assert_close(alone.margins[0], batch.margins[row], atol=atol, rtol=rtol)
+    assert batch.margins.isfinite().all()

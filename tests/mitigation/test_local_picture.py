@@ -19,7 +19,7 @@ from mitigation.local_picture import AGLA, kept, masked, over_picture, own_atten
 from mitigation.method import Baseline
 from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
-from tests.mitigation.family_laws import case
+from tests.mitigation.family_laws import answers_as_one_by_one
 from tests.mitigation.slow_rule import decided, slow_rule
 from tests.tiny import picture, tiny_llava
 
@@ -98,13 +98,7 @@ def test_the_blur_is_a_gaussian_of_a_fiftieth_of_the_side() -> None:
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n not in {"instructblip", "idefics", "mllama"}])
 def test_batches_answer_as_one_by_one(name: str) -> None:
-    given, method = case(name), AGLA(keep=0.4)
-    batch = method.generate(given.vlm, given.prompts, max_new_tokens=3)
-    for row, prompt in enumerate(given.prompts):
-        alone = method.generate(given.vlm, [prompt], max_new_tokens=3)
-        assert alone.token_ids == [batch.token_ids[row]]
-        torch.testing.assert_close(alone.margins[0], batch.margins[row], atol=2e-2, rtol=1e-2)
-    assert batch.margins.isfinite().all()
+    answers_as_one_by_one(name, AGLA(keep=0.4), atol=2e-2, rtol=1e-2)
 
 
 def test_no_weight_is_the_baseline(vlm: VLM, prompts: list[Prompt]) -> None:

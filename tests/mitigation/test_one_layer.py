@@ -15,7 +15,7 @@ from mitigation.method import Baseline
 from mitigation.one_layer import ONLY
 from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
-from tests.mitigation.family_laws import case
+from tests.mitigation.family_laws import answers_as_one_by_one
 from tests.mitigation.slow_rule import GROWING, decided
 from tests.tiny import tiny_llava
 
@@ -121,13 +121,7 @@ def test_the_rule_is_a_rows_own() -> None:
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n not in {"paligemma2", "gemma3", "idefics", "mllama"}])
 def test_batches_answer_as_one_by_one(name: str) -> None:
-    given, method = case(name), ONLY(gamma=0.6)
-    batch = method.generate(given.vlm, given.prompts, max_new_tokens=3)
-    for row, prompt in enumerate(given.prompts):
-        alone = method.generate(given.vlm, [prompt], max_new_tokens=3)
-        assert alone.token_ids == [batch.token_ids[row]]
-        torch.testing.assert_close(alone.margins[0], batch.margins[row], atol=2e-3, rtol=1e-3)
-    assert batch.margins.isfinite().all()
+    answers_as_one_by_one(name, ONLY(gamma=0.6))
 
 
 def test_no_weight_is_the_baseline_and_nothing_is_left_behind(vlm: VLM, prompts: list[Prompt]) -> None:
