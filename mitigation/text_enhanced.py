@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import einsum, rearrange, repeat
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.errors import UserError
@@ -29,7 +29,7 @@ from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
 from interp.host import to_device
 from interp.segments import IMAGE, SEGMENTS
-from mitigation.contrastive.own_states import logits_of
+from mitigation.contrastive.own_states import OwnBranch, logits_of
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -64,7 +64,7 @@ def text_enhanced(vlm: "VLM", layer: int) -> "Iterator[TextEnhanced]":
                 handle.remove()
 
 
-class TextEnhanced:
+class TextEnhanced(OwnBranch):
     """A branch (``mitigation.contrastive.processors.Branch``) without forwards of its own."""
 
     def __init__(self, vlm: "VLM", layer: int) -> None:
@@ -110,14 +110,6 @@ class TextEnhanced:
         """Runs after the final norm."""
         if not is_paused() and not self._inside:
             self._state = output[:, -1]
-
-    def start(self) -> Float[Tensor, "row vocab"]:
-        """The enhanced logits after the prompt, float32."""
-        return self._logits()
-
-    def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
-        """The enhanced logits after the tokens that the model has just been fed, float32."""
-        return self._logits()
 
     @torch.no_grad()
     def _logits(self) -> Float[Tensor, "row vocab"]:

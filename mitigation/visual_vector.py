@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
-from mitigation.contrastive.own_states import logits_of
+from mitigation.contrastive.own_states import OwnBranch, logits_of
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -64,7 +64,7 @@ def visual_vectors(vlm: "VLM", prompts: "Sequence[Prompt]") -> dict[int, Float[T
     return {layer: state - before[layer].to(state.device) for layer, state in found[1].items() if layer}
 
 
-class EarlierLayers:
+class EarlierLayers(OwnBranch):
     """The edit, and a branch (``mitigation.contrastive.processors.Branch``) without forwards of its own."""
 
     def __init__(
@@ -92,14 +92,6 @@ class EarlierLayers:
         if here.layer in self._layers:
             self._states[here.layer] = hidden[:, -1]
         return hidden
-
-    def start(self) -> Float[Tensor, "row vocab"]:
-        """The mean logits of the layers after the prompt, float32."""
-        return self._logits()
-
-    def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
-        """Those after the tokens that the model has just been fed."""
-        return self._logits()
 
     @torch.no_grad()
     def _logits(self) -> Float[Tensor, "row vocab"]:

@@ -20,6 +20,7 @@ from experiments.report.findings import published as published_words
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
 from experiments.types import Judge, Kind, Loaded
+from interp.checkpoints.config import ORGANISM
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def shortfall(loaded: Loaded) -> str:
 def caveat(run: Run) -> str:
     """A warning about results of the bundled organism on a benchmark other than IconWorld; otherwise ""."""
     path = getattr(run.model, "path", "")
-    if path.startswith("organism:") and run.benchmark.name != "iconworld":
+    if path.startswith(ORGANISM) and run.benchmark.name != "iconworld":
         return (
             "The model is the bundled organism, which knows IconWorld's words and pictures alone: on "
             f"{run.benchmark.name} its answers mean nothing, and this run shows only that every step works."

@@ -14,8 +14,8 @@ from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.findings.statements import by_less, judged, more_cases, too_few, word
 from experiments.report.numbers import Interval, brief, complete, fixed, interval_of, share
 from experiments.runs.provenance import model_title
+from interp.checkpoints.config import ORGANISM
 
-ORGANISM = "organism:"  # how the paths of the bundled models begin
 TOY = "a toy built to over-refuse; its numbers say nothing of real models"
 _WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Answer.NOT_SHOWN: "open",
           Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip

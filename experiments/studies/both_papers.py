@@ -5,7 +5,7 @@ study of its own, in a run directory of its own; the weights are loaded once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from experiments.benchmarks.mossbench import PARTS, MOSSBench
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
-from experiments.judges.automatic import Automatic
+from experiments.evaluation.cases import on_benchmark
 from experiments.runs.directory import read_object
 from experiments.runs.launch import Launch, sharded
 from experiments.types import Benchmark
@@ -81,17 +81,9 @@ class BothPapers:
 
 def _study(run: Run, benchmark: Benchmark, *, root: str, tokens: int, **more: str) -> Run:
     """The run on ``benchmark``, under its own name and with its kind's judge."""
-    fits = run.judge_named and run.judge.kind == benchmark.kind
     name = f"{run.name}_{benchmark.name}"
-    changed = {"name": name, "max_new_tokens": tokens, "benchmark": {"name": benchmark.name, "root": root, **more}}
-    return replace(
-        run,
-        name=name,
-        benchmark=benchmark,
-        judge=run.judge if fits else Automatic().for_kind(benchmark.kind),
-        max_new_tokens=tokens,
-        config=run.config | changed,
-    )
+    described = {"name": benchmark.name, "root": root, **more}
+    return on_benchmark(run, benchmark, name, tokens=tokens, described=described)
 
 
 def _lines(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:

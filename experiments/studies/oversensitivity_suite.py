@@ -6,7 +6,7 @@ MMSafeAware, which asks for a verdict, calling a sentence unsafe stands for refu
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from experiments.benchmarks.vscbench import VSCBench
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
-from experiments.judges.automatic import Automatic
+from experiments.evaluation.cases import on_benchmark
 from experiments.report import suite_page
 from experiments.runs.directory import open_run, read_object
 from experiments.runs.launch import Launch, sharded
@@ -83,18 +83,8 @@ class OversensitivitySuite:
     def _study(self, run: Run, name: str, root: str) -> Run:
         """The run on one benchmark, under its own name and with its kind's judge."""
         benchmark: Any = MADE[name](root, run.strict)
-        fits = run.judge_named and run.judge.kind == benchmark.kind
         tokens = run.max_new_tokens if benchmark.kind == "yes_no" else self.answer_tokens
-        called = f"{run.name}_{name}"
-        changed = {"name": called, "max_new_tokens": tokens, "benchmark": asdict(benchmark)}
-        return replace(
-            run,
-            name=called,
-            benchmark=benchmark,
-            judge=run.judge if fits else Automatic().for_kind(benchmark.kind),
-            max_new_tokens=tokens,
-            config=run.config | changed,
-        )
+        return on_benchmark(run, benchmark, f"{run.name}_{name}", tokens=tokens, described=asdict(benchmark))
 
     def _page(self, run: Run, folders: Mapping[str, Path], title: str) -> None:
         """Writes suite.html, suite.svg, suite.png and suite.json, and says where they are."""

@@ -3,11 +3,29 @@
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
+
+
+class OwnBranch:
+    """A branch (``mitigation.contrastive.processors.Branch``) that reads the model's own forward and adds none.
+
+    A subclass says in ``_logits`` what they give after the columns that the model has just been fed, float32.
+    """
+
+    def start(self) -> Float[Tensor, "row vocab"]:
+        """The logits after the prompt."""
+        return self._logits()
+
+    def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
+        """The logits after the tokens that the model has just been fed."""
+        return self._logits()
+
+    def _logits(self) -> Float[Tensor, "row vocab"]:
+        raise NotImplementedError
 
 
 @torch.no_grad()
