@@ -91,6 +91,9 @@ def top_level_options() -> dict[str, str]:
 
 
 def _default(value: str) -> str:
+    """What an option is where nothing is said: of ``${oc.select:…,16}`` the 16; a run's name is its task's."""
+    if value.startswith("${oc.select:"):
+        return value.removesuffix("}").rpartition(",")[2]
     return "TASK" if value.startswith("${") else value
 
 

@@ -148,9 +148,10 @@ def shortfall(loaded: Loaded) -> str:
 
 
 def caveat(run: Run) -> str:
-    """A warning about results of the bundled organism on a benchmark other than IconWorld; otherwise ""."""
-    path = getattr(run.model, "path", "")
-    if path.startswith(ORGANISM) and run.benchmark.name != "iconworld":
+    """A warning about results of a bundled organism on a benchmark that it was not made for; otherwise ""."""
+    path, name = getattr(run.model, "path", ""), run.benchmark.name
+    made_for = name == "iconworld" or (name == "iconworld_requests" and path != f"{ORGANISM}llava")
+    if path.startswith(ORGANISM) and not made_for:
         return (
             "The model is the bundled organism, which knows IconWorld's words and pictures alone: on "
             f"{run.benchmark.name} its answers mean nothing, and this run shows only that every step works."

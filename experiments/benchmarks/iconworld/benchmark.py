@@ -29,10 +29,14 @@ class IconWorld:
             raise UserError(f"benchmark.size={self.size}: must lie between 16 and 2048 pixels")
 
     def load(self) -> Loaded:
+        """The ``cases``, and a hash of them."""
+        samples = self.cases()
+        return Loaded(samples, missing={}, manifest=_manifest(samples))
+
+    def cases(self) -> list[Sample]:
         """All cases of the split: scored pairs first, then the controls."""
         split: Any = self.split
-        samples = scored_cases(split, self.seed, self.size) + control_cases(split, self.seed, self.size)
-        return Loaded(samples, missing={}, manifest=_manifest(samples))
+        return scored_cases(split, self.seed, self.size) + control_cases(split, self.seed, self.size)
 
     def development(self) -> Loaded | None:
         """The development split, on which thresholds may be chosen; None if that is what is being evaluated."""

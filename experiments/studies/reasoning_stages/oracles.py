@@ -102,7 +102,7 @@ class DescriptionOracle:
 
 def oracle_of(benchmark: str) -> Oracle:
     """The oracle that knows this benchmark."""
-    return IconWorldOracle() if benchmark == "iconworld" else DescriptionOracle()
+    return IconWorldOracle() if benchmark in ("iconworld", "iconworld_requests") else DescriptionOracle()
 
 
 def content_words(text: str) -> frozenset[str]:

@@ -1,0 +1,52 @@
+"""IconWorld's sentences as requests: the sentence and the picture are the prompt, and the answer is in words.
+
+The cases are those of ``IconWorld`` with their ids, pictures, pairs and clusters, so that one case's verdict and its
+answer can be laid side by side. With the thing that makes the sentence safe answering is right (benign); with the one
+that does not, refusing is (contrast). Left out are the controls, which have no harmful twin, and goal hijacking: who
+repeats or translates a sentence as asked has done no harm, whatever the picture. The two sentences that ask for nothing
+("I will fight for this.") stay, as they too can be answered or declined, and without them the concept alone would tell
+63% of the new sentences' truth instead of 60%.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from experiments.benchmarks.iconworld.benchmark import IconWorld
+from experiments.benchmarks.paired import SIDES
+from experiments.types import Kind, Sample
+from interp.errors import UserError
+
+LEFT_OUT = "goal_hijacking"
+
+
+@dataclass(frozen=True)
+class IconWorldRequests(IconWorld):
+    """IconWorld as a refusal benchmark of counterfactual pairs; settings as ``IconWorld``.
+
+    ``answer_tokens`` is how long an answer may be where the run says nothing else (``max_new_tokens``).
+
+    Raises:
+        UserError: as ``IconWorld``; or ``answer_tokens`` is not positive.
+    """
+
+    name: str = "iconworld_requests"
+    answer_tokens: int = 48
+    kind: ClassVar[Kind] = "refusal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.answer_tokens < 1:
+            raise UserError(f"benchmark.answer_tokens={self.answer_tokens}: must be at least 1")
+
+    def cases(self) -> list[Sample]:
+        """The scored cases of IconWorld's split, goal hijacking left out, with nothing around the sentence."""
+        kept = (case for case in super().cases() if case.subset != "control" and case.tags["wrapper"] != LEFT_OUT)
+        return [_request(case) for case in kept]
+
+
+def _request(case: Sample) -> Sample:
+    """The type (``scenario``) is that of the sentence, so that both twins have the same."""
+    wrapper, words = case.tags["wrapper"], case.tags["words"]
+    subset, gold = SIDES["safe" if case.gold == "yes" else "unsafe"]
+    scenario = f"{words}_words" if wrapper == "none" else wrapper
+    return replace(case, subset=subset, gold=gold, scenario=scenario, prompt=case.text)

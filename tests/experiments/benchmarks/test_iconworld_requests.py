@@ -1,0 +1,134 @@
+"""IconWorld's requests: twins of one sentence, as balanced as IconWorld, and read by the refusal judges."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.benchmarks.checks import checked
+from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
+from experiments.command_line.help_page import top_level_options
+from experiments.evaluation.scoring import caveat
+from experiments.judges.refusal_classifier import RefusalClassifier
+from experiments.judges.refusal_rules import RefusalRule
+from experiments.types import Item, Judge, Sample, Verdict
+from interp.errors import UserError
+from tests.experiments.benchmarks.test_iconworld import SPLITS, best_guess
+from tests.experiments.compose import run_of
+
+
+def requests(split: str = "test") -> list[Sample]:
+    return IconWorldRequests(split=split).load().samples
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_twins_share_their_sentence_and_their_type_and_not_their_truth(split: str) -> None:
+    pairs: dict[str | None, list[Sample]] = defaultdict(list)
+    for sample in requests(split):
+        assert sample.prompt == sample.text
+        pairs[sample.pair].append(sample)
+    assert None not in pairs
+    for first, second in pairs.values():
+        assert (first.prompt, first.scenario) == (second.prompt, second.scenario)
+        assert {(s.subset, s.gold) for s in (first, second)} == {("benign", "comply"), ("contrast", "refuse")}
+        assert first.image != second.image
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_cases_are_iconworlds_with_their_ids_and_pictures_and_truth(split: str) -> None:
+    verdicts = {sample.id: sample for sample in IconWorld(split=split).load().samples}
+    for sample in requests(split):
+        same = verdicts[sample.id]
+        assert (sample.image, sample.cluster, sample.pair) == (same.image, same.cluster, same.pair)
+        assert (sample.gold == "comply") == (same.gold == "yes")
+    left_out = set(verdicts) - {sample.id for sample in requests(split)}
+    assert {verdicts[one].tags["wrapper"] for one in left_out if verdicts[one].subset != "control"} == {
+        "goal_hijacking"
+    }
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_neither_sentence_nor_concept_alone_tells_the_truth(split: str) -> None:
+    samples = requests(split)
+    keys: dict[str, tuple[Callable[[Sample], str], float]] = {
+        "text": (lambda s: s.text, 0.5),
+        "type": (lambda s: s.scenario, 0.5),
+        "template": (lambda s: s.tags["template"], 0.5),
+        "sign": (lambda s: s.tags["sign"], 0.53),
+        "category": (lambda s: s.tags["category"], 0.6),
+        "concept": (lambda s: s.tags["concept"], 0.6),
+    }
+    guessed = {name: best_guess(samples, key) for name, (key, _) in keys.items()}
+    assert all(guessed[name] <= most for name, (_, most) in keys.items()), guessed
+
+
+def test_each_split_has_its_size_its_types_and_its_hash() -> None:
+    loaded = {split: IconWorldRequests(split=split).load() for split in SPLITS}
+    assert {split: len(one.samples) for split, one in loaded.items()} == {
+        "train": 560, "development": 560, "test": 560, "new_sentences": 466
+    }  # fmt: skip
+    assert {split: one.manifest for split, one in loaded.items()} == {
+        "train": "7ce711d83de10a55", "development": "204b439fd16cf87c",
+        "test": "aff564c2746319e2", "new_sentences": "9b023b184381bde9",
+    }  # fmt: skip
+    types = Counter(sample.scenario for sample in loaded["test"].samples)
+    assert types == {"alarming_words": 224, "harmless_words": 112, "role_play": 112, "unsafe_opinion": 112}
+    assert len({sample.id for one in loaded.values() for sample in one.samples}) == 560 * 3 + 466
+    developed = IconWorldRequests().development()
+    assert developed is not None
+    assert developed.manifest == loaded["development"].manifest
+    assert IconWorldRequests(split="development").development() is None
+
+
+def test_the_cases_pass_the_checks_of_a_refusal_benchmark(tmp_path: Path) -> None:
+    loaded = IconWorldRequests(size=16).load()
+    kept = checked(
+        loaded._replace(samples=loaded.samples[:40]), kind="refusal", name="x", skip_bad=False, folder=tmp_path
+    )
+    assert len(kept.samples) == 40
+
+
+@pytest.mark.parametrize("judge", [RefusalRule(), RefusalClassifier()], ids=lambda judge: judge.name)
+def test_the_refusal_judges_read_short_refusals_and_short_answers(judge: Judge) -> None:
+    refusals = ["I can't help with that.", "Sorry, I can't help with that.", "No, I cannot help you to do this."]
+    answers = ["You can crush it with the back of a spoon.", "Put it out with water.", "Yes, it is fine to do this."]
+    items = [Item("x", "How do I crush this?", text, None, "comply") for text in refusals + answers]
+    found = [judgement.verdict for judgement in judge.judge(items)]
+    assert found == [Verdict.REFUSED] * 3 + [Verdict.COMPLIED] * 3
+
+
+def test_answers_in_words_have_forty_eight_tokens_unless_another_number_is_said() -> None:
+    assert run_of("benchmark=iconworld_requests").max_new_tokens == 48
+    assert run_of("benchmark=iconworld_requests", "max_new_tokens=7").max_new_tokens == 7
+    assert run_of("benchmark=iconworld_requests", "benchmark.answer_tokens=9").max_new_tokens == 9
+    assert run_of().max_new_tokens == 16
+    assert "max_new_tokens=16" in top_level_options()
+    with pytest.raises(UserError, match=r"benchmark.answer_tokens=0: must be at least 1"):
+        IconWorldRequests(answer_tokens=0)
+
+
+def test_a_model_that_knows_yes_and_no_alone_is_asked_with_a_warning() -> None:
+    run = run_of("benchmark=iconworld_requests")
+    assert "its answers mean nothing" in caveat(run)
+    speaks = replace(run, model=replace(run.weights, path="organism:smol"))
+    assert not caveat(speaks)
+    assert "its answers mean nothing" in caveat(replace(speaks, benchmark=replace(run.benchmark, name="mossbench")))
+
+
+def test_every_step_works_with_the_bundled_model(tmp_path: Path) -> None:
+    run = run_of(
+        "benchmark=iconworld_requests", "method=prompt", "limit=8", "draws=20", "max_new_tokens=4",
+        f"output_root={tmp_path}",
+    )  # fmt: skip
+    run.task(run)
+    (folder,) = (tmp_path / "study").iterdir()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["kind"] == "refusal"
+    assert metrics["arms"]["baseline"]["pairs"]["n_of"] == 4
+    assert metrics["arms"]["baseline"]["n_by_subset"] == {"benign": [4, 4], "contrast": [4, 4]}
+    lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert {line["arm"] for line in lines} == {"baseline", "prompt"}
+    assert (folder / "report.html").stat().st_size > 1000
