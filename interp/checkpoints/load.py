@@ -4,11 +4,12 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interp.checkpoints.composed import check_base, compose, is_composed, no_progress_bar, parts_hash, weight_folders
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.checkpoints.hub import Source, brief, find, gated, warning_of_remote_code
 from interp.checkpoints.memory import (
@@ -52,6 +53,7 @@ def read_checkpoint(config: ModelConfig) -> Checkpoint:
     target = resolve_device(config.device, config.name)
     place = find(config)
     found = read_config(place, config)
+    base = check_base(Path(place.path)) if is_composed(Path(place.path)) else None
     check_format(place)
     dtype = dtype_on(config.dtype, target)
     kind, numbers = str(dtype).removeprefix("torch."), place.numbers or _stored(place)
@@ -65,7 +67,8 @@ def read_checkpoint(config: ModelConfig) -> Checkpoint:
         check_room(config, numbers, kind, target, row)
     processor = read_processor(place, config)
     model = read_weights(place, config, target, dtype, places)
-    return Checkpoint(model, processor, place.commit or weights_hash(Path(place.path)))
+    revision = parts_hash(Path(place.path), base) if base else place.commit or weights_hash(Path(place.path))
+    return Checkpoint(model, processor, revision)
 
 
 def resolve_device(name: str, model: str = "the model") -> "torch.device":
@@ -92,7 +95,10 @@ def resolve_device(name: str, model: str = "the model") -> "torch.device":
 
 def _stored(place: Source) -> dict[str, int] | None:
     folder = Path(place.path)
-    return stored_numbers(folder) if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    folders = weight_folders(folder) if is_composed(folder) else [folder]
+    return sum((stored_numbers(one) for one in folders), Counter())
 
 
 def read_config(place: Source, config: ModelConfig) -> Any:
@@ -223,20 +229,6 @@ def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:
     image_processor.size = type(image_processor.size)(**given | {side: value})
 
 
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """While open, transformers draws no bar: of a bundled model it is over before it can be read."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def read_weights(
     place: Source, config: ModelConfig, device: "torch.device", dtype: "torch.dtype", places: dict[str, Any] | None
 ) -> Any:
@@ -245,13 +237,16 @@ def read_weights(
     Raises:
         UserError: the weights cannot be read, do not fit in memory, or lack parameters.
     """
-    import torch
     from transformers import AutoModelForImageTextToText
     from transformers.integrations import is_deepspeed_zero3_enabled
 
+    if is_composed(Path(place.path)):
+        attention = config.attn_implementation
+        model = _reading(place, "weights", _composed, dtype=dtype, attn_implementation=attention, model=config)
+        return _moved(model, config, device, places)
     if places is None and device.type == "cuda" and not is_deepspeed_zero3_enabled():
         places = {"": device}  # load directly to the GPU, not through main memory
-    with _no_progress_bar() if config.path.startswith(ORGANISM) else nullcontext():
+    with no_progress_bar() if config.path.startswith(ORGANISM) else nullcontext():
         model, info = _reading(
             place,
             "weights",
@@ -269,9 +264,22 @@ def read_weights(
             f"the weights at {place.path} lack {len(missing)} parameters ({missing[0]}, ...), which would stay random; "
             "get the whole checkpoint, or build the model yourself and pass VLM(model, processor)"
         )
-    if places is not None:
-        return model
+    return model if places is not None else _moved(model, config, device, None)
+
+
+def _composed(path: str, *, revision: str, local_files_only: bool, **arguments: Any) -> Any:
+    return compose(Path(path), **arguments)
+
+
+def _moved(model: Any, config: ModelConfig, device: "torch.device", places: dict[str, Any] | None) -> Any:
+    """A model that was read into main memory, on ``device`` or spread over ``places``."""
+    import torch
+
     try:
+        if places is not None:
+            from accelerate import dispatch_model
+
+            return dispatch_model(model, places)
         return model.to(device)
     except torch.OutOfMemoryError as error:
         raise UserError(_too_large(config, device)) from error
@@ -305,6 +313,8 @@ def _reading(place: Source, what: str, read: Any, model: ModelConfig | None = No
     except torch.OutOfMemoryError as error:
         assert model is not None
         raise UserError(_too_large(model, "the GPU")) from error
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(_sentence(place, what, error, arguments.get("attn_implementation"))) from error
 
