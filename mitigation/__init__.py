@@ -8,7 +8,7 @@ Methods
     ContextPrompt, SafetyPrompt  a sentence before the question; a system prompt
     VCD                          visual contrastive decoding: against a noised, blurred, black or different picture
     PriorCorrection              subtracts the margin that the sentence has without its picture
-    InstructionContrast, M3ID, PAI, ONLY, VISTA, AGLA        published baselines at their published settings
+    InstructionContrast, M3ID, PAI, ONLY, VISTA, AGLA, OPERA published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
 
 Methods trained on labelled cases
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from mitigation.local_picture import AGLA
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.one_layer import ONLY
+    from mitigation.opera import OPERA
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.probe_readout import TruthReadout
     from mitigation.prompting import ContextPrompt, SafetyPrompt
@@ -72,6 +73,7 @@ _NAMES = {
     "local_picture": ("AGLA",),
     "method": ("Baseline", "Method", "TrainableMethod"),
     "one_layer": ("ONLY",),
+    "opera": ("OPERA",),
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
     "probe_readout": ("TruthReadout",),
     "prompting": ("ContextPrompt", "SafetyPrompt"),

@@ -103,6 +103,13 @@ class _WatchedVLM(ProcessingVLM):
     def _like(self, other: "VLM") -> "_WatchedVLM":
         return _WatchedVLM(other, self.watch)
 
+    def encode(self, prompts: "Sequence[Prompt]") -> Any:
+        """``VLM.encode``; a method with a decoding loop of its own encodes the prompts in order, and nothing else."""
+        encoded = self._vlm.encode(prompts)
+        if not self.watch.begun:
+            self.watch.lengths += encoded["attention_mask"].sum(-1).tolist()
+        return encoded
+
     def generate(self, prompts: "Sequence[Prompt]", **options: Any) -> Any:
         """``VLM.generate``, watched the first time."""
         if self.watch.begun:

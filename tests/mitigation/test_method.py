@@ -31,7 +31,7 @@ def test_configuring_a_method_loads_neither_torch_nor_transformers() -> None:
         "import sys\n"
         "import mitigation\n"
         "for name in ('VCD', 'TextOnly', 'PriorCorrection', 'InstructionContrast', 'PAI', 'ONLY', 'VISTA', 'AGLA',\n"
-        "             'AttentionSteering', 'TruthReadout', 'DirectionSteering', 'AblateDirection',\n"
+        "             'OPERA', 'AttentionSteering', 'TruthReadout', 'DirectionSteering', 'AblateDirection',\n"
         "             'CalibratedShift', 'ContextPrompt'):\n"
         "    getattr(mitigation, name)()\n"
         "mitigation.Sampled(mitigation.Shifted(mitigation.Baseline(), 1.0)), mitigation.ConstantShift(1.0)\n"

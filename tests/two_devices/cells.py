@@ -28,6 +28,7 @@ from mitigation.controls import CutoffOnly, SelfContrast, TextOnly
 from mitigation.direction_ablation import AblateDirection, AblateRandom
 from mitigation.local_picture import AGLA
 from mitigation.one_layer import ONLY
+from mitigation.opera import OPERA
 from mitigation.prior_correction import PriorCorrection, prior_margins
 from mitigation.probe_readout import LearnedReadout
 from mitigation.published_baselines import M3ID, PAI, InstructionContrast
@@ -311,6 +312,11 @@ def vista(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def agla(vlm: VLM, prompts: list[Prompt]) -> Any:
     return answers(AGLA(keep=0.5), vlm, prompts)
+
+
+@cell
+def opera(vlm: VLM, prompts: list[Prompt]) -> Any:
+    return answers(OPERA(beams=2, candidates=3), vlm, prompts)
 
 
 @cell

@@ -1,0 +1,86 @@
+"""OPERA: beam search that trusts a beam less where its attention hangs on a few summary tokens, and takes back tokens.
+
+Importing this module loads neither torch nor transformers; generating does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interp.errors import UserError
+from mitigation.validation import check_number, check_pictured, check_weight
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+
+
+@dataclass(frozen=True)
+class OPERA:
+    """OPERA (Huang et al., CVPR 2024, arXiv 2311.17911): beam search with an over-trust penalty and rollback.
+
+    ω is the last layer's attention of a token of the answer, the maximum over heads, rescaled to sum to 1. At each step
+    the ``candidates`` likeliest tokens of each of the ``beams`` are fed, each for itself, and scored by their logit
+    less ``weight`` (α) times a penalty:
+
+    - over-trust: φ = ``unit`` · max over c of Π over i ≥ c of σ·ω(i, c), over the tokens i and c of the answer, the
+      candidate included (σ is ``scale``); the c of the maximum is the *summary token*;
+    - for the first ``early`` tokens of the answer, minus the candidate's share of attention on the picture instead.
+
+    A beam's probabilities are those of its candidates alone. Retrospection: where the same summary token s, the most
+    frequent one, has been that of more than ``threshold`` (r) steps of every beam, the search goes back to behind s and
+    chooses again, without what it chose there before; ``rollbacks`` (β) times at one place at most, then one token
+    earlier. None: never. Beams have a length penalty of 1, as transformers' have.
+
+    σ = 50, five beams, five candidates, α = 1, β = 5 and r = 15 are the paper's settings and the authors' defaults
+    (github.com/shikiw/OPERA, ``opera_beam_search``). Where the paper is silent, or we could not check its text, this
+    follows that code: attention on the picture for the first ten tokens, no rollback to one of them, φ times 10⁻⁷ (the
+    paper has 1), no penalty on what is chosen anew (from the whole vocabulary), and a window that is the whole answer.
+    It differs in three places: products are taken as sums of logarithms, where the code rounds them to 16 bits; a
+    beam's history of summary tokens is its own when beams change places; and going back forgets what was rejected
+    behind that place. ``weight`` = 0 with ``threshold`` = None and as many ``candidates`` as the vocabulary has tokens
+    is plain beam search.
+
+    Margins are read from the first token's penalised scores, before all but the candidates are left out; the beams may
+    still end on another verdict. One forward of ``beams`` × ``candidates`` rows a token, and one of the whole answer
+    for each rollback. Needs image tokens in the sequence, so IDEFICS and Llama 3.2 Vision are refused.
+    """
+
+    beams: int = 5
+    candidates: int = 5
+    scale: float = 50.0
+    weight: float = 1.0
+    threshold: int | None = 15
+    rollbacks: int = 5
+    early: int = 10
+    unit: float = 1e-7
+
+    def __post_init__(self) -> None:
+        for name, least in (("beams", 1), ("candidates", 1), ("rollbacks", 1), ("early", 0)):
+            _check_count(name, getattr(self, name), least)
+        if self.threshold is not None:
+            _check_count("threshold", self.threshold, 2)
+        check_number("scale", self.scale, least=1e-6)
+        check_number("unit", self.unit, least=0.0)
+        check_weight(self.weight, least=0.0)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it needs any attention."""
+        return bool(self.weight) or self.threshold is not None
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """The best beam of each prompt, one prompt at a time, with margins of the penalised scores.
+
+        Raises:
+            UserError: a prompt has no image, the family has no image tokens in its sequence or no attention that can be
+                read, or the model is being recorded or steered.
+        """
+        from mitigation.beam_search import search
+
+        check_pictured(prompts, "OPERA looks at the attention on it")
+        return search(vlm, prompts, self, max_new_tokens=max_new_tokens)
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}={value!r}; {name} is a whole number of at least {least}; choose one")
