@@ -247,11 +247,31 @@ def workbook(path: Path, rows: list[list[str]], *, inline: bool = False) -> None
         lines.append(f'<row r="{number}">{"".join(cells)}</row>')
     space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
     shared = "".join(f"<si><t>{escape(text)}</t></si>" for text in texts)
-    with zipfile.ZipFile(path, "w") as book:
-        book.writestr("xl/sharedStrings.xml", f"<sst {space}>{shared}</sst>")
-        book.writestr(
-            "xl/worksheets/sheet1.xml", f"<worksheet {space}><sheetData>{''.join(lines)}</sheetData></worksheet>"
-        )
+    package(path, f"<worksheet {space}><sheetData>{''.join(lines)}</sheetData></worksheet>", shared)
+
+
+def package(path: Path, sheet: str, shared: str = "") -> None:
+    """The parts that a workbook needs at least, around one sheet."""
+    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    of = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml"
+    parts = {
+        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
+        '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+        f'<Override PartName="/xl/workbook.xml" ContentType="{kind}.sheet.main+xml"/>'
+        f'<Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}.worksheet+xml"/>'
+        f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}.sharedStrings+xml"/></Types>',
+        "xl/workbook.xml": f'<workbook {space} xmlns:r="{of}">'
+        '<sheets><sheet name="Sheet1" sheetId="1" r:id="rId1"/></sheets></workbook>',
+        "xl/_rels/workbook.xml.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
+        f'relationships"><Relationship Id="rId1" Type="{of}/worksheet" Target="worksheets/sheet1.xml"/>'
+        "</Relationships>",
+        "xl/sharedStrings.xml": f"<sst {space}>{shared}</sst>",
+        "xl/worksheets/sheet1.xml": sheet,
+    }
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as book:
+        for name, content in parts.items():
+            book.writestr(name, content)
 
 
 def vscbench(root: Path, *, folder: str = "porngraphy", inline: bool = False) -> Path:
@@ -318,6 +338,7 @@ def test_a_broken_workbook_is_said_to_be_one(tmp_path: Path) -> None:
     for content, said in (
         (b"", "not a readable .xlsx"),
         (whole_file[:-40], "not a readable .xlsx"),
+        (b"PK\x05\x06" + bytes(18), "not a readable .xlsx"),
         (bomb.getvalue(), "more than 64 MiB"),
         (declared.getvalue(), "document type"),
     ):
@@ -327,6 +348,30 @@ def test_a_broken_workbook_is_said_to_be_one(tmp_path: Path) -> None:
     workbook(file, [["Category", "Question"], ["a", "b"]])
     with pytest.raises(UserError, match=r"no column 'Prompt'; .*git clone"):
         VSCBench(str(root)).load()
+
+
+def test_saved_values_are_read_and_formulas_are_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "a.xlsx"
+    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    cells = "".join(
+        f'<c r="{c}1" t="str"><v>{name}</v></c>' for c, name in (("A", "one"), ("B", "two"), ("C", "three"))
+    )
+    more = '<row r="4"><c r="A4"><f>1+1</f><v>2</v></c><c r="B4"><f>NOW()</f></c><c r="C4" t="b"><v>1</v></c></row>'
+
+    def sheet(rows: str) -> str:
+        # The dimension is wrong, as some programs write it.
+        return f'<worksheet {space}><dimension ref="A1:A1"/><sheetData>{rows}</sheetData></worksheet>'
+
+    package(file, sheet(f'<row r="1">{cells}</row>{more}'))
+    assert read_rows(file, ("one", "three"), "") == [(4, {"one": "2", "two": "", "three": "True"})]
+    package(file, sheet(f'<row r="1">{cells}</row><row r="900000000"><c r="A900000000"><v>1</v></c></row>'))
+    with pytest.raises(UserError, match="more than 100,000 rows"):
+        read_rows(file, ("one",), "")
+    package(file, sheet(f'<row r="1">{cells}<c r="XFD1"><v>1</v></c></row>{more}'))
+    assert len(read_rows(file, ("one",), "")) == 1
+    package(file, sheet('<row r="1"><c r="A1" t="s"><v>7</v></c></row>'))
+    with pytest.raises(UserError, match=r"not a readable \.xlsx"):
+        read_rows(file, ("one",), "")
 
 
 def test_the_real_tables_are_read(shared: Path) -> None:
