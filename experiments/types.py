@@ -82,7 +82,8 @@ class Sample:
     ``cluster`` names the unit that intervals resample, "" where the framework is to find it; ``pair`` joins the two
     members of a counterfactual pair (same sentence, two images, opposite truth). ``image`` is None where no image was
     found. ``picture`` is a hash of what it shows, "" until it was opened to be checked; ``place`` says where the case
-    stands in the benchmark's file ("line 12"), for messages.
+    stands in the benchmark's file ("line 12"), for messages. ``shows`` is a sentence of what the picture shows, ""
+    where the benchmark has none.
     """
 
     id: str
@@ -97,6 +98,12 @@ class Sample:
     tags: Mapping[str, str] = field(default_factory=dict)
     picture: str = ""
     place: str = ""
+    shows: str = ""
+
+    @property
+    def described(self) -> str:
+        """What the picture shows, by the benchmark: ``shows``, or what a drawn picture says of itself, or ""."""
+        return self.shows or str(getattr(self.image, "shows", ""))
 
 
 class Problem(NamedTuple):

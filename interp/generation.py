@@ -26,8 +26,10 @@ class Generation:
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``), ``branch`` is how it
-    ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``statuses`` and ``reasons`` describe the outcome
-    of each request to a remote API. ``prompts`` are the rendered prompts, ``keys`` their ``Prompt.key``.
+    ran a second picture (``mitigation.vcd.VCD``), "" if it did not. ``steps`` are each answer's texts by name from the
+    questions that a method asked before it, and ``spent`` what these took (``mitigation.steps``). ``statuses`` and
+    ``reasons`` describe the outcome of each request to a remote API. ``prompts`` are the rendered prompts, ``keys``
+    their ``Prompt.key``.
     """
 
     texts: list[str]
@@ -42,6 +44,8 @@ class Generation:
     sampled: bool = False
     keys: list[str] | None = None
     branch: str = ""
+    steps: list[dict[str, str]] | None = None
+    spent: dict[str, int | float] | None = None
 
     def first(self, rows: int) -> "Generation":
         """The first ``rows`` answers, without the others."""

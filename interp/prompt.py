@@ -14,12 +14,18 @@ from interp.families import Layout
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question. ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed."""
+    """One question. ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed.
+
+    ``request`` is the part of ``text`` that is asked about, without the question around it, and ``shows`` a sentence of
+    what the picture shows; both "" where they are not known. No model is told of them unless a method does so.
+    """
 
     text: str
     image: Image.Image | None = None
     system: str | None = None
     key: str = ""
+    request: str = ""
+    shows: str = ""
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

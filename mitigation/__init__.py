@@ -7,6 +7,8 @@ Methods
     Method, Baseline             the interface of a method; the unmodified model
     ContextPrompt, SafetyPrompt  a sentence before the question; a system prompt
     VCD                          visual contrastive decoding: against a noised, blurred, black or different picture
+    Verbalise                    puts the picture into words, the words into the request, and judges that
+    ECSO                         answers, checks the answer for harm, and answers again from a description
     PriorCorrection              subtracts the margin that the sentence has without its picture
     InstructionContrast, M3ID, PAI, ONLY, VISTA, AGLA, OPERA published baselines at their published settings
     AttentionSteering            raises attention on the picture in chosen layers
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
     from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
     from mitigation.direction_ablation import AblateDirection, AblateRandom
+    from mitigation.ecso import ECSO
     from mitigation.local_picture import AGLA
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.one_layer import ONLY
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from mitigation.published_baselines import M3ID, PAI, InstructionContrast
     from mitigation.threshold import CalibratedShift, ConstantShift
     from mitigation.vcd import VCD
+    from mitigation.verbalise import Verbalise
     from mitigation.visual_steering import VISTA
     from mitigation.vrtuning.method import VRTuning
     from mitigation.wrappers import Sampled, Shifted, ShiftedTrainable
@@ -70,6 +74,7 @@ _NAMES = {
     "contrastive.processors": ("VisualContrastiveLogitsProcessor",),
     "controls": ("CutoffOnly", "SelfContrast", "TextOnly", "YesBias"),
     "direction_ablation": ("AblateDirection", "AblateRandom"),
+    "ecso": ("ECSO",),
     "local_picture": ("AGLA",),
     "method": ("Baseline", "Method", "TrainableMethod"),
     "one_layer": ("ONLY",),
@@ -80,6 +85,7 @@ _NAMES = {
     "published_baselines": ("M3ID", "PAI", "InstructionContrast"),
     "threshold": ("CalibratedShift", "ConstantShift"),
     "vcd": ("VCD",),
+    "verbalise": ("Verbalise",),
     "visual_steering": ("VISTA",),
     "vrtuning.method": ("VRTuning",),
     "wrappers": ("Sampled", "Shifted", "ShiftedTrainable"),

@@ -47,6 +47,9 @@ class Abilities:
     """It works on the margin between Yes and No, which an open answer does not have."""
     by_words: bool = False
     """It only calls ``generate(prompts, max_new_tokens=...)`` of the model, so it works over an API."""
+    described: bool = False
+    """It is told what the picture shows by the benchmark itself (``Prompt.shows``), so it enters only where that is
+    known."""
     sampled: bool = False
     """Its tokens are drawn, so that a verdict need not have the sign of its margin."""
     fitted_to: Literal["", "labels", "yes_share"] = ""

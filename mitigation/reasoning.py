@@ -71,16 +71,17 @@ def _text(vlm: VLM, ids: Sequence[int]) -> str:
 
 
 class Continued(VLM):
-    """A model that continues answers: ``begun`` are the tokens of each prompt's answer so far (one list per row).
+    """A model that continues answers of ``continues``: ``begun`` are each prompt's tokens so far (one list per row).
 
     Methods work on it unchanged, so margins include their effect.
     """
 
     begun: Sequence[Sequence[int]]
+    continues: VLM
 
     def __init__(self, vlm: VLM, begun: Sequence[Sequence[int]]) -> None:
         self.__dict__.update(copy.copy(vlm.__dict__))
-        self.begun = begun
+        self.begun, self.continues = begun, vlm
 
     def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """As ``VLM.inputs``, followed by the answers so far."""

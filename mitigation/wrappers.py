@@ -126,6 +126,11 @@ class Shifted:
         """As declared by ``method``."""
         return abilities(self.method).sampled
 
+    @property
+    def described(self) -> bool:
+        """As declared by ``method``."""
+        return abilities(self.method).described
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The method's answers with the shift; margins include it, ``unshifted`` are the method's own.
 
@@ -210,6 +215,11 @@ class Sampled:
         check_seed(self.seed)
         if not callable(getattr(self.method, "generate", None)) or isinstance(self.method, Sampled):
             raise UserError(f"method={self.method!r}; what is sampled is a method such as VCD(), once; name one")
+
+    @property
+    def described(self) -> bool:
+        """As declared by ``method``."""
+        return abilities(self.method).described
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Sampled answers.

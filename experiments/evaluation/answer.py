@@ -10,6 +10,7 @@ full answer is then not seen, so one that is neither Yes nor No gets a verdict a
 transformers.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -18,22 +19,23 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
-from experiments.evaluation.batching import Opened, form, opened
+from experiments.evaluation.batching import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judged, scored
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
+from experiments.runs.steps import STEPS, StepStore
 from experiments.types import AnsweredElsewhere, Sample, Status
 from interp.batching import MemoryLimit, Road, out_of_memory, road
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
+from mitigation.steps import kept_by
 
 if TYPE_CHECKING:
     from interp.prompt_length import Lengths
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 BASELINE = "baseline"
 SKIPS = "skips.jsonl"
+COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
 
@@ -134,6 +137,7 @@ class Answering:
         with (
             _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
             self._features(),
+            self._steps(),
             closing(opened(work, workers=self.run.image_workers)) as ready,
         ):
             waiting = sum(map(len, pending))
@@ -150,6 +154,8 @@ class Answering:
         places = {key: place for place, batch in enumerate(everything) for s in batch for key in recorded.keys(s)}
         self.store.gather(file, places)
         self.store.gather(SKIPS)
+        self.store.gather(STEPS)
+        self.store.gather(COST)
         self.store.gather(MEMORY)
 
     def road(self, work: str) -> AbstractContextManager[Road]:
@@ -195,10 +201,17 @@ class Answering:
 
         return shared_features(self.vlm, self.features)
 
+    def _steps(self) -> AbstractContextManager[None]:
+        if self.vlm is None:
+            return nullcontext()
+        return kept_by(StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
+
     def settings(self, method: "Method | AnsweredElsewhere", samples: Sequence[Sample]) -> dict[str, str]:
         """By case, a hash of everything that can change its answer: model, method, token budget, and its content."""
-        shared = self._settings(method)
-        return {sample.id: digest([shared, content_of(sample)]) for sample in samples}
+        shared, told = self._settings(method), abilities(method).described
+        return {
+            sample.id: digest([shared, content_of(sample), *([sample.described] if told else [])]) for sample in samples
+        }
 
     def _settings(self, method: "Method | AnsweredElsewhere") -> list[object]:
         if isinstance(method, AnsweredElsewhere):
@@ -230,7 +243,7 @@ class Answering:
             if isinstance(picture, BadImage):
                 yield records.failed(sample, arm, settings, Status.BAD_IMAGE, str(picture))
             else:
-                prompts.append(_prompt(sample, picture))
+                prompts.append(prompt_of(sample, picture))
                 shown.append(sample)
         if prompts:
             generation = self._generate(arm, method, prompts)
@@ -249,6 +262,7 @@ class Answering:
             check_answers(method, given, part, margins=margins)
             return given
 
+        begun = time.perf_counter()
         try:
             generation = self.memory_limits[arm].ask(prompts, answers)
         except MethodFault as fault:
@@ -261,7 +275,7 @@ class Answering:
             words = f"{type(error).__name__}: {error}".splitlines()[0]
             where = _line(error, getattr(method, "path", None))
             raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
-        self._count(arm, prompts[0].key, generation)
+        self._count(arm, prompts, generation, time.perf_counter() - begun)
         return replace(generation, sampled=generation.sampled or abilities(method).sampled)
 
     def _note_memory(self, arm: str, rows: int) -> None:
@@ -286,24 +300,37 @@ class Answering:
             f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held."
         ]
 
-    def _count(self, arm: str, first: str, generation: "Generation") -> None:
-        """Keeps the method's counts of skipped work on disk, so that a continued run's total is complete."""
+    def _count(self, arm: str, prompts: "Sequence[Prompt]", generation: "Generation", seconds: float) -> None:
+        """Keeps what the batch took and what it was spared on disk, so that a continued run's totals are complete."""
+        batch = {"arm": arm, "first": prompts[0].key}
         if generation.skips:
-            self.store.append([{"arm": arm, "first": first, **generation.skips}], SKIPS)
+            self.store.append([batch | generation.skips], SKIPS)
+        tokens = sum(map(len, generation.token_ids))
+        taken = {"cases": len(prompts), "tokens": tokens, "seconds": seconds}
+        self.store.append([batch | taken | (generation.spent or {})], COST)
 
     def skips(self) -> dict[str, dict[str, int]]:
         """By arm, the work skipped in the run so far; of a batch that was answered twice, the last counts."""
-        latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(SKIPS)}
+        return self._totals(SKIPS)
+
+    def cost(self) -> dict[str, dict[str, float]]:
+        """By arm, its cases with their tokens and seconds in the run so far, its development split's among them.
+
+        ``steps``, ``step_tokens`` and ``step_seconds`` are those of the questions that it asked before its answers.
+        ``seconds`` are what the arm would have taken alone: those of steps that another arm or an earlier launch had
+        asked (``known_seconds``) are added to its own.
+        """
+        totals = self._totals(COST)
+        for one in totals.values():
+            one["seconds"] = round(one["seconds"] + one.get("known_seconds", 0.0), 3)
+        return totals
+
+    def _totals(self, file: str) -> dict[str, dict[str, Any]]:
+        latest = {(line.pop("arm"), line.pop("first")): line for line in self.store.records(file)}
         totals: dict[str, Counter[str]] = {}
         for (arm, _), counts in latest.items():
             totals.setdefault(arm, Counter()).update(counts)
         return {arm: dict(counts) for arm, counts in totals.items()}
-
-
-def _prompt(sample: Sample, picture: Image.Image | None) -> "Prompt":
-    from interp.vlm import Prompt
-
-    return Prompt(sample.prompt, picture, key=sample.id)
 
 
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:

@@ -3,9 +3,12 @@
 Decided by what methods declare (``mitigation.method.Abilities``), never by their classes.
 """
 
+from collections.abc import Sequence
+
 from experiments.config import Run
 from experiments.evaluation import training
 from experiments.runs.launch import Launch
+from experiments.types import Sample
 from interp.errors import UserError
 from mitigation.method import abilities
 
@@ -67,6 +70,22 @@ def _check_protocol(run: Run) -> None:
     for arm in ("baseline", run.arm):
         if reason := abilities(run.arms.get(arm)).unscored:
             raise UserError(f"protocol=score cannot ask {arm}, which is compared with all others: {reason}")
+
+
+def undescribed(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
+    """The arms that are told what a picture shows, where the benchmark does not say it of every case.
+
+    Raises:
+        UserError: the arm under study is one of them.
+    """
+    without = [sample.id for sample in samples if sample.image is not None and not sample.described]
+    if not without:
+        return {}
+    reason = f"{run.benchmark.name} does not say what its pictures show (case {without[0]} has no description)"
+    arms = [arm for arm, method in run.arms.items() if abilities(method).described]
+    if run.arm in arms:
+        raise UserError(f"{run.arm} cannot answer: {reason}; let the model describe them: method=verbalise")
+    return dict.fromkeys(arms, reason)
 
 
 def not_applicable(run: Run) -> dict[str, str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.benchmarks.images import open_image
+from experiments.evaluation.batching import prompt_of
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.directory import write_json
 from experiments.types import Sample
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
 
 def prompts_of(samples: Sequence[Sample]) -> "list[Prompt]":
     """What the study asks of each case."""
-    from interp.vlm import Prompt
-
-    return [Prompt(s.prompt, None if s.image is None else open_image(s.image), key=s.id) for s in samples]
+    return [prompt_of(s, None if s.image is None else open_image(s.image)) for s in samples]
 
 
 FILE = "attention/cases.json"

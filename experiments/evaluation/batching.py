@@ -18,6 +18,7 @@ from experiments.types import Drawable, Sample
 from interp.batching import BatchRule
 
 if TYPE_CHECKING:
+    from interp.prompt import Prompt
     from interp.prompt_length import Lengths
 
 Thing = TypeVar("Thing")
@@ -40,6 +41,13 @@ def form(samples: Sequence[Sample], lengths: "Lengths | None", rule: BatchRule) 
         counted = lengths.of([sample.prompt for sample in samples], [size_of(sample.image) for sample in samples])
     formed = rule.form(counted, [sample.image is not None for sample in samples])
     return [[samples[place] for place in batch] for batch in formed]
+
+
+def prompt_of(sample: Sample, picture: Image.Image | None) -> "Prompt":
+    """What a study asks of a case, with its picture opened."""
+    from interp.prompt import Prompt
+
+    return Prompt(sample.prompt, picture, key=sample.id, request=sample.text, shows=sample.described)
 
 
 def size_of(source: Path | Drawable | None) -> tuple[int, int] | None:

@@ -36,7 +36,7 @@ def judged(
             settings,
             status=status,
             response=generation.texts[index],
-            **_margins(generation, index),
+            **_of_answer(generation, index),
             judgement=judgements.get(index, unspoken(judge)),
             judge=judge.name,
             prompt=None if generation.prompts is None else generation.prompts[index],
@@ -67,7 +67,7 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
                 settings,
                 status=Status.ANSWERED,
                 response=f"{verdict.value.title()}.",  # the word that the margin stands for
-                **_margins(generation, index),
+                **_of_answer(generation, index),
                 judgement=Judgement(verdict),
                 judge=JUDGE,
                 prompt=prompt,
@@ -76,13 +76,14 @@ def scored(samples: Sequence[Sample], arm: str, settings: str, generation: "Gene
         }
 
 
-def _margins(generation: "Generation", index: int) -> dict[str, Any]:
-    """What a record keeps of one answer's margin, and of how it was computed."""
+def _of_answer(generation: "Generation", index: int) -> dict[str, Any]:
+    """What a record keeps of one answer's margin, and of how it came about."""
     return {
         "margin": float(generation.margins[index]),
         "unshifted": None if generation.unshifted is None else float(generation.unshifted[index]),
         "sampled": generation.sampled,
         "branch": generation.branch,
+        "steps": {} if generation.steps is None else generation.steps[index],
     }
 
 

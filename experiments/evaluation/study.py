@@ -21,9 +21,9 @@ from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring, training, what_next
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.arms import check_arms
+from experiments.evaluation.arms import check_arms, undescribed
 from experiments.evaluation.cases import development_cases, limited, load_cases
-from experiments.evaluation.environment import branches, describe
+from experiments.evaluation.environment import branches, cost_said, describe
 from experiments.report import terminal
 from experiments.report.build import build
 from experiments.runs import analyses as states
@@ -87,6 +87,7 @@ def opened(
     excluded = check_arms(run)
     complete = load_cases(run, console) if cases is None else cases
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
+    excluded |= undescribed(run, loaded.samples)
     entering = {arm: method for arm, method in run.arms.items() if arm not in excluded}
     if check is not None:
         check(complete)
@@ -101,7 +102,7 @@ def opened(
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         if prepare is not None:
             run = replace(run, arms=dict(prepare(store)))
-            excluded = check_arms(run)
+            excluded = check_arms(run) | undescribed(run, loaded.samples)
         if announce:
             console.print(_plan(run, loaded, store), highlight=False, soft_wrap=run.verbose, markup=False)
         vlm = connected(run) if vlm is None else vlm
@@ -313,13 +314,14 @@ class Study:
         skips = self.answering.skips()
         reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
         more = ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
-        more |= branches(current)
+        cost = self.answering.cost()
+        more |= branches(current) | ({"cost": cost} if cost else {})
         states.expect(self.store.path, to_come)  # before the run says that its arms are reported
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
         self.console.print()
         self.console.print(terminal.shown(result, verbose=self.run.verbose, width=self.console.width, whole=by_itself))
-        savings = [*_savings(skips), *self.answering.shared()] if self.run.verbose else []
+        savings = [*_savings(skips), *self.answering.shared(), *cost_said(cost)] if self.run.verbose else []
         for sentence in [*savings, *states.failures(self.store.path, states.REPORT)]:
             self.console.print(sentence, highlight=False, markup=False)
         inside = "" if self.run.verbose else "  (every case with its picture, and where the model looked)"

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import digest
+from experiments.evaluation.batching import prompt_of
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Sample
@@ -186,8 +187,6 @@ def learned_in(
 
 def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
     """Prompts to train on, and whether each is safe; without control cases and images that cannot be opened."""
-    from interp.vlm import Prompt
-
     prompts: list[Prompt] = []
     safe: list[bool] = []
     for sample in samples:
@@ -197,7 +196,7 @@ def examples(samples: Sequence[Sample]) -> "tuple[list[Prompt], list[bool]]":
             image = None if sample.image is None else open_image(sample.image)
         except BadImage:
             continue
-        prompts.append(Prompt(sample.prompt, image, key=sample.id))
+        prompts.append(prompt_of(sample, image))
         safe.append(SAFE[sample.gold])
     return prompts, safe
 

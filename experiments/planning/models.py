@@ -205,4 +205,4 @@ class Asked:
     def _prompt(self, number: int) -> Prompt:
         coarse = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
         picture = Image.fromarray(coarse).resize((self.width, self.height))
-        return Prompt(" ".join([WORD] * self.words), picture, key=f"planned-{number}")
+        return Prompt(" ".join([WORD] * self.words), picture, key=f"planned-{number}", shows=f"A {WORD}.")

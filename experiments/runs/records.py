@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ def answered(
     unshifted: float | None = None,
     sampled: bool = False,
     branch: str = "",
+    steps: Mapping[str, str] | None = None,
     judgement: Judgement | None,
     judge: str,
     published_verdict: str | None = None,
@@ -72,7 +73,8 @@ def answered(
     ``judgement`` is None where a refusal judge had nothing to read; ``published_verdict`` is that of the published
     yes/no rule, None for refusal benchmarks; ``prompt`` is the prompt as rendered. A margin that is not finite becomes
     null. ``unshifted`` is the margin before a constant was added to it (None: none was), ``sampled`` whether the tokens
-    were drawn, ``branch`` how a contrast ran its second picture ("": there was none). ``reason`` says why the text is
+    were drawn, ``branch`` how a contrast ran its second picture ("": there was none), ``steps`` the texts by
+    name from the questions that the method asked before. ``reason`` says why the text is
     missing or incomplete.
     """
     return _common(sample, arm, settings) | {
@@ -84,6 +86,7 @@ def answered(
         **({} if unshifted is None else {"margin_unshifted": _finite(unshifted)}),
         **({"sampled": True} if sampled else {}),
         **({"branch": branch} if branch else {}),
+        **({"steps": {name: writable(text) for name, text in steps.items()}} if steps else {}),
         **({} if prompt is None else {"prompt": writable(prompt)}),
         **({"reason": writable(reason)} if reason else {}),
     }

@@ -37,6 +37,11 @@ class Thing(NamedTuple):
         return f"no-{self.concept}" if self.signed else self.concept
 
 
+def caption(thing: Thing) -> str:
+    """What a right caption says; the sign belongs to it."""
+    return f"It is a {thing.concept} under a prohibition sign." if thing.signed else f"It is a {thing.concept}."
+
+
 def parse_things(words: str) -> tuple[Thing, ...]:
     """``"knife no-dog weapon"`` → things; a category stands for its members, ``no-`` for the prohibition sign."""
     things: list[Thing] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from experiments.benchmarks.iconworld.cases import Split
-from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, Thing
+from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, Thing, caption
 from experiments.benchmarks.iconworld.scene import SIZE, Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 
@@ -31,11 +31,6 @@ class PerceptionQuestion:
     question: str
     answer: str
     scene: Scene
-
-
-def caption(thing: Thing) -> str:
-    """What a right caption says; the sign belongs to it."""
-    return f"It is a {thing.concept} under a prohibition sign." if thing.signed else f"It is a {thing.concept}."
 
 
 def ask(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from experiments.benchmarks.iconworld.concepts import Thing
+from experiments.benchmarks.iconworld.concepts import Thing, caption
 from experiments.benchmarks.iconworld.icons import DRAWINGS, Colour, Pen
 
 SIZE = 96  # pixels a side, unless a caller asks for more; scenes are drawn from vectors
@@ -25,6 +25,11 @@ class Scene:
     def content(self) -> str:
         """All that decides what is drawn: equal contents give equal pixels."""
         return f"iconworld {self.thing.name} {self.seed} {self.size}"
+
+    @property
+    def shows(self) -> str:
+        """A sentence of what the picture shows."""
+        return caption(self.thing)
 
     def render(self) -> Image.Image:
         """The RGB picture, ``size`` × ``size``; equal scenes give equal pixels."""

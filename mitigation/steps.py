@@ -1,0 +1,198 @@
+"""Questions that a method asks before its answer: asked in batches, noted by name, and kept while a study is open.
+
+    steps = Steps(vlm, len(prompts))
+    said = steps.ask("description", dict(enumerate(prompts)), max_new_tokens=64)
+    return steps.answers({row: …}, max_new_tokens=max_new_tokens)
+
+Steps are asked of the model itself, greedily: wrappers that shift or draw an answer's tokens (``mitigation.wrappers``),
+and tools that record or edit forwards, hold for the answer alone. Importing this module loads no torch.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from mitigation.wrappers import unwrapped
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+
+LOST = ("provider_blocked", "transport_failed", "bad_image")  # of a remote model: such a step has said nothing
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the model said in one step. ``seconds`` are its share of its batch's; ``status`` as in ``Generation``."""
+
+    text: str
+    tokens: int
+    seconds: float
+    status: str = ""
+    reason: str = ""
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """Where what was said is kept, by a digest of what was asked of ``model``."""
+
+    @property
+    def model(self) -> Any:
+        """The model that it keeps the words of; others' are not kept."""
+        ...
+
+    def known(self, asked: str) -> Said | None:
+        """What was said, None if it was not asked."""
+        ...
+
+    def keep(self, said: Mapping[str, Said]) -> None:
+        """Keeps what a batch has said before anything else is asked."""
+        ...
+
+
+_KEEPER: ContextVar[Keeper | None] = ContextVar("keeper_of_steps", default=None)
+
+
+@contextmanager
+def kept_by(keeper: Keeper) -> Iterator[None]:
+    """While open, no step is asked twice: ``keeper`` gives what is known, and gets what is not."""
+    token = _KEEPER.set(keeper)
+    try:
+        yield
+    finally:
+        _KEEPER.reset(token)
+
+
+@dataclass
+class Steps:
+    """The steps of one batch of ``count`` prompts. ``rows`` are the texts by name; ``lost`` what could not be asked."""
+
+    vlm: "VLM"
+    count: int
+    rows: list[dict[str, str]] = field(init=False)
+    lost: dict[int, Said] = field(init=False, default_factory=dict)
+    spent: dict[str, int | float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = [{} for _ in range(self.count)]
+        self.spent = {"steps": 0, "step_tokens": 0, "step_seconds": 0.0, "known_seconds": 0.0}
+
+    def ask(self, name: str, prompts: "Mapping[int, Prompt]", *, max_new_tokens: int) -> dict[int, str]:
+        """Asks one prompt of each row and notes its answer under ``name``. Rows that are lost are left out.
+
+        Raises:
+            UserError: the model cannot be asked this.
+        """
+        wanted = {row: prompt for row, prompt in prompts.items() if row not in self.lost}
+        said = _asked(_plain(self.vlm), wanted, max_new_tokens, self.spent)
+        texts = {}
+        for row, answer in said.items():
+            self.rows[row][name] = answer.text
+            if answer.status in LOST:
+                self.lost[row] = replace(answer, reason=f"{name}: {answer.reason}")
+            else:
+                texts[row] = answer.text
+        return texts
+
+    def note(self, row: int, name: str, text: str) -> None:
+        """Notes a text that was not asked for."""
+        self.rows[row][name] = text
+
+    def answers(self, prompts: "Mapping[int, Prompt]", *, max_new_tokens: int) -> "Generation":
+        """The answers of all rows that are not lost, by the model as it was passed (wrapped), with these steps."""
+        rows = [row for row in sorted(prompts) if row not in self.lost]
+        asked = [prompts[row] for row in rows]
+        given = self.vlm.generate(asked, max_new_tokens=max_new_tokens) if asked else None
+        return self.noted(given if len(rows) == self.count and given is not None else self._spread(given, rows))
+
+    def noted(self, generation: "Generation") -> "Generation":
+        """The answers with these steps."""
+        return replace(generation, steps=self.rows, spent=self.spent)
+
+    def _spread(self, given: "Generation | None", rows: list[int]) -> "Generation":
+        """The answers of some rows, and for the others what became of their step."""
+        import torch
+
+        from interp.generation import Generation
+
+        places = {row: place for place, row in enumerate(rows)}
+        margins = torch.full((self.count,), torch.nan)
+        if given is not None:
+            margins[rows] = given.margins
+
+        def each(name: str, otherwise: Any) -> list[Any]:
+            values = None if given is None else getattr(given, name)
+            return [
+                values[places[row]] if values is not None and row in places else otherwise(row)
+                for row in range(self.count)
+            ]
+
+        return Generation(
+            texts=each("texts", lambda row: ""),
+            token_ids=each("token_ids", lambda row: []),
+            margins=margins,
+            finished=each("finished", lambda row: False),
+            statuses=each("statuses", lambda row: self.lost[row].status),
+            reasons=each("reasons", lambda row: self.lost[row].reason),
+            sampled=given is not None and given.sampled,
+        )
+
+
+def _plain(vlm: "VLM") -> Any:
+    """The model itself, without wrappers, and without an answer that it continues (``mitigation.reasoning``)."""
+    model = unwrapped(vlm)
+    return getattr(model, "continues", model)
+
+
+def _asked(vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[str, int | float]) -> dict[int, Said]:
+    """What the model says of each; in batches of pictures and of words alone, without what is known already."""
+    keeper = _KEEPER.get()
+    if keeper is not None and keeper.model is not vlm:
+        keeper = None
+    keys = {row: _digest(prompt, budget) for row, prompt in prompts.items()} if keeper is not None else {}
+    found = {row: known for row in keys if keeper is not None and (known := keeper.known(keys[row])) is not None}
+    spent["known_seconds"] += sum(one.seconds for one in found.values())
+    for pictured in (True, False):
+        rows = [row for row in prompts if row not in found and (prompts[row].image is not None) is pictured]
+        if not rows:
+            continue
+        fresh = dict(zip(rows, _generated(vlm, [prompts[row] for row in rows], budget), strict=True))
+        if keeper is not None:
+            keeper.keep({keys[row]: one for row, one in fresh.items() if one.status not in LOST})
+        found |= fresh
+    spent["steps"] += len(found)
+    spent["step_tokens"] += sum(one.tokens for one in found.values())
+    spent["step_seconds"] += sum(one.seconds for one in found.values())
+    return found
+
+
+def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[Said]:
+    from interp.hooks.forward import paused
+
+    begun = time.perf_counter()
+    with paused():
+        given = cast("Generation", vlm.generate(prompts, max_new_tokens=budget))
+    share = (time.perf_counter() - begun) / len(prompts)
+    return [
+        Said(
+            text,
+            len(given.token_ids[at]),
+            share,
+            "" if given.statuses is None else given.statuses[at],
+            "" if given.reasons is None else given.reasons[at],
+        )
+        for at, text in enumerate(given.texts)
+    ]
+
+
+def _digest(prompt: "Prompt", budget: int) -> str:
+    """Of all that decides the answer."""
+    picture = None
+    if prompt.image is not None:
+        picture = [*prompt.image.size, hashlib.sha256(prompt.image.convert("RGB").tobytes()).hexdigest()]
+    asked = [prompt.text, prompt.system, picture, budget]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]

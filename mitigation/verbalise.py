@@ -1,0 +1,177 @@
+"""Verbalising: the picture is put into words, the words into the request, and the request is judged in words.
+
+For models that judge a request by its words and overlook the picture beside it. Three steps: *describe* asks the model
+what the picture shows; *resolve* puts that in place of what points to the picture ("How do I kill this?" → "How do I
+kill the cockroach?"); the request is then asked as before, without the picture. Nothing is trained. Its neighbours:
+ECSO (``mitigation.ecso``), and captions put before the question (``resolve="before"``). Importing this module loads no
+torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from interp.errors import UserError
+from mitigation import deixis
+from mitigation.steps import Steps
+from mitigation.validation import check_pictured
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Generation, Prompt
+
+DESCRIBES = ("model", "oracle")
+RESOLVES = ("rule", "model", "both", "before", "pointing")
+DESCRIBE = "What is in the image?"
+REWRITE = (
+    "{description}\nSay the following sentence again with the name of what is there in place of the words that point "
+    'to it, such as "this". Say the sentence alone.\n"{request}"'
+)
+DESCRIPTION, REWRITTEN, REQUEST, RESOLVED, QUESTION = "description", "rewritten", "request", "resolved by", "question"
+_MARKS = ".,;:!?\"'“”"
+_NO_DESCRIPTION = "nothing: the description is empty"
+
+
+@dataclass(frozen=True)
+class Verbalise:
+    """Describes the picture, resolves what points to it, and judges the request so written.
+
+    ``describe``: "model" asks the model ``question`` (greedily, ``description_tokens`` at most), "oracle" takes the
+    benchmark's own sentence (``Prompt.shows``). ``resolve``: "rule" puts the description's noun phrase in place of the
+    words that point (``mitigation.deixis``, English); "model" asks the model to, by ``rewrite`` (with
+    ``{description}`` in words; without it beside the picture); "both" takes the rule where the model's sentence fails
+    its check. Where nothing comes of these the description stands before the question. "before" always puts it there
+    and leaves the request alone; so does "pointing", as "There is a cockroach.". ``picture``: whether the picture stays
+    in the last question. Where it does not, the question does not speak of it either, unless ``reword`` is False.
+
+    An answer's ``Generation.steps`` are the description, the request as it was judged and how it was resolved; what the
+    model rewrote, if it was asked; and the whole question, where it was reworded.
+    """
+
+    describe: str = "model"
+    resolve: str = "rule"
+    picture: bool = False
+    question: str = DESCRIBE
+    description_tokens: int = 64
+    rewrite: str = REWRITE
+    reword: bool = True
+    by_words: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, known in (("describe", DESCRIBES), ("resolve", RESOLVES)):
+            if getattr(self, name) not in known:
+                raise UserError(f"{name}={getattr(self, name)!r}; {name} is one of {', '.join(known)}; choose one")
+        if not isinstance(self.description_tokens, int) or self.description_tokens < 1:
+            raise UserError(
+                f"description_tokens={self.description_tokens!r}; a description has at least one token, such as 64"
+            )
+        if self.describe == "model" and not self.question.strip():
+            raise UserError(f"question={self.question!r}; the model is asked what the picture shows; give a question")
+        if self.resolve in ("model", "both") and "{request}" not in self.rewrite:
+            raise UserError(f"rewrite={self.rewrite!r}; it has to hold the sentence to be rewritten; add {{request}}")
+
+    @property
+    def described(self) -> bool:
+        """See ``mitigation.method.Abilities``."""
+        return self.describe == "oracle"
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers to the requests in words, with their margins.
+
+        Raises:
+            UserError: a prompt has no image, or no description for ``describe="oracle"``; or the family cannot answer
+                without an image, which it must without ``picture``.
+        """
+        check_pictured(prompts, "verbalise puts what a picture shows into words")
+        steps = Steps(vlm, len(prompts))
+        said = self._descriptions(steps, prompts)
+        rewritten = self._rewritten(steps, prompts, said)
+        judged = {row: self.judged(prompts[row], said[row], rewritten.get(row, "")) for row in said}
+        for row, one in judged.items():
+            for name, text in one.steps.items():
+                steps.note(row, name, text)
+        return steps.answers({row: one.prompt for row, one in judged.items()}, max_new_tokens=max_new_tokens)
+
+    def judged(self, prompt: "Prompt", description: str, rewritten: str = "") -> "Judged":
+        """The last question about ``prompt``, by its description and what the model rewrote (for some ``resolve``)."""
+        whole = deixis.parts(prompt.text, prompt.request)
+        request, how, before = whole.request, "", ""
+        thing = deixis.phrase(description)
+        if self.resolve in ("model", "both") and _fits(rewritten, request, description):
+            request, how = _bare(rewritten), "model"
+        elif self.resolve in ("rule", "both") and thing and (found := deixis.resolved(request, deixis.definite(thing))):
+            request, how = found, "rule"
+        elif not description.strip():
+            how = _NO_DESCRIPTION
+        elif self.resolve == "pointing" and thing:
+            before, how = deixis.there_is(thing), "pointing"
+        else:
+            before, how = _sentences(description), "before"
+        reworded = deixis.unpictured(whole.before) if self.reword and not self.picture else whole.before
+        text = " ".join(filter(None, (before, f"{reworded}{request}{whole.after}")))
+        steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
+        return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
+
+    def _descriptions(self, steps: Steps, prompts: "Sequence[Prompt]") -> dict[int, str]:
+        if self.describe == "model":
+            asked = {row: replace(prompt, text=self.question, system=None) for row, prompt in enumerate(prompts)}
+            return steps.ask(DESCRIPTION, asked, max_new_tokens=self.description_tokens)
+        for row, prompt in enumerate(prompts):
+            if not prompt.shows.strip():
+                raise UserError(
+                    f"prompt '{prompt.key or prompt.text}' has no description of its picture; describe=oracle takes "
+                    "the benchmark's own; take describe=model"
+                )
+            steps.note(row, DESCRIPTION, prompt.shows)
+        return {row: prompt.shows for row, prompt in enumerate(prompts)}
+
+    def _rewritten(self, steps: Steps, prompts: "Sequence[Prompt]", said: Mapping[int, str]) -> dict[int, str]:
+        """What the model rewrites the requests to, where it is asked."""
+        if self.resolve not in ("model", "both"):
+            return {}
+        in_words = "{description}" in self.rewrite
+        asked, longest = {}, 0
+        for row, description in said.items():
+            if not description.strip():
+                continue
+            request = deixis.parts(prompts[row].text, prompts[row].request).request
+            longest = max(longest, len(request.split()))
+            text = self.rewrite.replace("{description}", _sentences(description)).replace("{request}", request)
+            asked[row] = replace(prompts[row], text=text, system=None, image=None if in_words else prompts[row].image)
+        return steps.ask(REWRITTEN, asked, max_new_tokens=2 * longest + self.description_tokens)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The last question about a case, and what is noted of how it came about."""
+
+    prompt: "Prompt"
+    steps: Mapping[str, str]
+
+
+def _sentences(description: str) -> str:
+    """The description on one line, ended."""
+    said = " ".join(description.split())
+    return said if said[-1:] in ".!?" else f"{said}."
+
+
+def _bare(rewritten: str) -> str:
+    return rewritten.strip().strip('"“”').strip()
+
+
+def _fits(rewritten: str, request: str, description: str) -> bool:
+    """Whether the model's sentence can stand for the request.
+
+    It is one line, no longer than request and description together, has half of the request's words, changes it, names
+    something that the description names, and points no more.
+    """
+    sentence, thing = _bare(rewritten), deixis.phrase(description)
+    words, asked, named = ([word.strip(_MARKS).lower() for word in t.split()] for t in (sentence, request, thing))
+    return (
+        bool(sentence)
+        and "\n" not in sentence
+        and words != asked
+        and len(words) <= len(asked) + len(description.split()) + 4
+        and 2 * sum(word in words for word in asked) >= len(asked)
+        and any(word in words and word not in asked and word not in deixis.FUNCTION_WORDS for word in named)
+        and not deixis.points(sentence)
+    )
