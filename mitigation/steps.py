@@ -54,7 +54,13 @@ class Keeper(Protocol):
         ...
 
 
+_ASKING: ContextVar[bool] = ContextVar("asking_a_step", default=False)
 _KEEPER: ContextVar[Keeper | None] = ContextVar("keeper_of_steps", default=None)
+
+
+def asking() -> bool:
+    """Whether the current forward is one of a step."""
+    return _ASKING.get()
 
 
 @contextmanager
@@ -173,9 +179,12 @@ def _asked(vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[s
 def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[Said]:
     from interp.hooks.forward import paused
 
-    begun = time.perf_counter()
-    with paused():
-        given = cast("Generation", vlm.generate(prompts, max_new_tokens=budget))
+    begun, token = time.perf_counter(), _ASKING.set(True)
+    try:
+        with paused():
+            given = cast("Generation", vlm.generate(prompts, max_new_tokens=budget))
+    finally:
+        _ASKING.reset(token)
     share = (time.perf_counter() - begun) / len(prompts)
     return [
         Said(

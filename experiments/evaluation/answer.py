@@ -27,9 +27,9 @@ from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
 from experiments.evaluation.batching import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judged, scored
+from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
-from experiments.runs.steps import STEPS, StepStore
 from experiments.types import AnsweredElsewhere, Sample, Status
 from interp.batching import MemoryLimit, Road, out_of_memory, road
 from interp.errors import UserError

@@ -17,6 +17,7 @@ from experiments.planning.steps import Scene, Step, steps_of
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, free_memory
 from interp.errors import UserError
+from mitigation.steps import asking
 
 if TYPE_CHECKING:
     import torch
@@ -296,17 +297,19 @@ class Recorder:
         self.start = self.ledger.work
         self.forwards: list[tuple[int, Work]] = []  # the peak up to the next forward, and the work until it began
         self.peak = 0
+        self.stepping = False  # whether what runs is a question that comes before an answer
 
     @contextmanager
     def following(self, vlm: "VLM") -> Iterator[None]:
-        """Notes where each forward of the model begins, or of another of its class."""
+        """Notes where each forward of the model begins, or of another of its class; but for questions that a method
+        asks before its answer, which do not grow with the answer."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         kind = type(vlm.speaker)
 
         def began(module: Any, _: Any) -> None:
             if type(module) is kind:
-                self._next()
+                self._next(step=asking())
 
         handle = register_module_forward_pre_hook(began)
         try:
@@ -314,14 +317,16 @@ class Recorder:
         finally:
             handle.remove()
 
-    def _next(self) -> None:
+    def _next(self, *, step: bool) -> None:
         self._close()
-        self.forwards.append((0, self.ledger.work))
+        self.stepping = step
+        if not step:
+            self.forwards.append((0, self.ledger.work))
 
     def _close(self) -> None:
         most = self.ledger.most
         self.peak = max(self.peak, most)
-        if self.forwards:
+        if self.forwards and not self.stepping:
             self.forwards[-1] = (most, self.forwards[-1][1])
         self.ledger.restart()
 
