@@ -67,6 +67,7 @@ def build_run(config: DictConfig) -> Run:
         "judge": _judge(tree["judge"], benchmark),
         "arms": arms,
         "attention_analysis": made(tree["attention_analysis"], "attention_analysis") if tree["attention"] else None,
+        "parts": None if tree.get("parts") is None else made(tree["parts"], "parts"),
         "plan": None if tree.get("plan") is None else made(tree["plan"], "task"),
         "task": made(tree["task"], "task"),  # last: a task's module is slow to import
     }

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,9 +14,11 @@ from experiments.benchmarks import published
 from experiments.config import Run
 from experiments.judges.refusal_rules import primary
 from experiments.metrics.judge_error import corrected_rates, error_of
+from experiments.metrics.parts import by_part
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
 from experiments.metrics.yes_no import results as yes_no
+from experiments.report.findings import parts as parts_words
 from experiments.report.findings import published as published_words
 from experiments.report.findings import refusal as refusal_words
 from experiments.report.findings import yes_no as yes_no_words
@@ -72,29 +75,28 @@ def evaluate(
         UserError: the predictions or the judge card cannot be used.
     """
     frame = pd.DataFrame(predictions)
+    measure = partial(_measured, rules=rules, missing=missing, baseline=baseline, control=control)
+    result = measure(frame, study=None if rules.kind == "refusal" and study in missing else study)
+    # An arm of answers made elsewhere may have none in a part.
+    if parts := by_part(frame, lambda some: measure(some, study=study if study in set(some["arm"]) else None)):
+        result |= {"parts": parts}
     if rules.kind == "refusal":
-        result = refusal.evaluate(
-            frame,
-            seed=rules.seed,
-            draws=rules.draws,
-            baseline=baseline,
-            study=None if study in missing else study,
-            empty_as_refusal=rules.count_empty_as_refusal,
-            safety_margin=rules.unsafe_margin,
-            not_applicable=missing,
+        worded = _with_limits_of_judge(refusal_words.worded(result, where=where, caveat=caveat), rules, frame)
+    else:
+        worded = yes_no_words.worded(result, where=where, caveat=caveat)
+    return worded | ({"summary": [*worded["summary"], parts_words.sentence(worded)]} if parts else {})
+
+
+def _measured(
+    frame: pd.DataFrame, *, rules: Rules, study: str | None, missing: Mapping[str, str], baseline: str, control: str
+) -> dict[str, Any]:
+    common: dict[str, Any] = {"seed": rules.seed, "draws": rules.draws, "baseline": baseline, "study": study}
+    if rules.kind == "refusal":
+        empty = rules.count_empty_as_refusal
+        return refusal.evaluate(
+            frame, **common, empty_as_refusal=empty, safety_margin=rules.unsafe_margin, not_applicable=missing
         )
-        worded = refusal_words.worded(result, where=where, caveat=caveat)
-        return _with_limits_of_judge(worded, rules, frame)
-    result = yes_no.evaluate(
-        frame,
-        seed=rules.seed,
-        draws=rules.draws,
-        baseline=baseline,
-        control=control,
-        study=study,
-        unsafe_margin=rules.unsafe_margin,
-    )
-    return yes_no_words.worded(result, where=where, caveat=caveat)
+    return yes_no.evaluate(frame, **common, control=control, unsafe_margin=rules.unsafe_margin)
 
 
 def with_published_rows(

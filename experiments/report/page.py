@@ -9,6 +9,7 @@ from experiments.report import cases as flips
 from experiments.report import refusal, yes_no
 from experiments.report.glance import glance_table
 from experiments.report.opening import opening
+from experiments.report.parts import parts_table
 from experiments.report.shown import shown_case
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.saved import SavedRun
@@ -29,6 +30,7 @@ def context(run: SavedRun) -> dict[str, Any]:
         "caveats": [str(sentence) for sentence in metrics.get("caveats") or ()],
         "opening": opening(metrics, run.environment, studied),
         "glance": glance_table({**metrics, "study": metrics.get("study", studied)}),
+        "parts": parts_table({**metrics, "study": studied}),
         "facts": _facts(run.environment),
         "studied": studied,
         **(

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from experiments.report import refusal, yes_no
 from experiments.report.glance import glance_table, in_one_line
+from experiments.report.parts import parts_table
 from experiments.report.table import terminal
 from experiments.report.yes_no import CEILING_MARK
 
@@ -88,6 +89,8 @@ def results(metrics: Mapping[str, Any]) -> Group:
         parts += [terminal(refusal.types_table(metrics), stacked=False), ""]
     elif (subsets := yes_no.own_subsets_table(metrics)) is not None:
         parts += [terminal(subsets, stacked=False), ""]
+    if (split := parts_table(metrics)) is not None:
+        parts += [terminal(split, stacked=False), ""]
     if metrics.get("comparisons"):
         parts += [terminal(subject.comparisons_table(metrics)), ""]
     legend = REFUSAL_LEGEND if refusals else LEGEND
