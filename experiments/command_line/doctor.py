@@ -105,6 +105,7 @@ def checks(run: Run) -> dict[str, Callable[[], Iterator[Finding]]]:
         "disk": lambda: disk(run),
         "hub": lambda: hub(run),
         "optional": optional,
+        "SmolLM2": language_model,
         "a run": bundled_model,
     }
 
@@ -225,6 +226,21 @@ def optional() -> Iterator[Finding]:
         yield Finding("optional", State.OK, "all extras are here")
     for extra, purpose in absent.items():
         yield Finding("optional", State.NOTE, f"for {purpose}: pip install -e '.[{extra}]' in the clone")
+
+
+def language_model() -> Iterator[Finding]:
+    """Whether the language model of ``model=smol_organism`` was fetched."""
+    from interp.checkpoints.composed import GET, SMOLLM2, base_folder, read_record
+
+    place = base_folder(SMOLLM2)
+    record = read_record(place)
+    if record is None:
+        yield Finding("SmolLM2", State.NOTE, f"for model=smol_organism {GET[SMOLLM2]}: it is not at {place}")
+    elif not record.exact:
+        said = f"{place} holds that of {record.source}, not the one that model=smol_organism was trained on"
+        yield Finding("SmolLM2", State.NOTE, said)
+    else:
+        yield Finding("SmolLM2", State.OK, f"for model=smol_organism, at {place}")
 
 
 def bundled_model() -> Iterator[Finding]:

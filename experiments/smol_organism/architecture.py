@@ -21,12 +21,11 @@ from transformers import (
 )
 
 from experiments.model_organism.architecture import build_processor as organism_processor
-from interp.checkpoints.composed import Base, assembled, content_hash, save_parts
+from interp.checkpoints.composed import SMOLLM2, Base, assembled, content_hash, save_parts
 from interp.families import LAYOUTS
 from interp.lora import insert_new
 from interp.vlm import load
 
-BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 IMAGE_TOKEN = "<image>"
 UNUSED = "<reponame>"  # of the code in SmolLM2's first corpus; its own chat never writes it
 RANK, ALPHA = 16, 32.0
@@ -111,7 +110,7 @@ def build(base: Path, eyes_from: str | Path = "organism:llava", *, rank: int = R
     model.requires_grad_(False)
     insert_new(model, LLAVA, rank=rank, alpha=alpha)
     LLAVA.module(model, "projector").requires_grad_(True)
-    return Pieces(processor, model, Base(BASE, content_hash(base)))
+    return Pieces(processor, model, Base(SMOLLM2, content_hash(base)))
 
 
 def _eyes(config: LlavaConfig, seeing: LlavaForConditionalGeneration) -> dict[str, Tensor]:

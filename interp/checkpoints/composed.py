@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 EYES, ADAPTER, RECORD = "eyes.safetensors", "adapter", "base.json"
 WHOLE = ("model.safetensors", "model.safetensors.index.json")
 CACHE = "FORESTLENS_CACHE"  # the environment variable that moves the cache
-GET = {"HuggingFaceTB/SmolLM2-135M-Instruct": "type `make smol` in the clone (or `forestlens task=fetch_smol`)"}
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+GET = {SMOLLM2: "type `make smol` in the clone (or `forestlens task=fetch_smol`)"}
 HASH = "sha256:"
 SHOWN = 12  # hex digits of a hash in messages and in ``VLM.revision``
 

