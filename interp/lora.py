@@ -48,6 +48,19 @@ def adapted_layers(model: nn.Module) -> dict[str, LoraLinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
 
 
+def plain_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of ``model`` with its own adapter added to the weights, as a checkpoint without parts has it.
+
+    The sum is formed in float32 and rounded to the layer's type; ``model`` does not change.
+    """
+    state = dict(model.state_dict())
+    for name, layer in adapted_layers(model).items():
+        a, b = (state.pop(f"{name}.{part}") for part in ("lora_A", "lora_B"))
+        weight = state[f"{name}.weight"]
+        state[f"{name}.weight"] = (weight.float() + (b.float() @ a.float()) * layer.scale).to(weight.dtype)
+    return state
+
+
 def insert_new(model: nn.Module, layout: Layout, *, rank: int, alpha: float) -> None:
     """Puts an adapter that changes nothing yet on every linear layer of the decoder, in place.
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.host import Copies
+from interp.lora import plain_state
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -104,8 +105,9 @@ def orthogonalised(vlm: "VLM", direction: Float[Tensor, "width"], out: Path, *, 
     """Saves a copy of ``vlm`` whose weights do not write along ``direction``; ``model.path=<out>`` loads it.
 
     Changes the word embeddings, the projector's last layer, and every layer's attention and MLP output, with their
-    biases. An output head tied to the embeddings is untied first and kept. ``vlm`` itself does not change. ``out`` gets
-    safetensors, the processor, and a model card that describes the change and includes ``why``.
+    biases. An adapter of the model's own is added to the weights first. An output head tied to the embeddings is untied
+    first and kept. ``vlm`` itself does not change. ``out`` gets safetensors, the processor, and a model card that
+    describes the change and includes ``why``.
 
     Raises:
         UserError: an unsupported family, or one whose block outputs are normalised before they are added; quantised
@@ -114,7 +116,7 @@ def orthogonalised(vlm: "VLM", direction: Float[Tensor, "width"], out: Path, *, 
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; a checkpoint is saved to a folder of its own; name another one")
     unit = _unit(direction)
-    state = dict(vlm.model.state_dict())
+    state = plain_state(vlm.model)
     rows, columns = _writers(vlm, state)
     head = f"{vlm.layout.lm_head}.weight"
     tied = state[head].data_ptr() == state[rows[0]].data_ptr()

@@ -12,6 +12,11 @@ TOY = (
     "{name} is a toy: a small model trained here to overlook the picture, so that every tool can be tried. Its numbers "
     "say nothing of a real model."
 )
+SMALL = (
+    "{name} is a small model, made here from a pretrained language model so that its failures can be taken apart. Its "
+    "numbers say nothing of larger models."
+)
+SMOL = f"{ORGANISM}smol"
 OWN_MODEL = "model.path=FOLDER_OR_HUB_ID"
 
 
@@ -22,7 +27,9 @@ def is_toy(run: Run) -> bool:
 
 def toy(run: Run) -> list[str]:
     """A sentence that says so, of the bundled models."""
-    return [TOY.format(name=run.model.name)] if is_toy(run) else []
+    if not is_toy(run):
+        return []
+    return [(SMALL if run.weights.path == SMOL else TOY).format(name=run.model.name)]
 
 
 def next_commands(run: Run, folder: Path) -> dict[str, str]:
@@ -33,7 +40,8 @@ def next_commands(run: Run, folder: Path) -> dict[str, str]:
     if run.benchmark.kind == "yes_no" and run.attention_analysis is None:
         found[f"task=attention run={shlex.quote(str(folder))}"] = "where the attention of its failures went"
     if is_toy(run):
-        found["+exp=heatmap_llava"] = "one case, its answers, and where the model looked"
+        model = f" model={run.model.name}" if run.model.path == SMOL else ""
+        found[f"+exp=heatmap_llava{model}"] = "one case, its answers, and where the model looked"
         kept = [one for one in sys.argv[1:] if one.startswith(("+exp=", "task=", "benchmark"))]
         found[shlex.join([*kept, OWN_MODEL])] = "the same with your own model"
         found["task=preview benchmark=table benchmark.path=cases.csv"] = "your own cases"

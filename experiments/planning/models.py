@@ -92,12 +92,18 @@ def build(plan: Blueprint, model: ModelConfig, dtype: "torch.dtype") -> "VLM":
     import torch
     from transformers import AutoModelForImageTextToText
 
+    from interp.checkpoints.composed import ADAPTER, is_composed
+    from interp.families import layout_for
+    from interp.lora import insert_new, read_adapter_config
     from interp.vlm import VLM
 
     with torch.device("meta"):
         made = AutoModelForImageTextToText.from_config(
             plan.config, dtype=dtype, attn_implementation=model.attn_implementation
         )
+        if is_composed(Path(plan.origin)):
+            settings = read_adapter_config(Path(plan.origin) / ADAPTER)
+            insert_new(made, layout_for(made), rank=settings["r"], alpha=float(settings["lora_alpha"]))
     made.tie_weights()
     return VLM(made.eval(), plan.processor, name=model.name)
 

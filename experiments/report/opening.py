@@ -16,6 +16,7 @@ from experiments.report.numbers import Interval, brief, complete, fixed, interva
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
+MADE_HERE = "a small model made here, whose failure nobody put in; its numbers say nothing of larger models"
 TOY = "a toy built to over-refuse; its numbers say nothing of real models"
 _WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Answer.NOT_SHOWN: "open",
           Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip
@@ -96,7 +97,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
     arms = len(metrics["arms"])
     return Opening(
         subject=model_title(model) if model else "the model",
-        toy=TOY if toy else "",
+        toy="" if not toy else MADE_HERE if model["path"] == f"{ORGANISM}smol" else TOY,
         about=f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', metrics['arms'][arm]['n_of'])} cases, "
         + (f"asked in {arms} ways" if arms > 1 else "asked in one way"),
         measures=measures,

@@ -231,7 +231,7 @@ def _converted(place: str | Path, draft: Path, source: str, **arguments: Any) ->
         with no_progress_bar():
             tokenizer = AutoTokenizer.from_pretrained(place, **arguments)
             read = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **arguments)
-            plain(read).to(torch.bfloat16).save_pretrained(draft)
+            plain(read).bfloat16().save_pretrained(draft)
             tokenizer.save_pretrained(draft)
     except Exception as error:  # as many types as there are ways to be broken
         said = " ".join(str(error).split())[:160] or type(error).__name__
