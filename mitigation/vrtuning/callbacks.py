@@ -11,7 +11,6 @@ from torch import nn
 from transformers import TrainerCallback
 
 from interp.errors import UserError
-from interp.lora import adapted_layers
 from interp.vlm import VLM
 
 COMPLETE = "complete"  # marker file in a completely written resume point
@@ -63,16 +62,13 @@ def refuse_nan(trainer: Any, learning_rate: float) -> None:
 def untouched(vlm: VLM) -> Iterator[None]:
     """Restores the model afterwards: trainers wrap its forward, freeze its weights and insert adapters.
 
-    While open, the base model's dropout is off (InstructBLIP's Q-Former has some), as when it answers, and an adapter
-    of its own is frozen.
+    While open, the base model's dropout is off (InstructBLIP's Q-Former has some), as when it answers.
     """
     model, side = vlm.model, vlm.tokenizer.padding_side
     attributes = dict(model.__dict__)
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     cache = model.config.get_text_config().use_cache
     dropouts = _dropouts(model)
-    for layer in adapted_layers(model).values():  # peft takes weights of these names for its own
-        layer.requires_grad_(False)
     for module, name, _ in dropouts:
         setattr(module, name, 0.0)
     try:

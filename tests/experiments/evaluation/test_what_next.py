@@ -35,6 +35,16 @@ def test_a_bundled_model_is_called_a_toy() -> None:
     assert said.startswith("llava_organism is a toy")
 
 
+def test_the_one_with_real_language_is_called_small_and_named_in_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["forestlens", "+exp=vcd_llava"])
+    run = run_of("+exp=vcd_llava", "model=smol_organism")
+    (said,) = toy(run)
+    assert said.startswith("smol_organism is a small model, made here from a pretrained language model")
+    assert any(
+        command.endswith("+exp=heatmap_llava model=smol_organism") for command in next_commands(run, Path("now"))
+    )
+
+
 def test_behind_an_api_nothing_can_be_looked_into() -> None:
     assert next_commands(run_of("model=api_gpt_4o", "benchmark=iconworld"), Path("now")) == {}
 

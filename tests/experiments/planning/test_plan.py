@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -28,6 +29,7 @@ from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
+from tests.parts import tiny_parts
 
 SMALL = "model=llava_organism max_new_tokens=4 batch_size=4"
 COMMANDS = {
@@ -187,3 +189,16 @@ def test_weights_and_one_prompt_decide_and_force_goes_on(monkeypatch: pytest.Mon
     assert said.startswith("big: 13.2 GiB of weights in bfloat16 and about 0.")
     assert run_of("force=true").config_hash == run_of().config_hash
     assert run_of("force=true").weights.force
+
+
+def test_a_model_in_parts_is_planned_with_its_adapter_and_without_its_language_model(tmp_path: Path) -> None:
+    model, _ = tiny_parts(tmp_path / "parts", tmp_path / "base")
+    shutil.rmtree(tmp_path / "base")
+    config = ModelConfig("parts", str(tmp_path / "parts"))
+    plan = blueprint(config)
+    assert not plan.stand_in
+    made = build(plan, config, torch.bfloat16).model
+    assert {name: weight.shape for name, weight in made.state_dict().items()} == {
+        name: weight.shape for name, weight in model.state_dict().items()
+    }
+    assert next(made.parameters()).is_meta
