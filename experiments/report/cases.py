@@ -146,8 +146,9 @@ def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[s
     """The data of the page: cases in the order of the records, and ``answers[arm][case]`` rows or null.
 
     A row is (status, verdict, margin, text, characters cut, right, judge's explanation, prompt, settings): places in
-    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where it is not known. ``run`` is the
-    same for the same answers, whatever the judge: the browser stores a person's labels under it.
+    ``statuses``, ``verdicts`` and ``texts`` (−1 for none), ``right`` 1, 0, or −1 where it is not known; where a method
+    asked questions before its answer, they follow as pairs of places, of a step's name and of what was said. ``run`` is
+    the same for the same answers, whatever the judge: the browser stores a person's labels under it.
     """
     records: dict[str, dict[str, Mapping[str, Any]]] = {}
     for record in run.predictions:
@@ -211,6 +212,7 @@ def _case(run: SavedRun, case: str, record: Mapping[str, Any], images: _Pool) ->
 def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> list[Any]:
     response, right, margin = str(record["response"] or ""), correct(record), record["margin"]
     reason = str(record.get("explanation") or record.get("reason") or "")
+    steps: Mapping[str, str] = record.get("steps") or {}
     return [
         list(Status).index(Status(record["status"])),
         -1 if record["verdict"] is None else verdicts.index(str(record["verdict"])),
@@ -221,4 +223,9 @@ def _answer(record: Mapping[str, Any], verdicts: list[str], texts: _Pool) -> lis
         texts.place(reason[:LONGEST_TEXT]),
         texts.place(str(record.get("prompt") or "")[:LONGEST_TEXT]),
         texts.place(str(record.get("settings") or "")[:LONGEST_NAME]),
+        *([[_step(name, text, texts) for name, text in steps.items()]] if steps else []),
     ]
+
+
+def _step(name: str, text: str, texts: _Pool) -> list[int]:
+    return [texts.place(str(name)[:LONGEST_NAME]), texts.place(str(text)[:LONGEST_TEXT])]

@@ -66,6 +66,12 @@ function picture(one) {
   return el("div", { class: "picture" }, cover);
 }
 
+/* What was asked before the answer, in order: a description of the picture, the request rewritten, … */
+function stepsOf(steps, arm) {
+  return el("dl", { class: "steps", "aria-label": `steps of ${arm}` }, ...steps.flatMap(([name, said]) => [
+    el("dt", { text: name }), el("dd", { dir: "auto" }, said ? el("bdi", { text: said }) : el("em", { text: "nothing" }))]));
+}
+
 function side(index, arm) {
   const given = answer(index, arm);
   const response = el("blockquote", { class: "response", dir: "auto", role: "group", tabindex: 0, "aria-label": `response of ${arm}` });
@@ -79,6 +85,7 @@ function side(index, arm) {
   if (given.status !== "answered") verdict.append(` (${given.status.replace(/_/g, " ")})`);
   if (given.margin !== null) verdict.append(` · margin ${signed(given.margin)}`);
   return el("section", { class: "side", "aria-label": `arm ${arm}`, "data-arm": arm }, el("h4", { text: arm }), response, verdict,
+    given.steps.length ? stepsOf(given.steps, arm) : null,
     given.why ? el("p", { class: "small" }, "Judge: ", el("bdi", { text: given.why })) : null,
     given.text ? labeller(index, arm) : null,
     given.prompt ? el("details", {}, el("summary", { text: "the prompt as the model read it" }),

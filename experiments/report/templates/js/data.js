@@ -18,14 +18,15 @@ function el(tag, attributes, ...children) {
   return node;
 }
 
-/* An arm's answer to a case, null where it has none: {status, verdict, margin, text, cut, right, why, prompt}. */
+/* An arm's answer to a case, null where it has none: {status, verdict, margin, text, cut, right, why, prompt, settings, steps}. */
 function answer(index, arm) {
   const row = (data.answers[arm] || [])[index];
   if (!row) return null;
-  const [status, verdict, margin, text, cut, right, why, prompt, settings] = row;
+  const [status, verdict, margin, text, cut, right, why, prompt, settings, steps] = row;
   const words = (at) => (at < 0 ? "" : data.texts[at]);
   return { status: data.statuses[status], verdict: verdict < 0 ? null : data.verdicts[verdict], margin,
-           text: words(text), cut, right, why: words(why), prompt: words(prompt), settings: words(settings) };
+           text: words(text), cut, right, why: words(why), prompt: words(prompt), settings: words(settings),
+           steps: (steps || []).map(([name, said]) => [words(name), words(said)]) };
 }
 
 const verdictWords = (verdict) => (verdict === null ? "none" : data.words[verdict] || verdict.replace(/_/g, " "));

@@ -1,0 +1,135 @@
+"""Methods that ask questions before they answer: a study killed in any step asks nothing twice, and keeps all."""
+
+import io
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.evaluation.answer import Answering
+from experiments.evaluation.arms import undescribed
+from experiments.evaluation.environment import cost_said
+from experiments.evaluation.steps import STEPS
+from experiments.evaluation.study import limited, opened
+from experiments.report.cases import payload
+from experiments.runs.directory import PREDICTIONS, open_run
+from experiments.runs.saved import read_run
+from interp.errors import UserError
+from interp.vlm import VLM, load
+from mitigation.method import Baseline
+from mitigation.verbalise import Verbalise
+from tests.experiments.compose import run_of
+
+BESIDE = 'Say the sentence with the name of the thing in the image.\n"{request}"'
+METHOD = Verbalise(resolve="both", rewrite=BESIDE)
+ARMS: dict[str, Any] = {"baseline": Baseline(), "verbalise": METHOD, "before": Verbalise(resolve="before")}
+CASES, ROWS = 5, 2
+
+
+@pytest.fixture(scope="module")
+def organism() -> VLM:
+    return load("organism:llava", device="cpu")
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+def life(folder: Path, vlm: VLM, monkeypatch: pytest.MonkeyPatch, *, dies_at: int | None = None) -> list[Any]:
+    """Answers under all arms; what was asked of the model, until it dies at the start of that call."""
+    asked: list[Any] = []
+    generate, calls = VLM.generate, iter(range(10_000))
+
+    def counted(self: VLM, prompts: Any, **options: Any) -> Any:
+        if next(calls) == dies_at:
+            raise Killed
+        given = generate(self, prompts, **options)
+        asked.extend((prompt.key, prompt.text, prompt.image is not None) for prompt in prompts)
+        return given
+
+    run = run_of(f"output_root={folder}", f"limit={CASES}", f"batch_size={ROWS}", "max_new_tokens=4")
+    samples = limited(IconWorld().load().samples, CASES)
+    with monkeypatch.context() as patched, open_run(str(folder), run.name, {}, "hash", fresh=False) as store:
+        patched.setattr(VLM, "generate", counted)
+        answering = Answering(run, vlm, store, Console(file=io.StringIO()))
+        try:
+            for arm, method in ARMS.items():
+                answering.answer(arm, method, samples, "manifest")
+        except Killed:
+            pass
+    return asked
+
+
+def records(folder: Path) -> str:
+    (path,) = folder.glob(f"*/*/{PREDICTIONS}")
+    return path.read_text(encoding="utf-8")
+
+
+def test_killed_in_any_step_it_goes_on_and_asks_nothing_twice(
+    tmp_path: Path, organism: VLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = life(tmp_path / "whole", organism, monkeypatch)
+    descriptions = [key for key, text, _ in whole if text == "What is in the image?"]
+    assert len(descriptions) == CASES  # once a case, for both arms
+    batches = -(-CASES // ROWS)
+    calls = batches * (1 + 3 + 1)  # the baseline; describe, rewrite, judge; judge by what was described
+    for dies_at in range(1, calls):
+        folder = tmp_path / str(dies_at)
+        first = life(folder, organism, monkeypatch, dies_at=dies_at)
+        rest = life(folder, organism, monkeypatch)
+        assert 0 < len(first) < len(whole)
+        assert Counter(first + rest) == Counter(whole), dies_at
+        assert records(folder) == records(tmp_path / "whole"), dies_at
+    assert life(tmp_path / "whole", organism, monkeypatch) == []
+
+
+def test_steps_stand_in_record_report_and_cost(tmp_path: Path) -> None:
+    sizes = (f"output_root={tmp_path}", "limit=6", "batch_size=4", "draws=20", "max_new_tokens=4")
+    run = run_of("+exp=verbalise_llava", *sizes)
+    folder = run.task(run)
+    saved = read_run(folder)
+    by_arm = {line["arm"]: line for line in saved.predictions}
+    assert "steps" not in by_arm["baseline"]
+    steps = by_arm["verbalise"]["steps"]
+    assert list(steps) == ["description", "request", "resolved by", "question"]
+    assert by_arm["oracle"]["steps"]["description"].startswith("It is a ")
+    assert list(by_arm["ecso"]["steps"])[:2] == ["first answer", "is it harmful?"]
+    data = payload(saved, studied="verbalise", reference="baseline", attention=None)
+    row = next(row for row in reversed(data["answers"]["verbalise"]) if row)
+    assert [[data["texts"][place] for place in pair] for pair in row[9]] == [list(pair) for pair in steps.items()]
+    assert {len(row) for row in data["answers"]["baseline"]} == {9}
+    cost = saved.environment["cost"]
+    assert cost["verbalise"]["steps"] == cost["verbalise"]["cases"] == cost["baseline"]["cases"]
+    assert cost["before"]["known_seconds"] == cost["before"]["step_seconds"] > 0  # verbalise had asked them
+    assert cost["oracle"]["steps"] == 0
+    assert (folder / STEPS).is_file()
+    (said,) = (one for one in cost_said(cost) if one.startswith("before:"))
+    assert "before: 1 questions a case before its answer" in said
+    assert said.endswith("times the baseline's.")
+
+
+def test_an_arm_that_is_told_needs_a_benchmark_that_tells(tmp_path: Path) -> None:
+    run = run_of("method=verbalise", "+method@arms.oracle=verbalise_oracle", f"output_root={tmp_path}")
+    samples = [replace(sample, image=tmp_path / "a.png") for sample in IconWorld().load().samples[:2]]
+    assert list(undescribed(run, samples)) == ["oracle"]
+    assert undescribed(run, [replace(sample, shows="A cake.") for sample in samples]) == {}
+    assert undescribed(run, [replace(sample, image=None) for sample in samples]) == {}
+    studied = run_of("method=verbalise_oracle", f"output_root={tmp_path}")
+    with pytest.raises(UserError, match="iconworld does not say what its pictures show"):
+        undescribed(studied, samples)
+
+
+def test_another_description_is_another_case_for_an_arm_that_is_told_and_for_no_other(
+    tmp_path: Path, organism: VLM
+) -> None:
+    run = run_of("method=verbalise", f"output_root={tmp_path}", "limit=2")
+    samples = IconWorld().load().samples[:1]
+    changed = [replace(sample, shows="A cake.") for sample in samples]
+    with opened(run, vlm=organism, console=Console(file=io.StringIO())) as study:
+        for method, same in ((Verbalise(), True), (Verbalise(describe="oracle"), False)):
+            one, other = (study.answering.settings(method, cases) for cases in (samples, changed))
+            assert (one == other) is same
