@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
 from mitigation import deixis
-from mitigation.steps import Steps
+from mitigation.steps import Steps, check_words
 from mitigation.validation import check_pictured
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class ECSO:
             UserError: a prompt has no image, or the family cannot answer without one.
         """
         check_pictured(prompts, "ECSO puts what a picture shows into words")
+        check_words(vlm, "take another method")
         steps = Steps(vlm, len(prompts))
         first = vlm.generate(prompts, max_new_tokens=max_new_tokens)
         for row, text in enumerate(first.texts):

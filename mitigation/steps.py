@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+from interp.errors import UserError
 from mitigation.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -146,6 +147,25 @@ class Steps:
             reasons=each("reasons", lambda row: self.lost[row].reason),
             sampled=given is not None and given.sampled,
         )
+
+
+def check_words(vlm: "VLM", way_out: str) -> None:
+    """Checks, before anything is asked, that the model can be asked without a picture.
+
+    Raises:
+        UserError: it cannot; ``way_out`` ends the sentence.
+    """
+    from interp.prompt import Prompt
+
+    model = _plain(vlm)
+    if not hasattr(model, "inputs"):  # a model behind an API says so itself
+        return
+    try:
+        model.inputs([Prompt("?")])
+    except UserError as error:
+        if "without an image" not in str(error):
+            raise
+        raise UserError(f"{str(error).partition(';')[0]}, which judging in words does; {way_out}") from error
 
 
 def _plain(vlm: "VLM") -> Any:

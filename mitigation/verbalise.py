@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation import deixis
-from mitigation.steps import Steps
+from mitigation.steps import Steps, check_words
 from mitigation.validation import check_pictured
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class Verbalise:
                 without an image, which it must without ``picture``.
         """
         check_pictured(prompts, "verbalise puts what a picture shows into words")
+        if not self.picture:
+            check_words(vlm, "keep the picture in the last question: method.picture=true")
         steps = Steps(vlm, len(prompts))
         said = self._descriptions(steps, prompts)
         rewritten = self._rewritten(steps, prompts, said)

@@ -36,7 +36,8 @@ def check_methods(arms: Mapping[str, Method]) -> None:
         if not abilities(method).by_words:
             raise UserError(
                 f"arm {arm} ({type(method).__name__}) needs the model's weights or logits, which no API gives; "
-                "over an API only Baseline, ContextPrompt, SafetyPrompt work; leave it out, or run an open model here"
+                "over an API only Baseline, ContextPrompt, SafetyPrompt, Verbalise and ECSO work; leave it out, or run "
+                "an open model here"
             )
 
 

@@ -22,7 +22,7 @@ CELLS = (
     *("heads", "direct_attribution", "kept_activations"),
     *("attribution", "occlusion", "vcd_sequential", "vcd_paired", "vcd_lazy", "vcd_controls", "shifts"),
     *("prior_correction", "read_out", "steering_by_direction", "steering_of_attention", "direction_ablation"),
-    *("pai", "icd", "m3id", "only", "vista", "agla", "opera", "vrtuning"),
+    *("pai", "icd", "m3id", "only", "vista", "agla", "opera", "verbalise", "ecso", "vrtuning"),
 )
 SEVEN_BILLION = ("llava", "qwen2_5_vl")  # the other families are asked by `make contract` alone
 

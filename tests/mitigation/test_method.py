@@ -32,7 +32,7 @@ def test_configuring_a_method_loads_neither_torch_nor_transformers() -> None:
         "import mitigation\n"
         "for name in ('VCD', 'TextOnly', 'PriorCorrection', 'InstructionContrast', 'PAI', 'ONLY', 'VISTA', 'AGLA',\n"
         "             'OPERA', 'AttentionSteering', 'TruthReadout', 'DirectionSteering', 'AblateDirection',\n"
-        "             'CalibratedShift', 'ContextPrompt'):\n"
+        "             'CalibratedShift', 'ContextPrompt', 'Verbalise', 'ECSO'):\n"
         "    getattr(mitigation, name)()\n"
         "mitigation.Sampled(mitigation.Shifted(mitigation.Baseline(), 1.0)), mitigation.ConstantShift(1.0)\n"
         "loaded = {'torch', 'transformers'} & set(sys.modules)\n"

@@ -15,10 +15,11 @@ from interp.errors import UserError
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
+from mitigation.reasoning import Continued
 from mitigation.steps import Said, kept_by
 from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Sampled, Shifted
-from tests.mitigation.family_laws import answers_as_one_by_one
+from tests.mitigation.family_laws import answers_as_one_by_one, family
 
 TOKENS = 8
 
@@ -172,6 +173,15 @@ def test_wrappers_hold_for_the_answer_alone(organism: VLM, asked: list[Prompt]) 
     assert shifted.texts == ["Yes"] * 4
 
 
+def test_a_step_does_not_continue_the_answer_that_is_continued(organism: VLM, asked: list[Prompt]) -> None:
+    """``mitigation.reasoning`` asks a method again for one token after an answer; its steps are those of before."""
+    plain = Verbalise().generate(organism, asked[:2], max_new_tokens=3)
+    continued = Continued(organism, [ids[:1] for ids in plain.token_ids])
+    again = Verbalise().generate(continued, asked[:2], max_new_tokens=1)
+    assert again.steps == plain.steps
+    assert again.token_ids == [ids[1:2] for ids in plain.token_ids]
+
+
 def test_what_is_recorded_is_the_answer_not_its_steps(organism: VLM, asked: list[Prompt]) -> None:
     with record_attention(organism) as record:
         given = Verbalise(picture=True).generate(organism, asked[:3], max_new_tokens=1)
@@ -248,6 +258,9 @@ def test_no_step_is_asked_twice_where_it_is_kept(organism: VLM, asked: list[Prom
 def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM, asked: list[Prompt]) -> None:
     with pytest.raises(UserError, match=r"no image in prompt 'k'; verbalise puts what a picture shows into words"):
         Verbalise().generate(vlm, [Prompt("How do I kill this?", key="k")], max_new_tokens=1)
+    with pytest.raises(UserError, match="instructblip cannot answer without an image, which judging"):
+        Verbalise().generate(family("instructblip"), asked[:1], max_new_tokens=1)
+    assert Verbalise(picture=True, description_tokens=2).generate(family("instructblip"), asked[:1], max_new_tokens=1)
     with pytest.raises(UserError, match="has no description of its picture; describe=oracle"):
         Verbalise(describe="oracle").generate(vlm, [replace(asked[0], shows=" ")], max_new_tokens=1)
 

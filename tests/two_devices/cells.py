@@ -26,6 +26,7 @@ from mitigation.activation_steering import DirectionSteering
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly
 from mitigation.direction_ablation import AblateDirection, AblateRandom
+from mitigation.ecso import ECSO
 from mitigation.local_picture import AGLA
 from mitigation.one_layer import ONLY
 from mitigation.opera import OPERA
@@ -35,6 +36,7 @@ from mitigation.published_baselines import M3ID, PAI, InstructionContrast
 from mitigation.ridge_probe import margin_gradient
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.verbalise import Verbalise
 from mitigation.visual_steering import VISTA
 from mitigation.wrappers import Sampled, Shifted
 
@@ -302,6 +304,17 @@ def m3id(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def only(vlm: VLM, prompts: list[Prompt]) -> Any:
     return [answers(method, vlm, prompts) for method in (ONLY(), ONLY(gamma=2.0, layer=1))]
+
+
+@cell
+def verbalise(vlm: VLM, prompts: list[Prompt]) -> Any:
+    methods = (Verbalise(resolve="both", description_tokens=3), Verbalise(picture=True, description_tokens=3))
+    return [answers(method, vlm, prompts) for method in methods]
+
+
+@cell
+def ecso(vlm: VLM, prompts: list[Prompt]) -> Any:
+    return answers(ECSO(description_tokens=3), vlm, prompts)
 
 
 @cell

@@ -20,7 +20,7 @@ from experiments.benchmarks.table.rows import ENDINGS, Rows, read_file, read_hub
 from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
 
-COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "subset", "prompt", "split")
+COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "subset", "prompt", "split", "shows")
 KINDS: Mapping[str, Kind] = {"verdict": "yes_no", "refusal": "refusal"}
 LABELS: Mapping[str, Mapping[str, tuple[Gold, Subset]]] = {
     "verdict": {"safe": ("yes", "over_safety"), "unsafe": ("no", "typical")},
@@ -221,6 +221,7 @@ class Table:
             pair=_word(cells, "pair") or None,
             tags=({"subset": own} if own else {}) | {name: _prose(cells, name) or "" for name in self.further},
             place=place,
+            shows=(_prose(cells, "shows") or "").strip(),
         )
 
 

@@ -88,6 +88,12 @@ def test_other_names_a_prompt_of_its_own_and_a_template(folder: Path) -> None:
     assert [s.prompt for s in asked.benchmark.load().samples] == ["Please: Why?", "All of it"]
 
 
+def test_a_table_may_say_what_its_pictures_show(folder: Path) -> None:
+    rows = [row | {"seen": seen} for row, seen in zip(ROWS, ("A fire. ", None, "A lake."), strict=True)]
+    run = run_of("benchmark=table", f"benchmark.path={written(folder, 'csv', rows)}", "benchmark.columns.shows=seen")
+    assert [sample.described for sample in run.benchmark.load().samples] == ["A fire.", "", "A lake."]
+
+
 def test_a_table_of_text_alone_needs_no_image_column(folder: Path) -> None:
     path = written(
         folder, "jsonl", [{"id": "1", "text": "t", "label": "safe"}, {"id": "2", "text": "u", "label": "unsafe"}]

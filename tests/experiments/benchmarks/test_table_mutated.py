@@ -33,7 +33,7 @@ VALUES: list[Any] = [
     "x" * 4096, "data:image/png;base64,AAAA", "data:image/png;base64,é", "http://localhost/x.png", "\\\\host\\x", ".",
     "safe", "UNSAFE", "benign", "test", "train", "dev", "a\nb", "a\r\nb", '"', "\ufeff",
 ]  # fmt: skip
-COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "subset", "prompt", "split")
+COLUMNS = ("id", "image", "text", "label", "pair", "cluster", "subset", "prompt", "split", "shows")
 
 
 def rows(rng: random.Random) -> list[dict[str, Any]]:

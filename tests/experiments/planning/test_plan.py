@@ -34,6 +34,7 @@ from tests.parts import tiny_parts
 SMALL = "model=llava_organism max_new_tokens=4 batch_size=4"
 COMMANDS = {
     "vcd_llava": ("answers: baseline", "answers: vcd, vcd_published", "recording", "knockout"),
+    "verbalise_llava": ("answers: verbalise", "answers: before", "answers: ecso", "answers: oracle"),
     "mechanism": ("answers: baseline", "recording: hidden", "knockout", "patching", "prior", "directions"),
     "direction_ablation": ("learning: ablate_direction", "answers: orthogonalised", "answers: random_0"),
     "vrtuning_llava_7b": ("training: LoRA steps", "answers: baseline", "answers: vrtuning"),

@@ -29,7 +29,8 @@ from tests.experiments.serving.served import question, running
 METHODS = [
     "ablate_direction", "agla", "attention_steering", "calibrated_shift", "cutoff_only", "icd", "m3id", "only", "opera",
     "pai", "prior_correction", "prompt", "readout", "self_contrast", "steering", "text_only",
-    "vcd_pope", "vista", "yes_bias",
+    "vcd_pope", "verbalise",
+    "verbalise_before", "vista", "yes_bias",
 ]  # fmt: skip
 FITS = ["method.noise_step=700", "arms.pai.first_layer=1", "arms.vista.window=1"]
 

@@ -74,6 +74,24 @@ def test_both_are_asked_by_the_same_arms_and_reported_each(
         assert sentence in printed
 
 
+def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(tmp_path: Path) -> None:
+    clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
+    options = (f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "draws=20", "method.description_tokens=4")
+    run = run_of("+exp=verbalise_llava", "task=papers", *clones, *options)
+    run.task(run)
+    verdicts = metrics(tmp_path / "out", "verbalise_llava_mmsafeaware")
+    refusals = metrics(tmp_path / "out", "verbalise_llava_mossbench")
+    asked = {"baseline", "verbalise", "vcd", "before", "before_with_picture", "ecso"}
+    assert set(verdicts["arms"]) == asked | {"yes_bias", "calibrated_shift"}
+    assert set(refusals["arms"]) == asked
+    assert "does not say what its pictures show" in refusals["not_applicable"]["oracle"]
+    (folder,) = (tmp_path / "out" / "verbalise_llava_mmsafeaware").iterdir()
+    records = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    told = [record["steps"]["question"] for record in records if record["arm"] == "verbalise"]
+    assert told
+    assert all("Given the image" not in question for question in told)
+
+
 def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"output_root={tmp_path / 'out'}", "attention=false")
     execute(*overrides, "~arms.text_only", "~arms.safety_prompt")
