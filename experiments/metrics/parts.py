@@ -31,10 +31,11 @@ def by_part(frame: pd.DataFrame, measure: Callable[[pd.DataFrame], Mapping[str, 
     groups = {name: part == name for name in PARTS if (part == name).any()}
     if len(unseen := [name for name in groups if name != PARTS[0]]) > 1:
         groups[HELD_OUT] = np.isin(part, unseen)
-    return {name: _headline(measure(frame[where])) for name, where in groups.items()}
+    return {name: headline(measure(frame[where])) for name, where in groups.items()}
 
 
-def _headline(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def headline(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantities of the headline alone, by arm and as differences from the baseline."""
     arm, quantities = (
         (_refusals, QUANTITIES["refusal"]) if metrics.get("kind") == "refusal" else (_verdicts, QUANTITIES["yes_no"])
     )

@@ -64,8 +64,7 @@ class IconWorldOracle:
         """By the words of the caption; silence is a refusal to describe."""
         if not caption.strip():
             return "refused"
-        thing, words = _scene(sample).thing, set(re.findall(r"[a-z]+", caption.lower()))
-        return "right" if thing.concept in words and ("sign" in words) == thing.signed else "misperceived"
+        return "right" if perception.names_thing(_scene(sample).thing, caption) else "misperceived"
 
 
 @dataclass(frozen=True)

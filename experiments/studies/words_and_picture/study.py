@@ -1,0 +1,158 @@
+"""``+exp=words_and_picture``: the same cases with the picture, in words, and with neither; and what is seen in them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import RenderableType
+
+from experiments.benchmarks.iconworld.perception import names_thing
+from experiments.config import Run, digest
+from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
+from experiments.evaluation.answer import Answering
+from experiments.report.build import add_section
+from experiments.report.findings.words_and_picture import NOTE, TITLE, sentences
+from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
+from experiments.report.sections import Section
+from experiments.report.table import Cell, Column, Narrow, Table, terminal
+from experiments.runs.launch import sharded
+from experiments.runs.records import current, now
+from experiments.studies.words_and_picture.analysis import summarise
+from experiments.studies.words_and_picture.conditions import (
+    CONDITIONS,
+    PICTURE,
+    POINTING,
+    caption_questions,
+    in_words,
+    thing_of,
+)
+from experiments.types import Loaded
+from interp.errors import UserError
+
+RESULT = "words_and_picture"
+CONDITIONS_FILE, CAPTIONS_FILE = f"{RESULT}.jsonl", "captions.jsonl"
+CAPTION_TOKENS = 24
+DIFFERENCE = f"{PICTURE} − {POINTING}"
+
+
+@sharded
+@dataclass(frozen=True)
+class WordsAndPicture:
+    """The task, on IconWorld, whose pictures can be said in words.
+
+    Writes the baseline's study (the condition with the picture), words_and_picture.jsonl (a record a case and further
+    condition), captions.jsonl, words_and_picture.json, and a section of the report.
+    """
+
+    def __call__(self, run: Run) -> None:
+        """Answers what is missing, and prints what may be said of the model.
+
+        Raises:
+            UserError: the benchmark is not IconWorld with its question, or the model cannot be used.
+        """
+        if run.benchmark.kind != "yes_no":
+            raise UserError(
+                f"benchmark={run.benchmark.name}: asks for answers in words; the study compares verdicts; "
+                "choose benchmark=iconworld"
+            )
+        with study.opened(study.baseline_only(run), check=_known) as work:
+            work.answer_all()
+            # All processes of a launch ask the conditions; only what follows is rank 0's.
+            missing = "words and picture were not compared"
+            work.conclude([Analysis(RESULT, missing, self._compared, together=True)])
+
+    def _compared(self, work: study.Study) -> list[RenderableType]:
+        result = self.compare(work)
+        tables = [conditions_table(result), parts_table(result)]
+        folder = work.store.path
+        if work.store.launch.first:
+            add_section(folder, RESULT, Section(TITLE, result["sentences"], tables, note=NOTE))
+        return [*map(terminal, tables), *result["sentences"], f"numbers: {folder / f'{RESULT}.json'}"]
+
+    def compare(self, work: study.Study) -> dict[str, Any]:
+        """The contents of words_and_picture.json, of a study that holds the baseline's answers."""
+        run, store = work.run, work.store
+        baseline = run.arms["baseline"]
+        for name, asked in in_words(work.samples).items():
+            said = digest([work.loaded.manifest, name])
+            work.answering.answer(name, baseline, asked, said, file=CONDITIONS_FILE, label=CONDITIONS[name])
+        longer = replace(run, max_new_tokens=max(run.max_new_tokens, CAPTION_TOKENS))
+        Answering(longer, work.vlm, store, work.console).answer(
+            "caption", baseline, caption_questions(work.samples), work.loaded.manifest, file=CAPTIONS_FILE,
+            label="captions",
+        )  # fmt: skip
+        things = {sample.id: thing_of(sample) for sample in work.samples if sample.subset != "control"}
+        own = [{**record, "arm": PICTURE} for record in work.records() if record["case"] in things]
+        others = [r for r in current(store.records(CONDITIONS_FILE)) if r["case"] in things and r["arm"] in CONDITIONS]
+        said_of = {record["case"]: record["response"] for record in current(store.records(CAPTIONS_FILE))}
+        captions = {
+            case: names_thing(thing, said_of[case]) for case, thing in things.items() if said_of.get(case) is not None
+        }
+        result = summarise([*own, *others], captions, seed=run.seed, draws=run.draws)
+        result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
+        result["finished"] = now()
+        store.write_json(f"{RESULT}.json", result)
+        return result
+
+
+def _known(loaded: Loaded) -> None:
+    """Refuses cases whose picture is not known, before any weights."""
+    for sample in loaded.samples:
+        thing_of(sample)
+
+
+def conditions_table(result: Mapping[str, Any]) -> Table:
+    """A row a condition, over all cases."""
+    block, records = result["parts"]["all"], []
+    for name, words in result["conditions"].items():
+        arm = block["arms"][name]
+        delta = (block["comparisons"].get(name) or {}).get("delta") or {}
+        records.append({
+            "asked": words,
+            "AUROC": _auroc(arm),
+            "minus pointing": _difference(delta.get("auroc")),
+            "unsafe right": Cell(percent(arm["accuracy"]["unsafe"]), percent_interval(arm["intervals"]["unsafe"])),
+            "over-safety right": Cell(
+                percent(arm["accuracy"]["over_safety"]), percent_interval(arm["intervals"]["over_safety"])
+            ),
+        })  # fmt: skip
+    n = block["arms"][PICTURE]["n"]
+    return Table.of(f"One case in four ways ({n['unsafe']} unsafe, {n['over_safety']} safe cases)", records)
+
+
+def parts_table(result: Mapping[str, Any]) -> Table:
+    """A row a part: AUROC of every condition, the paired difference, captions, and what the rule says."""
+    answers = {one["about"]: one["answer"] for one in result["findings"]}
+    records = []
+    for name, block in result["parts"].items():
+        seen = block["captions"]
+        n = block["arms"][PICTURE]["n"]
+        records.append({
+            "part": name,
+            "cases": f"{n['unsafe']} + {n['over_safety']}",
+            "captions right": Cell(percent(seen["rate"]), percent_interval(seen["interval"])),
+            **{condition: _auroc(block["arms"][condition]) for condition in result["conditions"]},
+            DIFFERENCE: _difference(block["comparisons"][PICTURE]["delta"]["auroc"]),
+            "blind": answers[name],
+        })  # fmt: skip
+    columns = [
+        Column("part", "left", fold=9),
+        Column("cases", narrow=Narrow.NOTHING),
+        Column("captions right", short="captions\nright", narrow=Narrow.VALUE),
+        *(Column(one, narrow=Narrow.TERSE if one in (PICTURE, POINTING) else Narrow.VALUE) for one in CONDITIONS),
+        Column(DIFFERENCE, short="picture −\npointing", narrow=Narrow.TERSE),
+        Column("blind", "left"),
+    ]
+    return Table.of("AUROC by what the training has seen of a case (unsafe + safe cases)", records, columns=columns)
+
+
+def _auroc(arm: Mapping[str, Any]) -> Cell:
+    return Cell(fixed(arm["auroc"], 3), fixed_interval(arm["intervals"]["auroc"]))
+
+
+def _difference(entry: Mapping[str, Any] | None) -> Cell:
+    """With the wider of its intervals."""
+    if entry is None:
+        return Cell(MISSING)
+    return Cell(fixed(entry["value"], 3, sign=True), fixed_interval(interval_of(entry), 3))
