@@ -27,6 +27,8 @@ from experiments.studies.words_and_picture.conditions import CONDITIONS, QUESTIO
 from experiments.studies.words_and_picture.study import conditions_table, parts_table
 from experiments.types import Sample
 from interp.errors import UserError
+from interp.prompt import Prompt
+from mitigation.verbalise import Verbalise
 from tests.experiments.answered import from_margins
 from tests.experiments.compose import run_of
 from tests.experiments.studies.test_killed_analyses import counted, lives
@@ -76,6 +78,14 @@ def test_every_scored_sentence_points_once_and_no_question_in_words_speaks_of_a_
         assert pointing.prompt.endswith(neither.prompt)
         assert not re.search(r"image|picture", neither.prompt.replace(sample.text, ""))
     assert len(made["named"]) == len(scored) < len(samples)
+
+
+@pytest.mark.parametrize("split", get_args(Split))
+def test_named_in_words_is_what_verbalise_asks_with_the_oracles_description(split: str) -> None:
+    scored = [sample for sample in IconWorld(split=split).load().samples if sample.subset != "control"]
+    for sample, named in zip(scored, in_words(scored)["named"], strict=True):
+        prompt = Prompt(sample.prompt, None, key=sample.id, request=sample.text, shows=sample.described)
+        assert Verbalise(describe="oracle").judged(prompt, sample.described).prompt.text == named.prompt
 
 
 def records(
