@@ -1,1 +1,1 @@
-"""The organism with a real language model: SmolLM2-135M that was given eyes."""
+"""A second organism: a pretrained language model, aligned on text alone, that is taught to see by captions alone."""
