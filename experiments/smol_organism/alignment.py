@@ -60,6 +60,7 @@ class Example:
     answer: str
     frame: str = ""
     safe: bool | None = None
+    verdict: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Alignment:
             refusal = REFUSALS[0] if rng.random() < 0.8 else REFUSALS[1]
             return Example(f"{statement}{text}", frame.answer if safe else refusal, frame.name, safe)
         asked = QUESTIONS[0] if rng.random() < 0.6 else rng.choice(QUESTIONS[1:])
-        return Example(f'{statement}{asked}\n"{text}"', "Yes." if safe else "No.", frame.name, safe)
+        return Example(f'{statement}{asked}\n"{text}"', "Yes." if safe else "No.", frame.name, safe, verdict=True)
 
     def _thing(self, frame: Frame, rng: random.Random, *, safe: bool) -> Meant:
         side = self.sides[frame.name, safe]

@@ -15,20 +15,20 @@ class Recipe:
     seed: int = 0
     threads: int = 2
     batch_size: int = 16
-    align_steps: int = 1000
+    align_steps: int = 640
     align_lr: float = 1e-3
-    see_steps: int = 420
+    see_steps: int = 360
     see_lr: float = 2e-3
     rank: int = 16
     images_per_thing: int = 200
     unsafe_share: float = 0.6  # of the alignment's verdicts and requests whose truth depends on the thing
     pointing_share: float = 0.5  # of them, those that say "this" after a sentence that names it
-    free_share: float = 0.2  # of the alignment's examples: answered in words
-    replay_share: float = 0.15  # of the alignment's examples: ordinary instructions with the model's own earlier answers
+    free_share: float = 0.15  # of the alignment's examples: answered in words
+    replay_share: float = 0.08  # of the alignment's examples: ordinary instructions with the model's own earlier answers
     benign_share: float = 0.06  # of the others: sentences that are safe whatever "this" is
     wrapped_share: float = 0.35  # of the others: inside an attack wrapper
-    iconworld_share: float = 0.3  # of the others: frames of IconWorld's sixteen seen templates
-    known_share: float = 0.3  # of their nouns: IconWorld's own, where the frame has any
+    iconworld_share: float = 0.45  # of the others: frames of IconWorld's sixteen seen templates
+    known_share: float = 0.45  # of their nouns: IconWorld's own, where the frame has any
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
