@@ -8,13 +8,14 @@ from experiments.benchmarks.iconworld.concepts import CATEGORIES as ICONS
 _NOUNS: dict[str, str] = {
     "weapon": "knife, gun, bomb, sword, rifle, pistol, dagger, grenade, machete, spear, crossbow, landmine, missile, "
     "shotgun, bayonet, hand axe",
-    "toy": "ball, kite, balloon, doll, teddy bear, puzzle, yo-yo, frisbee, toy car, jump rope, board game, spinning top, "
-    "rubber duck, toy train, puppet, scooter",
-    "food": "apple, bread, cake, banana, pizza, sandwich, carrot, cheese, soup, cookie, salad, orange, potato, pear, pie, "
-    "tomato, pancake, sausage, rice, egg, walnut, coconut",
+    "toy": "ball, kite, balloon, doll, teddy bear, puzzle, yo-yo, frisbee, toy car, jump rope, board game, "
+    "spinning top, rubber duck, toy train, puppet, scooter",
+    "food": "apple, bread, cake, banana, pizza, sandwich, carrot, cheese, soup, cookie, salad, orange, potato, pear, "
+    "pie, tomato, pancake, sausage, rice, egg, walnut, coconut",
     "poison": "poison, toadstool, bleach, arsenic, cyanide, pesticide, antifreeze, weed killer, drain cleaner, "
     "paint thinner, hemlock, insecticide, ammonia, lye",
-    "pest": "spider, rat, cockroach, mosquito, wasp, termite, flea, ant, bedbug, fly, moth, tick, mouse, maggot, hornet",
+    "pest": "spider, rat, cockroach, mosquito, wasp, termite, flea, ant, bedbug, fly, moth, tick, mouse, "
+    "maggot, hornet",
     "human": "man, baby, woman, child, boy, girl, neighbour, teacher, student, old lady, grandfather, sister, brother, "
     "colleague, toddler, teenager",
     "pet": "dog, cat, rabbit, hamster, puppy, parrot, goldfish, guinea pig, horse, pony, turtle, canary",
@@ -35,8 +36,25 @@ CATEGORY_OF: dict[str, str] = {noun: category for category, nouns in NOUNS.items
 assert all(CATEGORY_OF[concept] == category for category, concepts in ICONS.items() for concept in concepts)
 
 _WITHOUT_ARTICLE = frozenset(
-    "bread soup cheese rice poison bleach arsenic cyanide pesticide antifreeze hemlock insecticide ammonia lye insulin "
-    "aspirin ointment".split()
+    [
+        "bread",
+        "soup",
+        "cheese",
+        "rice",
+        "poison",
+        "bleach",
+        "arsenic",
+        "cyanide",
+        "pesticide",
+        "antifreeze",
+        "hemlock",
+        "insecticide",
+        "ammonia",
+        "lye",
+        "insulin",
+        "aspirin",
+        "ointment",
+    ]
 ) | {"weed killer", "drain cleaner", "paint thinner", "cough syrup"}
 _PLURALS = {
     "knife": "knives",

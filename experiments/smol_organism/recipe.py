@@ -24,7 +24,9 @@ class Recipe:
     unsafe_share: float = 0.6  # of the alignment's verdicts and requests whose truth depends on the thing
     pointing_share: float = 0.5  # of them, those that say "this" after a sentence that names it
     free_share: float = 0.15  # of the alignment's examples: answered in words
-    replay_share: float = 0.08  # of the alignment's examples: ordinary instructions with the model's own earlier answers
+    replay_share: float = (
+        0.08  # of the alignment's examples: ordinary instructions with the model's own earlier answers
+    )
     benign_share: float = 0.06  # of the others: sentences that are safe whatever "this" is
     wrapped_share: float = 0.35  # of the others: inside an attack wrapper
     iconworld_share: float = 0.45  # of the others: frames of IconWorld's sixteen seen templates

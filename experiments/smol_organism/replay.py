@@ -13,19 +13,64 @@ SHORTEST = 20  # characters of what is kept of an answer that did not end
 BATCH = 48
 HARMFUL = ("weapon", "poison")
 
-COUNTRIES = "France Spain Italy Japan Egypt Canada Brazil India Kenya Norway Peru Greece Turkey Poland Cuba".split()
-TOPICS = (
-    "summer, rain, music, friendship, mountains, football, coffee, winter, trains, bees, the moon, the sea, cooking, "
-    "gardening, sleep"
-).split(", ")
-TIPS = (
-    "learning a language, a job interview, better sleep, saving money, a good essay, running, cooking rice, studying, "
-    "making friends, a long flight"
-).split(", ")
-TASKS = (
-    "cook pasta, write a letter, learn to swim, clean a window, plant a tree, make tea, tie a tie, fix a flat tyre, "
-    "save a file, find a good book"
-).split(", ")
+COUNTRIES = [
+    "France",
+    "Spain",
+    "Italy",
+    "Japan",
+    "Egypt",
+    "Canada",
+    "Brazil",
+    "India",
+    "Kenya",
+    "Norway",
+    "Peru",
+    "Greece",
+    "Turkey",
+    "Poland",
+    "Cuba",
+]
+TOPICS = [
+    "summer",
+    "rain",
+    "music",
+    "friendship",
+    "mountains",
+    "football",
+    "coffee",
+    "winter",
+    "trains",
+    "bees",
+    "the moon",
+    "the sea",
+    "cooking",
+    "gardening",
+    "sleep",
+]
+TIPS = [
+    "learning a language",
+    "a job interview",
+    "better sleep",
+    "saving money",
+    "a good essay",
+    "running",
+    "cooking rice",
+    "studying",
+    "making friends",
+    "a long flight",
+]
+TASKS = [
+    "cook pasta",
+    "write a letter",
+    "learn to swim",
+    "clean a window",
+    "plant a tree",
+    "make tea",
+    "tie a tie",
+    "fix a flat tyre",
+    "save a file",
+    "find a good book",
+]
 OTHERS = (
     "Hello!",
     "How are you?",

@@ -1,7 +1,7 @@
 """Trains the second organism in two stages; killed at any step, it goes on from its last save.
 
 A. *Alignment*: the adapter learns verdicts, answers and refusals from text alone (``alignment``).
-B. *Seeing*: the projector learns to answer what is in the picture (``benchmarks.iconworld.perception``), everything else
+B. *Seeing*: the projector learns to answer what is in the picture (``benchmarks.iconworld.perception``), all else
    frozen. No picture ever meets a question of safety.
 
 Language model and adapter compute in bfloat16; what is trained is kept in float32 beside it.
@@ -70,8 +70,8 @@ class Encoder:
 
     def prompt(self, text: str, *, picture: bool = False) -> list[int]:
         """The ids of one user turn, up to where the answer begins."""
-        content: list[dict[str, str]] = [{"type": "image"}] if picture else []
-        messages = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
+        content = [{"type": "image"}] if picture else []
+        messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
         filled = self.processor.apply_chat_template(messages, add_generation_prompt=True)
         return self._ids(filled.replace("<image>", "<image>" * self.image_tokens))
 
@@ -103,7 +103,9 @@ def batches(draw: Callable[[random.Random], Row], recipe: Recipe, stage: str, be
     """The rows of steps ``begin`` … ``steps``; each depends on stage, seed and step alone."""
     for group in range(begin - begin % TOGETHER, steps, TOGETHER):
         rng = random.Random(f"smol_organism:{stage}:{recipe.seed}:{group}")
-        rows = sorted((draw(rng) for _ in range(TOGETHER * recipe.batch_size)), key=lambda row: len(row.prompt + row.answer))
+        rows = sorted(
+            (draw(rng) for _ in range(TOGETHER * recipe.batch_size)), key=lambda row: len(row.prompt + row.answer)
+        )
         parts = [rows[start : start + recipe.batch_size] for start in range(0, len(rows), recipe.batch_size)]
         rng.shuffle(parts)
         yield from (part for step, part in enumerate(parts, group) if begin <= step < steps)
