@@ -1,0 +1,137 @@
+"""Training of the second organism, on a stand-in of two layers: what a stage changes, and that a kill costs nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.model_organism.recipe import Recipe as PictureRecipe
+from experiments.smol_organism import train as training
+from experiments.smol_organism.architecture import Pieces, build
+from experiments.smol_organism.recipe import Recipe
+from experiments.smol_organism.train import AFTER_VERDICT, Encoder, Row, batches, train
+from interp.errors import UserError
+from tests.experiments.smol_organism.test_architecture import save_base
+
+RECIPE = Recipe(threads=1, batch_size=2, align_steps=6, see_steps=6, rank=2, images_per_thing=1)
+
+
+class Killed(Exception):
+    pass
+
+
+drawing, pools = training.draw_pool, dict[str, training.Pool]()
+
+
+def drawn_once(recipe: PictureRecipe, processor: Any) -> training.Pool:
+    if repr(recipe) not in pools:
+        pools[repr(recipe)] = drawing(recipe, processor)
+    return pools[repr(recipe)]
+
+
+@pytest.fixture(autouse=True)
+def _drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool is drawn by other processes, which is slow to begin; equal recipes give equal pictures."""
+    monkeypatch.setattr(training, "draw_pool", drawn_once)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("smol") / "base")
+
+
+def fresh(base: Path, folder: Path) -> Pieces:
+    folder.mkdir(exist_ok=True)
+    replay = [["Hello!", "Hello."], ["What is a pear?", "A pear is a fruit."]]
+    (folder / training.REPLAY).write_text(json.dumps(replay))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build(base, rank=RECIPE.rank, alpha=4.0)
+
+
+def state(pieces: Pieces) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in pieces.model.state_dict().items()}
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, value in after.items() if not torch.equal(value.float(), before[name].float())}
+
+
+def quiet(stage: str, step: int, steps: int, loss: float) -> None:
+    assert loss > 0
+
+
+def test_alignment_changes_the_adapter_and_seeing_the_projector(base: Path, tmp_path: Path) -> None:
+    pieces = fresh(base, tmp_path)
+    pieces.model.bfloat16()
+    begun = state(pieces)
+    training.align(RECIPE, pieces, tmp_path, quiet)
+    aligned = state(pieces)
+    assert {name.rpartition(".")[2] for name in changed(begun, aligned)} == {"lora_A", "lora_B"}
+    pieces.model.model.vision_tower.float()
+    training.see(RECIPE, pieces, tmp_path, quiet)
+    seeing = changed(aligned, state(pieces))
+    assert seeing
+    assert all("multi_modal_projector" in name for name in seeing)
+
+
+@pytest.mark.parametrize("stage", ["alignment", "seeing"])
+def test_killed_and_launched_again_it_learns_the_same(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setattr(training, "SAVED_EVERY", 2)
+    whole = fresh(base, tmp_path / "whole")
+    train(RECIPE, whole, tmp_path / "whole", quiet)
+    taken: list[tuple[str, int]] = []
+
+    def until(stage_now: str, step: int, steps: int, loss: float) -> None:
+        taken.append((stage_now, step))
+        if (stage_now, step) == (stage, 4) and len(set(taken)) == len(taken):
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(RECIPE, fresh(base, tmp_path / "cut"), tmp_path / "cut", until)
+    taken.append((stage, 4))
+    again = fresh(base, tmp_path / "cut")
+    train(RECIPE, again, tmp_path / "cut", until)
+    assert taken.count((stage, 3)) == 1  # saved after step 3, so only step 4 was taken twice
+    assert not changed(state(whole), state(again))
+
+
+def test_what_a_step_draws_depends_on_the_step_alone() -> None:
+    def draw(rng):
+        return Row([rng.randrange(100)] * rng.randrange(1, 9), [1])
+
+    whole = list(batches(draw, RECIPE, "align", 0, 11))
+    assert len(whole) == 11
+    assert list(batches(draw, RECIPE, "align", 5, 11)) == whole[5:]
+    assert list(batches(draw, RECIPE, "see", 0, 11)) != whole
+
+
+def test_every_row_weighs_the_same_and_of_a_verdict_nearly_only_yes_or_no(base: Path, tmp_path: Path) -> None:
+    encoder = Encoder(fresh(base, tmp_path))
+    rows = [Row([5, 6], [7, 8, 9, 10]), Row([5], [7, 8], verdict=True)]
+    batch = encoder.batch(rows)
+    assert batch.labels[0].tolist() == [-100, -100, 7, 8, 9, 10]
+    assert batch.weights[0].tolist() == pytest.approx([0, 0, *[1 / 4 / 2] * 4])
+    assert batch.weights[1].tolist() == pytest.approx([0, 1 / 2, AFTER_VERDICT / 2, 0, 0, 0])
+    assert batch.attention_mask.sum().item() == 9
+
+
+def test_what_it_reads_is_what_the_model_is_asked(base: Path, tmp_path: Path) -> None:
+    from interp.vlm import VLM, Prompt
+    from tests.tiny import picture
+
+    pieces = fresh(base, tmp_path)
+    vlm = VLM(pieces.model, pieces.processor, name="smol")
+    for prompt in (Prompt("Is this safe?"), Prompt("Is this safe?", picture(0))):
+        ids = Encoder(pieces).prompt(prompt.text, picture=prompt.image is not None)
+        assert ids == vlm.encode([prompt])["input_ids"][0].tolist()
+
+
+@pytest.mark.parametrize("setting", [{"free_share": 1.2}, {"align_steps": 0}])
+def test_recipes_that_cannot_be(setting: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=r"free_share=1\.2|steps, batch_size"):
+        Recipe(**setting)  # type: ignore[arg-type]
