@@ -30,6 +30,7 @@ from experiments.serving.decoding import Answer, Row
 from experiments.serving.pictures import PictureLimits, read_picture
 from experiments.serving.requests import BadRequest, Question, read_question
 from experiments.serving.served import Served
+from experiments.serving.unread import ReadsOn
 from experiments.serving.waiting import Asked, Failed, Full, Waiting
 from interp.errors import UserError
 from interp.prompt import Prompt
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 RETRY_AFTER = "1"  # seconds
 BODY_SECONDS = 30.0  # within which a body must have arrived
 READERS = 4  # bodies that are parsed, and pictures decoded, at a time
+DROPPED = 4  # times the largest body, that is read of a refused one and dropped
 BODIES = 8  # times the largest body, that are held at a time
 
 
@@ -76,7 +78,8 @@ class Server:
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
             Route("/v1/chat/completions", self._guarded(self.completions), methods=["POST"]),
         ]
-        guard = [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.hosts))] if self.hosts else []
+        guard = [Middleware(ReadsOn, most=DROPPED * self.limits.body, seconds=BODY_SECONDS)]
+        guard += [Middleware(TrustedHostMiddleware, allowed_hosts=list(self.hosts))] if self.hosts else []
         handlers: dict[Any, Any] = {HTTPException: _no_such_endpoint}
         return Starlette(routes=routes, middleware=guard, exception_handlers=handlers)
 

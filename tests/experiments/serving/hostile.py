@@ -15,6 +15,7 @@ from PIL import Image
 from tests.experiments.serving.served import data_url, turns
 
 Sent = tuple[str, bytes, bool]  # what it is, the bytes, whether the client leaves without reading the end
+UNREAD = -1  # in place of a status: the server closed the connection without a word
 NAME = "llava_organism+vcd"
 URLS = [
     "/etc/passwd", "../../etc/passwd", "file:///etc/passwd", "file://localhost/etc/passwd", "http://127.0.0.1:22/",
@@ -175,15 +176,17 @@ class Attacker:
 
 
 def send(port: int, sent: Sent, *, seconds: float = 60.0) -> tuple[int, bytes]:
-    """Status and body of the reply; status 0 where the client left, or the server closed the connection unread."""
+    """Status and body of the reply; 0 where the client left before there was one, ``UNREAD`` where none came.
+
+    Of a client that leaves a stream, the status alone.
+    """
     _, data, leaves = sent
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as client:
         try:
             client.sendall(data)
             if leaves:
-                if sent[0] == "leaving":
-                    client.recv(32)  # the answer has begun
-                return 0, b""
+                begun = client.recv(32) if sent[0] == "leaving" else b""
+                return (int(begun.split()[1]) if begun else 0), b""
         except (BrokenPipeError, ConnectionResetError):
             pass  # refused before everything was sent; the reply may be there all the same
         raw = b""
@@ -193,4 +196,4 @@ def send(port: int, sent: Sent, *, seconds: float = 60.0) -> tuple[int, bytes]:
         except ConnectionResetError:
             pass
     head, _, body = raw.partition(b"\r\n\r\n")
-    return (int(head.split()[1]) if head.startswith(b"HTTP/") else 0), body
+    return (int(head.split()[1]) if head.startswith(b"HTTP/") else UNREAD), body

@@ -241,6 +241,27 @@ def test_the_endpoint_refuses_what_is_not_json_or_not_there(server: Served, case
     assert (status, "more than" in reply["error"]["message"]) == (413, True)
 
 
+def test_a_refusal_reaches_a_client_that_sends_all_it_has_first(organism: VLM) -> None:
+    closing = {"Connection": "close"}
+    with running(run_of("task=serve", "method=baseline", "task.body_mib=4"), organism, key="k") as guarded:
+        body, known = b" " * (12 * 2**20), {"Authorization": "Bearer k"} | closing
+        for headers, status in ((known, 413), (known | {"Content-Type": "text/plain"}, 415), (closing, 401)):
+            assert guarded.send(body, headers=headers)[0] == status
+        assert guarded.send(body, path="/v1/completions", headers=closing)[0] == 404
+
+
+@pytest.mark.parametrize("header", ["Expect: 100-continue", "X-Other: y"])
+def test_a_body_without_an_end_is_not_read_for_ever(server: Served, header: str) -> None:
+    """Neither that of a client that waits to be asked for it, nor one that goes on."""
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", header]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall("\r\n".join([*lines, f"Content-Length: {10**12}", "", ""]).encode())
+        raw = b""
+        while part := client.recv(65536):  # until it is closed
+            raw += part
+        assert raw.startswith(b"HTTP/1.1 413")
+
+
 def test_a_key_is_asked_for_where_there_is_one(organism: VLM, cases: list[Sample]) -> None:
     with running(run_of("task=serve", "method=baseline"), organism, key="open sesame") as guarded:
         body = question(cases[0], model=NAMES[2])
