@@ -1,7 +1,8 @@
 """An analysis: a step of a study that comes after its arms are reported, and fails alone."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -37,39 +38,58 @@ class Analysis:
     detail: bool = False
 
 
-def perform(study: "Study", analysis: Analysis, *, again: bool = False) -> bool:
-    """Does the analysis, builds the report again, and prints what came of it; whether nothing failed.
+def perform(study: "Study", analyses: "Sequence[Analysis]", *, again: bool = False) -> bool:
+    """Does the analyses, printing what came of each, then builds the report again, once; whether nothing failed.
 
-    Whatever exception it raises becomes a sentence in terminal and report, with its traceback in a file. What was done
-    before with the same settings and records is repeated only where that is asked for (``again``).
+    Whatever exception one raises becomes a sentence in terminal and report, with its traceback in a file. What was done
+    before with the same settings and records is repeated only where that is asked for (``again``). The report is built
+    again also where one ends the run (Ctrl-C), with what those before it have found.
 
     Raises:
-        UserError: it was done together and failed, so that the processes of the launch are no longer at one place.
+        UserError: one was done together and failed, so that the processes of the launch are no longer at one place.
     """
-    folder, launch = study.store.path, study.store.launch
-    if not launch.first:
-        list(analysis.work(study))
-        return True
-    of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
-    known = None if again or of is None else states.kept(folder, analysis.name, of)
-    if known is not None:
-        _say(study, _wanted(study, analysis, known))
-        return True
+    whole, looked = True, False
+    try:
+        for analysis in analyses:
+            if not study.store.launch.first:
+                if analysis.together:
+                    list(analysis.work(study))
+                continue
+            of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
+            known = None if again or of is None else states.kept(study.store.path, analysis.name, of)
+            if known is not None:
+                _say(study, _wanted(study, analysis, known))
+            else:
+                looked = True
+                whole = _done(study, analysis, of) and whole
+    finally:
+        rebuilt = _rebuilt(study.store.path) if looked else ""
+        _say(study, filter(None, [rebuilt]))
+    return whole and not rebuilt
+
+
+def _done(study: "Study", analysis: Analysis, of: str | None) -> bool:
+    """Does one analysis, whose result is valid for ``of``, and prints what came of it; whether it did not fail."""
+    folder = study.store.path
     lines: list[RenderableType] = []
     with states.apart(folder, analysis.name, analysis.missing, of=of) as outcome:
         lines = list(analysis.work(study))
         outcome.said = [] if of is None else [str(line) for line in lines]
-    rebuilt = ""
-    if (folder / "report.html").exists():
-        with states.apart(folder, "rebuilding", "the report was not built again", part_of=states.REPORT) as building:
-            build(folder)
-        rebuilt = building.failed
     _say(study, _wanted(study, analysis, lines))
-    failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name), rebuilt])]
+    failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name)])]
     _say(study, failed)
-    if outcome.failed and analysis.together and launch.size > 1:
+    if outcome.failed and analysis.together and study.store.launch.size > 1:
         raise UserError(outcome.failed)
     return not failed
+
+
+def _rebuilt(folder: Path) -> str:
+    """Builds the report again where there is one; why not, "" if it was."""
+    if not (folder / "report.html").exists():
+        return ""
+    with states.apart(folder, "rebuilding", "the report was not built again", part_of=states.REPORT) as building:
+        build(folder)
+    return building.failed
 
 
 def _wanted(study: "Study", analysis: Analysis, lines: Iterable[RenderableType]) -> list[RenderableType]:

@@ -282,9 +282,7 @@ class Study:
         analyses = [*map(_failed_arm, self.faults, self.faults.values()), *analyses]
         if self.store.launch.first:
             self._report({analysis.name: analysis.missing for analysis in analyses}, by_itself=by_itself)
-        for analysis in analyses:
-            if self.store.launch.first or analysis.together:
-                perform(self, analysis)
+        perform(self, analyses)
         if self.store.launch.first:
             states.settle(self.store.path)
             self._say_next()
@@ -343,8 +341,7 @@ class Study:
         if self.store.launch.first:
             states.expect(self.store.path, {analysis.name: analysis.missing for analysis in analyses})
             self._close({}, finished=True)
-            for analysis in analyses:
-                perform(self, analysis)
+            perform(self, analyses)
             states.settle(self.store.path)
 
     def _folds_said(self) -> str:

@@ -77,11 +77,11 @@ class FailureAnalysis:
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:
             work = study.Study(run, vlm, store, loaded, console, environment)
-            whole = perform(work, self.analysis(run), again=True)
+            whole = perform(work, [self.analysis(run)], again=True)
             if CASES in analyses.unfinished(folder):
                 if _same_arms(run, environment):
                     work.not_applicable = check_arms(run)
-                    whole = perform(work, of_cases()) and whole
+                    whole = perform(work, [of_cases()]) and whole
                 else:
                     console.print(
                         "the attention of single cases is still missing: repeat that run's command, or add "

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
+from experiments.report.build import build
+from experiments.report.sections import Section, write_section
 from experiments.runs import analyses
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -257,6 +260,32 @@ def test_any_exception_of_an_added_step_stays_there(
     assert "the first was not done: " in page(folder)
     assert analyses.unfinished(folder) == ["first"]
     assert not is_finished(folder)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_report_is_built_once_more_after_all_analyses(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """Also where Ctrl-C ends the last one."""
+    pages: list[str] = []
+
+    def built(folder: Path) -> Path:
+        pages.append(build(folder).read_text(encoding="utf-8"))
+        return folder / "report.html"
+
+    def first(work: study.Study) -> Iterable[str]:
+        write_section(work.store.path, "first", Section("First", ["the first was done"]), {})
+        return ["said"]
+
+    monkeypatch.setattr("experiments.evaluation.analyses.build", built)
+    monkeypatch.setattr("experiments.evaluation.study.build", built)
+    run = study_of(saved, tmp_path, "attention=false", "limit=4")
+    last = raising(KeyboardInterrupt) if stopped else lambda work: []
+    after = [Analysis("first", "no first", first, settings=""), Analysis("last", "no last", last, settings="")]  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
+        study.run(run, after=after)
+    assert ["the first was done" in page for page in pages] == [False, True]
+    assert ("no last yet" in pages[1]) == stopped
 
 
 def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
