@@ -62,18 +62,3 @@ def branches(current: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if record.get("branch"):  # records of earlier versions have none
             used.setdefault(record["arm"], set()).add(record["branch"])
     return {"branches": {arm: " and ".join(sorted(found)) for arm, found in used.items()}} if used else {}
-
-
-def cost_said(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Sentences on what the arms that ask questions before their answers took, beside the baseline."""
-    found = []
-    for arm, own in cost.items():
-        if not own.get("steps"):
-            continue
-        cases = own["cases"]
-        asked, tokens, seconds = (own[name] / cases for name in ("steps", "step_tokens", "seconds"))
-        said = f"{arm}: {asked:.2g} questions a case before its answer, {tokens:.1f} tokens; {seconds:.3g} s a case"
-        plain = cost.get("baseline")
-        beside = "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
-        found.append(f"{said}{beside}.")
-    return found

@@ -23,9 +23,10 @@ from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms, undescribed
 from experiments.evaluation.cases import development_cases, limited, load_cases
-from experiments.evaluation.environment import branches, cost_said, describe
+from experiments.evaluation.environment import branches, describe
 from experiments.report import terminal
 from experiments.report.build import build
+from experiments.report.page import cost_said
 from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.directory import PREDICTIONS, RunStore, open_run

@@ -117,8 +117,24 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("machine", _joined(environment.get("device"), _threads(environment.get("threads")))),
         ("started, finished", f"{_known(environment.get('started'))}, {_known(environment.get('finished'))}"),
         ("command", _known(environment.get("command"))),
+        *(("cost", said) for said in cost_said(environment.get("cost") or {})),
         *((f"run of {name}", str(folder)) for name, folder in (environment.get("joined") or {}).items()),
     ]
+
+
+def cost_said(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Sentences on what the arms that ask questions before their answers took, beside the baseline."""
+    found = []
+    for arm, own in cost.items():
+        if not own.get("steps"):
+            continue
+        cases = own["cases"]
+        asked, tokens, seconds = (own[name] / cases for name in ("steps", "step_tokens", "seconds"))
+        said = f"{arm}: {asked:.2g} questions a case before its answer, {tokens:.1f} tokens; {seconds:.3g} s a case"
+        plain = cost.get("baseline")
+        beside = "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
+        found.append(f"{said}{beside}.")
+    return found
 
 
 def _known(value: Any) -> str:

@@ -12,10 +12,10 @@ from rich.console import Console
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import undescribed
-from experiments.evaluation.environment import cost_said
 from experiments.evaluation.steps import STEPS
 from experiments.evaluation.study import limited, opened
 from experiments.report.cases import payload
+from experiments.report.page import cost_said
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.saved import read_run
 from interp.errors import UserError
@@ -27,7 +27,7 @@ from tests.experiments.compose import run_of
 BESIDE = 'Say the sentence with the name of the thing in the image.\n"{request}"'
 METHOD = Verbalise(resolve="both", rewrite=BESIDE)
 ARMS: dict[str, Any] = {"baseline": Baseline(), "verbalise": METHOD, "before": Verbalise(resolve="before")}
-CASES, ROWS = 5, 2
+CASES, ROWS = 3, 2
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,7 @@ def test_steps_stand_in_record_report_and_cost(tmp_path: Path) -> None:
     (said,) = (one for one in cost_said(cost) if one.startswith("before:"))
     assert "before: 1 questions a case before its answer" in said
     assert said.endswith("times the baseline's.")
+    assert said.replace("'", "&#39;") in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_an_arm_that_is_told_needs_a_benchmark_that_tells(tmp_path: Path) -> None:
