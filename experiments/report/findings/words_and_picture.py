@@ -17,7 +17,7 @@ NOTE = (
 _FAILED = {
     "words suffice": "in words the AUROC is {words}, and it takes {suffices}",
     "lower with the picture": "with the picture it is {difference} against words, and it takes {lower}",
-    "interval without 0": "the interval of that difference contains 0",
+    "interval below 0": "the interval of that difference does not lie below 0",
 }
 
 

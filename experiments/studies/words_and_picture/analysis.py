@@ -17,7 +17,7 @@ ALL = "all"
 BLIND = "blind"
 WORDS_SUFFICE = 0.85  # AUROC in words, pointing: below it the model does not know the answer, or what "this" means
 LOWER_BY = 0.10  # how much lower the AUROC with the picture must be
-WORDS, LOWER, INTERVAL = "words suffice", "lower with the picture", "interval without 0"  # the conditions of the rule
+WORDS, LOWER, INTERVAL = "words suffice", "lower with the picture", "interval below 0"  # the conditions of the rule
 
 
 def summarise(

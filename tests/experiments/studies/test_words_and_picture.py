@@ -129,8 +129,8 @@ def test_blind_is_said_where_words_suffice_and_the_picture_does_not() -> None:
     [
         (KNOWS | {"pointing": 1.2, "picture": -0.5}, ["words suffice"]),
         (KNOWS | {"picture": 2.0}, ["lower with the picture"]),
-        (KNOWS | {"picture": 3.0}, ["lower with the picture", "interval without 0"]),
-        (KNOWS | {"pointing": 0.5, "picture": 0.5}, ["words suffice", "lower with the picture", "interval without 0"]),
+        (KNOWS | {"picture": 3.0}, ["lower with the picture", "interval below 0"]),
+        (KNOWS | {"pointing": 0.5, "picture": 0.5}, ["words suffice", "lower with the picture", "interval below 0"]),
     ],
 )
 def test_otherwise_it_is_not_shown_and_said_which_condition_failed(
@@ -142,7 +142,7 @@ def test_otherwise_it_is_not_shown_and_said_which_condition_failed(
     assert said.startswith("model: that it is blind to the picture is not shown. On 200 cases")
     assert ("in words the AUROC is" in said) == ("words suffice" in failed)
     assert ("it takes −0.10" in said) == ("lower with the picture" in failed)
-    assert ("contains 0" in said) == ("interval without 0" in failed)
+    assert ("does not lie below 0" in said) == ("interval below 0" in failed)
 
 
 def test_what_was_learned_by_heart_proves_nothing() -> None:
