@@ -39,6 +39,7 @@ LISTED = {
     "method": "its options: method.KEY=VALUE",
     "judge": "reads the answers",
     "data": "rows to train on: task=vrtuning data@task.data=NAME",
+    "parts": "results by what a training has seen: +parts=NAME",
 }
 ENDING = """\
 python -m experiments.run is the same as forestlens.

@@ -8,12 +8,12 @@ import pandas as pd
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
-from experiments.benchmarks.iconworld.parts import TAG, part_of
+from experiments.benchmarks.iconworld.parts import TAG
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.parts import by_part
 from experiments.metrics.yes_no import results
 from experiments.model_organism.evaluate import perception_accuracy, verdicts
-from experiments.smol_organism.heldout import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, held_out_pairs
+from experiments.smol_organism.parts import part
 from experiments.types import Sample
 from interp.batching import gathered
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 KINDS = ("caption", "kind", "presence", "sign")
 ANSWERS = 20  # requests answered in free text for the card
 LONGEST = 48  # tokens of such an answer
-
-part = partial(part_of, templates=HELD_OUT_TEMPLATES, concepts=HELD_OUT_CONCEPTS, pairs=held_out_pairs())
 
 
 def evaluate(vlm: "VLM", split: Split, *, seed: int = 0, draws: int = 2000, per_kind: int = 150) -> dict[str, Any]:

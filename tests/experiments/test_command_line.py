@@ -74,9 +74,9 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
     assert shown.startswith("forestlens finds out why")
     assert max(map(len, shown.splitlines())) <= 80
     words = set(re.findall(r"[\w+]+", shown))
-    for group in ("exp", "task", "model", "benchmark", "method", "judge", "data"):
+    for group in ("exp", "task", "model", "benchmark", "method", "judge", "data", "parts"):
         assert set(options(group)) <= words
-    groups = {"task", "model", "benchmark", "judge", "method", "attention_analysis", "plan"}
+    groups = {"task", "model", "benchmark", "judge", "method", "attention_analysis", "plan", "parts"}
     assert {field.name for field in dataclasses.fields(Schema)} - groups == {
         name.partition("=")[0] for name in top_level_options()
     }
