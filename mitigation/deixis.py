@@ -151,6 +151,7 @@ def definite(thing: str) -> str:
 
 def there_is(thing: str) -> str:
     """The phrase as a sentence: "There is a cockroach."."""
+    thing = re.sub(r"^a (?=[aei]|o(?!ne\b))", "an ", thing)  # small models write "a apple"
     several = _NUMBER.match(thing) or re.match(
         r"(?:some|several|many|multiple|various|numerous)\b", thing, re.IGNORECASE
     )

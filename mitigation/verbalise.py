@@ -39,9 +39,9 @@ class Verbalise:
     benchmark's own sentence (``Prompt.shows``). ``resolve``: "rule" puts the description's noun phrase in place of the
     words that point (``mitigation.deixis``, English); "model" asks the model to, by ``rewrite`` (with
     ``{description}`` in words; without it beside the picture); "both" takes the rule where the model's sentence fails
-    its check. Where nothing comes of these the description stands before the question. "before" always puts it there
-    and leaves the request alone; so does "pointing", as "There is a cockroach.". ``picture``: whether the picture stays
-    in the last question. Where it does not, the question does not speak of it either, unless ``reword`` is False.
+    its check. Where nothing comes of these, the description stands on a line before the question. "before" puts it
+    there and leaves the request alone; so does "pointing", as "There is a cockroach.". ``picture``: whether the picture
+    stays in the last question. Where it does not, the question does not speak of it either, unless ``reword`` is False.
 
     An answer's ``Generation.steps`` are the description, the request as it was judged and how it was resolved; what the
     model rewrote, if it was asked; and the whole question, where it was reworded.
@@ -109,7 +109,7 @@ class Verbalise:
         else:
             before, how = _sentences(description), "before"
         reworded = deixis.unpictured(whole.before) if self.reword and not self.picture else whole.before
-        text = " ".join(filter(None, (before, f"{reworded}{request}{whole.after}")))
+        text = "\n".join(filter(None, (before, f"{reworded}{request}{whole.after}")))
         steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
         return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
 

@@ -71,6 +71,7 @@ def test_every_sentence_of_iconworld_is_resolved_but_the_one_that_points_to_a_wo
         ("It is a cockroach.", "a cockroach", "the cockroach", "There is a cockroach."),
         ("The image shows a cockroach.", "a cockroach", "the cockroach", "There is a cockroach."),
         ("A cockroach.", "a cockroach", "the cockroach", "There is a cockroach."),
+        ("It is a apple.", "a apple", "the apple", "There is an apple."),
         ("The main object in the image is a knife.", "a knife", "the knife", "There is a knife."),
         ("A close-up photo of a cockroach on a wall.", "a cockroach on a wall", "the cockroach on a wall", None),
         (
