@@ -16,6 +16,7 @@ from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline
+from mitigation.opera import OPERA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vcd import VCD
@@ -147,3 +148,17 @@ def test_rows_that_are_given_up_end_and_others_do_not(vlm: VLM) -> None:
         found = answer(method, vlm, some, Decoding(TOKENS))
         assert found[1].tokens == 1 < len(plain.token_ids[1])
         assert [found[0].text, found[2].text] == [plain.texts[0], plain.texts[2]]
+
+
+def test_a_method_with_a_loop_of_its_own_answers_whole_or_not_at_all(vlm: VLM) -> None:
+    search = OPERA(beams=2, candidates=2)
+    pieces: list[str] = []
+    asked = [replace(row, on_text=pieces.append) if not place else row for place, row in enumerate(rows())]
+    found = answer(search, vlm, asked, Decoding(TOKENS))
+    assert [one.text for one in found] == search.generate(vlm, PROMPTS, max_new_tokens=TOKENS).texts
+    assert pieces == [found[0].text]
+    widths = [int(vlm.encode([prompt])["attention_mask"].sum()) for prompt in PROMPTS]
+    assert [one.prompt_tokens for one in found] == widths
+    for other in ({"temperature": 1.0}, {"stop": ("x",)}, {"alternatives": 0}):
+        with pytest.raises(UserError, match="decodes in a loop of its own"):
+            answer(search, vlm, rows(), Decoding(TOKENS, **other))  # type: ignore[arg-type]
