@@ -72,7 +72,7 @@ class Heatmap:
             write_tables(tables, folder)
             write_maps(recorded, [sample.id], folder / "maps.safetensors")
             figures = draw_case(store.path, attended_case(sample, recorded, 0))
-            beside, why = self._by_method(vlm, sample, run)
+            beside, why = self._by_method(vlm, sample, run, pictured=bool(recorded.rows[0].grids))
             if beside:
                 shown = {"baseline": recorded, run.arm: beside}
                 figures += draw_answers(store.path, {arm: attended_case(sample, one, 0) for arm, one in shown.items()})
@@ -85,8 +85,13 @@ class Heatmap:
             ]:
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def _by_method(self, vlm: "VLM", sample: Sample, run: Run) -> "tuple[RecordedAnswers | None, str]":
-        """The case under the method of the run, or why there is none; neither where that is the baseline."""
+    def _by_method(
+        self, vlm: "VLM", sample: Sample, run: Run, *, pictured: bool
+    ) -> "tuple[RecordedAnswers | None, str]":
+        """The case under the method of the run, or why there is none; neither where that is the baseline.
+
+        ``pictured``: whether the picture's tokens lie in the baseline's prompt.
+        """
         from mitigation.method import Method
 
         method = run.arms[run.arm]
@@ -96,9 +101,12 @@ class Heatmap:
             return None, "it has to be trained first"
         try:
             tokens = run.max_new_tokens
-            return record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method), ""
+            found = record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method)
         except UserError as error:
             return None, str(error)
+        if pictured and not all(row.grids for row in found.rows):
+            return None, f"it answers “{found.texts[0]}” to a question without the picture"
+        return found, ""
 
 
 def _own(run: Run) -> Sample | None:
