@@ -11,11 +11,14 @@ from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
+from experiments.metrics.findings import RULES
 from experiments.report.build import add_section
+from experiments.report.findings import transplant as transplant_said
 from experiments.report.findings.words_and_picture import NOTE, TITLE, sentences
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
-from experiments.report.sections import Section
+from experiments.report.sections import Section, SectionFigure
 from experiments.report.table import Cell, Column, Narrow, Table, terminal
+from experiments.runs.directory import KEPT, read_object
 from experiments.runs.launch import sharded
 from experiments.runs.records import current, now
 from experiments.studies.words_and_picture.analysis import summarise
@@ -30,7 +33,7 @@ from experiments.studies.words_and_picture.conditions import (
 from experiments.types import Loaded
 from interp.errors import UserError
 
-RESULT = "words_and_picture"
+RESULT, TRANSPLANT = "words_and_picture", "transplant"
 CONDITIONS_FILE, CAPTIONS_FILE = f"{RESULT}.jsonl", "captions.jsonl"
 CAPTION_TOKENS = 24
 DIFFERENCE = f"{PICTURE} − {POINTING}"
@@ -43,7 +46,25 @@ class WordsAndPicture:
 
     Writes the baseline's study (the condition with the picture), words_and_picture.jsonl (a record a case and further
     condition), captions.jsonl, words_and_picture.json, and a section of the report.
+
+    ``transplant`` are decoder layers (from 0) after which the noun's state in words is put onto "this" in the run with
+    the picture; None leaves that out. It is kept under ``transplant`` in words_and_picture.json, with a section.
     """
+
+    transplant: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the layers.
+
+        Raises:
+            UserError: none, one twice, or one below 0.
+        """
+        if self.transplant is not None and (
+            not self.transplant or len(set(self.transplant)) < len(self.transplant) or min(self.transplant) < 0
+        ):
+            raise UserError(
+                f"task.transplant={list(self.transplant)}: must be decoder layers from 0, each once; or null"
+            )
 
     def __call__(self, run: Run) -> None:
         """Answers what is missing, and prints what may be said of the model.
@@ -56,11 +77,20 @@ class WordsAndPicture:
                 f"benchmark={run.benchmark.name}: asks for answers in words; the study compares verdicts; "
                 "choose benchmark=iconworld"
             )
+        if self.transplant is not None:
+            _ = run.weights  # what looks inside needs them here
         with study.opened(study.baseline_only(run), check=_known) as work:
+            if self.transplant is not None:
+                from experiments.studies.words_and_picture.transplant import check_layers
+
+                check_layers(work.vlm, self.transplant)
             work.answer_all()
             # All processes of a launch ask the conditions; only what follows is rank 0's.
             missing = "words and picture were not compared"
-            work.conclude([Analysis(RESULT, missing, self._compared, together=True)])
+            analyses = [Analysis(RESULT, missing, self._compared, together=True)]
+            if self.transplant is not None:
+                analyses.append(Analysis(TRANSPLANT, "no state was put in the place of “this”", self._transplanted))
+            work.conclude(analyses)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
         result = self.compare(work)
@@ -92,7 +122,43 @@ class WordsAndPicture:
         result = summarise([*own, *others], captions, seed=run.seed, draws=run.draws)
         result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["finished"] = now()
-        store.write_json(f"{RESULT}.json", result)
+        kept = read_object(store.path / f"{RESULT}.json").get(TRANSPLANT)
+        store.write_json(f"{RESULT}.json", result | ({TRANSPLANT: kept} if kept else {}))
+        return result
+
+    def _transplanted(self, work: study.Study) -> list[RenderableType]:
+        from experiments.studies.words_and_picture import transplant_shown as shown
+
+        result, folder = self._transplant(work), work.store.path
+        tables, drawn = shown.tables(result), shown.draw(result)
+        section = Section(transplant_said.TITLE, result["sentences"], tables, note=transplant_said.NOTE)
+        add_section(folder, TRANSPLANT, section, {TRANSPLANT: SectionFigure(drawn, shown.ALT, shown.CAPTION)})
+        return [*map(terminal, tables), *result["sentences"]]
+
+    def _transplant(self, work: study.Study) -> dict[str, Any]:
+        """Adds ``transplant`` to words_and_picture.json and returns it; one of the same cases and settings is kept."""
+        from experiments.studies.words_and_picture.transplant import examine
+        from interp.batching import resumable
+        from interp.vision_cache import FeatureCache, shared_features
+
+        run, store, vlm = work.run, work.store, work.vlm
+        assert self.transplant is not None
+        cases = [work.loaded.manifest, sorted(sample.id for sample in work.samples)]
+        settings = digest([RULES, self.transplant, cases, run.seed, run.draws, vlm.name, vlm.revision, str(vlm.dtype)])
+        path = store.path / f"{RESULT}.json"
+        kept: dict[str, Any] = read_object(path).get(TRANSPLANT) or {}
+        if kept.get("settings") == settings:
+            return kept
+        with (
+            shared_features(vlm, FeatureCache(run.feature_cache_mib)),
+            work.answering.road(TRANSPLANT),
+            resumable(store.path / KEPT / TRANSPLANT, of=settings),
+            work.console.status("states put in the place of “this”"),
+        ):
+            result = {"settings": settings,
+                      **examine(vlm, work.samples, self.transplant, seed=run.seed, draws=run.draws)}  # fmt: skip
+        result |= {"sentences": transplant_said.sentences(result), "finished": now()}
+        store.write_json(path.name, read_object(path) | {TRANSPLANT: result})
         return result
 
 
