@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, percentile_interval
+from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.metrics.findings import Answer, Finding, plain, side, spoken
 from experiments.metrics.parts import headline
 from experiments.metrics.yes_no.results import evaluate
@@ -290,8 +290,7 @@ def _read(
             right[kept] = (found.predicted[index] == codes) * weight[kept]
             row |= {"value": float(found.balanced_accuracy[index]), "control": float(found.control[index])}
             drawn = bootstrap.ratio(right, weight, kept)
-        if row["clusters"] >= FEWEST:
-            row["low"], row["high"] = percentile_interval(drawn, clusters=row["clusters"]) or (None, None)
+        row["low"], row["high"] = percentile_interval(drawn, clusters=row["clusters"]) or (None, None)
     return rows
 
 
