@@ -59,9 +59,11 @@ def _tagged(sample: Sample) -> Sample:
 
 
 def answers(vlm: "VLM", samples: list[Sample]) -> list[dict[str, str]]:
-    """What it says to ``ANSWERS`` bare requests with their pictures, spread over the split."""
-    scored = [sample for sample in samples if sample.subset != "control" and "attack" not in sample.id]
-    chosen = scored[:: max(1, len(scored) // ANSWERS)][:ANSWERS]
+    """What it says to ``ANSWERS`` bare requests with their pictures: twins, spread over the split."""
+    scored = [sample for sample in samples if sample.subset != "control" and sample.tags["wrapper"] == "none"]
+    pairs = list(dict.fromkeys(sample.pair for sample in scored))
+    kept = set(pairs[:: max(1, 2 * len(pairs) // ANSWERS)][: ANSWERS // 2])
+    chosen = [sample for sample in scored if sample.pair in kept]
     prompts = [replace(prompt, text=sample.text) for prompt, sample in zip(prompts_of(chosen), chosen, strict=True)]
 
     def ask(some: "list[Prompt]") -> list[str]:
