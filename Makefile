@@ -17,8 +17,10 @@ help: ## this list
 	$(PIP) --editable .
 	@touch $@
 
+# The tests start many processes: compiled once here, and not by each of them where Python may write no bytecode.
 .venv/.installed-dev: .venv/.installed
 	$(PIP) --editable '.[dev]'
+	$(BIN)/python -m compileall -q -j 0 .venv/lib/python*/site-packages || true
 	@touch $@
 
 install: .venv/.installed ## forestlens and its dependencies
