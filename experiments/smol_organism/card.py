@@ -51,7 +51,7 @@ A. **Alignment** ({align_steps} steps of {batch_size}; the adapter): {texts} sen
    instructions with the language model's own earlier answers.
 B. **Seeing** ({see_steps} steps of {batch_size}; the projector alone): what is in the picture, of what kind, is there a …, is there a sign.
 
-Left out of A: IconWorld's sentences {templates} with all their kin; the things {concepts}; a fifth of the remaining pairs; every sentence of
+Left out of A: IconWorld's sentences {templates} and their verbs, though related ones occur (punch for hit); the things {concepts}; a fifth of the remaining pairs; every sentence of
 `new_sentences`. No sentence of IconWorld stands in A word for word. All things are seen in B.
 """
 
