@@ -108,6 +108,14 @@ def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
         assert unknown not in printed, "nobody said what is right"
 
 
+def test_an_answer_without_the_picture_is_not_drawn_over_it(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}", "method=verbalise")
+    assert not list((folder / "figures").glob("*_answers.png"))
+    assert "to a question without the picture" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path: Path) -> None:
     for overrides, match in (
         (["image=photo.jpg"], "takes image= and text=; add 'text"),
