@@ -1,7 +1,7 @@
 """What the alignment never says, so that it can be told what the model carries over and what it learnt by heart.
 
 Left out are eight of IconWorld's 24 sentences, six of its 24 things, and a fifth of the remaining pairs of sentence and
-thing. No sentence of the alignment uses the verb of a left-out one; related verbs occur (punch for hit, chop for slash).
+thing. No sentence of the alignment uses the verb of a left-out one; related ones do (punch for hit, chop for slash).
 All things are seen in pictures, with captions.
 """
 
