@@ -98,7 +98,8 @@ def test_self_checks_are_the_baseline(vlm: VLM) -> None:
     for nothing in (VCD(alpha=0.0), PriorCorrection(0.0), ConstantShift(0.0), Shifted(Baseline(), 0.0)):
         got = nothing.generate(vlm, PROMPTS, max_new_tokens=4)  # type: ignore[attr-defined]
         assert got.token_ids == plain.token_ids
-        assert torch.equal(got.margins, plain.margins)
+        # VCD's batch is twice as large, for which some CPUs take another kernel.
+        torch.testing.assert_close(got.margins, plain.margins, atol=1e-5, rtol=0)
 
 
 @given(MARGINS, st.data())

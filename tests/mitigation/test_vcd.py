@@ -112,7 +112,7 @@ def test_no_contrast_and_no_cutoff_is_the_baseline(vlm: VLM, prompts: list[Promp
     assert VCD(alpha=0.0, beta=None).generate(vlm, prompts, max_new_tokens=8).token_ids == plain.token_ids
     cut = VCD(alpha=0.0, beta=0.1).generate(vlm, prompts, max_new_tokens=8)
     assert cut.token_ids == plain.token_ids
-    assert torch.equal(cut.margins, plain.margins)
+    torch.testing.assert_close(cut.margins, plain.margins, atol=1e-5, rtol=0)  # the batch is twice as large
 
 
 def test_a_prompt_without_image_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:

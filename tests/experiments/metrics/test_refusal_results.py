@@ -266,7 +266,7 @@ def test_the_section_prints_escaped_and_complete() -> None:
     )
     environment.filters["copies"] = copies
     html = environment.get_template("refusal.html.j2").render(
-        refusal.context(metrics), studied=metrics["study"], glance=glance.glance_table(metrics)
+        refusal.context(metrics), studied=metrics["study"], glance=glance.glance_table(metrics), parts=None
     )
     assert hostile not in html
     for type_ in TYPES:
