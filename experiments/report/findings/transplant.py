@@ -95,9 +95,8 @@ def _follows(result: Mapping[str, Any]) -> list[str]:
             "the state in the place of “this”, against the picture."
         ]
     if any(one is not None and one.answer is Answer.NOT_SHOWN for one in answers.values()):
-        return [
-            "That the verdict follows the other thing's state (AUROC of the case's own truth below .5) is not shown."
-        ]
+        lower = "AUROC of the case's own truth lower, and below .5"
+        return [f"That the verdict follows the other thing's state ({lower}) is not shown."]
     return []
 
 

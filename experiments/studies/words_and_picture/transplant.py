@@ -212,11 +212,12 @@ def conclude(row: Mapping[str, Any]) -> list[Finding]:
     """What may be said of one state at one layer.
 
     ``MOVED`` is the statement on the AUROC's paired difference from the picture as it is, by the interval that holds
-    for all states and layers at once. ``FOLLOWS``, of the other thing alone: YES where the whole interval of the AUROC
-    of the case's own truth lies below a half; of each layer by itself.
+    for all states and layers at once. ``FOLLOWS``, of the other thing alone: YES where that says FELL and the whole
+    interval of the AUROC of the case's own truth lies below a half, which it may do with the picture as it is, too.
     """
     about = f"{row['state']}@{row['layer']}"
-    found = [Finding(MOVED, spoken(row["change"], studied=False), row["change"] or {}, about)]
+    moved = spoken(row["change"], studied=False)
+    found = [Finding(MOVED, moved, row["change"] or {}, about)]
     if row["state"] == OTHER:
         low, high = row["intervals"]["auroc"] or (None, None)
         evidence = {"value": row["auroc"], "low": low, "high": high}
@@ -225,7 +226,8 @@ def conclude(row: Mapping[str, Any]) -> list[Finding]:
         elif high is None:
             answer = Answer.TOO_FEW
         else:
-            answer = Answer.YES if side(evidence, 0.5) < 0 else Answer.NOT_SHOWN
+            reversed_ = moved is Answer.FELL and side(evidence, 0.5) < 0
+            answer = Answer.YES if reversed_ else Answer.NOT_SHOWN
         found.append(Finding(FOLLOWS, answer, evidence, about))
     return found
 

@@ -153,6 +153,13 @@ def test_what_is_said_is_what_the_intervals_carry() -> None:
     assert len(few) == 5
 
 
+def test_an_auroc_below_a_half_that_is_not_shown_to_be_lower_proves_nothing() -> None:
+    row = {"state": "other", "layer": 0, "auroc": 0.3, "intervals": {"auroc": [0.2, 0.4]}}
+    for said, answer in (("fell", "yes"), ("not shown", "not shown"), ("too few", "not shown")):
+        moved, follows = conclude(row | {"change": {"statement": said}})
+        assert (moved.answer, follows.answer) == (said, answer)
+
+
 def test_probes_read_what_is_there_and_not_what_is_not() -> None:
     rng = np.random.default_rng(0)
     things = sorted({sample.tags["concept"] for sample in EVERY})
