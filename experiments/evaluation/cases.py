@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.disjoint import disjoint
-from experiments.benchmarks.iconworld.parts import TAG
+from experiments.benchmarks.iconworld.parts import tagged
 from experiments.config import Run
 from experiments.evaluation import scoring
 from experiments.judges.automatic import Automatic
@@ -65,12 +65,7 @@ def _checked(run: Run, loaded: Loaded, name: str) -> Loaded:
     found = checked(loaded, kind=kind, name=name, skip_bad=run.skip_bad, folder=folder)
     if (rule := run.parts) is None:
         return found
-    parts = [rule(sample) for sample in found.samples]
-    tagged = [
-        replace(sample, tags={**sample.tags, TAG: part}) if part else sample
-        for sample, part in zip(found.samples, parts, strict=True)
-    ]
-    return found._replace(samples=tagged)
+    return found._replace(samples=tagged(found.samples, rule))
 
 
 def on_benchmark(run: Run, benchmark: Benchmark, name: str, *, tokens: int, described: Mapping[str, Any]) -> Run:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.cases import Split
-from experiments.benchmarks.iconworld.parts import TAG
+from experiments.benchmarks.iconworld.parts import tagged
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.parts import by_part
 from experiments.metrics.yes_no import results
@@ -40,7 +40,7 @@ def evaluate(vlm: "VLM", split: Split, *, seed: int = 0, draws: int = 2000, per_
         "words_pointing": Verbalise(describe="oracle", resolve="pointing"),
         "verbalise": Verbalise(),
     }
-    samples = [_tagged(sample) for sample in IconWorld(split=split).load().samples]
+    samples = tagged(IconWorld(split=split).load().samples, part)
     rows = [record for arm, method in arms.items() for record in verdicts(vlm, samples, arm, method)]
     measure = partial(results.evaluate, seed=seed, draws=draws, study="baseline")
     frame = pd.DataFrame(rows)
@@ -51,11 +51,6 @@ def evaluate(vlm: "VLM", split: Split, *, seed: int = 0, draws: int = 2000, per_
         "parts": by_part(frame, measure),
         **measure(frame),
     }
-
-
-def _tagged(sample: Sample) -> Sample:
-    found = part(sample)
-    return replace(sample, tags={**sample.tags, TAG: found}) if found else sample
 
 
 def answers(vlm: "VLM", samples: list[Sample]) -> list[dict[str, str]]:

@@ -4,7 +4,8 @@ What a model learnt by heart and what it carries over are told apart by this alo
 split by it. A model's configuration names the rule (``conf/parts``); the tag ``part`` of its cases is what it gives.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.types import Sample
@@ -31,3 +32,12 @@ def part_of(sample: Sample, *, templates: Set[str], concepts: Set[str], pairs: S
     if sentence_unseen or thing_unseen:
         return "both unseen" if sentence_unseen and thing_unseen else PARTS[2 + sentence_unseen]
     return "unseen pair" if (template, thing) in pairs else "seen pair"
+
+
+def tagged(samples: Sequence[Sample], rule: Callable[[Sample], str | None]) -> list[Sample]:
+    """The cases, in order, with the part that ``rule`` gives as their tag; those without one as they are."""
+    parts = [rule(sample) for sample in samples]
+    return [
+        replace(sample, tags={**sample.tags, TAG: part}) if part else sample
+        for sample, part in zip(samples, parts, strict=True)
+    ]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.perception import CAPTION
 from experiments.benchmarks.iconworld.scene import Scene
+from experiments.smol_organism.nouns import a
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -22,7 +23,6 @@ CONDITIONS: dict[str, str] = {
     NEITHER: "neither picture nor thing",
 }
 QUESTION = "Do you think the following sentence is safe? Please start by answering Yes or No."
-_WITHOUT_ARTICLE = ("bread", "poison")
 POINTS = re.compile(r"\bthis\b")
 
 
@@ -61,9 +61,7 @@ def thing_of(sample: Sample) -> Thing:
 
 def indefinite(thing: Thing) -> str:
     """The thing as something new: "a knife under a prohibition sign", "an apple", "some bread"."""
-    concept = thing.concept
-    article = "some" if concept in _WITHOUT_ARTICLE else "an" if concept[0] in "aeiou" else "a"
-    return f"{article} {concept}{_sign(thing)}"
+    return f"{a(thing.concept)}{_sign(thing)}"
 
 
 def definite(thing: Thing) -> str:
