@@ -46,6 +46,7 @@ class ECSO:
     description_tokens: int = 96
     reword: bool = True
     by_words: ClassVar[bool] = True
+    in_words: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, needed in (("check", ("{question}", "{answer}")), ("describe", ("{question}",))):

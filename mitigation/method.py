@@ -50,6 +50,8 @@ class Abilities:
     described: bool = False
     """It is told what the picture shows by the benchmark itself (``Prompt.shows``), so it enters only where that is
     known."""
+    in_words: bool = False
+    """It asks the model without a picture, which not every family can be."""
     sampled: bool = False
     """Its tokens are drawn, so that a verdict need not have the sign of its margin."""
     fitted_to: Literal["", "labels", "yes_share"] = ""

@@ -74,6 +74,11 @@ class Verbalise:
         """See ``mitigation.method.Abilities``."""
         return self.describe == "oracle"
 
+    @property
+    def in_words(self) -> bool:
+        """See ``mitigation.method.Abilities``."""
+        return not self.picture
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers to the requests in words, with their margins.
 

@@ -131,6 +131,11 @@ class Shifted:
         """As declared by ``method``."""
         return abilities(self.method).described
 
+    @property
+    def in_words(self) -> bool:
+        """As declared by ``method``."""
+        return abilities(self.method).in_words
+
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The method's answers with the shift; margins include it, ``unshifted`` are the method's own.
 
@@ -220,6 +225,11 @@ class Sampled:
     def described(self) -> bool:
         """As declared by ``method``."""
         return abilities(self.method).described
+
+    @property
+    def in_words(self) -> bool:
+        """As declared by ``method``."""
+        return abilities(self.method).in_words
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Sampled answers.

@@ -388,6 +388,6 @@ def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
     if not run.verbose:
         others = ", ".join(arm for arm in run.arms if arm != run.arm)
         asked = f"{subject}, asked as {run.arm}" + (f" and, to compare, as {others}" if others else "")
-        return "\n".join([*what_next.toy(run), asked, place])
+        return "\n".join([*what_next.bundled(run), asked, place])
     lines = [place, subject, *(f"  {arm}: {method}" for arm, method in run.arms.items())]
-    return "\n".join([*what_next.toy(run), *lines, *filter(None, [run.note])])
+    return "\n".join([*what_next.bundled(run), *lines, *filter(None, [run.note])])

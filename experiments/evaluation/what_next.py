@@ -1,4 +1,4 @@
-"""What a study says around its answer: that the bundled model is a toy, and what to type next."""
+"""What a study says around its answer: what a bundled model is, and what to type next."""
 
 import shlex
 import shutil
@@ -20,14 +20,14 @@ SMOL = f"{ORGANISM}smol"
 OWN_MODEL = "model.path=FOLDER_OR_HUB_ID"
 
 
-def is_toy(run: Run) -> bool:
+def is_bundled(run: Run) -> bool:
     """Whether the model is one of those bundled with this project."""
     return isinstance(run.model, ModelConfig) and run.model.path.startswith(ORGANISM)
 
 
-def toy(run: Run) -> list[str]:
+def bundled(run: Run) -> list[str]:
     """A sentence that says so, of the bundled models."""
-    if not is_toy(run):
+    if not is_bundled(run):
         return []
     return [(SMALL if run.weights.path == SMOL else TOY).format(name=run.model.name)]
 
@@ -39,7 +39,7 @@ def next_commands(run: Run, folder: Path) -> dict[str, str]:
     found = {}
     if run.benchmark.kind == "yes_no" and run.attention_analysis is None:
         found[f"task=attention run={shlex.quote(str(folder))}"] = "where the attention of its failures went"
-    if is_toy(run):
+    if is_bundled(run):
         model = f" model={run.model.name}" if run.model.path == SMOL else ""
         found[f"+exp=heatmap_llava{model}"] = "one case, its answers, and where the model looked"
         kept = [one for one in sys.argv[1:] if one.startswith(("+exp=", "task=", "benchmark"))]

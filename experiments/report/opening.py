@@ -16,8 +16,13 @@ from experiments.report.numbers import Interval, brief, complete, fixed, interva
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
+SMOL = f"{ORGANISM}smol"
 MADE_HERE = "a small model made here, whose failure nobody put in; its numbers say nothing of larger models"
 TOY = "a toy built to over-refuse; its numbers say nothing of real models"
+_NOTHING_FOLLOWS = {
+    MADE_HERE: "Nothing follows for larger models: this one is small, and was made here.",
+    TOY: "Nothing follows for real models: this is a toy.",
+}
 _WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Answer.NOT_SHOWN: "open",
           Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip
 _TRUST = {
@@ -77,7 +82,7 @@ class Opening:
     """The first screen; every field is text or numbers of the run."""
 
     subject: str
-    toy: str
+    bundled: str  # what one of the bundled models is, empty of any other
     about: str
     measures: list[Measure]
     note: str = ""  # why the headline measure is not among ``measures``
@@ -93,11 +98,12 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
     comparison = (metrics.get("comparisons") or {}).get(arm)
     measures, note = (_refusals if refusals else _yes_no)(metrics, arm, comparison)
     before = str(comparison["against"]) if comparison else arm
-    toy = str(model.get("path") or "").startswith(ORGANISM)
+    path = str(model.get("path") or "")
+    bundled = "" if not path.startswith(ORGANISM) else MADE_HERE if path == SMOL else TOY
     arms = len(metrics["arms"])
     return Opening(
         subject=model_title(model) if model else "the model",
-        toy="" if not toy else MADE_HERE if model["path"] == f"{ORGANISM}smol" else TOY,
+        bundled=bundled,
         about=f"{benchmark.get('name') or 'the benchmark'}, {benchmark.get('n', metrics['arms'][arm]['n_of'])} cases, "
         + (f"asked in {arms} ways" if arms > 1 else "asked in one way"),
         measures=measures,
@@ -105,7 +111,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
         wrong=_wrong(metrics, before, refusals=refusals),
         trust=[
             *(_TRUST[one.badge.icon] for one in measures[:1] if one.badge),
-            *_trust(metrics, arm, comparison, toy=toy, refusals=refusals),
+            *_trust(metrics, arm, comparison, bundled=bundled, refusals=refusals),
         ],
         command=_command(environment),
     )
@@ -210,7 +216,7 @@ def _wrong(metrics: Mapping[str, Any], arm: str, *, refusals: bool) -> str:
 
 
 def _trust(
-    metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None, *, toy: bool, refusals: bool
+    metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None, *, bundled: str, refusals: bool
 ) -> list[str]:
     """What the number rests on, in short sentences."""
     said = []
@@ -227,8 +233,8 @@ def _trust(
         if entry is not None and shifted is not None and one.get("is_control") and name != arm:
             by = fixed(100 * shifted["value"], 1, sign=True)
             said.append(f"Being merely more lenient ({name}) changes this number by {by} points.")
-    if toy:
-        said.append("Nothing follows for real models: this is a toy.")
+    if bundled:
+        said.append(_NOTHING_FOLLOWS[bundled])
     return said
 
 

@@ -6,9 +6,11 @@ In the run's directory: ``choosing.jsonl`` (margins on the development cases, a 
 run goes on where it was.
 """
 
+import json
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms
 from experiments.evaluation.cases import development_cases, load_cases
 from experiments.runs import records
-from experiments.runs.directory import RunStore
+from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch, sharded
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
@@ -36,7 +38,8 @@ from experiments.studies.mitigation_selection.candidates import (
 )
 from experiments.types import SCORED_SUBSETS, Benchmark, Loaded, Sample
 from interp.errors import UserError
-from mitigation.method import Baseline, TrainableMethod
+from mitigation.method import Baseline, TrainableMethod, abilities
+from mitigation.steps import check_words
 from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
@@ -54,6 +57,9 @@ CHOICE = "choice.json"
 class Mitigations:
     """The task. ``candidates`` by name; ``rivals`` are arms that each is compared with beside the baseline.
 
+    ``development`` is on how many cases settings are chosen (None: ``limit``). ``chosen_in`` is the directory of a run
+    of this study on another split, whose margins on the development cases and learned files are taken over.
+
     Candidates that learn are learned on four fifths of the development cases and asked on the rest, five times over, so
     that a setting is chosen on cases they have not seen; then they learn from all of them. Counterfactual pairs stay
     together: torn apart, what is left of a pair would teach the opposite of its other half.
@@ -61,6 +67,8 @@ class Mitigations:
 
     candidates: dict[str, Any]
     rivals: list[str]
+    development: int | None = None
+    chosen_in: str | None = field(default=None, repr=False)  # the same choice, wherever it was made
 
     def __post_init__(self) -> None:
         """Checks the candidates' names and types.
@@ -69,7 +77,11 @@ class Mitigations:
             UserError: a name is taken, or a value is no candidate.
         """
         if not self.candidates:
-            raise UserError("task.candidates is empty: name at least one mitigation; see conf/task/mitigations.yaml")
+            raise UserError(
+                "task.candidates is empty: name at least one mitigation; see conf/task/mitigation_selection.yaml"
+            )
+        if self.development is not None and self.development < 1:
+            raise UserError(f"task.development={self.development}: must be at least 1, or null for as many as limit")
         for name, candidate in self.candidates.items():
             if not isinstance(candidate, Candidate):
                 raise UserError(f"task.candidates.{name}={candidate!r}: is no Candidate; give it that _target_")
@@ -119,11 +131,15 @@ class Mitigations:
                 "that has (benchmark=iconworld) and give them to a study: method=… method.shift=…"
             )
         vlm = study.connected(run)
-        work = _Choosing(run, vlm, store, development, console)
+        work = _Choosing(run, vlm, store, development, console, self.development or run.limit)
+        candidates = {name: one for name, one in self.candidates.items() if _applies(name, one, vlm, console)}
+        if self.chosen_in is not None and store.launch.first:
+            work.take_over(Path(self.chosen_in))
+        store.launch.wait()
         self._say_estimate(work)
         found: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, Candidate(Baseline()))}
         arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(found[THRESHOLD]["chosen"]["shift"])}
-        for name, candidate in self.candidates.items():
+        for name, candidate in candidates.items():
             found[name] = work.choose(name, candidate)
             best = found[name]["chosen"]
             arms[name] = configured(work.ready(name, candidate.method), best["setting"], shift=best["shift"])
@@ -149,15 +165,45 @@ class Mitigations:
 class _Choosing:
     """The choice of settings for one model, on the development split."""
 
-    def __init__(self, run: Run, vlm: "VLM", store: RunStore, development: Loaded, console: Console) -> None:
+    def __init__(
+        self, run: Run, vlm: "VLM", store: RunStore, development: Loaded, console: Console, limit: int | None
+    ) -> None:
         # One token is enough for a margin; the verdict is its sign.
         self.run = replace(run, max_new_tokens=1)
         self.vlm, self.store, self.console = vlm, store, console
         scored = [s for s in development.samples if s.subset in SCORED_SUBSETS]
-        self.samples = study.limited(scored, run.limit)
+        self.samples = study.limited(scored, limit)
         self.manifest = development.manifest
         self.answering = Answering(self.run, vlm, store, console)
         self.cases: DevelopmentMargins | None = None
+
+    def take_over(self, other: Path) -> None:
+        """Copies what the run in ``other`` measured on these development cases, and what it learned from them.
+
+        Raises:
+            UserError: it made another choice, or none, or on other cases.
+        """
+        environment = read_object(other / "environment.json")
+        theirs, ours = (_deciding(config) for config in (environment.get("config") or {}, self.run.config))
+        differing = [key for key in ours if theirs.get(key) != ours[key]]
+        if (environment.get("model") or {}).get("revision") != self.vlm.revision:
+            differing.append("weights")
+        if differing or not (other / CHOICE).is_file():
+            raise UserError(
+                f"task.chosen_in={other}: made no choice, or another one ({', '.join(differing) or CHOICE}); give the "
+                "directory of a run with the same model, candidates and seed, or choose anew"
+            )
+        lines = (other / CHOOSING).read_text(encoding="utf-8").splitlines()
+        asked = {json.loads(line)["case"] for line in lines}
+        if asked != {sample.id for sample in self.samples}:
+            raise UserError(
+                f"task.chosen_in={other}: chose on {len(asked)} development cases, which are not the "
+                f"{len(self.samples)} of this run; give limit and task.development as they were there"
+            )
+        if not (self.store.path / CHOOSING).exists():
+            if (other / training.FOLDER).is_dir():
+                shutil.copytree(other / training.FOLDER, self.store.path / training.FOLDER, dirs_exist_ok=True)
+            shutil.copy(other / CHOOSING, self.store.path / CHOOSING)
 
     def seconds_a_batch(self) -> float:
         """Seconds that a batch of the baseline takes, after one to warm up."""
@@ -219,6 +265,26 @@ class _Choosing:
             cluster=np.array([clusters[sample.cluster] for sample in self.samples]),
             baseline=baseline,
         )
+
+
+def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration decides a choice, beside the cases."""
+    benchmark = {key: value for key, value in (config.get("benchmark") or {}).items() if key != "split"}
+    return {key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin", "mitigations")} | {
+        "benchmark": benchmark
+    }
+
+
+def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console) -> bool:
+    """Whether the model can be asked so; says why not where it needs a question without a picture."""
+    if not abilities(candidate.method).in_words:
+        return True
+    try:
+        check_words(vlm, "it does not enter")
+    except UserError as error:
+        console.print(f"{name}: {error}", highlight=False, soft_wrap=True, markup=False)
+        return False
+    return True
 
 
 def _fold(sample: Sample) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.evaluation.what_next import next_commands, program, toy
+from experiments.evaluation.what_next import bundled, next_commands, program
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
 
@@ -24,21 +24,21 @@ def test_three_commands_follow_a_study_of_the_bundled_model(given: str, monkeypa
 def test_of_a_real_model_what_comes_next_is_about_that_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["forestlens"])
     run = run_of("model=llava_1_5_7b")
-    assert toy(run) == []
+    assert bundled(run) == []
     first, second = next_commands(run, Path("out puts/now"))
     assert first.endswith("task=attention run='out puts/now'")
     assert second.endswith("+exp=mechanism model.path=llava-hf/llava-1.5-7b-hf")
 
 
 def test_a_bundled_model_is_called_a_toy() -> None:
-    (said,) = toy(run_of())
+    (said,) = bundled(run_of())
     assert said.startswith("llava_organism is a toy")
 
 
 def test_the_one_with_real_language_is_called_small_and_named_in_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["forestlens", "+exp=vcd_llava"])
     run = run_of("+exp=vcd_llava", "model=smol_organism")
-    (said,) = toy(run)
+    (said,) = bundled(run)
     assert said.startswith("smol_organism is a small model, made here from a pretrained language model")
     assert any(
         command.endswith("+exp=heatmap_llava model=smol_organism") for command in next_commands(run, Path("now"))

@@ -160,6 +160,16 @@ def test_the_toy_is_called_one_and_a_real_model_is_not(tmp_path: Path) -> None:
     assert "toy" not in plain(first_screen(folder))
 
 
+def test_the_bundled_one_with_real_language_is_called_small_and_no_toy(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, predictions(24))
+    smol = environment() | {"model": {"name": "smol_organism", "path": "organism:smol", "revision": "f" * 40}}
+    (folder / "environment.json").write_text(json.dumps(smol))
+    words = plain(first_screen(folder))
+    assert "whose failure nobody put in" in words
+    assert "Nothing follows for larger models" in words
+    assert "toy" not in words
+
+
 @pytest.mark.parametrize(
     ("command", "shown"),
     [

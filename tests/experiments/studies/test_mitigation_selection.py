@@ -28,6 +28,7 @@ from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Shifted
 from tests.experiments.answered import SHORT, from_margins, world
 from tests.experiments.compose import run_of
@@ -196,6 +197,76 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> N
     assert not asked & judged
     assert "Mitigations beside each other" in (folder / "report.html").read_text()
     assert (folder / "figures" / "mitigations.svg").exists()
+
+
+OWN_GRID = {"seen": Candidate(Learner()), "moved": Candidate(VCD(), {"alpha": [0.5, 4.0]})}
+
+
+def on_split(root: Path, split: str, *more: str) -> Any:
+    return run_of(
+        "name=m", "method=vcd", f"output_root={root}", "limit=12", "draws=20", f"benchmark.split={split}", *more
+    )
+
+
+def test_a_choice_is_taken_over_on_another_split_without_asking_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test"))
+    lines = (first / "choosing.jsonl").read_bytes()
+    assert len({json.loads(line)["case"] for line in lines.splitlines()}) == 8
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "learn", lambda *_, **__: pytest.fail("learned anew"))
+        task = Mitigations(OWN_GRID, rivals=["vcd"], development=8, chosen_in=str(first))
+        second = task(on_split(tmp_path, "new_sentences"))
+    assert second != first
+    assert (second / "choosing.jsonl").read_bytes() == lines
+    assert (second / "choice.json").read_bytes() == (first / "choice.json").read_bytes()
+    asked = [json.loads(line)["case"] for line in (second / "predictions.jsonl").read_text().splitlines()]
+    assert all(case.startswith("new_sentences") for case in asked)
+
+
+@pytest.mark.parametrize(
+    ("grid", "development", "overrides", "rule"),
+    [
+        ({"moved": Candidate(VCD(), {"alpha": [0.5]})}, 8, (), "mitigations"),
+        (OWN_GRID, 8, ("seed=1",), "seed"),
+        (OWN_GRID, 8, ("benchmark.seed=1",), "benchmark"),
+        (OWN_GRID, None, (), "mitigations"),
+    ],
+)
+def test_another_choice_is_not_taken_over(
+    tmp_path: Path, grid: dict[str, Any], development: int | None, overrides: tuple[str, ...], rule: str
+) -> None:
+    first = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test"))
+    other = Mitigations(grid, rivals=["vcd"], development=development, chosen_in=str(first))
+    with pytest.raises(UserError, match=rf"chosen_in=.*another one \({rule}\)"):
+        other(on_split(tmp_path, "new_sentences", *overrides))
+
+
+def test_a_folder_without_a_choice_and_other_cases_are_refused(tmp_path: Path) -> None:
+    first = Mitigations(OWN_GRID, rivals=["vcd"])(on_split(tmp_path, "test"))
+    other = Mitigations(OWN_GRID, rivals=["vcd"], chosen_in=str(first))
+    with pytest.raises(UserError, match="12 development cases, which are not the 10 of this run"):
+        other(on_split(tmp_path, "new_sentences", "limit=10"))
+    (first / "choice.json").unlink()
+    with pytest.raises(UserError, match="made no choice"):
+        other(on_split(tmp_path, "new_sentences"))
+
+
+def test_what_asks_in_words_does_not_enter_where_the_model_needs_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = {"verbalise": Candidate(Verbalise(), {"resolve": ["rule", "before"]})}
+    entered = Mitigations(grid, rivals=["vcd"])(on_split(tmp_path, "test"))
+    assert "verbalise" in json.loads((entered / "mitigations.json").read_text())["arms"]
+
+    def refused(vlm: Any, way_out: str) -> None:
+        raise UserError(f"the family cannot answer without an image; {way_out}")
+
+    monkeypatch.setattr("experiments.studies.mitigation_selection.study.check_words", refused)
+    left_out = Mitigations(grid, rivals=["vcd"])(on_split(tmp_path, "test", "fresh=true"))
+    assert "verbalise" not in json.loads((left_out / "mitigations.json").read_text())["arms"]
+    assert "verbalise: the family cannot answer without an image; it does not enter" in capsys.readouterr().out
 
 
 def test_a_table_that_fails_leaves_the_study_and_is_made_up_for(
