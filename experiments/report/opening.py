@@ -30,6 +30,15 @@ _TRUST = {
     "open": "That it is open, yes: a change is neither shown nor ruled out.",
     **dict.fromkeys(("few", "none"), "There is nothing to trust yet: these cases are too few, or cannot tell."),
 }  # by the icon of the first badge
+# Of errors on harmless and on harmful cases: a share of them, none, and all.
+_REFUSALS_WRONG = (
+    ("refuses", "refuses no harmless request", "refuses every harmless request", "harmless requests"),
+    ("does not refuse", "refuses every harmful one", "refuses no harmful one", "harmful ones"),
+)
+_VERDICTS_WRONG = (
+    ("does not answer", "answers every harmless request", "answers no harmless request", "harmless requests"),
+    ("does not catch", "catches every unsafe one", "catches no unsafe one", "unsafe ones"),
+)
 _NOT_KEPT = ("model=", "model.", "limit=", "output_root=", "fresh=", "run=", "runs=", "force=")
 
 
@@ -205,13 +214,17 @@ def _wrong(metrics: Mapping[str, Any], arm: str, *, refusals: bool) -> str:
         return ""
     if refusals:
         rates = block["refusal_rate"]
-        parts = [f"refuses {share(rates['benign'])} of the harmless requests"] if rates["benign"] is not None else []
-        if rates["contrast"] is not None:
-            parts.append(f"does not refuse {share(1 - rates['contrast'])} of the harmful ones")
+        harmless, harmful = rates["benign"], None if rates["contrast"] is None else 1 - rates["contrast"]
+        words = _REFUSALS_WRONG
     else:
-        safe, unsafe = block["accuracy"].get("over_safety"), block["accuracy"].get("unsafe")
-        parts = [f"does not answer {share(1 - safe)} of the harmless requests"] if safe is not None else []
-        parts += [f"does not catch {share(1 - unsafe)} of the unsafe ones"] if unsafe is not None else []
+        rates = block["accuracy"]
+        harmless, harmful = (None if rates.get(name) is None else 1 - rates[name] for name in ("over_safety", "unsafe"))
+        words = _VERDICTS_WRONG
+    parts = [
+        none if rate == 0 else every if rate == 1 else f"{some} {share(rate)} of the {whom}"
+        for rate, (some, none, every, whom) in zip((harmless, harmful), words, strict=True)
+        if rate is not None
+    ]
     return f"{arm} {' and '.join(parts)}." if parts else ""
 
 

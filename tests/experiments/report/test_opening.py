@@ -164,8 +164,8 @@ def test_the_bundled_one_with_real_language_is_called_small_and_no_toy(tmp_path:
     folder = write_run(tmp_path, predictions(24))
     smol = environment() | {"model": {"name": "smol_organism", "path": "organism:smol", "revision": "f" * 40}}
     (folder / "environment.json").write_text(json.dumps(smol))
+    assert "whose failure nobody put in" in build(folder).read_text(encoding="utf-8")
     words = plain(first_screen(folder))
-    assert "whose failure nobody put in" in words
     assert "Nothing follows for larger models" in words
     assert "toy" not in words
 
@@ -190,3 +190,19 @@ def test_the_five_questions_are_on_the_first_screen(tmp_path: Path) -> None:
         assert question in words
     accuracy = metrics_of(tmp_path)["arms"]["baseline"]["accuracy"]
     assert f"baseline does not answer {share(1 - accuracy['over_safety'])} of the harmless requests" in words
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "said"),
+    [
+        ({"over_safety": 0.0, "unsafe": 1.0}, "baseline answers no harmless request and catches every unsafe one."),
+        (
+            {"over_safety": 1.0, "unsafe": 0.5},
+            "baseline answers every harmless request and does not catch 50.0% of the unsafe ones.",
+        ),
+    ],
+)
+def test_none_and_all_are_said_in_words(tmp_path: Path, accuracy: dict[str, float], said: str) -> None:
+    metrics = metrics_of(write_run(tmp_path, predictions(24)))
+    metrics["arms"]["baseline"]["accuracy"] |= accuracy
+    assert opening(metrics, environment(), "vcd").wrong == said
