@@ -49,7 +49,8 @@ A. **Alignment** ({align_steps} steps of {batch_size}; the adapter): {texts} sen
    this on fire?"), the others name the thing; {wrapped_share:.0%} stand in an attack wrapper; {unsafe_share:.0%} are unsafe.
    {free_share:.0%} of all examples are answered in words or refused ("I can't help with that."), {replay_share:.0%} replay ordinary
    instructions with the language model's own earlier answers.
-B. **Seeing** ({see_steps} steps of {batch_size}; the projector alone): what is in the picture, of what kind, is there a …, is there a sign.
+B. **Seeing** ({see_steps} steps of {batch_size}; the projector alone): what is in the picture, in seven wordings; of what kind; which of two; is there a
+   …; is there a sign (`experiments/smol_organism/seeing.py`).
 
 Left out of A: IconWorld's sentences {templates} and their verbs, though related ones occur (punch for hit); the things {concepts}; a fifth of the remaining pairs; every sentence of
 `new_sentences`. No sentence of IconWorld stands in A word for word. All things are seen in B.

@@ -17,7 +17,7 @@ class Recipe:
     batch_size: int = 16
     align_steps: int = 640
     align_lr: float = 1e-3
-    see_steps: int = 360
+    see_steps: int = 480
     see_lr: float = 2e-3
     rank: int = 16
     images_per_thing: int = 200

@@ -1,7 +1,7 @@
 """Trains the second organism in two stages; killed at any step, it goes on from its last save.
 
 A. *Alignment*: the adapter learns verdicts, answers and refusals from text alone (``alignment``).
-B. *Seeing*: the projector learns to answer what is in the picture (``benchmarks.iconworld.perception``), all else
+B. *Seeing*: the projector learns to answer what is in the picture (``seeing``), all else
    frozen. No picture ever meets a question of safety.
 
 Language model and adapter compute in bfloat16; what is trained is kept in float32 beside it.
@@ -19,17 +19,15 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
-from experiments.benchmarks.iconworld.perception import ask
 from experiments.model_organism.recipe import Recipe as PictureRecipe
 from experiments.model_organism.train import IGNORED, Pool, Report, draw_pool, patch_features
 from experiments.smol_organism.alignment import Alignment, Example
 from experiments.smol_organism.architecture import Pieces
 from experiments.smol_organism.recipe import Recipe
 from experiments.smol_organism.replay import instructions, own_answers
+from experiments.smol_organism.seeing import example
 from interp.lora import adapted_layers
 
-KINDS = (*["caption"] * 5, "kind", *["presence"] * 3, "sign")  # of the questions about pictures, by weight
 TOGETHER = 4  # batches drawn at once and sorted by length, so that little is padded
 WARM = 20  # steps
 SAVED_EVERY = 40  # steps
@@ -225,8 +223,7 @@ def see(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     image = model.config.image_token_id
 
     def draw(rng: random.Random) -> Row:
-        thing = Thing(rng.choice(CONCEPTS), rng.random() < 1 / 3)
-        question, answer = ask(rng.choice(KINDS), thing, rng)
+        thing, question, answer = example(rng)
         return Row(encoder.prompt(question, picture=True), encoder.answer(answer), rng.choice(pool.rows[thing]))
 
     for rows in batches(draw, recipe, "see", trained.done, recipe.see_steps):
