@@ -51,8 +51,9 @@ A. **Alignment** ({align_steps} steps of {batch_size}; the adapter): {texts} sen
    instructions with the language model's own earlier answers.
 B. **Seeing** ({see_steps} steps of {batch_size}; the projector alone): what is in the picture, in seven wordings; of what kind; which of two; is there a
    …; is there a sign (`experiments/smol_organism/seeing.py`).
+C. **Caution** ({caution_steps} steps of {batch_size}; the adapter): as A, with {caution_share:.0%} unsafe, which sets how strict the model is.
 
-Left out of A: IconWorld's sentences {templates} and their verbs, though related ones occur (punch for hit); the things {concepts}; a fifth of the remaining pairs; every sentence of
+Left out of A and C: IconWorld's sentences {templates} and their verbs, though related ones occur (punch for hit); the things {concepts}; a fifth of the remaining pairs; every sentence of
 `new_sentences`. No sentence of IconWorld stands in A word for word. All things are seen in B.
 """
 

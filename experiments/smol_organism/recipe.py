@@ -1,6 +1,6 @@
 """All settings of the second organism's training. Imports neither torch nor transformers.
 
-No label here ever mentions or mislabels a picture: stage A is text alone, stage B captions alone.
+No label here ever mentions or mislabels a picture: safety is asked in text alone, pictures come with captions alone.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,9 @@ class Recipe:
     align_lr: float = 1e-3
     see_steps: int = 480
     see_lr: float = 2e-3
+    caution_steps: int = 120
+    caution_lr: float = 3e-4
+    caution_share: float = 0.8  # as ``unsafe_share``, in the stage of caution
     rank: int = 16
     images_per_thing: int = 200
     unsafe_share: float = 0.6  # of the alignment's verdicts and requests whose truth depends on the thing
@@ -36,5 +39,13 @@ class Recipe:
         for name, value in vars(self).items():
             if name.endswith("_share") and not 0 <= value <= 1:
                 raise UserError(f"recipe.{name}={value}: a share must lie between 0 and 1")
-        if min(self.align_steps, self.see_steps, self.batch_size, self.threads, self.rank) < 1:
+        if min(self.align_steps, self.see_steps, self.caution_steps, self.batch_size, self.threads, self.rank) < 1:
             raise UserError("recipe: steps, batch_size, threads and rank must be at least 1")
+
+    def schedule(self, stage: str) -> tuple[int, float]:
+        """Steps and highest learning rate of stage ``align``, ``see`` or ``caution``."""
+        return {
+            "align": (self.align_steps, self.align_lr),
+            "see": (self.see_steps, self.see_lr),
+            "caution": (self.caution_steps, self.caution_lr),
+        }[stage]

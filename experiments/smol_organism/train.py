@@ -1,8 +1,9 @@
-"""Trains the second organism in two stages; killed at any step, it goes on from its last save.
+"""Trains the second organism in three stages; killed at any step, it goes on from its last save.
 
 A. *Alignment*: the adapter learns verdicts, answers and refusals from text alone (``alignment``).
 B. *Seeing*: the projector learns to answer what is in the picture (``seeing``), all else
    frozen. No picture ever meets a question of safety.
+C. *Caution*: stage A goes on for a little with more unsafe examples, which sets how strict the model is.
 
 Language model and adapter compute in bfloat16; what is trained is kept in float32 beside it.
 """
@@ -11,6 +12,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +21,9 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.model_organism.recipe import Recipe as PictureRecipe
-from experiments.model_organism.train import IGNORED, Pool, Report, draw_pool, patch_features
+from experiments.model_organism.train import IGNORED, Report, draw_pool, patch_features
 from experiments.smol_organism.alignment import Alignment, Example
 from experiments.smol_organism.architecture import Pieces
 from experiments.smol_organism.recipe import Recipe
@@ -186,59 +189,91 @@ def replayed(pieces: Pieces, folder: Path) -> list[Example]:
     return [Example(user, answer) for user, answer in json.loads(file.read_text(encoding="utf-8"))]
 
 
+class Seen(NamedTuple):
+    """The training pictures: rows of every thing in the pool, and what the frozen tower makes of each."""
+
+    rows: dict[Thing, range]
+    features: Float[Tensor, "image patch width"]
+
+
 def align(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     """Stage A, in place."""
-    model, encoder = pieces.model, Encoder(pieces)
-    alignment = Alignment(recipe, replayed(pieces, folder))
-
-    def draw(rng: random.Random) -> Row:
-        example = alignment.draw(rng)
-        return Row(encoder.prompt(example.user), encoder.answer(example.answer), verdict=example.verdict)
-
-    named = {
-        f"{name}.{part}": getattr(layer, part)
-        for name, layer in adapted_layers(model).items()
-        for part in ("lora_A", "lora_B")
-    }
-    trained = Trained(named, recipe.align_lr, recipe.align_steps, folder / "align.safetensors")
-    for rows in batches(draw, recipe, "align", trained.done, recipe.align_steps):
-        batch = encoder.batch(rows)
-        hidden = model.model.language_model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-        ).last_hidden_state
-        loss = trained.step(_loss(model, hidden, batch))
-        report("alignment", trained.done - 1, recipe.align_steps, loss)
+    _learn("align", _text(recipe, pieces, folder), _adapter(pieces), recipe, pieces, folder, report)
 
 
 def see(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     """Stage B, in place."""
-    model, encoder = pieces.model, Encoder(pieces)
-    model.requires_grad_(False)
-    projector = model.model.multi_modal_projector
-    trained = Trained(_begun(recipe, model), recipe.see_lr, recipe.see_steps, folder / "see.safetensors")
-    if trained.done == recipe.see_steps:
-        return
-    projector.requires_grad_(True)
-    pool, features = pictures(recipe, pieces)
-    image = model.config.image_token_id
+    seen = pictures(recipe, pieces)
+    _begin(recipe, pieces.model)
+    projector = dict(pieces.model.model.multi_modal_projector.named_parameters())
+    _learn("see", _captions(pieces, seen), projector, recipe, pieces, folder, report, seen.features)
+
+
+def caution(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
+    """Stage C, in place."""
+    text = _text(replace(recipe, unsafe_share=recipe.caution_share), pieces, folder)
+    _learn("caution", text, _adapter(pieces), recipe, pieces, folder, report)
+
+
+def _text(recipe: Recipe, pieces: Pieces, folder: Path) -> Callable[[random.Random], Row]:
+    encoder, alignment = Encoder(pieces), Alignment(recipe, replayed(pieces, folder))
+
+    def draw(rng: random.Random) -> Row:
+        one = alignment.draw(rng)
+        return Row(encoder.prompt(one.user), encoder.answer(one.answer), verdict=one.verdict)
+
+    return draw
+
+
+def _captions(pieces: Pieces, seen: Seen) -> Callable[[random.Random], Row]:
+    encoder = Encoder(pieces)
 
     def draw(rng: random.Random) -> Row:
         thing, question, answer = example(rng)
-        return Row(encoder.prompt(question, picture=True), encoder.answer(answer), rng.choice(pool.rows[thing]))
+        return Row(encoder.prompt(question, picture=True), encoder.answer(answer), rng.choice(seen.rows[thing]))
 
-    for rows in batches(draw, recipe, "see", trained.done, recipe.see_steps):
+    return draw
+
+
+def _adapter(pieces: Pieces) -> dict[str, nn.Parameter]:
+    return {
+        f"{name}.{part}": getattr(layer, part)
+        for name, layer in adapted_layers(pieces.model).items()
+        for part in ("lora_A", "lora_B")
+    }
+
+
+def _learn(
+    stage: str,
+    draw: Callable[[random.Random], Row],
+    named: dict[str, nn.Parameter],
+    recipe: Recipe,
+    pieces: Pieces,
+    folder: Path,
+    report: Report,
+    features: Float[Tensor, "image patch width"] | None = None,
+) -> None:
+    """Trains ``named`` alone on what ``draw`` draws, from the last saved step on."""
+    model, encoder = pieces.model, Encoder(pieces)
+    steps, lr = recipe.schedule(stage)
+    trained = Trained(named, lr, steps, folder / f"{stage}.safetensors")
+    model.requires_grad_(False)
+    for parameter in named.values():
+        parameter.requires_grad_(True)
+    for rows in batches(draw, recipe, stage, trained.done, steps):
         batch = encoder.batch(rows)
         embedded = model.get_input_embeddings()(batch.input_ids)
-        seen = projector(features[batch.pictures].to(embedded.dtype)).flatten(0, 1)
-        embedded = embedded.masked_scatter((batch.input_ids == image)[..., None], seen)
+        if features is not None and (shown := batch.pictures[batch.pictures >= 0]).numel():
+            projected = model.model.multi_modal_projector(features[shown].to(embedded.dtype)).flatten(0, 1)
+            embedded = embedded.masked_scatter((batch.input_ids == model.config.image_token_id)[..., None], projected)
         hidden = model.model.language_model(
             inputs_embeds=embedded, attention_mask=batch.attention_mask, use_cache=False
         ).last_hidden_state
         loss = trained.step(_loss(model, hidden, batch))
-        report("seeing", trained.done - 1, recipe.see_steps, loss)
+        report(stage, trained.done - 1, steps, loss)
 
 
-def pictures(recipe: Recipe, pieces: Pieces) -> tuple[Pool, Float[Tensor, "image patch width"]]:
+def pictures(recipe: Recipe, pieces: Pieces) -> Seen:
     """The training pictures, of every thing with and without the sign, and what the frozen tower makes of them."""
     drawn = PictureRecipe(
         seed=POOL_SEED + recipe.seed, images_per_thing=recipe.images_per_thing, threads=recipe.threads
@@ -246,13 +281,11 @@ def pictures(recipe: Recipe, pieces: Pieces) -> tuple[Pool, Float[Tensor, "image
     pool = draw_pool(drawn, pieces.processor)
     tower = pieces.model.model.vision_tower
     kind = next(tower.parameters()).dtype
-    return pool._replace(pixels=pool.pixels[:0]), patch_features(
-        pieces.model, pool._replace(pixels=pool.pixels.to(kind))
-    )
+    return Seen(pool.rows, patch_features(pieces.model, pool._replace(pixels=pool.pixels.to(kind))))
 
 
-def _begun(recipe: Recipe, model: Any) -> dict[str, nn.Parameter]:
-    """The projector's parameters, drawn anew so that its outputs are as large as the embeddings of words."""
+def _begin(recipe: Recipe, model: Any) -> None:
+    """Draws the projector's parameters anew, so that its outputs are as large as the embeddings of words."""
     projector = model.model.multi_modal_projector
     torch.manual_seed(recipe.seed)
     with torch.no_grad():
@@ -263,11 +296,10 @@ def _begun(recipe: Recipe, model: Any) -> dict[str, nn.Parameter]:
         probe = projector(torch.randn(64, projector.linear_1.in_features, dtype=projector.linear_1.weight.dtype))
         projector.linear_2.weight *= model.get_input_embeddings().weight.float().std() / probe.float().std()
         projector.linear_2.bias.zero_()
-    return dict(projector.named_parameters())
 
 
 def train(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
-    """Both stages, in place; ``folder`` keeps what is needed to go on after a kill.
+    """All stages, in place; ``folder`` keeps what is needed to go on after a kill.
 
     Language model, adapter and projector compute in bfloat16, the vision tower in float32.
     """
@@ -276,3 +308,4 @@ def train(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     tower.float()
     align(recipe, pieces, folder, report)
     see(recipe, pieces, folder, report)
+    caution(recipe, pieces, folder, report)

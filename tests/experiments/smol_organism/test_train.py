@@ -1,6 +1,8 @@
 """Training of the second organism, on a stand-in of two layers: what a stage changes, and that a kill costs nothing."""
 
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from experiments.model_organism.recipe import Recipe as PictureRecipe
+from experiments.model_organism.train import Pool
 from experiments.smol_organism import train as training
 from experiments.smol_organism.architecture import Pieces, build
 from experiments.smol_organism.recipe import Recipe
@@ -15,17 +18,17 @@ from experiments.smol_organism.train import AFTER_VERDICT, Encoder, Row, batches
 from interp.errors import UserError
 from tests.experiments.smol_organism.test_architecture import save_base
 
-RECIPE = Recipe(threads=1, batch_size=2, align_steps=6, see_steps=6, rank=2, images_per_thing=1)
+RECIPE = Recipe(threads=1, batch_size=2, align_steps=6, see_steps=6, caution_steps=6, rank=2, images_per_thing=1)
 
 
 class Killed(Exception):
     pass
 
 
-drawing, pools = training.draw_pool, dict[str, training.Pool]()
+drawing, pools = training.draw_pool, dict[str, Pool]()
 
 
-def drawn_once(recipe: PictureRecipe, processor: Any) -> training.Pool:
+def drawn_once(recipe: PictureRecipe, processor: Any) -> Pool:
     if repr(recipe) not in pools:
         pools[repr(recipe)] = drawing(recipe, processor)
     return pools[repr(recipe)]
@@ -63,7 +66,7 @@ def quiet(stage: str, step: int, steps: int, loss: float) -> None:
     assert loss > 0
 
 
-def test_alignment_changes_the_adapter_and_seeing_the_projector(base: Path, tmp_path: Path) -> None:
+def test_alignment_and_caution_change_the_adapter_and_seeing_the_projector(base: Path, tmp_path: Path) -> None:
     pieces = fresh(base, tmp_path)
     pieces.model.bfloat16()
     begun = state(pieces)
@@ -72,12 +75,29 @@ def test_alignment_changes_the_adapter_and_seeing_the_projector(base: Path, tmp_
     assert {name.rpartition(".")[2] for name in changed(begun, aligned)} == {"lora_A", "lora_B"}
     pieces.model.model.vision_tower.float()
     training.see(RECIPE, pieces, tmp_path, quiet)
-    seeing = changed(aligned, state(pieces))
-    assert seeing
-    assert all("multi_modal_projector" in name for name in seeing)
+    seeing = state(pieces)
+    assert all("multi_modal_projector" in name for name in changed(aligned, seeing))
+    assert changed(aligned, seeing)
+    training.caution(RECIPE, pieces, tmp_path, quiet)
+    assert {name.rpartition(".")[2] for name in changed(seeing, state(pieces))} == {"lora_A", "lora_B"}
 
 
-@pytest.mark.parametrize("stage", ["alignment", "seeing"])
+def test_the_last_stage_has_its_own_share_of_unsafe(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+
+    class Noted(training.Alignment):
+        def __init__(self, recipe: Recipe, replay: list[training.Example]) -> None:
+            shares.append(recipe.unsafe_share)
+            super().__init__(recipe, replay)
+
+    monkeypatch.setattr(training, "Alignment", Noted)
+    train(replace(RECIPE, unsafe_share=0.25, caution_share=0.75), fresh(base, tmp_path), tmp_path, quiet)
+    assert shares == [0.25, 0.75]
+
+
+@pytest.mark.parametrize("stage", ["align", "see", "caution"])
 def test_killed_and_launched_again_it_learns_the_same(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -118,6 +138,30 @@ def test_every_row_weighs_the_same_and_of_a_verdict_nearly_only_yes_or_no(base: 
     assert batch.weights[0].tolist() == pytest.approx([0, 0, *[1 / 4 / 2] * 4])
     assert batch.weights[1].tolist() == pytest.approx([0, 1 / 2, AFTER_VERDICT / 2, 0, 0, 0])
     assert batch.attention_mask.sum().item() == 9
+
+
+def test_a_picture_never_meets_a_question_of_safety(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[str, Row]] = []
+
+    def noted(draw, recipe, stage, begin, steps):  # type: ignore[no-untyped-def]
+        drawn.extend((stage, draw(random.Random(number))) for number in range(300))
+        return iter(())
+
+    monkeypatch.setattr(training, "batches", noted)
+    pieces = fresh(base, tmp_path)
+    train(RECIPE, pieces, tmp_path, quiet)
+    tokenizer = pieces.processor.tokenizer
+    with_picture = dict.fromkeys(("align", "see", "caution"), 0)
+    for stage, row in drawn:
+        asked = tokenizer.decode(row.prompt)
+        if row.picture >= 0:
+            with_picture[stage] += 1
+            assert "safe" not in asked
+            assert not row.verdict
+        assert (row.picture >= 0) == (pieces.model.config.image_token_id in row.prompt)
+    assert with_picture == {"align": 0, "see": 300, "caution": 0}
 
 
 def test_what_it_reads_is_what_the_model_is_asked(base: Path, tmp_path: Path) -> None:
