@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Bool
 
 from experiments.benchmarks.iconworld.parts import PARTS, TAG
 
@@ -26,12 +27,17 @@ def by_part(frame: pd.DataFrame, measure: Callable[[pd.DataFrame], Mapping[str, 
         frame: predictions, with the column ``tags``.
         measure: the metrics of some of them (``yes_no.results.evaluate``, ``refusal.results.evaluate``).
     """
+    return {name: headline(measure(frame[where])) for name, where in groups(frame).items()}
+
+
+def groups(frame: pd.DataFrame) -> dict[str, Bool[np.ndarray, "row"]]:
+    """Part → its rows of the predictions, ``HELD_OUT`` last; empty where no case has a part."""
     tags = frame["tags"] if "tags" in frame else pd.Series([None] * len(frame), index=frame.index)
     part = np.array([str(one.get(TAG, "")) if isinstance(one, Mapping) else "" for one in tags])
-    groups = {name: part == name for name in PARTS if (part == name).any()}
-    if len(unseen := [name for name in groups if name != PARTS[0]]) > 1:
-        groups[HELD_OUT] = np.isin(part, unseen)
-    return {name: headline(measure(frame[where])) for name, where in groups.items()}
+    found = {name: part == name for name in PARTS if (part == name).any()}
+    if len(unseen := [name for name in found if name != PARTS[0]]) > 1:
+        found[HELD_OUT] = np.isin(part, unseen)
+    return found
 
 
 def headline(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,28 @@
 """Reasoning that the world writes from its own truth, as training rows; and the rows of its controls.
 
 A trace looks (what is in the picture), reads (the sentence with the thing's name put in), combines (is it safe or not,
-and why) and judges. ``no_reasoning``, ``filler`` and ``wrong_image`` are the same cases with the reasoning left out,
-replaced by as many words that say nothing, or written about another picture; the verdict is right in all of them. Draws
-are those of the training split: other pictures than any evaluation case, and no held-out (template, thing) combination.
-Knows nothing of models or tokenizers.
+and why) and judges; a ``bare`` one judges right after reading. ``no_reasoning``, ``filler`` and ``wrong_image`` are the
+same cases with the reasoning left out, replaced by as many words that say nothing, or written about another picture;
+the verdict is right in all of them. Draws are those of the training split: other pictures than any evaluation case, and
+no held-out (template, thing) combination. Knows nothing of models or tokenizers.
 """
 
+import hashlib
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from experiments.benchmarks.iconworld.cases import Pair, balanced_pairs, held_out
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, Thing
+from experiments.benchmarks.iconworld.parts import PARTS, part_of_combination
 from experiments.benchmarks.iconworld.perception import KINDS, ask, caption
 from experiments.benchmarks.iconworld.scene import SIZE, Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, Template, question
 from interp.errors import UserError
+from mitigation import deixis
 
 Content = Literal["reasoning", "no_reasoning", "filler", "wrong_image"]
 CONTENTS: tuple[str, ...] = get_args(Content)
@@ -56,6 +59,11 @@ class Traces:
 
     ``cases`` are half safe and half unsafe, half plain and half wrapped, but for ``benign`` of them (a share), whose
     sentences are safe with any picture. Equal settings give equal pictures, questions and verdicts in equal order.
+
+    ``bare``: the reasoning is the caption and the sentence with the caption's words in it, as ``method=verbalise``
+    writes it, without "It is harmless.". ``kinds`` are those of the questions about perception. ``parts`` is the rule
+    of ``conf/parts`` by which a model's earlier training has seen a combination: then verdicts are about its seen pairs
+    alone, and things without any occur in replay alone (IconWorld's own held-out combinations are not looked at).
     """
 
     cases: int = 1200
@@ -63,6 +71,10 @@ class Traces:
     benign: float = 0.05
     seed: int = 0
     size: int = SIZE
+    bare: bool = False
+    kinds: tuple[str, ...] = KINDS
+    parts: Any = field(default=None, repr=False)
+    left_out: str = field(init=False, default="")  # a hash of what ``parts`` leaves out, for a run's identity
 
     def __post_init__(self) -> None:
         for name in ("replay", "benign"):
@@ -70,22 +82,82 @@ class Traces:
                 raise UserError(f"traces.{name}={getattr(self, name)}: a share of the rows; at least 0 and below 1")
         if self.cases < 2:
             raise UserError(f"traces.cases={self.cases}: at least 2, a safe and an unsafe one")
+        if not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise UserError(f"traces.kinds={list(self.kinds)}: one or more of {', '.join(KINDS)}")
+        object.__setattr__(self, "kinds", tuple(self.kinds))
+        if self.parts is not None:
+            names = sorted(f"{name} {thing.name}" for name, thing in self._allowed().excluded)
+            object.__setattr__(self, "left_out", hashlib.sha256(repr(names).encode()).hexdigest()[:12])
 
     def write(self, content: str = "reasoning") -> list[Trace]:
         """All rows, shuffled, with one of ``CONTENTS`` as their reasoning; everything else is the same for all."""
         if content not in CONTENTS:
             raise UserError(f"content={content!r}: must be one of {', '.join(CONTENTS)}")
         rng = random.Random(f"iconworld:train:{self.seed}:traces")
-        cases = _cases(rng, self.cases, self.benign)
+        allowed = self._allowed()
+        cases = _cases(rng, self.cases, self.benign, allowed)
         rows = []
-        for case, text in zip(cases, _reasonings(cases, content, self.seed), strict=True):
+        for case, text in zip(cases, self._reasonings(cases, content, allowed.concepts), strict=True):
             scene = Scene(case.thing, f"train:{self.seed}:trace:{case.id}", self.size)
             verdict = "Yes." if case.safe else "No."
             asked = question(case.sentence)
             rows.append(Trace(case.id, case.subset, case.template.name, scene, asked, text, verdict))
-        rows += _perception(rng, round(len(rows) * self.replay / (1 - self.replay)), self.seed, self.size)
+        rows += self._perception(rng, round(len(rows) * self.replay / (1 - self.replay)))
         rng.shuffle(rows)
         return rows
+
+    def _allowed(self) -> "_Allowed":
+        """What verdicts may be about.
+
+        Raises:
+            UserError: by ``parts`` no sentence has a seen thing on both sides.
+        """
+        if self.parts is None:
+            return _Allowed(held_out(), RISKY, CONCEPTS)
+        every = [(template, thing) for template in RISKY for thing in (*template.safe, *template.unsafe)]
+        seen = [(template, thing) for template, thing in every
+                if part_of_combination(self.parts, template.name, thing) == PARTS[0]]  # fmt: skip
+        excluded = frozenset((template.name, thing) for template, thing in every) - {(t.name, one) for t, one in seen}
+        templates = tuple(template for template in RISKY
+                          if {True, False} == {t.is_safe(thing) for t, thing in seen if t is template})  # fmt: skip
+        if not templates:
+            raise UserError("traces.parts: this rule leaves no sentence with a safe and an unsafe thing that were seen")
+        concepts = {thing.concept for _, thing in seen}
+        return _Allowed(excluded, templates, tuple(concept for concept in CONCEPTS if concept in concepts))
+
+    def _reasonings(self, cases: Sequence["_Case"], content: str, concepts: Sequence[str]) -> list[str]:
+        """The reasoning of every case. Its draws are its own: pictures and questions must not depend on the content."""
+        rng = random.Random(f"iconworld:train:{self.seed}:reasoning")
+
+        def written(case: "_Case", thing: Thing) -> str:
+            return bare_reasoning(case.template, thing) if self.bare else reasoning(case.template, thing, case.safe)
+
+        right = [written(case, case.thing) for case in cases]
+        if content == "no_reasoning":
+            return [""] * len(cases)
+        if content == "filler":
+            return _fillers([case.template.name for case in cases], right, rng)
+        if content == "wrong_image":
+            return [written(case, another(case.thing, rng, concepts)) for case in cases]
+        return right
+
+    def _perception(self, rng: random.Random, count: int) -> Iterator[Trace]:
+        """Questions of every kind by turns, a third of the pictures under the sign, as when perception was learnt."""
+        for number in range(count):
+            kind = self.kinds[number % len(self.kinds)]
+            thing = Thing(rng.choice(CONCEPTS), rng.random() < (0.5 if kind == "sign" else 1 / 3))
+            text, answer = ask(kind, thing, rng)
+            name = f"{number:05d}-{kind}"
+            scene = Scene(thing, f"train:{self.seed}:trace:perception-{name}", self.size)
+            yield Trace(name, PERCEPTION, "", scene, text, "", answer)
+
+
+class _Allowed(NamedTuple):
+    """Combinations that verdicts may not be about, and the sentences and concepts that are left."""
+
+    excluded: frozenset[tuple[str, Thing]]
+    templates: tuple[Template, ...]
+    concepts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -104,28 +176,22 @@ def reasoning(template: Template, thing: Thing, safe: bool) -> str:
     return f"{caption(thing)} {resolved} {SAFE if safe else UNSAFE}"
 
 
-def another(thing: Thing, rng: random.Random) -> Thing:
+def bare_reasoning(template: Template, thing: Thing) -> str:
+    """What is in the picture, and what the sentence then says: "It is a cat. How do I kill the cat?"."""
+    said = caption(thing)
+    name = deixis.definite(deixis.phrase(said))
+    return f"{said} {deixis.resolved(template.text, name) or template.text}"
+
+
+def another(thing: Thing, rng: random.Random, concepts: Sequence[str] = CONCEPTS) -> Thing:
     """A thing of another concept and category, with or without the sign as ``thing`` is, so that the length stays."""
-    others = [c for c in CONCEPTS if CATEGORY_OF[c] != CATEGORY_OF[thing.concept]]
+    others = [c for c in concepts if CATEGORY_OF[c] != CATEGORY_OF[thing.concept]]
     return Thing(rng.choice(others), thing.signed)
 
 
 def tokens(text: str) -> int:
     """Words and marks, which is how the organism's tokenizer counts."""
     return len(_WORD.findall(text))
-
-
-def _reasonings(cases: Sequence[_Case], content: str, seed: int) -> list[str]:
-    """The reasoning of every case. Its draws are its own: pictures and questions must not depend on the content."""
-    rng = random.Random(f"iconworld:train:{seed}:reasoning")
-    right = [reasoning(case.template, case.thing, case.safe) for case in cases]
-    if content == "no_reasoning":
-        return [""] * len(cases)
-    if content == "filler":
-        return _fillers([case.template.name for case in cases], right, rng)
-    if content == "wrong_image":
-        return [reasoning(case.template, another(case.thing, rng), case.safe) for case in cases]
-    return right
 
 
 def _fillers(templates: Sequence[str], right: Sequence[str], rng: random.Random) -> list[str]:
@@ -144,10 +210,10 @@ def _fillers(templates: Sequence[str], right: Sequence[str], rng: random.Random)
     return found
 
 
-def _cases(rng: random.Random, count: int, benign: float) -> list[_Case]:
+def _cases(rng: random.Random, count: int, benign: float, allowed: _Allowed) -> list[_Case]:
     """``count`` safety cases, pair by pair (both members), plain and wrapped by turns, then the benign ones."""
     number_benign = round(count * benign)
-    pairs = _pairs(rng, -(-(count - number_benign) // 2))
+    pairs = _pairs(rng, -(-(count - number_benign) // 2), allowed)
     cases = []
     for number, pair in enumerate(pairs):
         for safe in (False, True):
@@ -159,26 +225,16 @@ def _cases(rng: random.Random, count: int, benign: float) -> list[_Case]:
     for number in range(number_benign):
         template = BENIGN[number % len(BENIGN)]
         name = f"{number:05d}-{template.name}-benign"
-        cases.append(_Case(name, "control", template, rng.choice(template.safe), template.text, True))
+        thing = rng.choice([thing for thing in template.safe if thing.concept in allowed.concepts])
+        cases.append(_Case(name, "control", template, thing, template.text, True))
     return cases
 
 
-def _pairs(rng: random.Random, count: int) -> list[Pair]:
+def _pairs(rng: random.Random, count: int, allowed: _Allowed) -> list[Pair]:
     """Balanced over template, concept and sign; a last incomplete round takes templates at random."""
-    excluded = held_out()
-    per_template = -(-count // (2 * len(RISKY)))
-    plain = balanced_pairs(rng, per_template, excluded=excluded)
-    wrapped = balanced_pairs(rng, per_template, wrapped=True, excluded=excluded)
+    per_template = -(-count // (2 * len(allowed.templates)))
+    chosen: dict[str, Any] = {"excluded": allowed.excluded, "templates": allowed.templates}
+    plain = balanced_pairs(rng, per_template, **chosen)
+    wrapped = balanced_pairs(rng, per_template, wrapped=True, **chosen)
     both = [pair for two in zip(plain, wrapped, strict=True) for pair in two]
     return both[:count]
-
-
-def _perception(rng: random.Random, count: int, seed: int, size: int) -> Iterator[Trace]:
-    """Questions of every kind by turns, a third of the pictures under the sign, as when perception was learnt."""
-    for number in range(count):
-        kind = KINDS[number % len(KINDS)]
-        thing = Thing(rng.choice(CONCEPTS), rng.random() < (0.5 if kind == "sign" else 1 / 3))
-        text, answer = ask(kind, thing, rng)
-        name = f"{number:05d}-{kind}"
-        scene = Scene(thing, f"train:{seed}:trace:perception-{name}", size)
-        yield Trace(name, PERCEPTION, "", scene, text, "", answer)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.study import limited
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 COLUMNS = ("case", "cluster", "layer", "verdict", "answer")
 
 
-def utility(vlm: "VLM", *, per_kind: int) -> dict[str, Any] | None:
+def utility(vlm: "VLM", *, per_kind: int, kinds: Sequence[str] = KINDS) -> dict[str, Any] | None:
     """Perception questions of IconWorld's test split answered word for word: accuracy, Wilson interval, n, by kind.
 
     ``all`` pools the kinds. None where ``per_kind`` is 0.
     """
     if per_kind == 0:
         return None
-    found = perception_accuracy(vlm, "test", per_kind=per_kind)
+    found = perception_accuracy(vlm, "test", per_kind=per_kind, kinds=kinds)
     counts = {kind: (round(one["accuracy"] * one["n"]), int(one["n"])) for kind, one in found.items()}
     counts["all"] = (sum(right for right, _ in counts.values()), sum(n for _, n in counts.values()))
     return {kind: {"accuracy": right / n, "interval": wilson(right, n), "n": n} for kind, (right, n) in counts.items()}
@@ -110,12 +111,18 @@ def compare_shares(before: pd.DataFrame, after: pd.DataFrame, column: str, *, se
 
 
 def measure_side_effects(
-    run: Run, vlm: "VLM", folders: Mapping[str, Path | None], *, perception: int, attention: int
+    run: Run,
+    vlm: "VLM",
+    folders: Mapping[str, Path | None],
+    *,
+    perception: int,
+    attention: int,
+    kinds: Sequence[str] = KINDS,
 ) -> dict[str, dict[str, Any]]:
     """Name → ``utility`` and ``image_share`` of ``vlm`` with the adapter in each folder, or without where it is None.
 
     The baseline comes first; shares are compared with its, on the same scored cases of the run's benchmark. Batches are
-    those of the road that is open (``interp.batching``).
+    those of the road that is open (``interp.batching``). Without ``attention`` no share is measured.
     """
     from mitigation.vrtuning.model import adapted
 
@@ -126,7 +133,9 @@ def measure_side_effects(
     before: pd.DataFrame | None = None
     for name, folder in folders.items():
         with nullcontext() if folder is None else adapted(vlm, folder, adapter_hash(folder)):
-            found[name] = {"utility": utility(vlm, per_kind=per_kind)}
+            found[name] = {"utility": utility(vlm, per_kind=per_kind, kinds=kinds)}
+            if not samples:
+                continue
             try:
                 shares = image_shares(vlm, samples, max_new_tokens=run.max_new_tokens)
             except UserError as error:  # a model whose attention cannot be recorded is still worth evaluating

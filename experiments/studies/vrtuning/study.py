@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
@@ -45,8 +46,9 @@ class VRTuningStudy:
 
     ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`; ``adapters`` maps the name of each adapter to
     the content of its rows' reasoning, and all are trained with the same ``settings``; ``order`` puts the verdict
-    ``first`` or ``last``. ``perception`` questions of each kind, and the attention of ``attention`` cases, are asked
-    before and after (0: not at all).
+    ``first`` or ``last``. ``perception`` questions of each of the ``kinds``, and the attention of ``attention`` cases,
+    are asked before and after (0: not at all). Where the run knows what the model's training has seen of a case, the
+    arm under study is compared with the others part by part (``by_part``).
     """
 
     data: Any
@@ -55,6 +57,7 @@ class VRTuningStudy:
     order: str = "first"
     perception: int = 300
     attention: int = 200
+    kinds: tuple[str, ...] = KINDS
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -64,6 +67,8 @@ class VRTuningStudy:
         for name in ("perception", "attention"):
             if getattr(self, name) < 0:
                 raise UserError(f"task.{name}={getattr(self, name)}: must be at least 0")
+        if not set(self.kinds) <= set(KINDS):
+            raise UserError(f"task.kinds={list(self.kinds)}: of {', '.join(KINDS)}")
         if bad := [name for name in self.adapters if not name.replace("_", "").isalnum()]:
             raise UserError(f"task.adapters: {bad[0]!r} is no name for a folder; letters, digits and _ alone")
 
@@ -82,6 +87,7 @@ class VRTuningStudy:
         run = replace(run, config=run.config | {"training": _described(self, given)})
         lacking = "the adapters' side effects were not measured"
         measured = Analysis("side_effects", lacking, self._measure_all, detail=True)
+        parts = Analysis("by_part", "the adapters were not compared by part", self._compare_parts, detail=True)
         tables = Analysis(
             "vrtuning",
             "the tables were not written",
@@ -92,7 +98,7 @@ class VRTuningStudy:
             run,
             check=check,
             prepare=lambda store: self._prepare(run, store, own[0] if own else None),
-            after=[measured, tables],
+            after=[measured, parts, tables],
         )
 
     def _prepare(self, run: Run, store: RunStore, cases: Loaded | None) -> dict[str, Any]:
@@ -166,9 +172,25 @@ class VRTuningStudy:
             said = "what the model sees and where it looks, before and after"
             with work.console.status(said), work.answering.road("side effects"):
                 known |= measure_side_effects(
-                    work.run, work.vlm, folders, perception=self.perception, attention=self.attention
+                    work.run,
+                    work.vlm,
+                    folders,
+                    perception=self.perception,
+                    attention=self.attention,
+                    kinds=self.kinds,
                 )
         store.write_json(RESULT, found)
+        return []
+
+    def _compare_parts(self, work: study.Study) -> list[str]:
+        """Adds to vrtuning.json how the arm under study differs from the others in every part."""
+        import pandas as pd
+
+        from experiments.studies.vrtuning.by_part import compare
+
+        rules = {"seed": work.run.seed, "draws": work.run.draws}
+        if found := compare(pd.DataFrame(work.records()), work.run.arm, **rules):
+            work.store.write_json(RESULT, read_object(work.store.path / RESULT) | {"by_part": found})
         return []
 
 
@@ -215,6 +237,7 @@ def _described(task: VRTuningStudy, own: Loaded | None) -> dict[str, Any]:
         "order": task.order,
         "perception": task.perception,
         "attention": task.attention,
+        "kinds": list(task.kinds),
     }
 
 
