@@ -200,7 +200,7 @@ def test_bare_arms_are_equal_but_for_the_reasoning_and_equally_long() -> None:
 
 
 def test_what_a_rule_leaves_out_is_part_of_the_settings() -> None:
-    assert repr(Traces(parts=part)) == repr(Traces(parts=part))
+    assert repr(Traces(parts=part)) == repr(Traces(parts=lambda sample: part(sample)))
     assert repr(Traces(parts=part)) != repr(Traces())
     assert repr(Traces(parts=lambda sample: "seen pair")) != repr(Traces(parts=part))
     with pytest.raises(UserError, match=r"traces\.parts: this rule leaves no sentence"):
