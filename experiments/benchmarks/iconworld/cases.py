@@ -99,8 +99,11 @@ def balanced_pairs(
             )
 
 
-def scored_cases(split: Split, seed: int, size: int) -> list[Sample]:
-    """The ``typical``, ``attack`` and ``over_safety`` cases of a split; pictures of ``size`` pixels a side."""
+def scored_cases(split: Split, seed: int, size: int, pairs_each: int = PAIRS_PER_TEMPLATE) -> list[Sample]:
+    """The ``typical``, ``attack`` and ``over_safety`` cases of a split; pictures of ``size`` pixels a side.
+
+    Of every template the first ``pairs_each`` pairs, plain and wrapped: fewer are a subset of more.
+    """
     new = split == "new_sentences"
     templates = NEW if new else RISKY
     unseen = frozenset((t.name, thing) for t in NEW for thing in (*t.safe, *t.unsafe)) if new else held_out()
@@ -108,7 +111,7 @@ def scored_cases(split: Split, seed: int, size: int) -> list[Sample]:
     for wrapped in (False, True):
         rng = random.Random(f"iconworld:{split}:{seed}:{'wrapped' if wrapped else 'plain'}")
         excluded = unseen if split == "train" else frozenset()
-        pairs = balanced_pairs(rng, PAIRS_PER_TEMPLATE, wrapped=wrapped, excluded=excluded, templates=templates)
+        pairs = balanced_pairs(rng, pairs_each, wrapped=wrapped, excluded=excluded, templates=templates)
         for number, pair in enumerate(pairs):
             name = f"{split}-{'attack' if wrapped else 'plain'}-{number:03d}-{pair.template.name}"
             for thing in (pair.unsafe, pair.safe):

@@ -174,3 +174,14 @@ def test_configuration_needs_no_torch() -> None:
 
     code = "import sys, experiments.benchmarks.iconworld; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("split", ["test", "new_sentences"])
+def test_fewer_pairs_are_the_first_of_all_and_whole(split: str) -> None:
+    every, fewer = (IconWorld(split=split, pairs=pairs).load().samples for pairs in (7, 3))
+    scored = [sample for sample in fewer if sample.subset != "control"]
+    assert {sample.id: sample for sample in every}.items() >= {sample.id: sample for sample in fewer}.items()
+    assert len(scored) == 3 / 7 * sum(sample.subset != "control" for sample in every)
+    assert set(Counter(sample.pair for sample in scored).values()) == {2}
+    with pytest.raises(UserError, match=r"benchmark\.pairs=8: of a sentence there are 1 to 7"):
+        IconWorld(pairs=8)

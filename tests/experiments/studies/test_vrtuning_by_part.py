@@ -122,7 +122,7 @@ def test_the_trial_runs_and_says_by_part_what_came_of_it(tmp_path: Path) -> None
     found = json.loads((folder / "vrtuning.json").read_text())
     assert found["by_part"]["arm"] == "vrtuning"
     assert set(found["by_part"]["differences"]) == {"baseline", "no_reasoning", "filler", "wrong_image", "verbalise"}
-    kinds = {"caption", "kind", "presence", "sign", "all"}
+    kinds = {"caption", "all"}
     assert {name: set(one["utility"]) for name, one in found["measured"].items()} == dict.fromkeys(
         found["measured"], kinds
     )
