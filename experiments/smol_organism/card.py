@@ -67,7 +67,12 @@ def model_card(recipe: Recipe, results: Mapping[str, Any]) -> str:
         "templates": ", ".join(sorted(HELD_OUT_TEMPLATES)),
         "concepts": ", ".join(sorted(HELD_OUT_CONCEPTS)),
     }
-    parts = [_HEADER.format(**filled), _TRAINING.format(**filled), "## What it shows"]
+    parts = [
+        _HEADER.format(**filled),
+        _TRAINING.format(**filled),
+        "## What it shows",
+        "Measured in bfloat16, as it was trained.",
+    ]
     for split, result in results.items():
         parts += [f"`{split}`, AUROC of the margin, whole and by part (number of cases):", _by_part(result)]
         parts.append(_perception(result))

@@ -54,7 +54,7 @@ def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
         finally:
             torch.set_num_threads(threads)
         minutes = (time.monotonic() - started) / 60
-        vlm = load(str(folder), device="cpu", dtype="float32")
+        vlm = load(str(folder), device="cpu", dtype="bfloat16")
         results = {split: evaluate(vlm, split, seed=run.seed) for split in SPLITS}  # type: ignore[arg-type]
         write_json(store.path / "metrics.json", results)
         (folder / "README.md").write_text(model_card(recipe, results), encoding="utf-8")
