@@ -240,7 +240,7 @@ def train(recipe: Recipe, folder: Path, console: Console) -> None:
 
     Bitwise the same on one machine with the same number of threads.
     """
-    with reproducible(recipe), bars(console) as report:
+    with reproducible(recipe.seed, recipe.threads), bars(console) as report:
         tokenizer = build_tokenizer(vocabulary_texts())
         processor, model = build_processor(tokenizer), build_model(tokenizer)
         pool = draw_pool(recipe, processor)
@@ -254,16 +254,16 @@ def train(recipe: Recipe, folder: Path, console: Console) -> None:
 
 
 @contextmanager
-def reproducible(recipe: Recipe) -> Iterator[None]:
-    """Sets the recipe's seed and threads and deterministic algorithms, and restores threads and algorithms on exit."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(recipe.threads)
+def reproducible(seed: int, threads: int) -> Iterator[None]:
+    """Sets torch's seed and threads and deterministic algorithms; restores threads and algorithms on exit."""
+    before, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(seed)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         torch.use_deterministic_algorithms(deterministic)
 
 

@@ -5,18 +5,17 @@ import shutil
 import time
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.model_organism.train import bars
+from experiments.model_organism.train import bars, reproducible
 from experiments.runs.directory import open_run, write_json
 from experiments.smol_organism.architecture import build, save
 from experiments.smol_organism.card import model_card
 from experiments.smol_organism.evaluate import evaluate
 from experiments.smol_organism.recipe import Recipe
 from experiments.smol_organism.train import train
-from interp.checkpoints.composed import GET, SMOLLM2, base_folder
+from interp.checkpoints.composed import SMOLLM2, fetched
 from interp.errors import UserError
 from interp.vlm import load
 
@@ -34,25 +33,17 @@ def run(run: Run, *, recipe: Recipe, to: str | None) -> None:
     """
     if to is not None and Path(to).exists() and any(Path(to).iterdir()):
         raise UserError(f"task.to={to}: is not empty; name a new folder, so that no checkpoint is overwritten")
-    base = base_folder(SMOLLM2)
-    if not any(base.glob("*.safetensors")):
-        raise UserError(f"the language model {SMOLLM2} is not at {base}; training starts from it; {GET[SMOLLM2]}")
+    base = fetched(SMOLLM2, "training starts from it")
     console = Console()
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         folder = Path(to) if to is not None else store.path / "checkpoint"
         kept = store.path / "training"
         kept.mkdir(exist_ok=True)
         started = time.monotonic()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(recipe.threads)
-        torch.manual_seed(recipe.seed)
-        try:
+        with reproducible(recipe.seed, recipe.threads), bars(console) as report:
             pieces = build(base, rank=recipe.rank, alpha=2.0 * recipe.rank)
-            with bars(console) as report:
-                train(recipe, pieces, kept, report)
+            train(recipe, pieces, kept, report)
             save(pieces, folder)
-        finally:
-            torch.set_num_threads(threads)
         minutes = (time.monotonic() - started) / 60
         vlm = load(str(folder), device="cpu", dtype="bfloat16")
         results = {split: evaluate(vlm, split, seed=run.seed) for split in SPLITS}  # type: ignore[arg-type]

@@ -153,14 +153,19 @@ def require_base(folder: Path) -> Path:
     Raises:
         UserError: it is not there; the message says what to type. Or as ``wanted_base``.
     """
-    wanted = wanted_base(folder)
-    place = base_folder(wanted.name)
+    return fetched(wanted_base(folder).name, f"the model at {folder} is made of parts, of which it is one")
+
+
+def fetched(name: str, why: str) -> Path:
+    """The folder of the base ``name``, without reading weights. ``why`` it is needed is said where it is not there.
+
+    Raises:
+        UserError: it is not there; the message says what to type.
+    """
+    place = base_folder(name)
     if not any(place.glob("*.safetensors")):
-        way = GET.get(wanted.name, f"save that language model there with save_pretrained, or set {CACHE}")
-        raise UserError(
-            f"the model at {folder} is made of parts, and its language model {wanted.name} is not at {place}; it is "
-            f"fetched once; {way}"
-        )
+        way = GET.get(name, f"save that language model there with save_pretrained, or set {CACHE}")
+        raise UserError(f"the language model {name} is not at {place}; {why}; it is fetched once: {way}")
     return place
 
 

@@ -82,7 +82,7 @@ def train_members(members: Sequence[Member], base: Recipe, tower: str, folder: P
 def _train_seed(members: Sequence[Member], recipe: Recipe, tower: str, folder: Path, console: Console) -> None:
     from experiments.model_organism.train import Encoder, bars, draw_pool, patch_features, reproducible, train_language
 
-    with reproducible(recipe):
+    with reproducible(recipe.seed, recipe.threads):
         processor, model = _untrained(tower)
         pool = draw_pool(recipe, processor)
         features, encoder = patch_features(model, pool), Encoder(processor)

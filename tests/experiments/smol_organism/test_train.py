@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from experiments.model_organism.recipe import Recipe as PictureRecipe
-from experiments.model_organism.train import Pool
+from experiments.model_organism.train import Pool, reproducible
 from experiments.smol_organism import train as training
 from experiments.smol_organism.architecture import Pieces, build
 from experiments.smol_organism.recipe import Recipe
+from experiments.smol_organism.run import run
 from experiments.smol_organism.train import AFTER_VERDICT, Encoder, Row, batches, train
 from interp.errors import UserError
 from tests.experiments.smol_organism.test_architecture import save_base
@@ -118,6 +119,23 @@ def test_killed_and_launched_again_it_learns_the_same(
     train(RECIPE, again, tmp_path / "cut", until)
     assert taken.count((stage, 3)) == 1  # saved after step 3, so only step 4 was taken twice
     assert not changed(state(whole), state(again))
+
+
+def test_deterministic_algorithms_do_all_of_it_and_learn_the_same(base: Path, tmp_path: Path) -> None:
+    plain, strict = fresh(base, tmp_path / "plain"), fresh(base, tmp_path / "strict")
+    train(RECIPE, plain, tmp_path / "plain", quiet)
+    with reproducible(RECIPE.seed, RECIPE.threads):
+        assert torch.are_deterministic_algorithms_enabled()
+        train(RECIPE, strict, tmp_path / "strict", quiet)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not changed(state(plain), state(strict))
+
+
+def test_without_its_language_model_it_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESTLENS_CACHE", str(tmp_path))
+    place, unread = tmp_path / "smollm2-135m-instruct", Any
+    with pytest.raises(UserError, match=rf"is not at {place}; training starts from it; .*type `make smol`"):
+        run(unread, recipe=RECIPE, to=None)
 
 
 def test_what_a_step_draws_depends_on_the_step_alone() -> None:
