@@ -47,11 +47,12 @@ test-all: install-dev chromium ## install, then every test; those for a GPU skip
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # Without TRANSFORMERS the committed table is written anew; with it, that version is installed beside .venv and compared.
+# With FAMILY=<name>[,<name>] only these families are asked, and their rows alone written: the table in pieces.
 CONTRACT_VENV = .venv-contract-$(TRANSFORMERS)
 CONTRACT_PIP = $(CONTRACT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
-CONTRACT_TESTS = -m pytest -q -m contract -n auto --dist loadfile -p no:cacheprovider
+CONTRACT_TESTS = -m pytest -q -m contract -n auto --dist loadfile -p no:cacheprovider $(if $(FAMILY),--contract-family=$(FAMILY))
 
-contract: ## the contract tests: writes interp/contract.json, or compares with TRANSFORMERS=<version>
+contract: ## the contract tests: writes interp/contract.json (FAMILY=<name>: its row), or compares with TRANSFORMERS=<version>
 ifdef TRANSFORMERS
 	test -x $(CONTRACT_VENV)/bin/python || $(PYTHON) -m venv $(CONTRACT_VENV)
 	grep -vE '^(transformers|tokenizers|huggingface_hub|hf.xet)==' constraints.txt > $(CONTRACT_VENV)/constraints.txt

@@ -2,6 +2,9 @@
 
 ``--contract-json PATH`` writes the table of the run and prints how it differs from the committed one. Without it a test
 that contradicts the committed table fails, if that was made with the transformers that is installed.
+
+``--contract-family NAME[,NAME]`` asks these families alone, and changes their rows alone in the file at PATH: a table
+can be made in pieces, with the same versions.
 """
 
 import json
@@ -12,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.table import CAPABILITIES, COMMITTED, FAILS, Found, contradiction, differences, drawn, table
+from tests.contract.table import CAPABILITIES, COMMITTED, FAILS, Found, contradiction, differences, drawn, merged, table
 
 KEY = "contract"
 FAMILY_ARGUMENTS = ("family", "name", "pieces")
@@ -20,8 +23,9 @@ _FOUND: list[Found] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that writes the table."""
+    """The options that write the table, and those that write it in pieces."""
     parser.addoption("--contract-json", metavar="PATH", help="write what the contract tests find to this file")
+    parser.addoption("--contract-family", metavar="NAME[,NAME]", help="the contract tests of these families alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +42,19 @@ def family_of(item: Any) -> str:
         if name in parameters:
             return str(getattr(parameters[name], "__name__", parameters[name]))
     raise AssertionError(f"{item.nodeid} shows a capability of no family; parametrise it by {FAMILY_ARGUMENTS}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    """Leaves out the contract tests of other families than those that were asked for."""
+    if (asked := config.getoption("--contract-family", None)) is None:
+        return
+    of = {item: family_of(item) for item in items if item.get_closest_marker(KEY)}
+    names, known = asked.split(","), sorted({*of.values()})
+    if unknown := [name for name in names if name not in known]:
+        raise pytest.UsageError(f"--contract-family: no test of {unknown[0]}; known: {', '.join(known)}")
+    left_out = [item for item in items if of.get(item) not in names]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if of.get(item) in names]
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -98,4 +115,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if any((cell["reason"] or "").startswith(FAILS) for cell in cells) and Path(path).resolve() == COMMITTED:
         write(f"not written: {COMMITTED.name} is never made of failing tests")
         return
+    if config.getoption("--contract-family", None) is not None and Path(path).is_file():
+        before = json.loads(Path(path).read_text())
+        if older := {name: before[name] for name in versions if before[name] != versions[name]}:
+            write(f"not written: {path} was made with {older}; write it whole, without --contract-family")
+            return
+        contents = merged(contents, before)
     Path(path).write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")

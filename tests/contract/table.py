@@ -71,6 +71,11 @@ def _cell(one: Found) -> dict[str, Any]:
     return {"works": one.passed and not one.not_applicable, "reason": reason, "test": one.test}
 
 
+def merged(found: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """``before`` with the families of ``found`` in the place of its own; both made with the same versions."""
+    return {**before, "families": dict(sorted((before["families"] | found["families"]).items()))}
+
+
 def differences(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:
     """A line for each cell that is not as committed; cells that were not run are left out."""
     lines = []

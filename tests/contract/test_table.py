@@ -1,8 +1,14 @@
 """The table is made of findings alone, and a finding against it is noticed."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
-from tests.contract.table import CAPABILITIES, Found, contradiction, differences, drawn, table
+from tests.conftest import REPOSITORY
+from tests.contract.table import CAPABILITIES, Found, contradiction, differences, drawn, merged, table
 
 WORKS = Found("llava", ("generate", "score"), "a.py::b[llava]", passed=True)
 REFUSED = Found("idefics", ("maps",), "a.py::c[idefics]", passed=True, not_applicable="no image tokens")
@@ -27,6 +33,49 @@ def test_contradictions_of_one_test() -> None:
     assert "is refused there, and works here" in contradiction(replace(REFUSED, not_applicable=""), committed)
     assert contradiction(replace(REFUSED, not_applicable="", test="another"), committed) == ""
     assert contradiction(replace(WORKS, family="new"), committed) == "new generate is not in it"
+
+
+def test_a_table_made_in_pieces_is_the_whole() -> None:
+    whole, refused = table([WORKS, REFUSED], VERSIONS), replace(WORKS, not_applicable="no")
+    assert merged(table([WORKS], VERSIONS), table([REFUSED], VERSIONS)) == whole
+    assert merged(table([WORKS], VERSIONS), table([refused, REFUSED], VERSIONS)) == whole
+    assert list(merged(table([REFUSED], VERSIONS), table([WORKS], VERSIONS))["families"]) == ["idefics", "llava"]
+
+
+PIECES = """
+import pytest
+@pytest.mark.contract("generate")
+@pytest.mark.parametrize("family", ["llava", "idefics"])
+def test_generate(family): pass
+def test_another(): raise AssertionError
+"""
+
+
+def piece(folder: Path, family: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contract.plugin", "-p", "no:cacheprovider"]
+    options = [f"--contract-family={family}", "--contract-json=own.json", "--rootdir=.", "test_pieces.py"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_family_is_asked_alone_and_its_row_alone_is_written(tmp_path: Path) -> None:
+    (tmp_path / "test_pieces.py").write_text(PIECES)
+    own = tmp_path / "own.json"
+    for families, rows in (
+        ("llava", ["llava"]),
+        ("idefics", ["idefics", "llava"]),
+        ("llava,idefics", ["idefics", "llava"]),
+    ):
+        assert f"{families.count(',') + 1} passed" in piece(tmp_path, families)
+        assert list(json.loads(own.read_text())["families"]) == rows
+    own.write_text(own.read_text().replace('"transformers": "', '"transformers": "0.'))
+    before = own.read_text()
+    assert "write it whole, without --contract-family" in piece(tmp_path, "llava")
+    assert own.read_text() == before
+    assert "no test of lava; known: idefics, llava" in piece(tmp_path, "lava")
 
 
 def test_differences_of_two_tables() -> None:
