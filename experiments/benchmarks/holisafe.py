@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.images import EncodedImage
-from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, json_file
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, readable_text
+from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, is_there, json_file
+from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, readable_text, whole
 from experiments.types import Drawable
 from interp.errors import UserError
 
@@ -47,7 +47,7 @@ class HoliSafe(PairedRefusals):
         number = 0
         for source in self._sources(folder):
             for record in _records(source):
-                case = f"h{record.get('id', number) if isinstance(record, Mapping) else number}"[:60]
+                case = whole(f"h{record.get('id', number) if isinstance(record, Mapping) else number}")[:60]
                 try:
                     _add(found, folder, case, record)
                 except Unfit as error:
@@ -107,7 +107,6 @@ def _picture(folder: Path, record: Mapping[str, Any], case: str) -> Path | Drawa
         if isinstance(data := value.get("bytes"), bytes):
             return EncodedImage(f"{value.get('path') or case}", data)
         value = value.get("path")
-    if not isinstance(value, str) or not value.strip():
-        raise Unfit("no field 'image' with a path or a picture")
+    value = need({"image": value}, "image")
     places = [folder / value, folder / "images" / value]
-    return next((place for place in places if place.is_file()), places[-1])
+    return next((place for place in places if is_there(place)), places[-1])

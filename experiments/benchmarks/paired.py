@@ -74,6 +74,14 @@ def first_there(folder: Path, names: Sequence[str]) -> Path:
     return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
 
+def is_there(path: Path) -> bool:
+    """Whether it is a file; False also for a name that no file can have, such as one of 5,000 letters."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def json_file(path: Path, kind: type, what: str) -> Any:
     """The value of a JSON file, which is a list or an object as ``kind`` says.
 

@@ -10,7 +10,7 @@ nothing of models, judges or metrics.
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, question
+from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, is_there, question
 from experiments.benchmarks.preflight import ExaminedCases, Unfit, need
 from experiments.benchmarks.workbook import read_rows
 from interp.errors import UserError
@@ -118,4 +118,4 @@ def _picture(folder: Path, category: str, name: str) -> Path:
     images = folder / "vscbench_image_centric_images"
     others = {good if bad == category else bad for bad, good in CATEGORIES.items() if category in (bad, good)}
     places = [images / one / name for one in (category, *sorted(others))]
-    return next((place for place in places if place.is_file()), places[0])
+    return next((place for place in places if is_there(place)), places[0])

@@ -325,6 +325,17 @@ def test_a_table_saved_as_csv_is_read_too(tmp_path: Path) -> None:
     assert {s.text for s in VSCBench(str(root)).load().samples} == {"Where, then?"}
 
 
+def test_a_picture_under_a_name_that_no_file_can_have_is_counted(tmp_path: Path) -> None:
+    root = vscbench(tmp_path)
+    names = ",".join(f"{side}_{at}.png" for side in ("safe", "unsafe") for at in range(3))
+    (root / "vscbench_image_centric.xlsx").unlink()
+    text = f"{','.join(IMAGE_HEAD)}\npornography,Where?,{names.replace('safe_0', 'x' * 5000, 1)}\n"
+    (root / "vscbench_image_centric.csv").write_text(text, encoding="utf-8")
+    loaded = VSCBench(str(root)).load()
+    assert len(loaded.samples) == 5
+    assert "image unreadable" in loaded.missing["i2.0-safe"]
+
+
 def test_a_broken_workbook_is_said_to_be_one(tmp_path: Path) -> None:
     root = vscbench(tmp_path)
     file = root / "vscbench_image_centric.xlsx"
@@ -438,6 +449,9 @@ def test_only_sss_is_benign(tmp_path: Path, file: str) -> None:
         ({"query": " "}, "'query'"),
         ({"image": None}, "no field 'image'"),
         ({"image": "../../etc/passwd"}, "image "),
+        ({"image": "x" * 5000}, "image unreadable"),
+        ({"image": "\ud800.png"}, "half a character"),
+        ({"image": {"bytes": None, "path": 5}}, "no text"),
     ],
 )
 def test_a_record_that_cannot_be_asked_is_counted(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
