@@ -3,11 +3,11 @@
 An edge goes from the keys of one segment to the queries of another: ``("image", "verdict")`` keeps the verdict from
 attending to the picture (Geva et al. 2023, "Dissecting Recall of Factual Associations", section 4). Names are those of
 ``interp.segments``, with ``image`` for the picture and ``verdict`` for the prompt's last token, from which the first
-answer token is predicted. A token's edge to itself is never cut, so every query keeps a key. Layers are decoder layers,
-from 0.
+answer token is predicted. An end may also be a function that finds its columns in a row's segments, such as those of a
+word. A token's edge to itself is never cut, so every query keeps a key. Layers are decoder layers, from 0.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.sublayers import head_count
 from interp.host import to_device
 from interp.prompt import listed
-from interp.segments import IMAGE, SEGMENTS, Segments, segment
+from interp.segments import IMAGE, SEGMENTS, RowSegments, Segments, segment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,12 +32,15 @@ if TYPE_CHECKING:
     from interp.metric import Metric
     from interp.vlm import VLM, Prompt
 
-Edge = tuple[str, str]
-"""Segment of the keys, segment of the queries."""
+End = str | Callable[[RowSegments], Sequence[int]]
+"""A segment, or a function of a prompt's segments that gives columns; its ``__name__`` names it."""
+
+Edge = tuple[End, End]
+"""Where the keys are, where the queries are."""
 
 VERDICT = "verdict"
 ENDS = ("image", VERDICT, *(name for name in SEGMENTS if name not in ("padding", IMAGE)))
-"""Valid ends of an edge."""
+"""Segments that can be ends of an edge."""
 
 
 @contextmanager
@@ -169,11 +172,11 @@ def knockout_by_head(
     return _found(vlm, listed(prompts), edges, cuts, metric, batch_size)
 
 
-def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
-    """All runs of ``width`` consecutive layers among those with self-attention.
+def windows(vlm: "VLM", width: int, stride: int = 1) -> list[tuple[int, ...]]:
+    """Runs of ``width`` consecutive layers among those with self-attention, one beginning every ``stride`` layers.
 
     Raises:
-        UserError: a width below 1 or above the number of such layers.
+        UserError: a width below 1 or above the number of such layers, or a stride below 1.
     """
     layers = tuple(vlm.layout.attentions(vlm.model))
     if not 1 <= width <= len(layers):
@@ -181,7 +184,9 @@ def windows(vlm: "VLM", width: int) -> list[tuple[int, ...]]:
             f"windows of {width} layers in {vlm.name}; it has {len(layers)} with self-attention; choose 1 to "
             f"{len(layers)}"
         )
-    return [layers[first : first + width] for first in range(len(layers) - width + 1)]
+    if stride < 1:
+        raise UserError(f"windows every {stride} layers; must be at least 1")
+    return [layers[first : first + width] for first in range(0, len(layers) - width + 1, stride)]
 
 
 def _found(
@@ -258,7 +263,7 @@ def _heads(vlm: "VLM", heads: Sequence[int] | None) -> Bool[Tensor, "head"] | No
 def _check(vlm: "VLM", edges: Sequence[Edge]) -> None:
     if not edges:
         raise UserError("no edges to cut; a knockout needs at least one; give pairs like ('image', 'verdict')")
-    unknown = [name for edge in edges for name in edge if name not in ENDS]
+    unknown = [end for edge in edges for end in edge if isinstance(end, str) and end not in ENDS]
     if unknown:
         raise UserError(f"no segment '{unknown[0]}' to cut an edge at; known: {', '.join(ENDS)}; choose among these")
     if any("image" in edge for edge in edges):
@@ -310,20 +315,24 @@ class _Cutter:
 def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "row 1 query key"]:
     """True at the edges to cut. Keys are the newest columns; the cache of a sliding window drops older ones."""
     segments, total = forward.batch.segments, forward.total
-    codes = segments.indicator(0, total).argmax(-1)
     first = total - keys
-    cut = torch.zeros(len(codes), total - forward.start, keys, dtype=torch.bool)
+    cut = torch.zeros(len(segments.rows), total - forward.start, keys, dtype=torch.bool)
     for source, target in edges:
-        seen = _at(codes, source, segments.width)[:, first:]
-        sees = _at(codes, target, segments.width)[:, forward.start :]
+        seen = _at(segments, source, total)[:, first:]
+        sees = _at(segments, target, total)[:, forward.start :]
         cut |= sees[:, :, None] & seen[:, None, :]
     columns = torch.arange(total)
     cut &= columns[forward.start :, None] != columns[None, first:]  # never cut a token's edge to itself
     return cut[:, None]
 
 
-def _at(codes: Tensor, name: str, width: int) -> Bool[Tensor, "row column"]:
-    """True at the columns of one end of an edge."""
-    if name == VERDICT:
-        return (torch.arange(codes.shape[1]) == width - 1).expand(codes.shape)
-    return codes == SEGMENTS.index(IMAGE if name == "image" else name)
+def _at(segments: Segments, end: End, total: int) -> Bool[Tensor, "row column"]:
+    """True at the columns of one end of an edge, of ``total``."""
+    columns = torch.arange(total)
+    if not isinstance(end, str):
+        return torch.stack(
+            [torch.isin(columns, torch.tensor(list(end(row)), dtype=torch.long)) for row in segments.rows]
+        )
+    if end == VERDICT:
+        return (columns == segments.width - 1).expand(len(segments.rows), -1)
+    return segments.indicator(0, total).argmax(-1) == SEGMENTS.index(IMAGE if end == "image" else end)

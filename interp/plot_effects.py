@@ -99,7 +99,7 @@ def patch_figure(found: "PatchEffects", *, title: str = "") -> Figure:
 def knockout_figure(found: "KnockoutEffects", *, title: str = "") -> Figure:
     """By head: a grid of layers and heads. By window: a bar for each; of a single cut, a bar for each prompt."""
     means = found.moved.mean(-1).numpy()
-    edges = ", ".join(f"{source} → {target}" for source, target in found.edges)
+    edges = ", ".join(" → ".join(str(getattr(end, "__name__", end)) for end in edge) for edge in found.edges)
     if found.heads[0] is not None:
         layers = list(dict.fromkeys(layers[0] for layers in found.layers))
         grid = {f"{edges} cut": means.reshape(len(layers), -1)}

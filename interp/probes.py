@@ -71,6 +71,7 @@ def probe(
     groups: Sequence[Any] | np.ndarray,
     *,
     balance: Sequence[Sequence[Any] | np.ndarray] = (),
+    tested: Float[Tensor, "layer row width"] | None = None,
     folds: int = FOLDS,
     shuffles: int = SHUFFLES,
     seed: int = 0,
@@ -83,6 +84,7 @@ def probe(
     Args:
         balance: columns (such as template and concept) within whose values two classes get equal weight in fitting;
             see ``interp.lda.raked``.
+        tested: states of the same cases in another run; the probe is fitted on ``hidden`` and tested on these.
         shuffles: how often the control's labels are drawn. They are shuffled among groups if each has a single label,
             otherwise among cases.
 
@@ -99,7 +101,12 @@ def probe(
     if folds < 2:
         raise UserError(f"folds={folds}: a held-out number needs at least 2")
     states = hidden.double().numpy()
-    kept = ~np.isnan(states).any((0, 2))
+    others = states if tested is None else tested.double().numpy()
+    if others.shape != states.shape:
+        raise UserError(
+            f"states of {others.shape} to test on and of {states.shape} to fit on; both must be of one shape"
+        )
+    kept = ~np.isnan(states).any((0, 2)) & ~np.isnan(others).any((0, 2))
     values, group, *nuisances = (column[kept] for column in columns)
     names, codes = np.unique(values, return_inverse=True)
     classes = tuple(map(str, names.tolist()))
@@ -113,12 +120,12 @@ def probe(
     rng = np.random.default_rng(seed)
     task = _task(codes, splits, nuisances)
     controls = [_task(_shuffled(codes, group, splits, rng), splits, nuisances) for _ in range(shuffles)]
-    for layer, state in enumerate(states[:, kept]):
-        scores = task.held_out(state)
+    for layer, (state, other) in enumerate(zip(states[:, kept], others[:, kept], strict=True)):
+        scores = task.held_out(state, other)
         found.predicted[layer, kept] = guess = scores.argmax(1)
         found.accuracy[layer] = (guess == codes).mean()
         found.balanced_accuracy[layer] = task.balanced(guess)
-        found.control[layer] = np.mean([other.balanced(other.held_out(state).argmax(1)) for other in controls])
+        found.control[layer] = np.mean([one.balanced(one.held_out(state, other).argmax(1)) for one in controls])
         if len(names) == 2:
             found.score[layer, kept] = margin = scores[:, 1] - scores[:, 0]
             found.auroc[layer] = auroc(margin, codes == 1)
@@ -142,13 +149,15 @@ class _Task:
     splits: list[Fold]
     weights: list[np.ndarray]
 
-    def held_out(self, state: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row class"]:
-        """Each case's scores by the probe that was fitted without it."""
+    def held_out(
+        self, state: Float[np.ndarray, "row width"], tested: Float[np.ndarray, "row width"]
+    ) -> Float[np.ndarray, "row class"]:
+        """The scores of each case's ``tested`` state by the probe that was fitted on ``state`` without the case."""
         scores = np.empty((len(state), int(self.codes.max()) + 1))
         for (train, test), weight in zip(self.splits, self.weights, strict=True):
             used = train[weight > 0]
             fitted = discriminant(state[used], self.codes[used], weight[weight > 0])
-            scores[test] = fitted.scores(state[test])
+            scores[test] = fitted.scores(tested[test])
         return scores
 
     def balanced(self, guess: Int[np.ndarray, "row"]) -> float:

@@ -13,7 +13,7 @@ from interp.attention_knockout import knockout, knockout_by_head, knockout_by_wi
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, intercept
 from interp.metric import logit_difference
-from interp.segments import SEGMENTS, Segments, segment
+from interp.segments import SEGMENTS, RowSegments, Segments, segment
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted
@@ -163,6 +163,27 @@ def test_two_knockouts_add_up(vlm: VLM) -> None:
     with knockout(vlm, [("image", "verdict"), ("user", "verdict")]):
         together = vlm.score(PROMPTS)
     torch.testing.assert_close(nested, together, atol=1e-6, rtol=0)
+
+
+def test_an_end_may_be_a_function_of_the_segments(vlm: VLM) -> None:
+    def words(row: RowSegments) -> list[int]:
+        return row.columns("user")
+
+    def last_word(row: RowSegments) -> tuple[int, ...]:
+        return row.words[-1].columns
+
+    def other_words(row: RowSegments) -> list[int]:
+        return [column for column in row.columns("user") if column not in row.words[-1].columns]
+
+    by_name, by_columns, at_last, elsewhere, both = (
+        knockout_effect(vlm, PROMPTS, [("image", end) for end in ends]).moved
+        for ends in (["user"], [words], [last_word], [other_words], [last_word, other_words])
+    )
+    assert torch.equal(by_name, by_columns)
+    assert torch.equal(by_name, both)
+    assert (at_last != by_name).any()
+    assert (at_last != elsewhere).any()
+    assert (at_last != 0).any()
 
 
 def test_effect_is_the_change_of_the_margin(vlm: VLM) -> None:
@@ -399,6 +420,14 @@ def test_an_answer_that_looks_at_the_picture_itself(dtype: torch.dtype) -> None:
         cut = vlm.generate(prompts, max_new_tokens=4)
     assert cut.margins.abs().max() < 1e-3
     assert [text.split()[1] for text in cut.texts] == ["blue", "red"]
+
+
+def test_windows_begin_every_so_many_layers() -> None:
+    vlm = planted(Plan(layers=5))
+    assert windows(vlm, 2, stride=2) == [(0, 1), (2, 3)]
+    assert windows(vlm, 2) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    with pytest.raises(UserError, match="windows every 0 layers; must be at least 1"):
+        windows(vlm, 2, stride=0)
 
 
 @pytest.mark.parametrize("width", [0, 3, -1])

@@ -35,6 +35,18 @@ def test_finds_the_planted_point_and_no_other(classes: int) -> None:
     assert (found.predicted[1] == labels).mean() == found.accuracy[1]
 
 
+def test_tested_on_another_run_it_reads_what_is_the_same_there() -> None:
+    hidden, labels, groups = planted(5)
+    assert (probe(hidden, labels, groups, tested=hidden).predicted == probe(hidden, labels, groups).predicted).all()
+    turned = probe(hidden, labels, groups, tested=hidden.roll(3, dims=-1))
+    assert turned.balanced_accuracy[1] < 0.5 < probe(hidden, labels, groups).balanced_accuracy[1]
+    gone = hidden.clone()
+    gone[:, 7] = torch.nan
+    assert (probe(hidden, labels, groups, tested=gone).predicted[:, 7] == -1).all()
+    with pytest.raises(UserError, match="both must be of one shape"):
+        probe(hidden, labels, groups, tested=hidden[:2])
+
+
 def test_a_group_is_never_split() -> None:
     """Each group has its own mark and its own label: known by heart in fitting, worth nothing for another group."""
     rng = np.random.default_rng(0)

@@ -1,4 +1,8 @@
-"""words_and_picture.json's ``transplant`` as sentences: what other states at "this" do to the verdict, by layer."""
+"""words_and_picture.json's ``transplant`` as sentences: where the picture gets lost.
+
+What other states at "this" do to the verdict, what is read of the run with the picture and of that in words, and what
+becomes of both where edges of attention are cut.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,26 +11,44 @@ from experiments.metrics.findings import Answer, found
 from experiments.report.findings.statements import interval_name, judged, too_few
 from experiments.report.numbers import brief, fixed, fixed_interval, percent
 
-TITLE = "The noun's state in the place of “this”"
+TITLE = "Where the picture gets lost"
 NOTE = (
     "After one decoder layer (from 0) the state at “this” in the run with the picture is replaced, and the margin is "
     "read: by the noun's own state in the run in words (“the cockroach”, last token), by that of the other thing of "
     "the pair (truth reversed), or by the mean over the nouns of all cases. Verdicts are the signs of margins. "
     "Differences are paired with the picture as it is; what is said of them is by intervals that hold for all states "
     "and layers at once. Of the other thing's state, AUROC is that of the case's own truth. Probes see nothing of a "
-    "case's cluster; that something can be read does not mean that it is used."
+    "case's cluster; that something can be read does not mean that it is used. In words: pointing (“There is a "
+    "cockroach.” before the question, no picture). Fitted in words, tested with the picture: each run's mean is taken "
+    "away first. The vocabulary lens names the thing whose noun is likeliest among the things' nouns, each noun's mean "
+    "over all cases taken away; nothing is fitted. Edges are cut in all layers; what is said of them is by intervals "
+    "that hold for all cuts of a run at once."
 )
-MOVED, FOLLOWS = "auroc with another state at this", "verdicts follow the state"  # the questions
+MOVED, FOLLOWS, CUT = "auroc with another state at this", "verdicts follow the state", "auroc with edges cut"  # asked
 _STATES = {
     "noun": "The noun's state from the run in words, put onto “this” in the run with the picture",
     "other": "The state of the pair's other thing",
     "mean": "The mean of all nouns' states, which names no thing",
 }
-_PROBED = {
+_READ = {
     ("thing", "this"): "the thing at “this”",
     ("thing", "verdict"): "the thing at the verdict",
+    ("truth", "this"): "safe or not at “this”",
     ("truth", "verdict"): "safe or not at the verdict",
 }
+_RUNS = {
+    "picture": "With the picture a linear probe reads",
+    "words": "In words, pointing, it reads",
+    "crossed": "Fitted in words and tested with the picture, it reads",
+}
+CUTS = {
+    "source → this": "{source} → “this”",
+    "source → other words": "{source} → the other words",
+    "source → verdict": "{source} → verdict",
+    "this → verdict": "“this” → verdict",
+    "source → all": "{source} → all behind it",
+}
+SOURCES = {"picture": "picture", "words": "what is said of the thing"}
 _SAID = {
     Answer.ROSE: "raises it",
     Answer.FELL: "lowers it",
@@ -38,8 +60,9 @@ _SAID = {
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """The cases, each of the three states, and the probes."""
-    return [_entered(result), *(_state(result, state) for state in _STATES), *_follows(result), *_probes(result)]
+    """The cases, each of the three states, what is read, and the cuts."""
+    states = [_entered(result), *(_state(result, state) for state in _STATES), *_follows(result)]
+    return [*states, *_probes(result), *_lens(result), *(_cuts(result, run) for run in SOURCES)]
 
 
 def _entered(result: Mapping[str, Any]) -> str:
@@ -101,10 +124,15 @@ def _follows(result: Mapping[str, Any]) -> list[str]:
 
 
 def _probes(result: Mapping[str, Any]) -> list[str]:
+    found = [f"{begin} {'; '.join(told)}." for run, begin in _RUNS.items() if (told := _read(result, run))]
+    return found or ["The cases are too few for linear probes."]
+
+
+def _read(result: Mapping[str, Any], run: str) -> list[str]:
+    """What is read of one run at each place, over the layers."""
     told = []
-    for (quantity, place), words in _PROBED.items():
-        known = [row for row in result["probes"] if row["value"] is not None]
-        rows = [row for row in known if (row["quantity"], row["place"]) == (quantity, place)]
+    for (quantity, place), words in _READ.items():
+        rows = _rows(result, run, quantity, place)
         if not rows:
             continue
         low, high = (end(row["value"] for row in rows) for end in (min, max))
@@ -116,9 +144,54 @@ def _probes(result: Mapping[str, Any]) -> list[str]:
                 f"{words} ({rows[0]['classes']} classes) in {_range(percent(low, 0), percent(high, 0))}% of cases "
                 f"(shuffled labels: at most {percent(shuffled, 0)}%)"
             )
-    if not told:
-        return ["The cases are too few for linear probes."]
-    return [f"By layer, a linear probe of the run with the picture reads {'; '.join(told)}."]
+    return told
+
+
+def _lens(result: Mapping[str, Any]) -> list[str]:
+    """What the vocabulary lens names at "this", at its best layer in either run."""
+    told = []
+    for run, words in (("picture", "with the picture"), ("words", "in words")):
+        rows = _rows(result, run, "named", "this")
+        if rows:
+            best = max(rows, key=lambda row: row["value"])
+            within = fixed_interval((_hundred(best["low"]), _hundred(best["high"])), 0)
+            told.append(
+                f"{words} in at most {percent(best['value'], 0)}%{f' [{within}]' if within else ''} of cases (after "
+                f"layer {best['layer']}; chance {percent(1 / best['classes'], 0)}%)"
+            )
+    return [f"At “this” the vocabulary lens names the thing {'; '.join(told)}."] if told else []
+
+
+def _cuts(result: Mapping[str, Any], run: str) -> str:
+    """AUROC under each cut of a run, with its statement; and how well the thing is then read at the verdict."""
+    rows = {row["cut"]: row for row in result["cuts"] if row["run"] == run}
+    told = []
+    for cut, name in CUTS.items():
+        finding = found(result["findings"], CUT, f"{run}: {cut}")
+        assert finding is not None
+        thing = rows[cut]["thing"]["verdict"]["value"]
+        read = "" if thing is None else f"; thing at the verdict {percent(thing, 0)}%"
+        shown = (
+            ""
+            if rows[cut]["change"] is None
+            else f", {brief(judged(rows[cut]['change'], studied=False), of_rates=False)}"
+        )
+        told.append(
+            f"{name.format(source=SOURCES[run])}: {fixed(rows[cut]['auroc'], 3)}{shown}, "
+            f"{_SAID[finding.answer].replace('it', 'the AUROC', 1)}{read}"
+        )
+    where = "With the picture" if run == "picture" else "In words, pointing"
+    return f"{where} (AUROC {fixed(rows['nothing']['auroc'], 3)}), with edges cut: {'. '.join(told)}."
+
+
+def _hundred(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _rows(result: Mapping[str, Any], run: str, quantity: str, place: str) -> list[Mapping[str, Any]]:
+    wanted = (run, quantity, place)
+    return [row for row in result["probes"]
+            if (row["run"], row["quantity"], row["place"]) == wanted and row["value"] is not None]  # fmt: skip
 
 
 def _range(low: str, high: str) -> str:

@@ -78,6 +78,7 @@ class ExaminationSettings:
     prior: str
     seed: int
     draws: int
+    stride: int = 1
 
 
 class Examination:
@@ -94,7 +95,7 @@ class Examination:
         self.selection: Selection | None = select(self.cases, records, limit=settings.limit, seed=settings.seed)
         self.prompts = prompts_of(self.cases.samples)
         self.layers = spaced_layers(last_layer(vlm), settings.points)
-        self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, settings.width))]
+        self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, settings.width, settings.stride))]
         template, concept = self.cases.tag("template"), self.cases.tag("concept")
         factors = None if template is None or concept is None else (template, concept)
         self.estimator = Estimator.of(self.cases.clusters, draws=settings.draws, seed=settings.seed, factors=factors)
@@ -161,7 +162,7 @@ class Examination:
         if self.selection is None:
             return found
         some = [self.prompts[index] for index in self.selection.everyone]
-        cut = cut_margins(self.vlm, some, width=self.settings.width)
+        cut = cut_margins(self.vlm, some, width=self.settings.width, stride=self.settings.stride)
         found["knockout"] = knockout_rows(
             cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.windows
         )
@@ -251,10 +252,10 @@ def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
 
 
 def cut_margins(
-    vlm: "VLM", prompts: "Sequence[Prompt]", *, width: int, batch_size: int | None = None
+    vlm: "VLM", prompts: "Sequence[Prompt]", *, width: int, stride: int = 1, batch_size: int | None = None
 ) -> Float[np.ndarray, "edge window row"]:
-    """Margins with each of ``EDGES`` cut in all layers (window 0) and in each window of ``width`` layers after it."""
-    cuts: list[Sequence[int] | None] = [None, *windows(vlm, width)]
+    """Margins with each of ``EDGES`` cut in all layers (window 0) and in each of ``windows(vlm, width, stride)``."""
+    cuts: list[Sequence[int] | None] = [None, *windows(vlm, width, stride)]
     every = [([edge], layers) for edge in EDGES for layers in cuts]
 
     def margins(places: list[int]) -> Tensor:

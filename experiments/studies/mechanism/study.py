@@ -37,13 +37,15 @@ class Mechanism:
     """The task. Everything is done on the test cases; nothing is chosen on them but what needs no labels.
 
     ``failures`` is how many of those are cut and patched, best matched first (None: all), beside all successes matched
-    to them and the twins of both. ``width`` is the layers in a window of a knockout. ``points`` is how many points of
-    the residual stream are looked at, evenly from first to last. ``prior`` is what stands for the picture where the
-    sentence's own say is measured (``mitigation.prior_correction``). ``draws`` are those of the intervals here.
+    to them and the twins of both. ``width`` is the layers in a window of a knockout, one of which begins every
+    ``stride`` layers. ``points`` is how many points of the residual stream are looked at, evenly from first to last.
+    ``prior`` is what stands for the picture where the sentence's own say is measured (``mitigation.prior_correction``).
+    ``draws`` are those of the intervals here.
     """
 
     failures: int | None = 120
     width: int = 1
+    stride: int = 1
     points: int = 9
     prior: str = "blank"
     draws: int = 2000
@@ -54,7 +56,8 @@ class Mechanism:
         Raises:
             UserError: a value is outside its range.
         """
-        for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("points", self.points, 2),
+        for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("stride", self.stride, 1),
+                                   ("points", self.points, 2),
                                    ("draws", self.draws, 1)):  # fmt: skip
             if value is not None and value < least:
                 raise UserError(f"task.{name}={value}: must be at least {least}")
@@ -87,7 +90,7 @@ class Mechanism:
         kept = read_object(store.path / RESULT)
         if kept.get("settings") == settings:
             return kept
-        options = ExaminationSettings(self.failures, self.width, self.points, self.prior, run.seed, draws)
+        options = ExaminationSettings(self.failures, self.width, self.points, self.prior, run.seed, draws, self.stride)
         records = work.records()
         answers = [(record["case"], record["verdict"]) for record in records]
         with (

@@ -1,7 +1,8 @@
 """``+exp=words_and_picture``: the same cases with the picture, in words, and with neither; and what is seen in them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rich.console import RenderableType
@@ -13,6 +14,7 @@ from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.metrics.findings import RULES
 from experiments.report.build import add_section
+from experiments.report.findings import beside as beside_said
 from experiments.report.findings import transplant as transplant_said
 from experiments.report.findings.words_and_picture import NOTE, TITLE, sentences
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
@@ -33,7 +35,8 @@ from experiments.studies.words_and_picture.conditions import (
 from experiments.types import Loaded
 from interp.errors import UserError
 
-RESULT, TRANSPLANT = "words_and_picture", "transplant"
+RESULT, TRANSPLANT, BESIDE = "words_and_picture", "transplant", "beside"
+STATUS = {TRANSPLANT: "where the picture gets lost", BESIDE: "the right caption beside the picture"}
 CONDITIONS_FILE, CAPTIONS_FILE = f"{RESULT}.jsonl", "captions.jsonl"
 CAPTION_TOKENS = 24
 DIFFERENCE = f"{PICTURE} − {POINTING}"
@@ -48,10 +51,13 @@ class WordsAndPicture:
     condition), captions.jsonl, words_and_picture.json, and a section of the report.
 
     ``transplant`` are decoder layers (from 0) after which the noun's state in words is put onto "this" in the run with
-    the picture; None leaves that out. It is kept under ``transplant`` in words_and_picture.json, with a section.
+    the picture, and after which is read what is there of thing and truth; None leaves that out. ``beside`` asks why the
+    right caption suffices alone and hardly helps beside the picture. Each is kept under its name in
+    words_and_picture.json, with a section and a figure.
     """
 
     transplant: list[int] | None = None
+    beside: bool = False
 
     def __post_init__(self) -> None:
         """Checks the layers.
@@ -77,7 +83,7 @@ class WordsAndPicture:
                 f"benchmark={run.benchmark.name}: asks for answers in words; the study compares verdicts; "
                 "choose benchmark=iconworld"
             )
-        if self.transplant is not None:
+        if self.transplant is not None or self.beside:
             _ = run.weights  # what looks inside needs them here
         with study.opened(study.baseline_only(run), check=_known) as work:
             if self.transplant is not None:
@@ -89,7 +95,11 @@ class WordsAndPicture:
             missing = "words and picture were not compared"
             analyses = [Analysis(RESULT, missing, self._compared, together=True)]
             if self.transplant is not None:
-                analyses.append(Analysis(TRANSPLANT, "no state was put in the place of “this”", self._transplanted))
+                analyses.append(
+                    Analysis(TRANSPLANT, "where the picture gets lost was not looked at", self._transplanted)
+                )
+            if self.beside:
+                analyses.append(Analysis(BESIDE, "nothing was put beside the right caption", self._beside))
             work.conclude(analyses)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
@@ -122,44 +132,67 @@ class WordsAndPicture:
         result = summarise([*own, *others], captions, seed=run.seed, draws=run.draws)
         result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["finished"] = now()
-        kept = read_object(store.path / f"{RESULT}.json").get(TRANSPLANT)
-        store.write_json(f"{RESULT}.json", result | ({TRANSPLANT: kept} if kept else {}))
+        before = read_object(store.path / f"{RESULT}.json")
+        store.write_json(f"{RESULT}.json", result | {name: before[name] for name in STATUS if name in before})
         return result
 
     def _transplanted(self, work: study.Study) -> list[RenderableType]:
         from experiments.studies.words_and_picture import transplant_shown as shown
-
-        result, folder = self._transplant(work), work.store.path
-        tables, drawn = shown.tables(result), shown.draw(result)
-        section = Section(transplant_said.TITLE, result["sentences"], tables, note=transplant_said.NOTE)
-        add_section(folder, TRANSPLANT, section, {TRANSPLANT: SectionFigure(drawn, shown.ALT, shown.CAPTION)})
-        return [*map(terminal, tables), *result["sentences"]]
-
-    def _transplant(self, work: study.Study) -> dict[str, Any]:
-        """Adds ``transplant`` to words_and_picture.json and returns it; one of the same cases and settings is kept."""
         from experiments.studies.words_and_picture.transplant import examine
-        from interp.batching import resumable
-        from interp.vision_cache import FeatureCache, shared_features
 
-        run, store, vlm = work.run, work.store, work.vlm
-        assert self.transplant is not None
-        cases = [work.loaded.manifest, sorted(sample.id for sample in work.samples)]
-        settings = digest([RULES, self.transplant, cases, run.seed, run.draws, vlm.name, vlm.revision, str(vlm.dtype)])
-        path = store.path / f"{RESULT}.json"
-        kept: dict[str, Any] = read_object(path).get(TRANSPLANT) or {}
-        if kept.get("settings") == settings:
-            return kept
-        with (
-            shared_features(vlm, FeatureCache(run.feature_cache_mib)),
-            work.answering.road(TRANSPLANT),
-            resumable(store.path / KEPT / TRANSPLANT, of=settings),
-            work.console.status("states put in the place of “this”"),
-        ):
-            result = {"settings": settings,
-                      **examine(vlm, work.samples, self.transplant, seed=run.seed, draws=run.draws)}  # fmt: skip
-        result |= {"sentences": transplant_said.sentences(result), "finished": now()}
-        store.write_json(path.name, read_object(path) | {TRANSPLANT: result})
-        return result
+        layers = self.transplant
+        assert layers is not None
+        result = _examined(work, TRANSPLANT, layers, partial(examine, layers=layers), transplant_said.sentences)
+        figure = SectionFigure(shown.draw(result), shown.ALT, shown.CAPTION)
+        title, note = transplant_said.TITLE, transplant_said.NOTE
+        return _shown(work, TRANSPLANT, Section(title, result["sentences"], shown.tables(result), note=note), figure)
+
+    def _beside(self, work: study.Study) -> list[RenderableType]:
+        from experiments.studies.words_and_picture import beside_shown as shown
+        from experiments.studies.words_and_picture.beside import examine
+
+        result = _examined(work, BESIDE, None, examine, beside_said.sentences)
+        figure = SectionFigure(shown.draw(result), shown.ALT, shown.CAPTION)
+        title, note = beside_said.TITLE, beside_said.NOTE
+        return _shown(work, BESIDE, Section(title, result["sentences"], [shown.table(result)], note=note), figure)
+
+
+def _examined(
+    work: study.Study,
+    name: str,
+    option: Any,
+    examine: Callable[..., dict[str, Any]],
+    said: Callable[[Mapping[str, Any]], list[str]],
+) -> dict[str, Any]:
+    """Adds what ``examine`` finds to words_and_picture.json; what is there of the same cases and settings is kept."""
+    from interp.batching import resumable
+    from interp.vision_cache import FeatureCache, shared_features
+
+    run, store, vlm = work.run, work.store, work.vlm
+    cases = [work.loaded.manifest, sorted(sample.id for sample in work.samples)]
+    settings = digest([RULES, option, cases, run.seed, run.draws, vlm.name, vlm.revision, str(vlm.dtype)])
+    path = store.path / f"{RESULT}.json"
+    kept: dict[str, Any] = read_object(path).get(name) or {}
+    if kept.get("settings") == settings:
+        return kept
+    with (
+        shared_features(vlm, FeatureCache(run.feature_cache_mib)),
+        work.answering.road(name),
+        resumable(store.path / KEPT / name, of=settings),
+        work.console.status(STATUS[name]),
+    ):
+        result = {"settings": settings, **examine(vlm, work.samples, seed=run.seed, draws=run.draws)}
+    result |= {"sentences": said(result), "finished": now()}
+    store.write_json(path.name, read_object(path) | {name: result})
+    return result
+
+
+def _shown(work: study.Study, name: str, section: Section, figure: SectionFigure) -> list[RenderableType]:
+    """Adds the section to the report, with its figure as ``figures/<name>.png`` as well; what to print."""
+    add_section(work.store.path, name, section, {name: figure})
+    picture = work.store.path / "figures" / f"{name}.png"
+    figure.figure.savefig(picture, dpi=120)
+    return [*map(terminal, section.tables), *section.sentences, f"figure: {picture}"]
 
 
 def _known(loaded: Loaded) -> None:

@@ -1,4 +1,4 @@
-"""What transplants and probes found, as tables and as one figure of two panels."""
+"""What transplants, readings and cuts found, as tables and as one figure of three panels."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,24 +7,49 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN
+from experiments.report.findings.transplant import CUTS, SOURCES
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
 from experiments.report.table import Cell, Table
 
-WIDTH, HEIGHT = 9.0, 4.2  # inches of 100 px
+WIDTH, HEIGHT = 10.8, 4.8  # inches of 100 px
 STATES = {"noun": "the noun's state in words", "other": "the pair's other thing", "mean": "the mean noun"}
-PROBED = {
-    ("thing", "this"): "thing at “this” (accuracy)",
-    ("thing", "verdict"): "thing at the verdict (accuracy)",
-    ("truth", "verdict"): "safe or not at the verdict (AUROC)",
+PROBED = {  # (run, quantity, place): column, colour
+    ("picture", "thing", "this"): "thing at “this”",
+    ("picture", "thing", "verdict"): "thing at the verdict",
+    ("words", "thing", "this"): "thing at “this”, in words",
+    ("words", "thing", "verdict"): "thing at the verdict, in words",
+    ("crossed", "thing", "this"): "thing at “this”, fitted in words",
+    ("crossed", "thing", "verdict"): "thing at the verdict, fitted in words",
+    ("picture", "named", "this"): "lens names it at “this”",
+    ("words", "named", "this"): "lens names it at “this”, in words",
+    ("picture", "truth", "this"): "safe or not at “this”",
+    ("words", "truth", "this"): "safe or not at “this”, in words",
+    ("picture", "truth", "verdict"): "safe or not at the verdict",
+    ("words", "truth", "verdict"): "safe or not at the verdict, in words",
+    ("crossed", "truth", "verdict"): "safe or not at the verdict, fitted in words",
 }
-ALT = ("Two panels by decoder layer: the AUROC with another state at “this” beside that with the picture as it is; and "
-       "what linear probes read of the run with the picture.")  # fmt: skip
-CAPTION = "Another state at “this”; what linear probes read with the picture as it is. Bands: 95% intervals."
+THINGS = {  # line: style, dash
+    ("picture", "thing", "this"): ("at “this”, with the picture", 1, "-"),
+    ("picture", "thing", "verdict"): ("at the verdict, with the picture", 2, "-"),
+    ("words", "thing", "this"): ("at “this”, in words", 1, "--"),
+    ("words", "thing", "verdict"): ("at the verdict, in words", 2, "--"),
+    ("crossed", "thing", "this"): ("at “this”: fitted in words, tested with the picture", 3, "-"),
+}
+TRUTHS = {
+    ("picture", "truth", "this"): ("at “this”, with the picture", 1, "-"),
+    ("picture", "truth", "verdict"): ("at the verdict, with the picture", 2, "-"),
+    ("words", "truth", "this"): ("at “this”, in words", 1, "--"),
+    ("words", "truth", "verdict"): ("at the verdict, in words", 2, "--"),
+    ("crossed", "truth", "verdict"): ("at the verdict: fitted in words, tested with the picture", 3, "-"),
+}
+ALT = ("Three panels by decoder layer: the AUROC with another state at “this” beside that with the picture as it is; "
+       "and what linear probes read of the thing, and of the truth, with the picture and in words.")  # fmt: skip
+CAPTION = "Another state at “this”; what linear probes read with the picture and in words. Bands: 95% intervals."
 Result = Mapping[str, Any]
 
 
 def tables(result: Result) -> list[Table]:
-    """A row a state and layer, the picture as it is above them; and a row a layer of what probes read."""
+    """A row a state and layer, the picture as it is above them; a row a reading, by layer; and a row a cut."""
     picture = result["picture"]
     as_it_is: dict[str, str | Cell] = {"at “this”": "as it is, with the picture", "after layer": "", **_cells(picture)}
     rows: list[dict[str, str | Cell]] = [as_it_is | {"minus the picture": MISSING}]
@@ -33,57 +58,83 @@ def tables(result: Result) -> list[Table]:
         rows.append({**where, **_cells(row), "minus the picture": _difference(row["change"])})
     n = picture["n"]
     title = f"Another state at “this” ({n['unsafe']} unsafe, {n['over_safety']} safe cases)"
-    return [Table.of(title, rows), _probes(result)]
+    return [Table.of(title, rows), _probes(result), _cuts(result)]
 
 
 def _probes(result: Result) -> Table:
     records = []
-    for layer in result["layers"]:
-        record: dict[str, str | Cell] = {"layer": str(layer)}
-        for (quantity, place), words in PROBED.items():
-            row = _row(result, quantity, place, layer)
-            record[words] = Cell(fixed(row["value"], 2), fixed_interval((row["low"], row["high"])))
-            if quantity == "thing":
-                record[f"{place}, shuffled labels"] = fixed(row["control"], 2)
-        records.append(record)
-    return Table.of("What a linear probe reads of the run with the picture", records)
+    for key, words in PROBED.items():
+        rows = [row for row in result["probes"] if _key(row) == key]
+        record: dict[str, str | Cell] = {"read": words}
+        for row in rows:
+            record[f"layer {row['layer']}"] = Cell(fixed(row["value"], 2), fixed_interval((row["low"], row["high"])))
+        controls = [row["control"] for row in rows if row["control"] is not None]
+        if rows:
+            records.append(record | {"shuffled labels": f"≤ {fixed(max(controls), 2)}" if controls else ""})
+    return Table.of(
+        "What is read after each layer (thing: balanced accuracy; safe or not: AUROC): with the picture, in words "
+        "(pointing), and by probes fitted in words and tested with the picture",
+        records,
+    )
+
+
+def _cuts(result: Result) -> Table:
+    records: list[dict[str, str | Cell]] = []
+    for row in result["cuts"]:
+        things = {place: row["thing"][place] for place in ("this", "verdict")}
+        source = SOURCES[row["run"]]
+        records.append({
+            "run": "with the picture" if row["run"] == "picture" else "in words, pointing",
+            "cut": CUTS[row["cut"]].format(source=source) if row["cut"] in CUTS else row["cut"],
+            **_cells(row),
+            "minus nothing cut": _difference(row["change"]),
+            **{f"thing at {place}": Cell(fixed(one["value"], 2), fixed_interval((one["low"], one["high"])))
+               for place, one in things.items()},
+        })  # fmt: skip
+    return Table.of(
+        f"Edges of attention cut in all layers, and how the thing is then read after layer {result['layers'][-1]}",
+        records,
+    )
 
 
 def draw(result: Result) -> Figure:
-    """AUROC by layer for each state; beside it the probes."""
+    """AUROC by layer for each state put in; beside it the probes of the thing, and of the truth."""
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=100, layout="constrained")
-    left, right = figure.subplots(1, 2)
+    left, middle, right = figure.subplots(1, 3)
     for style, (state, words) in enumerate(STATES.items(), start=1):
         rows = [row for row in result["transplants"] if row["state"] == state]
         _line(left, [r["layer"] for r in rows], [(r["auroc"], r["intervals"]["auroc"]) for r in rows], style, words)
     if result["picture"]["auroc"] is not None:
         left.axhline(result["picture"]["auroc"], color=COLOURS[0], linestyle="--", linewidth=1.4,
                      label="as it is, with the picture")  # fmt: skip
-    for style, ((quantity, place), words) in enumerate(PROBED.items(), start=1):
-        rows = [_row(result, quantity, place, layer) for layer in result["layers"]]
-        _line(right, result["layers"], [(row["value"], (row["low"], row["high"])) for row in rows], style, words)
-    controls = [(row["layer"], row["control"]) for row in result["probes"]
-                if row["place"] == "this" and row["control"] is not None]  # fmt: skip
-    if controls:
-        right.plot(
-            *zip(*controls, strict=True), color=GREY, linestyle="--", linewidth=1, label="thing, shuffled labels"
-        )
-    for axes, title, measure in ((left, "Another state at “this”", "AUROC"),
-                                 (right, "What a linear probe reads", "held-out accuracy or AUROC")):  # fmt: skip
-        axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
+    for axes, lines in ((middle, THINGS), (right, TRUTHS)):
+        for key, (words, style, dash) in lines.items():
+            rows = [row for row in result["probes"] if _key(row) == key]
+            values = [(row["value"], (row["low"], row["high"])) for row in rows]
+            _line(axes, [row["layer"] for row in rows], values, style, words, dash)
+    shuffled = [(row["layer"], row["control"]) for row in result["probes"]
+                if _key(row) == ("picture", "thing", "this") and row["control"] is not None]  # fmt: skip
+    if shuffled:
+        middle.plot(*zip(*shuffled, strict=True), color=GREY, linestyle=":", linewidth=1, label="shuffled labels")
+    for axes, title, measure in ((left, "Another state put onto “this”", "AUROC of the verdict"),
+                                 (middle, "Which thing? A linear probe", "held-out accuracy"),
+                                 (right, "Safe or not? A linear probe", "held-out AUROC")):  # fmt: skip
+        if axes is not middle:
+            axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
         axes.set_title(title, fontsize=SCREEN.text, loc="left", fontweight="bold")
         axes.set(ylim=(-0.02, 1.03), xticks=result["layers"])
         axes.tick_params(labelsize=SCREEN.label)
         axes.set_xlabel("after decoder layer", fontsize=SCREEN.text)
         axes.set_ylabel(measure, fontsize=SCREEN.text)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=SCREEN.label - 0.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+            axes.legend(fontsize=SCREEN.label - 1, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16))
     return figure
 
 
 def _line(
-    axes: Axes, layers: Sequence[int], values: Sequence[tuple[float | None, Any]], style: int, label: str
-) -> None:
+    axes: Axes, layers: Sequence[int], values: Sequence[tuple[float | None, Any]], style: int, label: str,
+    dash: str = "-",
+) -> None:  # fmt: skip
     """With a band where there are intervals; what has no value is left out."""
     known = [(layer, value, ends) for layer, (value, ends) in zip(layers, values, strict=True) if value is not None]
     if not known:
@@ -91,14 +142,13 @@ def _line(
     banded = [(layer, *ends) for layer, _, ends in known if ends is not None and None not in ends]
     if banded:
         xs, low, high = zip(*banded, strict=True)
-        axes.fill_between(xs, low, high, color=COLOURS[style], alpha=0.15, linewidth=0)
+        axes.fill_between(xs, low, high, color=COLOURS[style], alpha=0.12, linewidth=0)
     axes.plot([layer for layer, *_ in known], [value for _, value, _ in known], color=COLOURS[style],
-              marker=MARKERS[style], markersize=5, linewidth=1.6, label=label)  # fmt: skip
+              marker=MARKERS[style], markersize=5, linewidth=1.6, label=label, linestyle=dash)  # fmt: skip
 
 
-def _row(result: Result, quantity: str, place: str, layer: int) -> Mapping[str, Any]:
-    wanted = (quantity, place, layer)
-    return next(row for row in result["probes"] if (row["quantity"], row["place"], row["layer"]) == wanted)
+def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["run"], row["quantity"], row["place"]
 
 
 def _cells(arm: Mapping[str, Any]) -> dict[str, Cell]:

@@ -1,6 +1,7 @@
 """Other states in the place of "this": the right tokens, what changes nothing, what a hook by hand does, sentences."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,29 @@ import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.report.findings.transplant import sentences
+from experiments.studies.words_and_picture.places import (
+    Read,
+    margins_with,
+    named,
+    others_of,
+    pointed_at,
+    pointed_at_in_words,
+    read,
+    that_point,
+)
+from experiments.studies.words_and_picture.readings import Readings, row_of
+from experiments.studies.words_and_picture.routes import other_words, question, routes, said, this
 from experiments.studies.words_and_picture.transplant import (
+    AS_IT_IS,
     NOUN,
     OTHER,
     STATES,
     compare,
     conclude,
+    cut_findings,
+    cut_rows,
     examine,
-    margins_with,
-    named,
-    others_of,
-    pointed_at,
-    probe_rows,
     put_in,
-    read,
-    that_point,
 )
 from experiments.studies.words_and_picture.transplant_shown import draw, tables
 from experiments.types import Sample
@@ -53,12 +62,15 @@ def test_cases_are_the_scored_ones_that_say_this_and_meant_is_this_and_the_last_
     assert len(EVERY) == 672
     signed = [sample for sample in EVERY if sample.tags["sign"] == "yes"][:2]
     cases = [*pairs(4), *signed]
-    for sample, this, noun in zip(cases, pointed_at(cases), named(cases), strict=True):
-        assert this.word == "this"
-        assert this.prompt.image is not None
+    in_words = pointed_at_in_words(cases)
+    for sample, pointed, noun, words in zip(cases, pointed_at(cases), named(cases), in_words, strict=True):
+        assert pointed.word == words.word == "this"
+        assert pointed.prompt.image is not None
+        assert words.prompt.image is None
+        assert words.prompt.text.startswith("There is ")
         assert noun.word == ("sign" if sample.tags["sign"] == "yes" else sample.tags["concept"])
         assert noun.prompt.image is None
-        for one in (this, noun):
+        for one in (pointed, noun, words):
             row = segment(vlm, [one.prompt], vlm.encode([one.prompt])).rows[0]
             assert row.words[one.number].text == one.word
             last = row.words[one.number].columns[-1]
@@ -66,17 +78,18 @@ def test_cases_are_the_scored_ones_that_say_this_and_meant_is_this_and_the_last_
 
 
 def test_a_word_that_is_not_in_its_place_is_refused(vlm: VLM) -> None:
-    (this,) = pointed_at(pairs(1)[:1])
+    (one,) = pointed_at(pairs(1)[:1])
     with pytest.raises(UserError, match=r"'that' of case .* is not where it should be"):
-        read(vlm, [type(this)(this.prompt, this.number, "that")], LAYERS)
+        read(vlm, [type(one)(one.prompt, one.number, "that")], LAYERS)
 
 
 def test_a_cases_own_state_changes_nothing_and_another_one_does(vlm: VLM) -> None:
     cases = pairs(4)
     placed = pointed_at(cases)
-    own = read(vlm, placed, LAYERS)[0]
+    plain, states = read(vlm, placed, LAYERS)
+    own = states[0]
     margins = margins_with(vlm, placed, torch.stack([own, own.flip(1)]), LAYERS)
-    plain = scores(vlm, [one.prompt for one in placed])
+    assert torch.equal(plain, scores(vlm, [one.prompt for one in placed]))
     assert torch.equal(margins[0], plain.expand(2, -1))
     assert (margins[1] != plain).any(1).all()
 
@@ -86,7 +99,7 @@ def test_the_other_thing_is_the_pairs_and_its_transplant_is_that_of_a_hook_by_ha
     others = others_of(cases)
     assert others == [1, 0, 3, 2, None]
     placed, words = pointed_at(cases), named(cases)
-    states = put_in(read(vlm, words, LAYERS)[0], others)
+    states = put_in(read(vlm, words, LAYERS).states[0], others)
     found = margins_with(vlm, placed, states, LAYERS)[STATES.index(OTHER)]
     assert found[:, 4].isnan().all()
     assert not found[:, :4].isnan().any()
@@ -133,31 +146,49 @@ def claims(strength: dict[str, float], *, cases: list[Sample] | None = None) -> 
     found = compare(cases, torch.tensor(base), torch.tensor(np.array(after)), LAYERS, seed=0, draws=200)
     findings = [one.as_json() for row in found["transplants"] for one in conclude(row)]
     counted = {"entered": len(cases), "of": len(cases), "with_other": len(cases)}
-    return found | {"layers": LAYERS, "cases": counted, "probes": [], "findings": findings}
+    cuts = a_cut(cases, {"this → verdict": 0.0}, draws=200)
+    findings += [one.as_json() for one in cut_findings(cuts)]
+    return found | {"layers": LAYERS, "cases": counted, "probes": [], "cuts": cuts, "findings": findings}
+
+
+def a_cut(cases: list[Sample], strength: dict[str, float], *, draws: int) -> list[dict[str, Any]]:
+    """Rows of cuts in both runs; verdicts follow the truth by one standard deviation, under a cut by ``strength``."""
+    rng = np.random.default_rng(1)
+    sides = np.array([1.0 if sample.gold == "yes" else -1.0 for sample in cases])
+    noise = torch.tensor(rng.normal(0, 1, len(cases)))
+    states = torch.tensor(rng.normal(0, 1, (2, 1, len(cases), 8))).float()
+    under = {name: strength.get(name, 1.0) for name in (AS_IT_IS, *routes("image"))}
+    reads = {name: Read((noise + far * torch.tensor(sides)).float(), states) for name, far in under.items()}
+    readings = Readings(cases, LAYERS, seed=0, draws=draws)
+    return [row for run in ("picture", "words") for row in cut_rows(cases, run, reads, readings, draws=draws)]
 
 
 def test_what_is_said_is_what_the_intervals_carry() -> None:
-    said = sentences(claims({"noun": 1.0, "other": -1.0, "mean": 0.0}))
-    assert said[0].startswith("672 of 672 scored cases entered")
-    assert "raises it after layer 0 (after 0: to 0." in said[1]
-    assert "is not shown to change it after layer 2" in said[1] or "by no more than .02 after layer 2" in said[1]
-    assert "lowers it after layer 0" in said[2]
-    assert "raises" not in said[3]
-    assert "below .5 after layer 0 (after 0: 0." in said[4]
-    assert said[5] == "The cases are too few for linear probes."
+    told = sentences(claims({"noun": 1.0, "other": -1.0, "mean": 0.0}))
+    assert told[0].startswith("672 of 672 scored cases entered")
+    assert "raises it after layer 0 (after 0: to 0." in told[1]
+    assert "is not shown to change it after layer 2" in told[1] or "by no more than .02 after layer 2" in told[1]
+    assert "lowers it after layer 0" in told[2]
+    assert "raises" not in told[3]
+    assert "below .5 after layer 0 (after 0: 0." in told[4]
+    assert told[5] == "The cases are too few for linear probes."
+    for run, source in ((6, "picture"), (7, "what is said of the thing")):
+        cut = {part.partition(":")[0]: part for part in told[run].partition(": ")[2].split(". ")}
+        assert ", lowers the AUROC" in cut["“this” → verdict"]
+        assert ", changes the AUROC by no more than .02" in cut[f"{source} → verdict"]
     unmoved = sentences(claims({"noun": 0.0, "other": 0.0, "mean": 0.0}))
-    assert not any("raises" in one or "lowers" in one for one in unmoved)
+    assert not any("raises" in one or "lowers it" in one for one in unmoved)
     assert unmoved[4].startswith("That the verdict follows the other thing's state")
     few = sentences(claims({"noun": 1.0, "other": -1.0, "mean": 0.0}, cases=pairs(6)))
     assert "stands on too few cases to tell after layers 0 and 2 (too few cases to tell (6 independent" in few[1]
-    assert len(few) == 5
+    assert len(few) == 7
 
 
 def test_an_auroc_below_a_half_that_is_not_shown_to_be_lower_proves_nothing() -> None:
     row = {"state": "other", "layer": 0, "auroc": 0.3, "intervals": {"auroc": [0.2, 0.4]}}
-    for said, answer in (("fell", "yes"), ("not shown", "not shown"), ("too few", "not shown")):
-        moved, follows = conclude(row | {"change": {"statement": said}})
-        assert (moved.answer, follows.answer) == (said, answer)
+    for spoken, answer in (("fell", "yes"), ("not shown", "not shown"), ("too few", "not shown")):
+        moved, follows = conclude(row | {"change": {"statement": spoken}})
+        assert (moved.answer, follows.answer) == (spoken, answer)
 
 
 def test_probes_read_what_is_there_and_not_what_is_not() -> None:
@@ -167,18 +198,60 @@ def test_probes_read_what_is_there_and_not_what_is_not() -> None:
     shown = torch.nn.functional.one_hot(codes, 24).float() + torch.tensor(rng.normal(0, 0.05, (len(EVERY), 24))).float()
     noise = torch.tensor(rng.normal(0, 1, (len(EVERY), 24))).float()
     states = torch.stack([torch.stack([shown, noise]), torch.stack([noise, noise])])
-    rows = {
-        (row["quantity"], row["place"], row["layer"]): row
-        for row in probe_rows(states, EVERY, LAYERS, seed=0, draws=100)
-    }
-    assert rows["thing", "this", 0]["value"] > 0.99
-    assert rows["thing", "this", 0]["classes"] == 24
-    assert rows["thing", "this", 0]["control"] < 0.15
-    assert rows["thing", "this", 2]["value"] < 0.15
-    assert rows["thing", "verdict", 0]["value"] < 0.15
-    truth = rows["truth", "verdict", 0]
+    readings = Readings(EVERY, LAYERS, seed=0, draws=100)
+    rows = readings.probes(states)
+    thing = row_of(rows, "picture", "thing", "this", 0)
+    assert thing["value"] > 0.99
+    assert thing["classes"] == 24
+    assert thing["control"] < 0.15
+    assert row_of(rows, "picture", "thing", "this", 2)["value"] < 0.15
+    assert row_of(rows, "picture", "thing", "verdict", 0)["value"] < 0.15
+    truth = row_of(rows, "picture", "truth", "verdict", 0)
     assert truth["low"] < truth["value"] < truth["high"]
     assert 0.4 < truth["value"] < 0.6
+    # Read in another form: the same directions carry over, shifted for all cases alike; others do not.
+    same = readings.probes(states, "crossed", tested=states + 5)
+    assert row_of(same, "crossed", "thing", "this", 0)["value"] > 0.99
+    other = readings.probes(states, "crossed", tested=states.roll(7, dims=-1))
+    assert row_of(other, "crossed", "thing", "this", 0)["value"] < 0.15
+
+
+def test_the_lens_names_a_thing_whose_noun_is_in_the_state(vlm: VLM) -> None:
+    rows = vlm.layout.module(vlm.model, "lm_head").weight
+    tokens = [vlm.tokenizer(f" {one.tags['concept']}", add_special_tokens=False).input_ids[0] for one in EVERY]
+    written = rows[tokens].detach()[None].expand(2, -1, -1)  # along the noun's own row of the head
+    nothing = torch.ones_like(written)
+    found = Readings(EVERY, LAYERS, seed=0, draws=50).named(vlm, torch.stack([written, nothing]), "words")
+    assert row_of(found, "words", "named", "this", 0)["value"] > 0.9
+    assert row_of(found, "words", "named", "verdict", 0)["value"] == pytest.approx(1 / 24, abs=1e-6)
+
+
+def test_ends_of_the_cut_edges_are_the_words_that_they_are_named_after(vlm: VLM) -> None:
+    for one in (*pointed_at(pairs(1)), *pointed_at_in_words(pairs(1))):
+        row = segment(vlm, [one.prompt], vlm.encode([one.prompt])).rows[0]
+
+        def words(columns: list[int], row: Any = row) -> str:
+            return str(vlm.tokenizer.decode([row.input_ids[column] for column in columns]))
+
+        assert words(this(row)).strip() == "this"
+        before = words(said(row)).strip()
+        assert before.startswith("There is") if one.prompt.image is None else before == ""
+        assert words(question(row)).strip().startswith(("Do you think", "Given the image"))
+        assert sorted([*this(row), *other_words(row), *said(row)]) == row.columns("user")
+
+
+def test_a_cut_way_carries_nothing(vlm: VLM) -> None:
+    cases = pairs(2)
+    placed = pointed_at(cases)
+    swapped = [replace(one, prompt=replace(one.prompt, image=placed[at ^ 1].prompt.image))
+               for at, one in enumerate(placed)]  # fmt: skip
+    for name, edges in routes("image").items():
+        own, other = (read(vlm, some, LAYERS, cut=edges) for some in (placed, swapped))
+        assert torch.equal(own.margins, other.margins) == (name == "source → all")
+        blind = name in ("source → all", "source → this")
+        assert (
+            torch.equal(own.states[0][0], other.states[0][0]) == blind
+        )  # after layer 0, "this" sees it directly alone
 
 
 def test_all_of_it_is_measured_once_and_shown(
@@ -216,15 +289,17 @@ def test_all_of_it_is_measured_once_and_shown(
 
 def test_tables_and_figure_have_every_state_and_layer(vlm: VLM) -> None:
     result = examine(vlm, pairs(8), LAYERS, seed=0, draws=20)
-    states, probes = tables(result)
+    states, probes, cuts = tables(result)
     assert len(states.rows) == 7
-    assert [row.cells[0].value for row in probes.rows] == ["0", "2"]
-    left, right = draw(result).axes
+    assert len(probes.rows) == 13
+    assert [column.heading for column in probes.columns] == ["read", "layer 0", "layer 2", "shuffled labels"]
+    assert len(cuts.rows) == 12
+    left, middle, right = draw(result).axes
     assert [line.get_label() for line in left.get_lines()][:3] == [
         "the noun's state in words", "the pair's other thing", "the mean noun",
     ]  # fmt: skip
     assert left.get_lines()[0].get_xdata().tolist() == LAYERS
-    assert right.get_ylabel() == "held-out accuracy or AUROC"
+    assert (middle.get_ylabel(), right.get_ylabel()) == ("held-out accuracy", "held-out AUROC")
 
 
 def test_layers_that_are_none_or_not_there_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""What is read of the runs, layer by layer: the thing and the truth, at "this" and at the verdict, in words and beside.
+
+Linear probes, held out by cluster: in the run with the picture, in the run in words (pointing), and *crossed*, fitted
+in words and tested with the picture. Without any fit: whether the vocabulary lens names the thing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
+from experiments.studies.words_and_picture.conditions import thing_of
+from experiments.types import Sample
+from interp.errors import UserError
+from interp.lda import FEWEST_CASES, FEWEST_GROUPS
+from interp.lens import lens_logits
+from interp.probes import Probe, probe
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+PLACES = ("this", "verdict")
+THING, TRUTH, NAMED = "thing", "truth", "named"
+PICTURE, WORDS, CROSSED = RUNS = ("picture", "words", "crossed")
+States = Float[Tensor, "place layer row width"]
+Row = dict[str, Any]
+
+
+class Readings:
+    """The labels of some cases, and the bootstrap of their clusters."""
+
+    def __init__(self, samples: Sequence[Sample], layers: Sequence[int], *, seed: int, draws: int) -> None:
+        self.layers, self.seed = list(layers), seed
+        self.things = np.array([thing_of(sample).concept for sample in samples])
+        self.clusters = np.array([sample.cluster for sample in samples])
+        self.safe = np.array([sample.gold == "yes" for sample in samples])
+        self.template = np.array([sample.tags.get("template", "") for sample in samples])
+        self.kept = _often(self.things, self.clusters)
+        self.bootstrap = ClusterBootstrap.of_names(self.clusters, draws=draws, seed=seed)
+
+    def probes(self, states: States, run: str = PICTURE, *, tested: States | None = None) -> list[Row]:
+        """A row a quantity, place and layer: the thing and the truth (safe or not), at "this" and at the verdict.
+
+        The *thing* is read with balanced accuracy among the classes with enough cases, beside the same for shuffled
+        labels (``control``); the *truth* with AUROC, its fitting cases balanced within template and thing. No case is
+        read by a probe that saw its cluster. With ``tested``, states of the same cases, the probe is fitted on
+        ``states`` and tested on these; of both the mean over cases is taken away first, so that a shift that all cases
+        share does no harm.
+        """
+        if tested is not None:
+            states, tested = (some - some.mean(2, keepdim=True) for some in (states, tested))
+        rows = []
+        for at, place in enumerate(PLACES):
+            here, there = states[at], None if tested is None else tested[at]
+            rows += self.thing(here, place, run, tested=there)
+            rows += self._read(self._truth(here, there), TRUTH, place, run)
+        return rows
+
+    def thing(
+        self, states: Float[Tensor, "layer row width"], place: str, run: str, *,
+        tested: Float[Tensor, "layer row width"] | None = None,
+    ) -> list[Row]:  # fmt: skip
+        """The rows of the thing at one place."""
+        other = None if tested is None else tested[:, self.kept]
+        found = probe(states[:, self.kept], self.things[self.kept], self.clusters[self.kept], tested=other,
+                      seed=self.seed)  # fmt: skip
+        return self._read(found, THING, place, run)
+
+    def named(self, vlm: "VLM", states: States, run: str) -> list[Row]:
+        """A row a place and layer: balanced accuracy of the likeliest of the things' nouns by the vocabulary lens.
+
+        Of a noun's logit (its first token's) the mean over all cases is taken away, which says how likely the noun is
+        anywhere. Chance is one of ``classes``.
+        """
+        names = sorted(set(self.things[self.kept].tolist()))
+        if not names:
+            return []
+        tokens = [vlm.tokenizer(f" {name}", add_special_tokens=False).input_ids[0] for name in names]
+        rows = []
+        for place, by_layer in zip(PLACES, states, strict=True):
+            for layer, hidden in zip(self.layers, by_layer, strict=True):
+                logits = lens_logits(vlm, hidden, tokens).double().numpy()
+                guess = (logits - logits.mean(0)).argmax(1)
+                row = self._row(NAMED, place, run, layer, len(names))
+                rows.append(row | self._accuracy(guess[self.kept]))
+        return rows
+
+    def _truth(self, states: Tensor, tested: Tensor | None) -> Probe:
+        try:
+            return probe(states, self.safe, self.clusters, balance=[self.template, self.things], tested=tested,
+                         seed=self.seed)  # fmt: skip
+        except UserError:  # no template or thing has both classes: fit without balancing
+            return probe(states, self.safe, self.clusters, tested=tested, seed=self.seed)
+
+    def _read(self, found: Probe, quantity: str, place: str, run: str) -> list[Row]:
+        """A probe's rows; of what it could not read ``value`` is None and ``reason`` says why."""
+        rows = []
+        layers = self.layers if len(self.layers) == len(found.accuracy) else self.layers[-len(found.accuracy) :]
+        for index, layer in enumerate(layers):
+            row = self._row(quantity, place, run, layer, len(found.classes)) | {"reason": found.reason}
+            rows.append(row)
+            if found.reason is not None:
+                continue
+            if quantity == TRUTH:
+                drawn = self.bootstrap.auroc(found.score[index], self.safe)
+                groups = min(self.bootstrap.clusters(self.safe), self.bootstrap.clusters(~self.safe))
+                row |= {"value": float(found.auroc[index]), "n": len(self.safe), **_ends(drawn, groups)}
+            else:
+                row |= self._accuracy(found.predicted[index]) | {"control": float(found.control[index])}
+        return rows
+
+    def _row(self, quantity: str, place: str, run: str, layer: int, classes: int) -> Row:
+        return {"run": run, "quantity": quantity, "place": place, "layer": layer, "classes": classes,
+                "n": int(self.kept.sum()), "clusters": self.bootstrap.clusters(self.kept), "value": None, "low": None,
+                "high": None, "control": None, "reason": None}  # fmt: skip
+
+    def _accuracy(self, guess: np.ndarray) -> Row:
+        """Balanced accuracy of the things guessed of the kept cases, by their sorted names' numbers."""
+        _, codes, counts = np.unique(self.things[self.kept], return_inverse=True, return_counts=True)
+        weight, right = np.zeros((2, len(self.things)))
+        weight[self.kept] = 1 / (len(counts) * counts[codes])
+        right[self.kept] = (guess == codes) * weight[self.kept]
+        groups = self.bootstrap.clusters(self.kept)
+        value = float(right.sum() / weight.sum())
+        return {"value": value, **_ends(self.bootstrap.ratio(right, weight, self.kept), groups)}
+
+
+def row_of(rows: Sequence[Mapping[str, Any]], run: str, quantity: str, place: str, layer: int) -> Mapping[str, Any]:
+    """One row."""
+    wanted = (run, quantity, place, layer)
+    return next(row for row in rows if (row["run"], row["quantity"], row["place"], row["layer"]) == wanted)
+
+
+def _ends(drawn: np.ndarray, clusters: int) -> Row:
+    low, high = percentile_interval(drawn, clusters=clusters) or (None, None)
+    return {"low": low, "high": high, "clusters": clusters}
+
+
+def _often(things: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """The cases whose thing is shown often enough for a held-out number."""
+    enough = [
+        name for name in np.unique(things)
+        if (things == name).sum() >= FEWEST_CASES and len(set(clusters[things == name].tolist())) >= FEWEST_GROUPS
+    ]  # fmt: skip
+    return np.isin(things, enough)
