@@ -23,6 +23,7 @@ from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.host import to_device, to_host
+from interp.prefix import Prefix
 from interp.segments import WORD, segment
 
 if TYPE_CHECKING:
@@ -115,19 +116,26 @@ def read(vlm: "VLM", placed: Sequence[Placed], layers: Sequence[int], *, cut: Se
 def margins_with(
     vlm: "VLM", placed: Sequence[Placed], states: Float[Tensor, "state layer row width"], layers: Sequence[int]
 ) -> Float[Tensor, "state layer row"]:
-    """The margin of each prompt with the state at its word replaced, one state and layer at a time; NaN where it is."""
+    """The margin of each prompt with the state at its word replaced, one state and layer at a time; NaN where it is.
+
+    What stands before the first of the words is run once where the model allows it, so that margins are those of
+    ``read`` up to rounding.
+    """
 
     def margins(some: list[int]) -> Float[Tensor, "row change"]:
         prompts, encoded, (rows, columns) = _batch(vlm, [placed[index] for index in some])
+        first = int(columns.min())
+        fits = Prefix.fits(vlm, segment(vlm, prompts, encoded), first)
+        prefix = Prefix.of(vlm, encoded, columns=first) if fits else None
 
         def replaced(new: Float[Tensor, "row width"], layer: int) -> Float[Tensor, "row"]:
             def put(here: LayerStates) -> Tensor:
                 hidden, device = here.hidden.clone(), here.hidden.device
-                hidden[to_device(rows, device), to_device(columns, device)] = new.to(hidden)
+                hidden[to_device(rows, device), to_device(columns - here.start, device)] = new.to(hidden)
                 return hidden
 
             with edit_residual(vlm, put, layers=[layer + 1]):
-                return vlm.score(prompts, encoded=encoded)
+                return vlm.score(prompts, encoded=encoded) if prefix is None else prefix.score()
 
         here = states[:, :, some]
         return torch.stack([replaced(new, layer) for kind in here for new, layer in zip(kind, layers, strict=True)], 1)
