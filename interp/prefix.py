@@ -71,5 +71,5 @@ class Prefix:
         vlm = self.vlm
         with torch.no_grad(), vlm.float32_logits():
             logits = vlm.model(**self.rest, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
-        self.cache.crop(self.columns)
+        self.cache.crop(-self.rest["input_ids"].shape[1])
         return vlm.margin(logits[:, -1]).float().cpu()
