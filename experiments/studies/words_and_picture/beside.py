@@ -9,10 +9,11 @@ of margins.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 
 ALONE, WORDED, PICTURE, BESIDE = "alone", "worded", "picture", "beside"
 OTHER_PICTURE, OTHER_CAPTION = "other_picture", "other_caption"
-NOISE, SHORT, WORDS = "noise", "short", "words"
-ARMS = (ALONE, WORDED, PICTURE, BESIDE, "grey", OTHER_PICTURE, NOISE, SHORT, WORDS, "cut_caption", "cut_question",
-        "cut_verdict", "cut_all", OTHER_CAPTION)  # fmt: skip
+NOISE, SHORT, WORDS, CENTRED, CENTRED_PICTURE = "noise", "short", "words", "centred", "centred_picture"
+ARMS = (ALONE, WORDED, PICTURE, BESIDE, "grey", OTHER_PICTURE, NOISE, WORDS, SHORT, CENTRED, "cut_caption",
+        "cut_question", "cut_verdict", "cut_all", OTHER_CAPTION, CENTRED_PICTURE)  # fmt: skip
 CUTS: dict[str, list[Edge]] = {
     "cut_caption": [("image", said)],
     "cut_question": [("image", question)],
@@ -65,7 +66,8 @@ def examine(vlm: "VLM", samples: Sequence[Sample], *, seed: int, draws: int) -> 
     cases = [sample for sample in samples if sample.subset != "control"]
     others = others_of(cases)
     asked = prompts(cases, others)
-    margins = {arm: margins_of(vlm, arm, asked[arm], seed=seed) for arm in ARMS}
+    pictures = embeddings(vlm, [one for one in asked[PICTURE] if one is not None])
+    margins = {arm: margins_of(vlm, arm, asked[arm], seed=seed, mean=pictures.mean) for arm in ARMS}
     found = {base: compared(cases, margins, baseline=base, seed=seed, draws=draws) for base in (BESIDE, ALONE)}
     rows = [
         {"arm": arm, **found[BESIDE]["arms"][arm]}
@@ -78,7 +80,7 @@ def examine(vlm: "VLM", samples: Sequence[Sample], *, seed: int, draws: int) -> 
         "cases": {"n": len(cases), "with_other": sum(at is not None for at in others)},
         "arms": rows,
         "sway": sway,
-        "lengths": lengths(vlm, asked[BESIDE]),
+        "lengths": {"picture": pictures.length, "words": pictures.words, "shared": pictures.shared},
         "findings": [one.as_json() for one in conclude(rows, sway)],
     })  # fmt: skip
 
@@ -93,7 +95,7 @@ def prompts(samples: Sequence[Sample], others: Sequence[int | None]) -> "dict[st
             )
     own = [replace(one, text=f"{sample.described}\n{one.text}") for one, sample in zip(plain_, samples, strict=True)]
     found: dict[str, list[Prompt | None]] = {arm: list(own) for arm in ARMS}
-    found[PICTURE] = list(plain_)
+    found[PICTURE] = found[CENTRED_PICTURE] = list(plain_)
     found[WORDED] = [replace(one, image=None) for one in own]
     found[ALONE] = [
         replace(one, text=f"{sample.described}\n{deixis.unpictured(before.text)}", image=None)
@@ -110,8 +112,18 @@ def prompts(samples: Sequence[Sample], others: Sequence[int | None]) -> "dict[st
     return found
 
 
-def margins_of(vlm: "VLM", arm: str, asked: "Sequence[Prompt | None]", *, seed: int) -> Float[Tensor, "row"]:
-    """The margins under one arm; NaN where a case is not asked."""
+def margins_of(
+    vlm: "VLM",
+    arm: str,
+    asked: "Sequence[Prompt | None]",
+    *,
+    seed: int,
+    mean: Float[Tensor, "token width"] | None = None,
+) -> Float[Tensor, "row"]:
+    """The margins under one arm; NaN where a case is not asked.
+
+    ``mean`` is the mean picture of ``Embeddings``, which the centred arms take away.
+    """
     kept = [row for row, one in enumerate(asked) if one is not None]
     chosen = [one for one in asked if one is not None]
     found = torch.full((len(asked),), torch.nan)
@@ -121,7 +133,7 @@ def margins_of(vlm: "VLM", arm: str, asked: "Sequence[Prompt | None]", *, seed: 
     def margins(places: list[int]) -> Tensor:
         some = [chosen[place] for place in places]
         encoded = vlm.encode(some)
-        with _changed(vlm, arm, some, encoded, seed):
+        with _changed(vlm, arm, some, encoded, seed, mean):
             return vlm.score(some, encoded=encoded)
 
     found[kept] = measured(vlm, chosen, margins)
@@ -129,29 +141,38 @@ def margins_of(vlm: "VLM", arm: str, asked: "Sequence[Prompt | None]", *, seed: 
 
 
 @contextmanager
-def _changed(vlm: "VLM", arm: str, some: "Sequence[Prompt]", encoded: Mapping[str, Any], seed: int) -> "Iterator[None]":
+def _changed(
+    vlm: "VLM", arm: str, some: "Sequence[Prompt]", encoded: Mapping[str, Any], seed: int, mean: Tensor | None
+) -> "Iterator[None]":
     """While open, what ``arm`` changes inside the model."""
     with ExitStack() as stack:
         if arm in CUTS:
             stack.enter_context(knockout(vlm, CUTS[arm], segments=segment(vlm, some, encoded)))
-        if arm in (NOISE, SHORT, WORDS):
+        if arm in (NOISE, SHORT, WORDS, CENTRED, CENTRED_PICTURE):
             segments = segment(vlm, some, encoded)
             keys = [one.key for one in some]
 
             def put(here: LayerStates) -> Tensor:
-                return replaced(vlm, arm, here.hidden, segments, keys, seed)
+                return replaced(vlm, arm, here.hidden, segments, keys, seed, mean)
 
             stack.enter_context(edit_residual(vlm, put, layers=[0], segments=segments))
         yield
 
 
 def replaced(
-    vlm: "VLM", arm: str, hidden: Float[Tensor, "row column width"], segments: Segments, keys: Sequence[str], seed: int
+    vlm: "VLM",
+    arm: str,
+    hidden: Float[Tensor, "row column width"],
+    segments: Segments,
+    keys: Sequence[str],
+    seed: int,
+    mean: Float[Tensor, "token width"] | None = None,
 ) -> Float[Tensor, "row column width"]:
-    """The embeddings with others in the picture's place: ``NOISE``, ``SHORT`` or ``WORDS``.
+    """The embeddings with others in the picture's place: ``NOISE``, ``SHORT``, ``WORDS``, or centred ones.
 
     Noise is drawn from a normal distribution, by the case's key, and has the lengths of the vectors that it replaces;
-    short ones keep their direction and have the mean length of the question's; words are those of ``FILLER``.
+    short ones keep their direction and have the mean length of the question's; words are those of ``FILLER``; of
+    centred ones the ``mean`` of all cases at their position is taken away, and they keep their lengths.
     """
     new = hidden.clone()
     for row, (one, key) in enumerate(zip(segments.rows, keys, strict=True)):
@@ -163,6 +184,9 @@ def replaced(
         elif arm == SHORT:
             length = hidden[row, one.columns("user")].float().norm(dim=1).mean()
             put = old * length / old.norm(dim=1, keepdim=True)
+        elif arm in (CENTRED, CENTRED_PICTURE):
+            apart = old - (old if mean is None else mean.to(old))
+            put = apart * old.norm(dim=1, keepdim=True) / apart.norm(dim=1, keepdim=True).clamp(min=1e-6)
         else:
             ids = vlm.tokenizer(FILLER, add_special_tokens=False).input_ids
             told = (ids * (len(columns) // len(ids) + 1))[: len(columns)]
@@ -171,27 +195,50 @@ def replaced(
     return new
 
 
-def lengths(vlm: "VLM", asked: "Sequence[Prompt | None]") -> dict[str, float]:
-    """The mean Euclidean length of the picture's embeddings, and of the question's words', over the first cases."""
-    some = [one for one in asked if one is not None][:32]
+class Embeddings(NamedTuple):
+    """What enters the first decoder layer: the mean picture, and mean Euclidean lengths of the embeddings.
 
-    def measure(places: list[int]) -> Float[Tensor, "row kind"]:
-        chosen = [some[place] for place in places]
+    ``length`` is that of the picture's, ``words`` of the question's; ``shared`` is the share of the picture's squared
+    length that all cases have in common (that of the mean at each position).
+    """
+
+    mean: Float[Tensor, "token width"]
+    length: float
+    words: float
+    shared: float
+
+
+def embeddings(vlm: "VLM", asked: "Sequence[Prompt]") -> Embeddings:
+    """Of the cases with their pictures.
+
+    Raises:
+        UserError: the pictures have different numbers of tokens.
+    """
+
+    def measure(places: list[int]) -> Float[Tensor, "row value"]:
+        some = [asked[place] for place in places]
         found: list[Tensor] = []
 
         def keep(here: LayerStates) -> None:
-            norms = here.hidden.float().norm(dim=-1)
-            found.extend(
-                torch.stack([row[mask].mean() for row, mask in zip(norms, here.where(place), strict=True)])
-                for place in ("image", "user")
-            )
+            shown, words = here.where("image"), here.where("user")
+            for hidden, picture, asked_ in zip(here.hidden.float(), shown, words, strict=True):
+                length = hidden[asked_].norm(dim=1).mean()
+                found.append(torch.cat([length[None], hidden[picture].flatten()]).cpu())
 
         with edit_residual(vlm, keep, layers=[0]):
-            vlm.score(chosen)
-        return torch.stack(found, dim=1).cpu()
+            vlm.score(some)
+        if len({len(one) for one in found}) > 1:
+            raise UserError(
+                "the pictures have different numbers of tokens, so that there is no mean picture; make them of one size"
+            )
+        return torch.stack(found)
 
-    picture, words = measured(vlm, some, measure).mean(0).tolist()
-    return {"picture": picture, "words": words}
+    found = measured(vlm, asked, measure)
+    width = vlm.model.get_input_embeddings().weight.shape[1]
+    pictures = rearrange(found[:, 1:], "row (token width) -> row token width", width=width)
+    mean = pictures.mean(0)
+    shared = float(mean.square().sum() / pictures.square().sum((1, 2)).mean())
+    return Embeddings(mean, float(pictures.norm(dim=-1).mean()), float(found[:, 0].mean()), shared)
 
 
 def sways(

@@ -1,6 +1,6 @@
 """``+exp=words_and_picture``: the same cases with the picture, in words, and with neither; and what is seen in them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from experiments.studies.words_and_picture.conditions import (
     in_words,
     thing_of,
 )
-from experiments.types import Loaded
+from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
 RESULT, TRANSPLANT, BESIDE = "words_and_picture", "transplant", "beside"
@@ -53,18 +53,22 @@ class WordsAndPicture:
     ``transplant`` are decoder layers (from 0) after which the noun's state in words is put onto "this" in the run with
     the picture, and after which is read what is there of thing and truth; None leaves that out. ``beside`` asks why the
     right caption suffices alone and hardly helps beside the picture. Each is kept under its name in
-    words_and_picture.json, with a section and a figure.
+    words_and_picture.json, with a section and a figure. ``cases`` is how many scored cases they look at, whole pairs
+    spread over the benchmark (None: all).
     """
 
     transplant: list[int] | None = None
     beside: bool = False
+    cases: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the layers.
+        """Checks the layers and the number of cases.
 
         Raises:
-            UserError: none, one twice, or one below 0.
+            UserError: no layers, one twice, or one below 0; or fewer than 2 cases.
         """
+        if self.cases is not None and self.cases < 2:
+            raise UserError(f"task.cases={self.cases}: must be at least 2, a pair; or null for all")
         if self.transplant is not None and (
             not self.transplant or len(set(self.transplant)) < len(self.transplant) or min(self.transplant) < 0
         ):
@@ -142,7 +146,10 @@ class WordsAndPicture:
 
         layers = self.transplant
         assert layers is not None
-        result = _examined(work, TRANSPLANT, layers, partial(examine, layers=layers), transplant_said.sentences)
+        looked_at = spread(work.samples, self.cases)
+        result = _examined(
+            work, TRANSPLANT, looked_at, layers, partial(examine, layers=layers), transplant_said.sentences
+        )
         figure = SectionFigure(shown.draw(result), shown.ALT, shown.CAPTION)
         title, note = transplant_said.TITLE, transplant_said.NOTE
         return _shown(work, TRANSPLANT, Section(title, result["sentences"], shown.tables(result), note=note), figure)
@@ -151,15 +158,27 @@ class WordsAndPicture:
         from experiments.studies.words_and_picture import beside_shown as shown
         from experiments.studies.words_and_picture.beside import examine
 
-        result = _examined(work, BESIDE, None, examine, beside_said.sentences)
+        result = _examined(work, BESIDE, spread(work.samples, self.cases), None, examine, beside_said.sentences)
         figure = SectionFigure(shown.draw(result), shown.ALT, shown.CAPTION)
         title, note = beside_said.TITLE, beside_said.NOTE
         return _shown(work, BESIDE, Section(title, result["sentences"], [shown.table(result)], note=note), figure)
 
 
+def spread(samples: Sequence[Sample], count: int | None) -> list[Sample]:
+    """At most ``count`` of the scored cases, whole pairs as evenly over the benchmark as whole numbers allow."""
+    scored = [sample for sample in samples if sample.subset != "control"]
+    units = list(dict.fromkeys(sample.pair or sample.id for sample in scored))
+    if count is None or count >= len(scored):
+        return scored
+    most = max(1, count * len(units) // len(scored))
+    kept = {units[at * len(units) // most] for at in range(most)}
+    return [sample for sample in scored if (sample.pair or sample.id) in kept]
+
+
 def _examined(
     work: study.Study,
     name: str,
+    samples: Sequence[Sample],
     option: Any,
     examine: Callable[..., dict[str, Any]],
     said: Callable[[Mapping[str, Any]], list[str]],
@@ -169,7 +188,7 @@ def _examined(
     from interp.vision_cache import FeatureCache, shared_features
 
     run, store, vlm = work.run, work.store, work.vlm
-    cases = [work.loaded.manifest, sorted(sample.id for sample in work.samples)]
+    cases = [work.loaded.manifest, sorted(sample.id for sample in samples)]
     settings = digest([RULES, option, cases, run.seed, run.draws, vlm.name, vlm.revision, str(vlm.dtype)])
     path = store.path / f"{RESULT}.json"
     kept: dict[str, Any] = read_object(path).get(name) or {}
@@ -181,7 +200,7 @@ def _examined(
         resumable(store.path / KEPT / name, of=settings),
         work.console.status(STATUS[name]),
     ):
-        result = {"settings": settings, **examine(vlm, work.samples, seed=run.seed, draws=run.draws)}
+        result = {"settings": settings, **examine(vlm, samples, seed=run.seed, draws=run.draws)}
     result |= {"sentences": said(result), "finished": now()}
     store.write_json(path.name, read_object(path) | {name: result})
     return result

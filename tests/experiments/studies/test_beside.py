@@ -16,11 +16,13 @@ from experiments.studies.words_and_picture.beside import (
     ALONE,
     ARMS,
     BESIDE,
+    CENTRED_PICTURE,
     CUTS,
     FILLER,
     OTHER_CAPTION,
     OTHER_PICTURE,
     conclude,
+    embeddings,
     margins_of,
     prompts,
     replaced,
@@ -28,7 +30,9 @@ from experiments.studies.words_and_picture.beside import (
 )
 from experiments.studies.words_and_picture.beside_shown import draw, table
 from experiments.studies.words_and_picture.places import others_of, that_point
+from experiments.studies.words_and_picture.study import spread
 from experiments.types import Sample
+from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import segment
 from interp.vlm import VLM, load
@@ -59,9 +63,10 @@ def test_each_arm_asks_what_it_is_named_after() -> None:
     own = f"{case.described}\n{question}"
     texts = {arm: made[0].text for arm, made in asked.items() if made[0] is not None}
     assert texts[ALONE] == own.replace("Given the image, do", "Do")
-    assert texts["picture"] == question
+    assert texts["picture"] == texts[CENTRED_PICTURE] == question
     assert texts[OTHER_CAPTION] == f"{other.described}\n{question}"
-    assert all(text == own for arm, text in texts.items() if arm not in (ALONE, "picture", OTHER_CAPTION))
+    others_ = (ALONE, "picture", CENTRED_PICTURE, OTHER_CAPTION)
+    assert all(text == own for arm, text in texts.items() if arm not in others_)
     pictured = {arm: made[0].image for arm, made in asked.items() if made[0] is not None}
     assert {arm for arm, image in pictured.items() if image is None} == {ALONE, "worded"}
     assert len(set(pictured["grey"].getdata())) == 1
@@ -69,7 +74,7 @@ def test_each_arm_asks_what_it_is_named_after() -> None:
     assert asked[OTHER_CAPTION][2] is asked[OTHER_PICTURE][2] is None
 
 
-def embeddings(vlm: VLM, asked: list[Any], arm: str = "") -> torch.Tensor:
+def entering(vlm: VLM, asked: list[Any], arm: str = "", mean: torch.Tensor | None = None) -> torch.Tensor:
     """What enters the first decoder layer, in the picture's place."""
     encoded = vlm.encode(asked)
     segments = segment(vlm, asked, encoded)
@@ -78,7 +83,7 @@ def embeddings(vlm: VLM, asked: list[Any], arm: str = "") -> torch.Tensor:
     def look(here: LayerStates) -> None:
         hidden = here.hidden
         if arm:
-            hidden = replaced(vlm, arm, hidden, segments, [one.key for one in asked], 0)
+            hidden = replaced(vlm, arm, hidden, segments, [one.key for one in asked], 0, mean)
             outside = ~here.where("image")
             assert torch.equal(hidden[outside], here.hidden[outside])
         kept.append(torch.stack([hidden[row, one.columns("image_0")] for row, one in enumerate(segments.rows)]))
@@ -91,17 +96,25 @@ def embeddings(vlm: VLM, asked: list[Any], arm: str = "") -> torch.Tensor:
 def test_what_stands_in_the_pictures_place(vlm: VLM) -> None:
     cases = pairs(2)
     asked = [one for one in prompts(cases, others_of(cases))[BESIDE] if one is not None]
-    own = embeddings(vlm, asked)
-    noise, short, words = (embeddings(vlm, asked, arm) for arm in ("noise", "short", "words"))
+    own = entering(vlm, asked)
+    noise, short, words = (entering(vlm, asked, arm) for arm in ("noise", "short", "words"))
     assert torch.allclose(noise.norm(dim=-1), own.norm(dim=-1), rtol=1e-5)
     assert torch.cosine_similarity(noise, own, dim=-1).abs().mean() < 0.3
     assert not torch.equal(noise[0], noise[1])
-    assert torch.equal(noise[1:], embeddings(vlm, asked[1:], "noise"))  # drawn by the case, not by the batch
+    assert torch.equal(noise[1:], entering(vlm, asked[1:], "noise"))  # drawn by the case, not by the batch
     assert torch.allclose(torch.cosine_similarity(short, own, dim=-1), torch.ones(own.shape[:2]), atol=1e-5)
     assert torch.allclose(short.norm(dim=-1), short[0, 0].norm(), rtol=0.2)
     first = vlm.tokenizer(FILLER, add_special_tokens=False).input_ids[0]
     assert torch.equal(words[0, 0], vlm.model.get_input_embeddings().weight[first])
     assert torch.equal(words[0], words[1])
+    found = embeddings(vlm, asked)
+    assert torch.allclose(found.mean, own.mean(0), atol=1e-5)
+    assert found.length == pytest.approx(float(own.norm(dim=-1).mean()), rel=1e-5)
+    assert 0 < found.shared < 1
+    centred = entering(vlm, asked, "centred", own.mean(0))
+    assert torch.allclose(centred.norm(dim=-1), own.norm(dim=-1), rtol=1e-4)
+    apart = own - own.mean(0)
+    assert torch.allclose(torch.cosine_similarity(centred, apart, dim=-1), torch.ones(own.shape[:2]), atol=1e-4)
 
 
 def test_where_nothing_sees_the_picture_it_makes_no_difference(vlm: VLM) -> None:
@@ -133,7 +146,7 @@ def claims(strength: dict[str, float], *, cases: list[Sample] | None = None) -> 
     ]  # fmt: skip
     sway = sways(cases, others, margins, seed=0, draws=200)
     findings = [one.as_json() for one in conclude(rows, sway)]
-    lengths = {"picture": 9.0, "words": 1.0}
+    lengths = {"picture": 9.0, "words": 1.0, "shared": 0.5}
     counted_ = {"n": len(cases), "with_other": len(cases)}
     return {"cases": counted_, "arms": rows, "sway": sway, "lengths": lengths, "findings": findings}
 
@@ -164,6 +177,19 @@ def test_a_sway_is_what_a_swapped_caption_moves_towards_the_truth() -> None:
     values = {name: entry["value"] for name, entry in found.items()}
     assert values == {"alone": 4, "beside": 1, "picture": 0, "picture_beside": 0.5, "less": -3}
     assert found["alone"]["n"] == 24
+
+
+def test_cases_looked_at_are_whole_pairs_over_the_whole_benchmark() -> None:
+    samples = IconWorld().load().samples
+    some = spread(samples, 100)
+    assert 96 <= len(some) <= 100
+    assert all(at is not None for at in others_of(some))
+    assert len({sample.tags["template"] for sample in some}) == 24
+    assert {sample.tags["wrapper"] for sample in some} == {sample.tags["wrapper"] for sample in EVERY}
+    assert spread(samples, None) == spread(samples, 9999) == EVERY
+    assert {one.id for one in spread(samples, 2)} == {one.id for one in EVERY if one.pair == EVERY[0].pair}
+    with pytest.raises(UserError, match=r"task\.cases=1: must be at least 2"):
+        run_of("+exp=words_and_picture", "task.cases=1")
 
 
 def test_all_of_it_is_measured_once_and_shown(
