@@ -121,7 +121,7 @@ class WordsAndPicture:
         for name, asked in in_words(work.samples).items():
             said = digest([work.loaded.manifest, name])
             work.answering.answer(name, baseline, asked, said, file=CONDITIONS_FILE, label=CONDITIONS[name])
-        longer = replace(run, max_new_tokens=max(run.max_new_tokens, CAPTION_TOKENS))
+        longer = replace(run, protocol="generate", max_new_tokens=max(run.max_new_tokens, CAPTION_TOKENS))
         Answering(longer, work.vlm, store, work.console).answer(
             "caption", baseline, caption_questions(work.samples), work.loaded.manifest, file=CAPTIONS_FILE,
             label="captions",
