@@ -235,7 +235,7 @@ def test_ends_of_the_cut_edges_are_the_words_that_they_are_named_after(vlm: VLM)
 
         assert words(this(row)).strip() == "this"
         before = words(said(row)).strip()
-        assert before.startswith("There is") if one.prompt.image is None else before == ""
+        assert before == "" if one.prompt.image is not None else before.endswith(("is a balloon.", "bread."))
         assert words(question(row)).strip().startswith(("Do you think", "Given the image"))
         assert sorted([*this(row), *other_words(row), *said(row)]) == row.columns("user")
 
@@ -291,7 +291,7 @@ def test_tables_and_figure_have_every_state_and_layer(vlm: VLM) -> None:
     result = examine(vlm, pairs(8), LAYERS, seed=0, draws=20)
     states, probes, cuts = tables(result)
     assert len(states.rows) == 7
-    assert len(probes.rows) == 13
+    assert len(probes.rows) == 11  # too few cases of each thing for the lens
     assert [column.heading for column in probes.columns] == ["read", "layer 0", "layer 2", "shuffled labels"]
     assert len(cuts.rows) == 12
     left, middle, right = draw(result).axes
