@@ -210,7 +210,7 @@ def _shown(work: study.Study, name: str, section: Section, figure: SectionFigure
     """Adds the section to the report, with its figure as ``figures/<name>.png`` as well; what to print."""
     add_section(work.store.path, name, section, {name: figure})
     picture = work.store.path / "figures" / f"{name}.png"
-    figure.figure.savefig(picture, dpi=100)
+    figure.figure.savefig(picture, dpi=96)
     return [*map(terminal, section.tables), *section.sentences, f"figure: {picture}"]
 
 
