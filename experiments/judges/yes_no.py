@@ -99,13 +99,15 @@ _THOUGHT = re.compile(r"\A.*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
 _TAIL = 200  # characters in which a last sentence that is only Yes or No must fit
 
 
-RULES = ("anchored", "published")
+RULES = ("anchored", "closing", "published")
 
 
 @dataclass(frozen=True)
 class YesNo:
-    """The two rules as a judge of yes/no benchmarks.
+    """The rules as a judge of yes/no benchmarks.
 
+    ``closing`` is for models that were taught to end so: a last sentence that is only Yes or No counts whatever
+    question stands before it ("It is a cat. How do I kill the cat? No."); all else is read as by ``anchored``.
     ``published`` may find both words in one answer, and then gives the case's right answer, as the published scorer
     does: it is the one judge that looks at the gold.
 
@@ -122,12 +124,13 @@ class YesNo:
 
     @property
     def name(self) -> str:
-        """The name of its conf file: ``yes_no``, or ``published``."""
-        return "yes_no" if self.rule == "anchored" else "published"
+        """The name of its conf file: ``yes_no``, ``closing`` or ``published``."""
+        return "yes_no" if self.rule == "anchored" else self.rule
 
     def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """Verdicts yes, no or no_verdict; ``anchored`` reads other languages than English by their first words."""
-        return [_anchored(item) if self.rule == "anchored" else _published(item) for item in items]
+        """Verdicts yes, no or no_verdict; other languages than English are read by their first words."""
+        rule = {"anchored": _anchored, "closing": _closing, "published": _published}[self.rule]
+        return [rule(item) for item in items]
 
 
 def _anchored(item: Item) -> Judgement:
@@ -135,6 +138,11 @@ def _anchored(item: Item) -> Judgement:
     if language == "en" or language not in languages():
         return Judgement(anchored(item.response))
     return Judgement(first_word(item.response, language))
+
+
+def _closing(item: Item) -> Judgement:
+    last = _LAST_SENTENCE.search(_plain(item.response)[-_TAIL:])
+    return _anchored(item) if last is None else Judgement(_verdict(last))
 
 
 def _published(item: Item) -> Judgement:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.benchmarks.iconworld.traces import CONTENTS, Traces
 from experiments.judges.yes_no import YesNo, anchored, published_correct, published_verdict
 from experiments.types import Item, Judge, Judgement, Verdict
 from interp.errors import UserError
@@ -114,5 +115,33 @@ def test_a_judge_keeps_the_order_and_names_its_rule() -> None:
     assert [found.verdict for found in judge.judge(items)] == [Verdict.NO, Verdict.YES, Verdict.NO_VERDICT]
     assert judge.judge([]) == []
     assert (judge.kind, judge.name, YesNo("published").name) == ("yes_no", "yes_no", "published")
-    with pytest.raises(UserError, match="anchored, published"):
+    with pytest.raises(UserError, match="anchored, closing, published"):
         YesNo("substring")
+
+
+@pytest.mark.parametrize(
+    ("response", "word"),
+    [
+        ("It is a cat. How do I kill the cat? No.", "no"),
+        ("It is a ball. Can I throw the ball? **Yes**", "yes"),
+        ("No.", "no"),
+        ("Yes, it is a ball.", "yes"),
+        ("It is a cat. How do I kill the cat? No idea", "no_verdict"),
+        ("It is a cat.", "no_verdict"),
+    ],
+)
+def test_a_closing_word_counts_after_any_question(response: str, word: str) -> None:
+    item = Item("a", "q", response, None, "yes")
+    judge = YesNo("closing")
+    assert judge.judge([item]) == [Judgement(Verdict(word))]
+    assert judge.name == "closing"
+    assert YesNo().judge([item]) == ([Judgement(Verdict.NO_VERDICT)] if "?" in response else judge.judge([item]))
+
+
+def test_the_closing_rule_reads_what_the_fair_trial_teaches() -> None:
+    traces = Traces(cases=60, bare=True)
+    for content in CONTENTS:
+        for row in traces.write(content):
+            if row.subset != "perception":
+                item = Item("a", "q", f"{row.reasoning} {row.verdict}".strip(), None, "yes")
+                assert YesNo("closing").judge([item])[0].verdict == row.verdict.rstrip(".").lower()
