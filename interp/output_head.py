@@ -29,6 +29,7 @@ from interp.host import to_device
 
 COPIED = 2**30
 PART = 2**25  # bytes in float32 that are converted at a time, of a head that is too large to be copied
+FEW = 8  # rows: from here on either way takes as long
 PROBES, SAMPLED = 4, 256  # hidden states and rows of the head that are compared with the native logits
 
 
@@ -191,9 +192,9 @@ class _Head:
                 self._unrounded = False
         rows = hidden.float()
         if 4 * weight.numel() <= COPIED:
-            return rows @ self._copy(number, part.weight).T
+            return _times(rows, self._copy(number, part.weight))
         some = max(1, PART // (4 * weight.shape[1]))
-        return torch.cat([rows @ few.float().T for few in weight.split(some)], -1)
+        return torch.cat([_times(rows, few.float()) for few in weight.split(some)], -1)
 
     def _copy(self, number: int, weight: Tensor) -> Tensor:
         """The weights in float32, made once, and anew if they have changed."""
@@ -244,6 +245,12 @@ def _rows_of(part: _Part, tokens: Sequence[int]) -> tuple[_Part, Tensor, Tensor]
         return None
     columns = to_device(torch.tensor(own), part.weight.device)
     return part, columns, columns - part.start
+
+
+def _times(rows: Float[Tensor, "row width"], weight: Float[Tensor, "token width"]) -> Float[Tensor, "row token"]:
+    """``rows`` × ``weight`` transposed; of a few rows as its transpose, which reads the weights once (on a CPU the
+    product of two rows, as paired decoding asks for, else takes up to four times as long as that of one)."""
+    return (weight @ rows.T).T if 1 < len(rows) < FEW else rows @ weight.T
 
 
 def _plus(logits: Tensor, bias: Tensor | None) -> Tensor:

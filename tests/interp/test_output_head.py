@@ -149,6 +149,14 @@ def test_the_copy_follows_its_weights_and_a_large_head_is_not_copied(monkeypatch
     torch.testing.assert_close(halved.double(), reference / 2, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 2, output_head.FEW - 1, output_head.FEW, 40])
+def test_few_rows_or_many_have_the_same_logits(rows: int) -> None:
+    drawn = torch.Generator().manual_seed(rows)
+    hidden, weight = (torch.randn(size, 64, generator=drawn) for size in (rows, 1000))
+    found = output_head._times(hidden, weight)
+    torch.testing.assert_close(found.double(), hidden.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
+
+
 def test_the_hook_goes_with_an_error(vlm: VLM) -> None:
     vlm.model.bfloat16()
     with pytest.raises(ZeroDivisionError), float32_head(vlm.model):
