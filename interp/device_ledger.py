@@ -60,7 +60,7 @@ class Work:
         )
 
     def __sub__(self, other: "Work") -> "Work":
-        return self + other.times(-1)
+        return self + other.times(-1.0)
 
     def times(self, factor: float) -> "Work":
         """As often."""
@@ -99,7 +99,7 @@ class Ledger:
     @property
     def work(self) -> Work:
         """All of it since the beginning."""
-        return Work(self._flops, self._moved, self._kernels, self._seconds)
+        return Work(self._flops, self._moved, float(self._kernels), self._seconds)
 
     def held(self, tensor: Tensor, device: torch.device) -> Storage:
         """New memory for ``tensor`` on ``device``.

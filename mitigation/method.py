@@ -58,6 +58,12 @@ class Abilities:
     """It must be fitted first, on the baseline's margins and either the labels (``fit(margins, safe)``, as
     ``CalibratedShift``) or the share of Yes of the arm under study (``fit(margins, target_yes_share)``, as
     ``YesBias``)."""
+    one_by_one: bool = False
+    """It answers one prompt at a time, however many it is given."""
+    at_most: Any = None
+    """Where the numbers decide how much it computes: the method that always computes the most it can come to."""
+    unplanned: str = ""
+    """What of its work the numbers decide, so that no plan has it; "" if nothing. A clause without a full stop."""
 
 
 def abilities(method: Any) -> Abilities:

@@ -5,13 +5,15 @@ Importing this module loads neither torch nor transformers; generating does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
 from mitigation.validation import check_number, check_pictured, check_weight
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
+
+ROLLBACKS = "the places that it goes back to depend on its attention; each costs one more forward of the whole answer"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class OPERA:
     rollbacks: int = 5
     early: int = 10
     unit: float = 1e-7
+    one_by_one: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("beams", 1), ("candidates", 1), ("rollbacks", 1), ("early", 0)):
@@ -67,6 +70,11 @@ class OPERA:
     def looks(self) -> bool:
         """Whether it needs any attention."""
         return bool(self.weight) or self.threshold is not None
+
+    @property
+    def unplanned(self) -> str:
+        """See ``mitigation.method.Abilities``."""
+        return "" if self.threshold is None else ROLLBACKS
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The best beam of each prompt, one prompt at a time, with margins of the penalised scores.

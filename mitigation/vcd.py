@@ -58,6 +58,11 @@ class VCD:
         """Why there are no margins (lazy); see ``mitigation.method.Abilities``."""
         return "a lazy branch has no margins; method.branch=auto has" if self.branch == "lazy" else ""
 
+    @property
+    def at_most(self) -> "VCD | None":
+        """A lazy branch at each step; see ``mitigation.method.Abilities``."""
+        return replace(self, branch="sequential") if self.branch == "lazy" else None
+
     def branch_now(self, vlm: "VLM") -> str:
         """The branch that ``generate`` would run now: never ``auto``."""
         from interp.hooks.forward import is_followed

@@ -22,6 +22,7 @@ def advice(found: "Measured", run: Run) -> list[str]:
     lacking = [one for one in planned if not one.rows]
     smaller = [one for one in planned if 0 < one.rows < one.asked]
     unplanned = [f"{one.step} cannot be planned: {one.error}." for one in found.outcomes if one.error]
+    unplanned += [f"{one.step}, not in the plan: {one.left_out}." for one in planned if one.left_out]
     cache = (
         f"feature_cache_mib={run.feature_cache_mib} is main memory, up to {run.feature_cache_mib / 1024:.1f} GiB of "
         "it, and none of the GPU's; 0 does without."

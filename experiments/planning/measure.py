@@ -1,11 +1,12 @@
-"""Runs an experiment's steps on a pretended device and says what each would hold and take. In a process of its own."""
+"""Runs an experiment's steps on a pretended device and says what each would hold and take. In a process of its own.
+
+Importing this module loads no torch: the process that asks for a plan does without.
+"""
 
 import atexit
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import parent_process
 from pathlib import Path
@@ -13,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.config import Run
 from experiments.planning.models import Asked, Blueprint, blueprint, build
-from experiments.planning.steps import Scene, Step, steps_of
+from experiments.planning.recorder import Cost, Recorder
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, free_memory
 from interp.errors import UserError
-from mitigation.steps import asking
 
 if TYPE_CHECKING:
     import torch
 
-    from interp.device_ledger import Ledger, Rates, Work
+    from experiments.planning.steps import Step
+    from interp.device_ledger import Ledger
     from interp.vlm import VLM
 
 PLANNED_TOKENS = 3  # of an answer; the later ones each add as much as the last of these
@@ -41,14 +42,6 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """One batch of a step: the most bytes held, weights included, and its work."""
-
-    peak: int
-    work: "Work"
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What came of a step: ``rows`` at which it fits, or 0; ``asked`` rows it was to have; its cost at the former, or
     at one row where it does not fit; or ``error`` where it cannot be planned."""
@@ -60,6 +53,7 @@ class Outcome:
     seconds: float = 0.0  # of the whole study for a case, or for an optimiser step
     trains: bool = False
     error: str = ""
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,13 +92,15 @@ def room_of(gpu_gib: float | None, model: ModelConfig) -> Room:
     return Room(f"{device}, {free / GIB:.1f} GiB of it free now", int(free * (1 - LOST * on_gpu)), on_gpu)
 
 
-def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: "Rates") -> Measured:
-    """All steps of ``run`` on that device.
+def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, float, float]) -> Measured:
+    """All steps of ``run`` on that device, which manages ``rates`` (``interp.device_ledger.Rates``).
 
     Raises:
         UserError: an unknown model, a task that is not planned, or a torch that cannot pretend a device.
     """
+    from experiments.planning.steps import steps_of
     from interp.checkpoints.load import dtype_on
+    from interp.device_ledger import Rates
     from interp.pretended import Unsupported, world
 
     model = run.weights
@@ -118,7 +114,7 @@ def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: "Rates") -> M
     dtype = dtype_on(model.dtype, torch.device("cpu")) if not room.on_gpu else _on_gpu(model.dtype)
     try:
         with world(fused=True) as pretended, tempfile.TemporaryDirectory() as folder:
-            pretended.ledger.rates = rates
+            pretended.ledger.rates = Rates(*rates)
             stage = Stage(run, asked, room, plan, dtype, pretended.ledger, Path(folder), four_bit=_four_bit(run))
             vlm = stage.vlm
             weights = pretended.ledger.now
@@ -187,7 +183,7 @@ class Stage:
             gc.freeze()  # what is there now need not be looked through again
         return self._vlm
 
-    def outcome(self, step: Step, tokens: int) -> Outcome:
+    def outcome(self, step: "Step", tokens: int) -> Outcome:
         """A step at the most rows that fit, halved as a study halves them."""
         budget = self.run.batch_size if self.run.batch_tokens is None else self.run.batch_tokens // tokens
         rows = step.rows or max(1, min(self.run.batch_size, budget))
@@ -197,7 +193,7 @@ class Stage:
         try:
             while rows:
                 if (cost := self.cost(step, rows, self.room.usable)) is not None and cost.peak <= self.room.usable:
-                    if step.generates and self._answered is None:
+                    if step.generates and step.rows is None and self._answered is None:
                         self._answered = rows
                     return self._told(step, rows, asked, rows, cost)
                 rows //= 2
@@ -210,19 +206,20 @@ class Stage:
             said = f"on shapes it fails ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
             return Outcome(step.name, 0, asked, trains=step.trains, error=said)
 
-    def _told(self, step: Step, fits: int, asked: int, rows: int, cost: Cost) -> Outcome:
+    def _told(self, step: "Step", fits: int, asked: int, rows: int, cost: Cost) -> Outcome:
         seconds = cost.work.seconds * step.times / (2 if step.trains else rows)
-        return Outcome(step.name, fits, asked, cost.peak, seconds, step.trains)
+        return Outcome(step.name, fits, asked, cost.peak, seconds, step.trains, left_out=step.left_out)
 
-    def cost(self, step: Step, rows: int, capacity: int | None) -> Cost | None:
+    def cost(self, step: "Step", rows: int, capacity: int | None) -> Cost | None:
         """A batch of ``rows``; None where the device of ``capacity`` bytes runs out of memory."""
         import torch
 
+        from experiments.planning.steps import Scene
         from interp.batching import BatchRule, out_of_memory, road
 
         if capacity is not None and self.vlm is not None and self.ledger.now > capacity:
             return None
-        short = min(self.run.max_new_tokens, PLANNED_TOKENS)
+        short = min(self.run.max_new_tokens, PLANNED_TOKENS + step.settling)
         long = self.run.max_new_tokens if self.run.protocol == "generate" else 1
         short = min(short, long)
         recorder = Recorder(self.ledger)
@@ -281,79 +278,6 @@ def _packed(vlm: "VLM") -> None:
             if storage.size > size:
                 storage.account.now -= storage.size - size
                 storage.size = size
-
-
-class Recorder:
-    """Peaks and work of a step, and of each forward of it."""
-
-    def __init__(self, ledger: "Ledger") -> None:
-        self.ledger = ledger
-        self.begin()
-
-    def begin(self) -> None:
-        """Forgets what was before."""
-        gc.collect()
-        self.ledger.restart()
-        self.start = self.ledger.work
-        self.forwards: list[tuple[int, Work]] = []  # the peak up to the next forward, and the work until it began
-        self.peak = 0
-        self.stepping = False  # whether what runs is a question that comes before an answer
-
-    @contextmanager
-    def following(self, vlm: "VLM") -> Iterator[None]:
-        """Notes where each forward of the model begins, or of another of its class; but for questions that a method
-        asks before its answer, which do not grow with the answer."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        kind = type(vlm.speaker)
-
-        def began(module: Any, _: Any) -> None:
-            if type(module) is kind:
-                self._next(step=asking())
-
-        handle = register_module_forward_pre_hook(began)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def _next(self, *, step: bool) -> None:
-        self._close()
-        self.stepping = step
-        if not step:
-            self.forwards.append((0, self.ledger.work))
-
-    def _close(self) -> None:
-        most = self.ledger.most
-        self.peak = max(self.peak, most)
-        if self.forwards and not self.stepping:
-            self.forwards[-1] = (most, self.forwards[-1][1])
-        self.ledger.restart()
-
-    def end(self) -> None:
-        """After the last forward."""
-        self._close()
-        self.work = self.ledger.work - self.start
-
-    def cost(self) -> Cost:
-        """Of what was done."""
-        return Cost(self.peak, self.work)
-
-    def longer(self, done: int, tokens: int) -> Cost:
-        """Of the same with an answer of ``tokens`` tokens instead of ``done``: each adds as much as the last did.
-
-        Raises:
-            UserError: the forwards are not as many a token.
-        """
-        count = len(self.forwards)
-        if done < 3 or not count or count % done:
-            raise UserError(f"{count} forwards for {done} tokens: what a longer answer takes cannot be told from them")
-        each = count // done
-        peaks = [max(peak for peak, _ in self.forwards[at : at + each]) for at in range(0, count, each)]
-        starts = [self.forwards[at][1] for at in range(0, count, each)]
-        more = tokens - done
-        work = self.work + (starts[-1] - starts[-2]).times(more)
-        return Cost(max(self.peak, peaks[-1] + more * max(0, peaks[-1] - peaks[-2])), work)
 
 
 def as_json(found: Measured) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import not_applicable
 from experiments.planning.models import Asked
+from experiments.planning.recorder import SETTLING
 from experiments.studies.attention.heatmap import Heatmap
 from experiments.studies.direction_ablation import Ablation
 from experiments.studies.mechanism.study import Mechanism
@@ -63,6 +64,8 @@ class Step:
     ``batch_size`` and ``batch_tokens`` allow). ``times`` is how often the study does it with every case it does it
     with. ``generates`` says that it makes an answer, whose later tokens are added up from its first ones. ``trains``
     says that it counts in optimiser steps, not in cases. ``alters`` says that it leaves something in the model.
+    ``left_out`` is what depends on the numbers and is not in the plan, as a clause without its full stop. ``settling``
+    is how many tokens more than others' its answers need until each takes as much as the one before.
     """
 
     name: str
@@ -72,6 +75,8 @@ class Step:
     generates: bool = False
     trains: bool = False
     alters: bool = False
+    left_out: str = ""
+    settling: int = 0
 
 
 def steps_of(run: Run) -> list[Step]:
@@ -108,7 +113,7 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
     for name, method in arms.items():
         if isinstance(method, AnsweredElsewhere) or name in absent:
             continue
-        answering = ConstantShift(1.0) if abilities(method).fitted_to else method
+        answering = ConstantShift(1.0) if abilities(method).fitted_to else abilities(method).at_most or method
         key = signature(answering)
         alike.setdefault(key, []).append(name)
         methods.setdefault(key, answering)
@@ -117,8 +122,19 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
         method, label = methods[key], ", ".join(names)
         if isinstance(method, TrainableMethod):
             steps.append(Step(f"learning: {label}", _learn(method)))
-        alters = isinstance(method, NewAdapter)
-        steps.append(Step(f"answers: {label}", _answer(method, adapter), None, len(names), True, alters=alters))
+        able, alters = abilities(method), isinstance(method, NewAdapter)
+        steps.append(
+            Step(
+                f"answers: {label}",
+                _answer(method, adapter),
+                rows=1 if able.one_by_one else None,
+                times=len(names),
+                generates=True,
+                alters=alters,
+                left_out=able.unplanned,
+                settling=SETTLING if able.one_by_one else 0,
+            )
+        )
     return steps
 
 

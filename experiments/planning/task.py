@@ -8,7 +8,7 @@ transformers.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -118,14 +118,12 @@ class Plan:
             ),
         )
 
-    def rates(self) -> tuple[Any, str]:
-        """What the card manages, and a sentence that says so."""
-        from interp.device_ledger import Rates
-
+    def rates(self) -> tuple[tuple[float, float, float], str]:
+        """What the card manages, as ``interp.device_ledger.Rates`` has it, and a sentence that says so."""
         size = min(CARDS, key=lambda size: abs(size - (self.gpu_gib or 24)))
         tflops, gb = CARDS[size]
         tflops, gb = self.tflops or tflops, self.gb_per_s or gb
-        reached = Rates(tflops * 1e12 * EFFICIENCY["arithmetic"], gb * 1e9 * EFFICIENCY["memory"], LAUNCH)
+        reached = tflops * 1e12 * EFFICIENCY["arithmetic"], gb * 1e9 * EFFICIENCY["memory"], LAUNCH
         return reached, (
             f"Times are for {EFFICIENCY['arithmetic']:.0%} of {tflops:g} TFLOP/s, {EFFICIENCY['memory']:.0%} of "
             f"{gb:g} GB/s and {LAUNCH * 1e6:.0f} µs a kernel, whichever is slowest (task.tflops, task.gb_per_s): "

@@ -9,10 +9,11 @@ from typing import Any
 
 from experiments.planning.measure import as_json, measured
 from experiments.planning.models import Asked
-from interp.device_ledger import Rates
 from tests.experiments.compose import run_of
 
-RATES = Rates(1e12, 1e11, 1e-5)
+# They run forwards before the answer (two, one), search for it, or have a branch of another length beside it.
+OTHER_ARMS = {"vista": "arms.vista.window=1", "agla": "", "opera": "", "icd": ""}
+RATES = (1e12, 1e11, 1e-5)
 
 
 def plan(command: str, gib: float = 24.0) -> dict[str, Any]:
@@ -21,10 +22,11 @@ def plan(command: str, gib: float = 24.0) -> dict[str, Any]:
 
 
 def longer() -> dict[str, Any]:
-    """A step of eight tokens added up from three, and done."""
+    """Answers of eight tokens added up from three, and done."""
     from experiments.planning import measure
 
-    command = "method=vcd max_new_tokens=8"
+    arms = " ".join(f"+method@arms.{arm}={arm} {setting}" for arm, setting in OTHER_ARMS.items())
+    command = f"method=vcd max_new_tokens=8 {arms}"
     added = plan(command)["outcomes"]
     measure.PLANNED_TOKENS = 8
     return {"added": added, "done": plan(command)["outcomes"]}

@@ -25,10 +25,12 @@ from interp.checkpoints import memory
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, check_room, estimate, row_bytes
 from interp.errors import UserError
+from mitigation.opera import ROLLBACKS
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
+from tests.experiments.planning.job import OTHER_ARMS
 from tests.parts import tiny_parts
 
 SMALL = "model=llava_organism max_new_tokens=4 batch_size=4"
@@ -43,7 +45,7 @@ COMMANDS = {
 
 @cache
 def plans() -> dict[str, Any]:
-    """All that the job measures of the organism, by experiment; "longer" is that of an answer added up."""
+    """All that the job measures of the organism, by experiment; "longer" are answers of several arms, added up."""
     names = {exp: f"+exp={exp} {SMALL}" for exp in COMMANDS}
     command = [sys.executable, "-W", "ignore", "-m", "tests.experiments.planning.job", *names.values(), "longer"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -71,9 +73,40 @@ def test_a_second_checkpoint_is_held_beside_the_first() -> None:
 
 def test_a_longer_answer_adds_up_to_what_it_is() -> None:
     found = plans()["longer"]
+    assert [one["step"].removeprefix("answers: ") for one in found["added"]] == ["baseline", "vcd", *OTHER_ARMS]
     for added, done in zip(found["added"], found["done"], strict=True):
-        assert added["peak"] == pytest.approx(done["peak"], rel=1e-3)
-        assert added["seconds"] == pytest.approx(done["seconds"], rel=0.02)
+        assert not added["error"]
+        assert added["peak"] == pytest.approx(done["peak"], rel=1e-3), added["step"]
+        assert added["seconds"] == pytest.approx(done["seconds"], rel=0.02), added["step"]
+
+
+def test_what_depends_on_the_numbers_is_taken_at_its_most_or_said_to_be_left_out() -> None:
+    lazy, other = "method.branch=lazy", "arms.v.branch=sequential"
+    run = run_of("method=vcd", lazy, "+method@arms.v=vcd", other, "+method@arms.o=opera")
+    steps = {step.name: step for step in steps_of(run)}
+    assert list(steps) == ["answers: baseline", "answers: vcd, v", "answers: o"]
+    search = steps["answers: o"]
+    assert (search.rows, search.left_out) == (1, ROLLBACKS)
+    found = Measured("", 24 * GIB, GIB, 1, "bfloat16", "", True, 700, 576, "", [
+        Outcome(search.name, 1, 1, GIB, left_out=search.left_out)])  # fmt: skip
+    assert advice(found, run_of())[-1] == f"answers: o, not in the plan: {ROLLBACKS}."
+    never = steps_of(run_of("method=opera", "method.threshold=null"))
+    assert not [step for step in never if step.left_out]
+
+
+def test_who_asks_for_a_plan_loads_no_torch() -> None:
+    code = """
+import sys
+from experiments.planning import task
+from experiments.planning.measure import Measured, as_json, measured
+from tests.experiments.compose import run_of
+plan = task.Plan(gpu_gib=24)
+plan.prompts(run_of("benchmark=mossbench", "benchmark.root=nowhere"))
+plan.rates()
+print({"torch", "transformers"} & set(sys.modules))
+"""
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_a_plan_composes_the_command_without_itself() -> None:

@@ -110,7 +110,8 @@ def warm(step: Step, folder: str) -> None:
 
 def planned(name: str, rows: int) -> dict[str, float]:
     """What the plan's recorder says of the same step."""
-    from experiments.planning.measure import Recorder, placed
+    from experiments.planning.measure import placed
+    from experiments.planning.recorder import Recorder
     from interp.pretended import world
 
     step = steps()[name]
