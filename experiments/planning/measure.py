@@ -1,6 +1,6 @@
 """Runs an experiment's steps on a pretended device and says what each would hold and take. In a process of its own.
 
-Importing this module loads no torch: the process that asks for a plan does without.
+Importing this module loads no torch.
 """
 
 import atexit

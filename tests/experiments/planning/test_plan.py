@@ -94,7 +94,7 @@ def test_what_depends_on_the_numbers_is_taken_at_its_most_or_said_to_be_left_out
     assert not [step for step in never if step.left_out]
 
 
-def test_who_asks_for_a_plan_loads_no_torch() -> None:
+def test_asking_for_a_plan_loads_no_torch() -> None:
     code = """
 import sys
 from experiments.planning import task
