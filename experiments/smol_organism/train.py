@@ -1,8 +1,8 @@
 """Trains the second organism in three stages; killed at any step, it goes on from its last save.
 
 A. *Alignment*: the adapter learns verdicts, answers and refusals from text alone (``alignment``).
-B. *Seeing*: the projector learns to answer what is in the picture (``seeing``), all else
-   frozen. No picture ever meets a question of safety.
+B. *Seeing*: the projector learns to answer what is in the picture (``seeing``), all else frozen. No
+   picture ever meets a question of safety.
 C. *Caution*: stage A goes on for a little with more unsafe examples, which sets how strict the model is.
 
 Language model and adapter compute in bfloat16; what is trained is kept in float32 beside it.
@@ -198,21 +198,30 @@ class Seen(NamedTuple):
 
 def align(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     """Stage A, in place."""
-    _learn("align", _text(recipe, pieces, folder), _adapter(pieces), recipe, pieces, folder, report)
+    _learn(
+        "align",
+        _trained("align", _adapter(pieces), recipe, folder),
+        _text(recipe, pieces, folder),
+        recipe,
+        pieces,
+        report,
+    )
 
 
 def see(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
-    """Stage B, in place."""
-    seen = pictures(recipe, pieces)
+    """Stage B, in place. Pictures are drawn only where a step is left."""
     _begin(recipe, pieces.model)
     projector = dict(pieces.model.model.multi_modal_projector.named_parameters())
-    _learn("see", _captions(pieces, seen), projector, recipe, pieces, folder, report, seen.features)
+    trained = _trained("see", projector, recipe, folder)
+    if trained.done < trained.steps:
+        seen = pictures(recipe, pieces)
+        _learn("see", trained, _captions(pieces, seen), recipe, pieces, report, seen.features)
 
 
 def caution(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     """Stage C, in place."""
     text = _text(replace(recipe, unsafe_share=recipe.caution_share), pieces, folder)
-    _learn("caution", text, _adapter(pieces), recipe, pieces, folder, report)
+    _learn("caution", _trained("caution", _adapter(pieces), recipe, folder), text, recipe, pieces, report)
 
 
 def _text(recipe: Recipe, pieces: Pieces, folder: Path) -> Callable[[random.Random], Row]:
@@ -243,34 +252,37 @@ def _adapter(pieces: Pieces) -> dict[str, nn.Parameter]:
     }
 
 
+def _trained(stage: str, named: dict[str, nn.Parameter], recipe: Recipe, folder: Path) -> Trained:
+    """``named`` as the last launch left it."""
+    steps, lr = recipe.schedule(stage)
+    return Trained(named, lr, steps, folder / f"{stage}.safetensors")
+
+
 def _learn(
     stage: str,
+    trained: Trained,
     draw: Callable[[random.Random], Row],
-    named: dict[str, nn.Parameter],
     recipe: Recipe,
     pieces: Pieces,
-    folder: Path,
     report: Report,
     features: Float[Tensor, "image patch width"] | None = None,
 ) -> None:
-    """Trains ``named`` alone on what ``draw`` draws, from the last saved step on."""
+    """Takes the steps that are left of ``trained`` alone; with ``features``, every row has a picture."""
     model, encoder = pieces.model, Encoder(pieces)
-    steps, lr = recipe.schedule(stage)
-    trained = Trained(named, lr, steps, folder / f"{stage}.safetensors")
     model.requires_grad_(False)
-    for parameter in named.values():
+    for parameter in trained.named.values():
         parameter.requires_grad_(True)
-    for rows in batches(draw, recipe, stage, trained.done, steps):
+    for rows in batches(draw, recipe, stage, trained.done, trained.steps):
         batch = encoder.batch(rows)
         embedded = model.get_input_embeddings()(batch.input_ids)
-        if features is not None and (shown := batch.pictures[batch.pictures >= 0]).numel():
-            projected = model.model.multi_modal_projector(features[shown].to(embedded.dtype)).flatten(0, 1)
+        if features is not None:
+            projected = model.model.multi_modal_projector(features[batch.pictures].to(embedded.dtype)).flatten(0, 1)
             embedded = embedded.masked_scatter((batch.input_ids == model.config.image_token_id)[..., None], projected)
         hidden = model.model.language_model(
             inputs_embeds=embedded, attention_mask=batch.attention_mask, use_cache=False
         ).last_hidden_state
         loss = trained.step(_loss(model, hidden, batch))
-        report(stage, trained.done - 1, steps, loss)
+        report(stage, trained.done - 1, trained.steps, loss)
 
 
 def pictures(recipe: Recipe, pieces: Pieces) -> Seen:

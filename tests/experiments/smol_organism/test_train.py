@@ -138,6 +138,18 @@ def test_without_its_language_model_it_says_what_to_type(tmp_path: Path, monkeyp
         run(unread, recipe=RECIPE, to=None)
 
 
+def test_no_picture_is_drawn_again_where_seeing_is_done(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(RECIPE, fresh(base, tmp_path), tmp_path, quiet)
+
+    def refused(recipe: PictureRecipe, processor: Any) -> Pool:
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr(training, "draw_pool", refused)
+    train(RECIPE, fresh(base, tmp_path), tmp_path, quiet)
+
+
 def test_what_a_step_draws_depends_on_the_step_alone() -> None:
     def draw(rng):
         return Row([rng.randrange(100)] * rng.randrange(1, 9), [1])
