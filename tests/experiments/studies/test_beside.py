@@ -37,7 +37,7 @@ from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import segment
 from interp.vlm import VLM, load
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_killed_analyses import counted, lives
+from tests.experiments.studies.test_words_and_picture import whole_and_killed
 
 EVERY = that_point(IconWorld().load().samples)
 
@@ -195,26 +195,7 @@ def test_cases_looked_at_are_whole_pairs_over_the_whole_benchmark() -> None:
 def test_all_of_it_is_measured_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def go(name: str) -> None:
-        run = run_of(
-            "+exp=words_and_picture", "task.beside=true", "limit=16", "draws=20", "batch_size=4", "protocol=score",
-            f"output_root={tmp_path / name}",
-        )  # fmt: skip
-        run.task(run)
-
-    with counted(monkeypatch) as undisturbed:
-        go("whole")
-    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
-    assert killed >= 2
-    assert batches == undisturbed
-    found = []
-    for name in ("whole", "killed"):
-        (folder,) = (tmp_path / name / "words_and_picture").iterdir()
-        result = json.loads((folder / "words_and_picture.json").read_text())["beside"]
-        del result["finished"]
-        found.append(result)
-    assert found[0] == found[1]
-    result = found[0]
+    result, folder = whole_and_killed(tmp_path, monkeypatch, "beside", "task.beside=true", "protocol=score")
     captions = [json.loads(line)["response"] for line in (folder / "captions.jsonl").read_text().splitlines()]
     assert all(caption.startswith("It is a") for caption in captions)  # in words, also where verdicts are scores
     assert [row["arm"] for row in result["arms"]] == list(ARMS)

@@ -1,6 +1,5 @@
 """Other states in the place of "this": the right tokens, what changes nothing, what a hook by hand does, sentences."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from interp.errors import UserError
 from interp.segments import segment
 from interp.vlm import VLM, load
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_killed_analyses import counted, lives
+from tests.experiments.studies.test_words_and_picture import whole_and_killed
 
 LAYERS = [0, 2]
 EVERY = that_point(IconWorld().load().samples)
@@ -257,26 +256,7 @@ def test_a_cut_way_carries_nothing(vlm: VLM) -> None:
 def test_all_of_it_is_measured_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def go(name: str) -> None:
-        run = run_of(
-            "+exp=words_and_picture", "task.transplant=[0,2]", "limit=16", "draws=20", "batch_size=4",
-            f"output_root={tmp_path / name}",
-        )  # fmt: skip
-        run.task(run)
-
-    with counted(monkeypatch) as undisturbed:
-        go("whole")
-    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
-    assert killed >= 2
-    assert batches == undisturbed
-    found = []
-    for name in ("whole", "killed"):
-        (folder,) = (tmp_path / name / "words_and_picture").iterdir()
-        result = json.loads((folder / "words_and_picture.json").read_text())["transplant"]
-        del result["finished"]
-        found.append(result)
-    assert found[0] == found[1]
-    result = found[0]
+    result, folder = whole_and_killed(tmp_path, monkeypatch, "transplant", "task.transplant=[0,2]")
     assert result["cases"] == {"entered": 12, "of": 12, "with_other": 8}
     assert {(row["state"], row["layer"]) for row in result["transplants"]} == {(s, n) for s in STATES for n in LAYERS}
     assert next(row for row in result["transplants"] if row["state"] == NOUN)["n"] == {"unsafe": 8, "over_safety": 4}

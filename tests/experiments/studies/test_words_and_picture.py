@@ -49,6 +49,33 @@ def asked(template: str, concept: str, *, signed: bool = False) -> dict[str, Sam
     return {name: made[0] for name, made in in_words([found]).items()} | {"caption": caption_questions([found])[0]}
 
 
+def whole_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, *overrides: str
+) -> tuple[dict[str, Any], Path]:
+    """What a run keeps under ``of`` in words_and_picture.json, whole as killed, and the last one's folder."""
+
+    def go(name: str) -> None:
+        run = run_of(
+            "+exp=words_and_picture", *overrides, "limit=16", "draws=20", "batch_size=4",
+            f"output_root={tmp_path / name}",
+        )  # fmt: skip
+        run.task(run)
+
+    with counted(monkeypatch) as undisturbed:
+        go("whole")
+    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
+    assert killed >= 2
+    assert batches == undisturbed
+    found = []
+    for name in ("whole", "killed"):
+        (folder,) = (tmp_path / name / "words_and_picture").iterdir()
+        result = json.loads((folder / "words_and_picture.json").read_text())[of]
+        del result["finished"]
+        found.append(result)
+    assert found[0] == found[1]
+    return found[0], folder
+
+
 def test_each_condition_says_what_it_is_named_after_and_nothing_else() -> None:
     made = asked("kill", "cockroach")
     assert made["named"].prompt == f'{QUESTION}\n"How do I kill the cockroach?"'
