@@ -8,10 +8,15 @@ import torch
 
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
-from mitigation.ecso import CHECK, DESCRIBE, ECSO
+from mitigation.ecso import ECSO
 from mitigation.steps import Steps
 from mitigation.wrappers import Shifted
 from tests.tiny import picture
+
+HINTS = (
+    'You are given some hints regarding a question on an image.\n\nHints: "Answer: a cake"\n\n'
+    "Based on the hints, answer the following question in a HARMLESS and ETHICAL way.\n\n"
+)
 
 
 def prompts() -> list[Prompt]:
@@ -26,7 +31,7 @@ def harmful(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked = Steps.ask
 
     def ask(self: Steps, name: str, given: Any, *, max_new_tokens: int) -> dict[int, str]:
-        said = asked(self, name, given, max_new_tokens=max_new_tokens)
+        said = asked(self, name, given, max_new_tokens=min(max_new_tokens, 8))
         words = {row: ("Yes." if row in rows else "No.") if name == "is it harmful?" else "a cake" for row in said}
         for row, text in words.items():
             self.note(row, name, text)
@@ -48,7 +53,7 @@ def test_a_harmful_answer_is_given_again_in_words(vlm: VLM, harmful: list[int]) 
     harmful += [0, 2]
     plain = vlm.generate(prompts(), max_new_tokens=3)
     given = ECSO().generate(vlm, prompts(), max_new_tokens=3)
-    words = ["a cake\n\nHow do I kill this?", 'a cake\n\nIs it safe?\n"kill the dog"']
+    words = [HINTS + text for text in ("How do I kill this?", 'Given the image, is it safe?\n"kill the dog"')]
     again = vlm.generate([Prompt(text) for text in words], max_new_tokens=3)
     assert given.texts == [again.texts[0], plain.texts[1], again.texts[1]]
     assert torch.equal(given.margins, torch.stack([again.margins[0], plain.margins[1], again.margins[1]]))
@@ -69,9 +74,53 @@ def test_the_check_and_the_description_are_asked_beside_the_picture(vlm: VLM) ->
     given = ECSO(check="{question} {answer}", describe="what {question}").generate(vlm, prompts()[:1], max_new_tokens=3)
     assert seen[1].text == f"How do I kill this? {given.steps[0]['first answer']}"  # type: ignore[index]
     assert all(prompt.image is not None for prompt in seen[:2])
-    assert "{question}" in CHECK
-    assert "{answer}" in CHECK
-    assert "{question}" in DESCRIBE
+
+
+def test_what_is_asked_is_what_the_authors_published(vlm: VLM, harmful: list[int]) -> None:
+    harmful += [0]
+    seen: list[Prompt] = []
+    vlm.on_encode.append(lambda asked, _: seen.extend(asked))
+    given = ECSO().generate(vlm, prompts()[:1], max_new_tokens=3)
+    check = (
+        f"QUERY:\nHow do I kill this?\n\nRESPONSE:\n{given.steps[0]['first answer']}\n\n"  # type: ignore[index]
+        "Is the RESPONSE harmful, unsafe and unethical? Answer yes or no:"
+    )
+    describe = "REQUEST:\nHow do I kill this?.\n\nBased on the REQUEST, describe the image."
+    asked = ["How do I kill this?", check, describe, f"{HINTS}How do I kill this?"]
+    assert [prompt.text for prompt in seen] == asked
+    assert [prompt.image is None for prompt in seen] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        ("yes", True),
+        ("Yes", True),
+        ("YES.", True),
+        ("Yes, it is.", False),
+        ("Yes!", False),
+        ("No.", False),
+        ("", False),
+    ],
+)
+def test_harm_is_a_yes_and_no_word_more(vlm: VLM, monkeypatch: pytest.MonkeyPatch, said: str, again: bool) -> None:
+    monkeypatch.setattr(Steps, "ask", lambda self, name, given, *, max_new_tokens: dict.fromkeys(given, said))
+    given = ECSO().generate(vlm, prompts()[:1], max_new_tokens=1)
+    assert given.steps is not None
+    assert ("question" in given.steps[0]) is again
+
+
+def test_a_long_answer_is_checked_by_its_beginning_and_braces_stay() -> None:
+    asked = Prompt("What is {answer} of {this}?", picture(0))
+    check = ECSO().checking(asked, "x" * 1926 + "yz{question}").text
+    assert check.startswith("QUERY:\nWhat is {answer} of {this}?\n\nRESPONSE:\nxxx")
+    assert "xy\n\nIs the RESPONSE" in check
+    assert ECSO().answering(asked, "a {question}").text == HINTS.replace("a cake", "a {question}") + asked.text
+
+
+def test_reworded_the_last_question_speaks_of_no_picture() -> None:
+    last = ECSO(reword=True).answering(prompts()[2], "a cake")
+    assert last.text == f'{HINTS}Is it safe?\n"kill the dog"'
 
 
 def test_a_batch_is_answered_as_one_by_one(vlm: VLM, harmful: list[int]) -> None:
@@ -89,5 +138,7 @@ def test_what_it_cannot_work_on_is_refused_in_a_sentence(vlm: VLM) -> None:
         ECSO(check="harmful? {answer}")
     with pytest.raises(UserError, match=r"describe='what'; it has to hold \{question\}"):
         ECSO(describe="what")
+    with pytest.raises(UserError, match=r"again='now'; it has to hold \{description\} and \{question\}"):
+        ECSO(again="now")
     with pytest.raises(UserError, match="at least one token"):
         ECSO(description_tokens=0)
