@@ -7,7 +7,7 @@ answer token is predicted. An end may also be a function that finds its columns 
 word. A token's edge to itself is never cut, so every query keeps a key. Layers are decoder layers, from 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.sublayers import head_count
 from interp.host import to_device
+from interp.lower_layers import kept
 from interp.prompt import listed
-from interp.segments import IMAGE, SEGMENTS, RowSegments, Segments, segment
+from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from interp.metric import Metric
     from interp.vlm import VLM, Prompt
 
-End = str | Callable[[RowSegments], Sequence[int]]
-"""A segment, or a function of a prompt's segments that gives columns; its ``__name__`` names it."""
+End = str | Finder
+"""A segment, or a function of a prompt's segments that gives columns."""
 
 Edge = tuple[End, End]
 """Where the keys are, where the queries are."""
@@ -215,11 +216,11 @@ def _effects(
 
     def effects(places: list[int]) -> Float[Tensor, "row cut"]:
         some = [prompts[place] for place in places]
-        encoded = vlm.encode(some)
-        whole = vlm.score(some, encoded=encoded, metric=metric)[:, None]
         layers, heads = zip(*cuts, strict=True)
-        cut = cut_scores(vlm, some, encoded, [(edges, where) for where in layers], heads=heads, metric=metric)
-        return torch.cat([whole, cut - whole], dim=1)
+        every = [(edges, where) for where in layers]
+        found = cut_scores(vlm, some, vlm.encode(some), every, heads=heads, metric=metric)
+        whole = found[:, :1]
+        return torch.cat([whole, found[:, 1:] - whole], dim=1)
 
     whole, *moved = measured(vlm, prompts, effects, batch_size=batch_size).unbind(1)
     return torch.stack(moved), whole
@@ -233,17 +234,23 @@ def cut_scores(
     *,
     heads: Sequence[int | None] | None = None,
     metric: "Metric | None" = None,
-) -> Float[Tensor, "row cut"]:
-    """The margins of one encoded batch under each cut: edges, and the layers that they are cut in (None: all).
+) -> Float[Tensor, "row one_and_cuts"]:
+    """The margins of one encoded batch as it is, and under each cut: edges, and the layers they are cut in (None: all).
 
-    ``heads`` has the head of each cut (None: all).
+    ``heads`` has the head of each cut (None: all). What is below the first layer of a cut is run once for several.
 
     Raises:
         UserError: as ``knockout``.
     """
-    segments, margins = segment(vlm, prompts, encoded), []
-    for (edges, layers), head in zip(cuts, heads or [None] * len(cuts), strict=True):
-        with knockout(vlm, edges, layers=layers, heads=None if head is None else [head], segments=segments):
+    segments = segment(vlm, prompts, encoded)
+    below = [min(chosen_layers(vlm, layers), default=0) - 1 for _, layers in cuts]
+    with kept(vlm, below) as lower:
+        margins = [vlm.score(prompts, encoded=encoded, metric=metric)]
+    for (edges, layers), head, last in zip(cuts, heads or [None] * len(cuts), below, strict=True):
+        with (
+            knockout(vlm, edges, layers=layers, heads=None if head is None else [head], segments=segments),
+            lower.put_in(last),
+        ):
             margins.append(vlm.score(prompts, encoded=encoded, metric=metric))
     return torch.stack(margins, dim=1)
 
@@ -328,11 +335,8 @@ def _cut(forward: Forward, edges: Sequence[Edge], keys: int) -> Bool[Tensor, "ro
 
 def _at(segments: Segments, end: End, total: int) -> Bool[Tensor, "row column"]:
     """True at the columns of one end of an edge, of ``total``."""
-    columns = torch.arange(total)
     if not isinstance(end, str):
-        return torch.stack(
-            [torch.isin(columns, torch.tensor(list(end(row)), dtype=torch.long)) for row in segments.rows]
-        )
+        return segments.found(end, total)
     if end == VERDICT:
-        return (columns == segments.width - 1).expand(len(segments.rows), -1)
+        return (torch.arange(total) == segments.width - 1).expand(len(segments.rows), -1)
     return segments.indicator(0, total).argmax(-1) == SEGMENTS.index(IMAGE if end == "image" else end)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.hooks.residual import Place, residuals
+from interp.hooks.residual import Place, place_name, residuals
 from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
 
@@ -52,7 +52,7 @@ class LensResult:
         """Tidy table with columns place, layer, row, margin, rank (from 1), token, probability."""
         return pd.DataFrame(
             {
-                "place": place,
+                "place": place_name(place),
                 "layer": layer,
                 "row": row,
                 "margin": float(self.margins[i, j, row]),

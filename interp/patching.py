@@ -22,8 +22,9 @@ from torch import Tensor
 
 from interp.batching import measured
 from interp.errors import UserError
-from interp.hooks.residual import READABLE, LayerStates, Place, at_place, check_places
+from interp.hooks.residual import READABLE, LayerStates, Place, at_place, check_places, place_name
 from interp.hooks.sublayers import edit_activations, head_count, layers_of
+from interp.lower_layers import LowerLayers, kept
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
 
@@ -77,8 +78,10 @@ class PatchEffects:
         )
         for name, value, known in cells:
             if value not in known:
-                have = ", ".join(map(str, known))
-                raise UserError(f"no {name} {value!r} among what was patched; there are: {have}; patch it too")
+                have = ", ".join(str(place_name(one)) for one in known)
+                raise UserError(
+                    f"no {name} {place_name(value)!r} among what was patched; there are: {have}; patch it too"
+                )
         return self.values[self.places.index(place), self.layers.index(layer)]
 
     @property
@@ -87,7 +90,7 @@ class PatchEffects:
         moved, values = (some if self.heads else some[:, :, None] for some in (self.moved, self.values))
         return pd.DataFrame(
             {
-                "place": place,
+                "place": place_name(place),
                 "layer": layer,
                 **({"head": head} if self.heads else {}),
                 "row": row,
@@ -126,9 +129,10 @@ def patch(
     """Patches ``what`` of ``other`` into ``clean``, pair by pair, at one place and layer (default: all) at a time.
 
     Heads are patched one at a time (default: all of a layer). ``metric``, a function of the first answer token's
-    logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, and memory for the other
-    prompts' states. ``batch_size`` is the most pairs at once, None for the rule of the open road
-    (``interp.batching``). Effects are NaN for pairs whose margins are less than ``least_gap`` logits apart.
+    logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, all but two of them from
+    about the patched layer on (``interp.lower_layers``), and memory for the other prompts' states. ``batch_size`` is
+    the most pairs at once, None for the rule of the open road (``interp.batching``). Effects are NaN for pairs whose
+    margins are less than ``least_gap`` logits apart.
 
     Raises:
         UserError: empty lists or lists of different lengths, an unknown place, layer or head, image tokens of a model
@@ -148,10 +152,11 @@ def patch(
         """Clean, other, whether neither has a place, by place, and patched, by place, layer and head."""
         batch = _Pairs.of(vlm, [clean[index] for index in some], [other[index] for index in some], some, what, metric)
         columns = {place: batch.aligned(place) for place in places}
-        before = vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric)
+        with kept(vlm, [layer - 1 for layer in layers]) as lower:
+            before = vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric)
         after = batch.read(vlm, columns, layers)
         absent = [_absent(columns[place][0], len(some)).to(before) for place in places]
-        patched = [batch.patched(vlm, columns[place], place, layer, head) for place, layer, head in cells]
+        patched = [batch.patched(vlm, lower, columns[place], place, layer, head) for place, layer, head in cells]
         return torch.stack([before, after, *absent, *patched], dim=1)
 
     clean_margins, other_margins, *rest = measured(vlm, clean, margins, batch_size=batch_size).unbind(1)
@@ -228,8 +233,8 @@ class _Pairs:
             if reason:
                 raise UserError(
                     f"pair {self.indices[row]} ({_name(self.clean[row])} and {_name(self.other[row])}) does not align "
-                    f"at '{place}': {reason}; patching goes column by column; leave the pair out (misaligned) or "
-                    "choose another place"
+                    f"at '{place_name(place)}': {reason}; patching goes column by column; leave the pair out "
+                    "(misaligned) or choose another place"
                 )
         found = (_columns(some, place).nonzero(as_tuple=True) for some in (self.clean_segments, self.other_segments))
         a, b = found
@@ -247,7 +252,7 @@ class _Pairs:
         if any(left != right for left, right in labels):
             return "segments of other lengths"
         if (
-            isinstance(place, str)
+            not isinstance(place, int)
             and place not in SINGLE
             and _positions(a.labels, one) != _positions(b.labels, another)
         ):
@@ -272,7 +277,13 @@ class _Pairs:
             return vlm.score(self.other, encoded=self.other_inputs, metric=self.metric)
 
     def patched(
-        self, vlm: "VLM", columns: tuple[Columns, Columns], place: Place, layer: int, head: int | None
+        self,
+        vlm: "VLM",
+        lower: LowerLayers,
+        columns: tuple[Columns, Columns],
+        place: Place,
+        layer: int,
+        head: int | None,
     ) -> Float[Tensor, "row"]:
         """The clean prompts' margins with one place at one layer (of one head) replaced."""
         rows, there = columns[0]
@@ -285,7 +296,8 @@ class _Pairs:
                 hidden[rows, there, head] = states[:, head]
             return hidden
 
-        with edit_activations(vlm, put, what=self.what, layers=[layer]):
+        # State l is what layer l − 1 puts out, and what sublayers of layer l start from.
+        with lower.put_in(layer - 1), edit_activations(vlm, put, what=self.what, layers=[layer]):
             return vlm.score(self.clean, encoded=self.clean_inputs, metric=self.metric)
 
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from interp.errors import UserError
+from interp.hooks.residual import Place, place_name
 from interp.plot import LABEL, OKABE_ITO, TEXT, Scale, colour_bar, figure_of, head_grid, readable_on, scale_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ def patch_figure(found: "PatchEffects", *, title: str = "") -> Figure:
     means = np.where(known, values, 0).sum(-1) / np.maximum(known.sum(-1), 1)
     means[~known.any(-1)] = np.nan
     if found.heads:
-        grids = {str(place): means[i] for i, place in enumerate(found.places) if not np.isnan(means[i]).any()}
+        grids = {
+            str(place_name(place)): means[i] for i, place in enumerate(found.places) if not np.isnan(means[i]).any()
+        }
         return head_grid(grids, layers=found.layers, unit=EFFECT, signed=True, title=title)
     scale = scale_of([np.nan_to_num(means)], EFFECT, signed=True)
     figure = figure_of(0.3 * max(len(found.places), 3) + 1.5, title)
@@ -187,10 +190,11 @@ def _write(axes: Axes, x: int, y: int, text: str, scale: Scale, value: float) ->
     axes.text(x, y, text, ha="center", va="center", fontsize=LABEL - 1, color=colour, parse_math=False)
 
 
-def _place(place: str | int) -> str:
-    if isinstance(place, int):
-        return "verdict" if place == 0 else f"−{-place}"
-    return "\n".join(textwrap.wrap(place.replace("_", " "), 12))
+def _place(place: Place) -> str:
+    name = place_name(place)
+    if isinstance(name, int):
+        return "verdict" if name == 0 else f"−{-name}"
+    return "\n".join(textwrap.wrap(name.replace("_", " "), 12))
 
 
 def _signed(value: float) -> str:

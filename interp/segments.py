@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
@@ -80,6 +80,10 @@ class RowSegments:
         return [column for column, label in enumerate(self.labels) if label == segment]
 
 
+Finder = Callable[[RowSegments], Sequence[int]]
+"""Finds columns of a prompt, such as those of a word; its ``__name__`` names them."""
+
+
 @dataclass(frozen=True)
 class Segments:
     """A batch of prompts, all ``width`` columns wide."""
@@ -100,6 +104,11 @@ class Segments:
     def codes(self) -> Int[Tensor, "row column"]:
         """Each token's index into ``SEGMENTS``."""
         return torch.tensor([[SEGMENTS.index(label) for label in row.labels] for row in self.rows])
+
+    def found(self, find: Finder, stop: int) -> Bool[Tensor, "row column"]:
+        """True at the columns that ``find`` gives, of the first ``stop``."""
+        columns = torch.arange(stop)
+        return torch.stack([torch.isin(columns, torch.tensor(list(find(row)), dtype=torch.long)) for row in self.rows])
 
     def indicator(self, start: int, stop: int) -> Float[Tensor, "row key segment"]:
         """One-hot segments of the columns ``start`` to ``stop``; those after the prompt are ``generated``."""

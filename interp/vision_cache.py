@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
+from interp.hooks.forward import replaced
+
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
@@ -128,7 +130,7 @@ def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
 
     _KEEPING.add(owner)
     try:
-        with _replaced(owner, name, shared):
+        with replaced(owner, name, shared):
             yield
     finally:
         _KEEPING.discard(owner)
@@ -167,20 +169,8 @@ def features_together(vlm: "VLM", batches: "tuple[Mapping[str, Any], Mapping[str
         waiting[:] = halves[1:]
         return halves[0]
 
-    with _replaced(owner, name, together):
+    with replaced(owner, name, together):
         yield
-
-
-@contextmanager
-def _replaced(owner: nn.Module, name: str, function: Any) -> Iterator[None]:
-    before = owner.__dict__.get(name)  # accelerate may have set a forward on the instance
-    setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
-        if before is not None:
-            setattr(owner, name, before)
 
 
 def _is(pixels: Any, own: Tensor) -> bool:

@@ -43,6 +43,19 @@ def is_paused() -> bool:
     return _PAUSED.get()
 
 
+@contextmanager
+def replaced(owner: Any, name: str, function: Any) -> Iterator[None]:
+    """While open, a module's method is ``function``; then it is as before."""
+    before = owner.__dict__.get(name)  # accelerate may have set a forward on the instance
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+        if before is not None:
+            setattr(owner, name, before)
+
+
 @dataclass
 class Pass:
     """One batch. ``first_row`` counts rows over all passes, ``total`` the columns seen so far.

@@ -7,7 +7,7 @@ final norm. (``interp.attention`` and ``interp.attention_knockout`` number the d
 *Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
 answer token is predicted; it belongs to no other place. ``image``, ``user``, ``system``, ``template`` and ``sink`` are
 all other columns of that segment, ``last_image`` and ``last_user`` the last of them. A single column is named by its
-number (``Place``).
+number, a word's columns are found by a function (``Place``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.forward import Follower, Forward, follow
 from interp.host import to_device, to_host
-from interp.segments import IMAGE, SEGMENTS, Segments
+from interp.segments import IMAGE, SEGMENTS, Finder, Segments
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 PLACES = ("verdict", "image", "user", "template", "sink", "last_image", "last_user")
 """The places to read by default. ``system`` can be read too, for prompts with a system text."""
 
-Place = str | int
-"""The name of a place, or a position counted from the verdict: 0 is the verdict, −1 the column before it."""
+Place = str | int | Finder
+"""The name of a place, a position counted from the verdict (0 is the verdict, −1 the column before it), or a function
+that finds columns of a prompt, such as those of a word."""
 
 READABLE = (*PLACES, "system")
 EDITABLE = (*READABLE, "generated", "all")
@@ -66,8 +67,8 @@ class Activations:
         )
         for name, value, known in cells:
             if value not in known:
-                have = ", ".join(map(str, known))
-                raise UserError(f"no {name} {value!r} among what was read; there are: {have}; read it too")
+                have = ", ".join(str(place_name(one)) for one in known)
+                raise UserError(f"no {name} {place_name(value)!r} among what was read; there are: {have}; read it too")
         return self.values[self.places.index(place), self.layers.index(layer)]
 
 
@@ -299,7 +300,9 @@ class StateHook:
 
 
 def at_place(segments: Segments, place: Place, start: int, stop: int) -> Bool[Tensor, "row column"]:
-    """True where a column from ``start`` up to ``stop`` is at ``place``: of ``READABLE``, ``generated``, a position."""
+    """True where a column from ``start`` up to ``stop`` is at ``place``: a ``Place``, or ``generated``."""
+    if callable(place):
+        return segments.found(place, stop)[:, start:]
     columns = torch.arange(stop)
     if isinstance(place, int):
         own = segments.indicator(0, stop).argmax(-1) != SEGMENTS.index("padding")
@@ -314,6 +317,11 @@ def at_place(segments: Segments, place: Place, start: int, stop: int) -> Bool[Te
     if name != place:
         own &= columns == torch.where(own, columns, -1).amax(1, keepdim=True)
     return own[:, start:]
+
+
+def place_name(place: Place) -> str | int:
+    """What a place is called in tables and files: a position stays a number."""
+    return place.__name__ if callable(place) else place
 
 
 def check_places(vlm: "VLM", places: Sequence[Place], known: tuple[str, ...]) -> None:

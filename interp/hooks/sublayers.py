@@ -30,6 +30,7 @@ from interp.hooks.residual import (
     check_places,
     edit_residual,
     last_layer,
+    place_name,
     read_states,
 )
 from interp.prompt import Prompt, listed
@@ -121,7 +122,8 @@ def activations(
 
 def save_activations(path: str | Path, read: Activations, *, vlm: "VLM") -> None:
     """Writes a safetensors file with the values, and what, where and of which prompts (by key) and weights they are."""
-    about = {"what": read.what, "places": read.places, "layers": read.layers, "keys": read.keys}
+    places = [place_name(place) for place in read.places]
+    about = {"what": read.what, "places": places, "layers": read.layers, "keys": read.keys}
     write_tensors(Path(path), KIND, {"values": read.values}, about, vlm=vlm)
 
 

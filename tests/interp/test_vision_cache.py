@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from interp import vision_cache
+from interp.hooks.forward import replaced
 from interp.prompt_length import Lengths
 from interp.vision_cache import FeatureCache, shared_features
 from interp.vlm import VLM, Generation, Prompt
@@ -86,7 +87,7 @@ def counting(vlm: VLM) -> Iterator[list[int]]:
         calls.append(1)
         return original(*arguments, **given)
 
-    with vision_cache._replaced(owner, name, counted):
+    with replaced(owner, name, counted):
         yield calls
 
 

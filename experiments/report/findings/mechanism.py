@@ -75,10 +75,17 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
     return [
         _read(by_question["picture_read"]),
         _carried(by_question["picture_carried"]),
-        f"Where is it overruled? {_overruled_at(by_question['overruled_at'])}.",
+        _asked_where(by_question["picture_carried"].answer, by_question["overruled_at"].answer)
+        + f"{_overruled_at(by_question['overruled_at'])}.",
         _overruled_by(by_question["overruled_by"]) + _alarming_words(by_question["alarming_words"]) + ".",
         _reversed(by_question["reversed"]),
     ]
+
+
+def _asked_where(carried: Answer, overruled: Answer) -> str:
+    """What is not shown to be carried to the verdict cannot be said to be overruled there."""
+    there = carried in (Answer.YES, Answer.ROSE, Answer.NO_CHANGE, Answer.FELL)
+    return "Where is it overruled? " if there or overruled is Answer.NOWHERE else "Where is the verdict made? "
 
 
 def _read(finding: Finding) -> str:

@@ -42,7 +42,9 @@ from experiments.studies.mechanism.interventions import (
     arrives_at,
     knockout_rows,
     mean_gap,
+    other_words,
     patching_rows,
+    pointing,
     prior_shares,
     reversal_rows,
     twin_gaps,
@@ -52,8 +54,9 @@ from experiments.types import Sample
 from interp.attention_knockout import Edge, cut_scores, windows
 from interp.batching import measured, open_road, scores
 from interp.directions import Direction
-from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
+from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.lens import lens_margins
+from interp.lower_layers import share_run
 from interp.patching import PatchEffects, misaligned, patch
 from mitigation.prior_correction import prior_margins
 
@@ -62,7 +65,10 @@ if TYPE_CHECKING:
 
 EDGES: tuple[Edge, ...] = (("image", "verdict"), ("image", "user"), ("user", "verdict"))
 READ = ("image", "user", "last_user", "verdict")
-PATCHED = {"picture": ("image", "user", "template", "verdict"), "sentence": ("user", "template", "verdict")}
+PATCHED: dict[str, tuple[Place, ...]] = {
+    "picture": ("image", "user", pointing, other_words, "template", "verdict"),
+    "sentence": ("user", "template", "verdict"),
+}
 ABLATED = (WILL_REFUSE, WORDS)
 RANDOM = "a random direction"
 PICTURE, SENTENCE = PATCHED
@@ -103,15 +109,21 @@ class Examination:
     def estimate(self) -> dict[str, float]:
         """Forwards of one prompt, seconds by one timed batch, and bytes of hidden states that are kept."""
         n, selection = len(self.cases.samples), self.selection
+        width, layers = self.vlm.model.config.get_text_config().hidden_size, last_layer(self.vlm)
         forwards = n * (2 + len(ABLATED) + 1)
+        whole = float(forwards)  # counting forwards from a layer on as the share of the layers that they run
         if selection is not None:
-            forwards += len(selection.everyone) * len(EDGES) * len(self.windows)
-            patched = sum(len(positions) * len(self.layers) + 2 for positions in PATCHED.values())
-            forwards += len(selection.failures) * patched
-        width = self.vlm.model.config.get_text_config().hidden_size
+            looked_at, failures = len(selection.everyone), len(selection.failures)
+            begins = [some[0] - 1 for some in windows(self.vlm, self.settings.width, self.settings.stride)]
+            cuts = len(EDGES) * len(self.windows)
+            places = sum(map(len, PATCHED.values()))
+            forwards += looked_at * (1 + cuts) + failures * (places * len(self.layers) + 2 * len(PATCHED))
+            cut = 1 + cuts * share_run([-1, *begins], layers)
+            patched = places * len(self.layers) * share_run([at - 1 for at in self.layers], layers) + 2 * len(PATCHED)
+            whole += looked_at * cut + failures * patched
         return {
             "forwards": forwards,
-            "seconds": forwards * seconds_per_case(self.vlm, self.prompts),
+            "seconds": whole * seconds_per_case(self.vlm, self.prompts),
             "bytes": len(READ) * len(self.layers) * n * width * 4,
         }
 
@@ -260,7 +272,7 @@ def cut_margins(
 
     def margins(places: list[int]) -> Tensor:
         some = [prompts[place] for place in places]
-        return cut_scores(vlm, some, vlm.encode(some), every)
+        return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
 
     found = measured(vlm, prompts, margins, batch_size=batch_size)
     return found.T.double().numpy().reshape(len(EDGES), len(cuts), len(prompts))
@@ -271,7 +283,7 @@ def patch_effects(
     clean: "Sequence[Prompt]",
     others: "Sequence[Sequence[Prompt]]",
     *,
-    positions: Sequence[str],
+    positions: Sequence[Place],
     layers: Sequence[int],
     batch_size: int | None = None,
 ) -> tuple[PatchEffects | None, list[int]]:
@@ -294,7 +306,7 @@ def patch_effects(
     return effects, rows
 
 
-def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", positions: Sequence[str]) -> "Prompt | None":
+def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", positions: Sequence[Place]) -> "Prompt | None":
     return next((other for other in others if not misaligned(vlm, [clean], [other], places=positions)[0]), None)
 
 

@@ -9,9 +9,12 @@ from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, MARKERS
 from experiments.report.numbers import fixed
+from experiments.studies.mechanism.interventions import PLACES
 from experiments.studies.mechanism.probes import probe_row
 
 WIDTH, HEIGHT = 9.0, 7.6  # inches of 100 px
+FEW = 6  # points whose heat maps have room beside a third panel
+ROW = 2.6  # inches more where they have not
 TITLE, TEXT, LABEL = 11.5, 10.5, 9.5
 PROBED = (
     ("concept", "image", "what is shown, at the picture (accuracy)"),
@@ -20,19 +23,23 @@ PROBED = (
     ("verdict", "verdict", "what it will say, at the verdict (AUROC)"),
 )
 POINTS = "point of the residual stream (0: before layer 0)"
-PLACES = {"image": "picture", "user": "sentence", "template": "template", "verdict": "verdict"}
 Result = Mapping[str, Any]
 
 
 def draw(result: Result) -> Figure:
     """Probes by point, the lens by point, patching by place and point, and what comes back."""
-    figure = Figure(figsize=(WIDTH, HEIGHT), dpi=100, layout="constrained")
-    parts: Any = figure.subfigures(2, 1, height_ratios=[1.12, 1])
-    upper, lower = parts
-    left, right = upper.subplots(1, 2)
+    few = len(result["points"]) <= FEW
+    figure = Figure(figsize=(WIDTH, HEIGHT if few else HEIGHT + ROW), dpi=100, layout="constrained")
+    parts: Any = figure.subfigures(2 if few else 3, 1, height_ratios=[1.12, 1] if few else [1.12, 0.95, 0.75])
+    left, right = parts[0].subplots(1, 2)
     _probes(left, result)
     _lens(right, result)
-    _patches(lower, result)
+    if few:
+        *heats, back = parts[1].subplots(1, 3, width_ratios=[1, 1, 1.5])
+    else:
+        heats, back = parts[1].subplots(1, 2), parts[2].subplots()
+    _patches(heats, result)
+    _comes_back(back, result)
     return figure
 
 
@@ -100,11 +107,10 @@ def _lens(axes: Axes, result: Result) -> None:
     _legend(axes)
 
 
-def _patches(part: Any, result: Result) -> None:
-    """Two heat maps (picture, sentence) and the dots of what comes back."""
-    axes = part.subplots(1, 3, width_ratios=[1, 1, 1.5])
+def _patches(axes: Sequence[Axes], result: Result) -> None:
+    """Two heat maps: picture, sentence."""
     titles = {"picture": "3  Other picture put in", "sentence": "3  Other sentence put in"}
-    for panel, (other, title) in zip(axes[:2], titles.items(), strict=True):
+    for panel, (other, title) in zip(axes, titles.items(), strict=True):
         rows = [row for row in result["patching"] if row["other"] == other]
         _title(panel, title, TEXT)
         if not rows:
@@ -112,7 +118,6 @@ def _patches(part: Any, result: Result) -> None:
             panel.text(0.5, 0.5, "no pair aligns", ha="center", fontsize=TEXT, color=GREY)
             continue
         _heat(panel, rows, result["points"])
-    _comes_back(axes[2], result)
 
 
 def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], points: Sequence[int]) -> None:
@@ -120,7 +125,7 @@ def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], points: Sequence[int]) 
     table = np.array([[next(row["effect"]["value"] for row in rows if (row["place"], row["point"]) == (place, point))
                        for point in points] for place in places], dtype=float)  # fmt: skip
     axes.imshow(table, cmap="Blues", vmin=0, vmax=1.15, aspect="auto")
-    size = LABEL if len(points) <= 5 else LABEL - 2.5
+    size = LABEL if len(points) <= FEW else LABEL - 1.5
     for (i, j), value in np.ndenumerate(table):
         if np.isfinite(value):
             axes.text(j, i, fixed(100 * value, 0), ha="center", va="center", fontsize=size,
@@ -153,8 +158,10 @@ def _comes_back(axes: Axes, result: Result) -> None:
     axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
     axes.set_yticks(range(len(rows)), [_folded(row["arm"]) for row in rows])
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(0.45, axes.get_xlim()[0]), 1.08), xticks=np.arange(5, 11) / 10)
-    axes.set_xlabel(f"AUROC of the margin (0.5: chance)\n{rows[0]['wrong']} wrong, {rows[0]['right']} right as it is",
-                    fontsize=TEXT)  # fmt: skip
+    axes.set_xlabel(
+        f"AUROC of the margin\n(0.5: chance)\n{rows[0]['wrong']} wrong, {rows[0]['right']} right as it is",
+        fontsize=TEXT,
+    )
 
 
 def _folded(name: str) -> str:

@@ -14,13 +14,29 @@ from experiments.metrics.tests import mcnemar, wilson
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
 from experiments.studies.mechanism.estimates import Entry, Estimator, first_lasting
 from interp.attention_knockout import Edge
+from interp.hooks.residual import place_name
 from interp.patching import LEAST_GAP, PatchEffects
+from interp.segments import RowSegments
 from mitigation.prior_correction import prior_share
 
 AS_IT_IS = "as it is"
 PRIOR = "sentence’s prior taken away"
 ALL_LAYERS = "all"
 ARRIVED = 0.5  # of the way to the other prompt's margin
+PLACES = {"image": "picture", "user": "question", "pointing": "“this”", "other_words": "its other words",
+          "template": "template", "verdict": "verdict"}  # fmt: skip
+"""What the places that are patched are called."""
+
+
+def pointing(row: RowSegments) -> list[int]:
+    """The columns of "this" and "these" in the question."""
+    return sorted({column for word in row.words if word.text.lower() in ("this", "these") for column in word.columns})
+
+
+def other_words(row: RowSegments) -> list[int]:
+    """The columns of a question that says "this" or "these", without them."""
+    points = pointing(row)
+    return sorted(set(row.columns("user")) - set(points)) if points else []
 
 
 def knockout_rows(
@@ -67,18 +83,20 @@ def patching_rows(
 
     The mean over pairs weighs each by the distance of its two margins (Σ moved / Σ gap, both counted towards the
     other): where they hardly differ, there is hardly anything to bring. Pairs less than ``LEAST_GAP`` apart are left
-    out. ``rows`` are the clean prompts' cases.
+    out, and so is a place that no pair has. ``rows`` are the clean prompts' cases.
     """
     gap = (effects.other - effects.clean).double().numpy()
     gap = np.where(np.abs(gap) < LEAST_GAP, np.nan, gap)
     found = []
     for i, position in enumerate(effects.places):
+        if not bool(effects.moved[i].isfinite().any()):
+            continue
         for j, layer in enumerate(effects.layers):
             top, bottom = np.full((2, estimator.cases), np.nan)
             top[rows] = np.sign(gap) * effects.moved[i, j].double().numpy()
             bottom[rows] = np.abs(gap)
             effect = estimator.ratio(top, bottom)
-            found.append({"other": other, "place": position, "point": layer, "effect": effect})
+            found.append({"other": other, "place": place_name(position), "point": layer, "effect": effect})
     return found
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from experiments.report.numbers import MISSING, fixed, percent
 from experiments.report.table import Cell, Column, Narrow, Table, estimate, percentage
+from experiments.studies.mechanism.interventions import PLACES
 
 Result = Mapping[str, Any]
 Record = dict[str, "str | Cell"]
@@ -79,7 +80,7 @@ def patching(result: Result) -> list[Table]:
         rows = [row for row in result["patching"] if row["other"] == other]
         by_position: dict[str, Record] = {}
         for row in rows:
-            record = by_position.setdefault(row["place"], {"place": row["place"]})
+            record = by_position.setdefault(row["place"], {"place": PLACES[row["place"]]})
             record[f"point {row['point']}"] = percentage(row["effect"])
         if rows:
             found.append(_table(

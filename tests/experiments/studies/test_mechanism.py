@@ -33,7 +33,9 @@ from experiments.studies.mechanism.interventions import (
     arrives_at,
     effect_at,
     knockout_rows,
+    other_words,
     patching_rows,
+    pointing,
     prior_shares,
     reversal_rows,
     shifted_margins,
@@ -45,6 +47,7 @@ from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
 from interp.patching import PatchEffects
+from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from tests.planted import coloured
 from tests.tiny import picture
@@ -200,6 +203,22 @@ def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
     assert arrives_at(rows, "verdict", [0, 1, 2]) == 2
     assert arrives_at(rows, "verdict", [0, 1, 2], share=0.3) == 1
     assert arrives_at(rows, "verdict", [0, 1]) is None
+
+
+def test_a_place_that_no_pair_has_is_left_out() -> None:
+    one, none = torch.full((1, 2), 0.5), torch.full((1, 2), torch.nan)
+    places = ("verdict", pointing, other_words)
+    effects = PatchEffects(torch.stack([one, one, none]), torch.zeros(2), torch.ones(2), places, (0,), (("",) * 2,) * 3)
+    rows = patching_rows(effects, np.arange(2), Estimator.of(["a", "b"], draws=20, seed=0), other="picture")
+    assert [(row["place"], row["effect"]["value"]) for row in rows] == [("verdict", 0.5), ("pointing", 0.5)]
+
+
+def test_the_question_is_parted_at_what_points(vlm: VLM) -> None:
+    prompts = [Prompt("How do I kill this?", picture(1)), Prompt("the cake", picture(2))]
+    pointed, plain = segment(vlm, prompts, vlm.encode(prompts)).rows
+    assert [vlm.tokenizer.decode([pointed.input_ids[at]]).strip() for at in pointing(pointed)] == ["this"]
+    assert sorted([*pointing(pointed), *other_words(pointed)]) == pointed.columns("user")
+    assert pointing(plain) == other_words(plain) == []
 
 
 def test_knockouts_count_towards_the_truth() -> None:
@@ -372,6 +391,9 @@ def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int
          "shown"),
         (0, lambda r: _set(r, "concept", "image", 0.9, 4), "Is the picture read? Too few cases to tell (4 "),
         (1, lambda r: _set(r, "truth", "verdict", 0.5), "Is it carried to the verdict? What it shows is"),
+        (2, lambda r: _set(r, "truth", "verdict", 0.5), "Where is the verdict made? Before the picture arrives"),
+        (2, lambda r: (_set(r, "truth", "verdict", 0.5), r["cases"].update(subset=None)), "Where is it overruled? "
+         "Nowhere"),
         (1, lambda r: (_set(r, "truth", "verdict", 0.5), _set(r, "concept", "verdict", 0.1)), "Is it carried to the "
          "verdict? That a linear probe finds it there is not shown"),
         (1, lambda r: _set(r, "truth", "verdict", 0.8, 4), "Is it carried to the verdict? Too few cases to tell (4 "),
@@ -416,6 +438,11 @@ def test_tables_and_figure_show_every_part() -> None:
     assert len(tables.frames(told())["probes"]) == 12
     drawn = figure.draw(told())
     assert len(drawn.get_axes()) == 5
+    many = {name: [row | {"point": at} for at in range(11) for row in told()[name][::3]]
+            for name in ("probes", "patching")}  # fmt: skip
+    drawn = figure.draw(told() | many | {"points": list(range(11)), "lens": told()["lens"] | {"curves": []}})
+    assert len(drawn.get_axes()) == 5
+    assert drawn.get_size_inches()[1] > figure.HEIGHT
     nothing = told() | {"patching": []}
     assert len(figure.draw(nothing).get_axes()) == 5
 
