@@ -27,6 +27,7 @@ from interp.errors import UserError
 from mitigation.validation import check_beta, check_pictured, check_prior, check_seed, check_weight
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
     from interp.vlm import VLM, Generation, Prompt
@@ -85,6 +86,13 @@ class PriorCorrection:
         return answers_by_rule(vlm, prompts, priors, rule, beta=self.beta, max_new_tokens=max_new_tokens)
 
 
+def grey_picture(size: tuple[int, int]) -> "Image":
+    """A mid-grey picture of this width and height, in RGB."""
+    from PIL import Image
+
+    return Image.new("RGB", size, GREY)
+
+
 def prior_inputs(
     vlm: "VLM", prompts: "Sequence[Prompt]", prior: str, *, pictures: int, seed: int
 ) -> list[Mapping[str, Any]]:
@@ -95,14 +103,12 @@ def prior_inputs(
     Raises:
         UserError: as ``PriorCorrection.generate``.
     """
-    from PIL import Image
-
     from mitigation.contrastive.corruption import NONE, bank_picture, corrupt_inputs, diffuse_images
 
     check_prior(prior, pictures)
     check_pictured(prompts, "its prior is asked with another picture of the same size")
 
-    def shown(image: Image.Image) -> Mapping[str, Any]:
+    def shown(image: "Image") -> Mapping[str, Any]:
         return vlm.encode([replace(p, image=image.resize(p.image.size)) for p in prompts if p.image is not None])
 
     if prior == "none":
@@ -111,7 +117,7 @@ def prior_inputs(
         return [shown(bank_picture(number)) for number in range(pictures)]
     if prior == "swapped":
         return [corrupt_inputs(vlm, prompts, kind=prior, step=0, seed=seed + number) for number in range(pictures)]
-    blank = shown(Image.new("RGB", (1, 1), GREY))
+    blank = shown(grey_picture((1, 1)))
     if prior == "blank":
         return [blank]
     keys = [[f"prior {number}"] * len(prompts) for number in range(pictures)]

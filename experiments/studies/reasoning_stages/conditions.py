@@ -16,9 +16,10 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import hash_key, image_donor, is_unsafe_twin
 from experiments.studies.reasoning_stages.oracles import Oracle
 from experiments.types import Drawable, Kind, Sample, Status, Verdict
+from mitigation import deixis
+from mitigation.prior_correction import grey_picture
 
 ASKED = "asked"
-GREY = (127, 127, 127)
 CONDITIONS: dict[str, str] = {
     ASKED: "as asked, with its picture",
     "description": "an oracle's description of the picture added",
@@ -39,7 +40,7 @@ class GreyPicture:
 
     def render(self) -> Image.Image:
         """Grey, in RGB."""
-        return Image.new("RGB", open_image(self.like).size, GREY)
+        return grey_picture(open_image(self.like).size)
 
 
 def caption_questions(samples: Sequence[Sample], oracle: Oracle) -> list[Sample]:
@@ -59,7 +60,7 @@ def conditions(
         "description": lambda sample: _told(sample, oracle.description(sample)),
         "description_intent": lambda sample: _told(sample, oracle.description(sample), oracle.intent(sample)),
         "other_description": lambda sample: _told(sample, _foreign_description(sample, everything, oracle, seed)),
-        "caption_instead": lambda sample: _without(_told(sample, oracle.description(sample))),
+        "caption_instead": lambda sample: _told(_without(sample), oracle.description(sample)),
         "no_image": _without,
         "blank_image": lambda sample: replace(sample, image=GreyPicture(sample.image)) if sample.image else None,
         "swapped_image": lambda sample: _swapped(sample, everything, seed),
@@ -74,8 +75,10 @@ def _told(sample: Sample, *words: str | None) -> Sample | None:
     return replace(sample, prompt=f"{' '.join(told)}\n{sample.prompt}") if len(told) == len(words) else None
 
 
-def _without(sample: Sample | None) -> Sample | None:
-    return None if sample is None else replace(sample, image=None)
+def _without(sample: Sample) -> Sample:
+    """The case without its picture, of which the question then does not speak either; the request stays as it is."""
+    before, request, after = deixis.parts(sample.prompt, sample.text)
+    return replace(sample, image=None, prompt=f"{deixis.unpictured(before)}{request}{after}")
 
 
 def _swapped(sample: Sample, everything: Sequence[Sample], seed: int) -> Sample | None:

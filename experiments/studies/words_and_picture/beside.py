@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
@@ -34,7 +33,7 @@ from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import Segments, segment
 from mitigation import deixis
 from mitigation.contrastive.corruption import case_generator
-from mitigation.prior_correction import GREY
+from mitigation.prior_correction import grey_picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +100,7 @@ def prompts(samples: Sequence[Sample], others: Sequence[int | None]) -> "dict[st
         replace(one, text=f"{sample.described}\n{deixis.unpictured(before.text)}", image=None)
         for one, before, sample in zip(own, plain_, samples, strict=True)
     ]
-    found["grey"] = [replace(one, image=_grey(one)) for one in own]
+    found["grey"] = [None if one.image is None else replace(one, image=grey_picture(one.image.size)) for one in own]
     found[OTHER_PICTURE] = [
         None if at is None else replace(one, image=plain_[at].image) for one, at in zip(own, others, strict=True)
     ]
@@ -175,6 +174,7 @@ def replaced(
     centred ones the ``mean`` of all cases at their position is taken away, and they keep their lengths.
     """
     new = hidden.clone()
+    filler = vlm.tokenizer(FILLER, add_special_tokens=False).input_ids if arm == WORDS else []
     for row, (one, key) in enumerate(zip(segments.rows, keys, strict=True)):
         columns = one.columns("image_0")
         old = hidden[row, columns].float()
@@ -188,8 +188,7 @@ def replaced(
             apart = old - (old if mean is None else mean.to(old))
             put = apart * old.norm(dim=1, keepdim=True) / apart.norm(dim=1, keepdim=True).clamp(min=1e-6)
         else:
-            ids = vlm.tokenizer(FILLER, add_special_tokens=False).input_ids
-            told = (ids * (len(columns) // len(ids) + 1))[: len(columns)]
+            told = (filler * (len(columns) // len(filler) + 1))[: len(columns)]
             put = vlm.model.get_input_embeddings()(torch.tensor(told, device=hidden.device)).float()
         new[row, columns] = put.to(hidden.dtype)
     return new
@@ -307,8 +306,3 @@ def conclude(rows: Sequence[Mapping[str, Any]], sway: Mapping[str, Any]) -> list
 def _change(found: Mapping[str, Any], arm: str) -> Any:
     one = found["comparisons"].get(arm)
     return None if one is None else one["delta"]["auroc"]
-
-
-def _grey(prompt: "Prompt") -> Image.Image:
-    assert prompt.image is not None
-    return Image.new("RGB", prompt.image.size, GREY)

@@ -13,35 +13,18 @@ from experiments.report.table import Cell, Table
 
 WIDTH, HEIGHT = 10.8, 4.8  # inches of 100 px
 STATES = {"noun": "the noun's state in words", "other": "the pair's other thing", "mean": "the mean noun"}
-PROBED = {  # (run, quantity, place): column, colour
-    ("picture", "thing", "this"): "thing at “this”",
-    ("picture", "thing", "verdict"): "thing at the verdict",
-    ("words", "thing", "this"): "thing at “this”, in words",
-    ("words", "thing", "verdict"): "thing at the verdict, in words",
-    ("crossed", "thing", "this"): "thing at “this”, fitted in words",
-    ("crossed", "thing", "verdict"): "thing at the verdict, fitted in words",
-    ("picture", "named", "this"): "lens names it at “this”",
-    ("words", "named", "this"): "lens names it at “this”, in words",
-    ("picture", "truth", "this"): "safe or not at “this”",
-    ("words", "truth", "this"): "safe or not at “this”, in words",
-    ("picture", "truth", "verdict"): "safe or not at the verdict",
-    ("words", "truth", "verdict"): "safe or not at the verdict, in words",
-    ("crossed", "truth", "verdict"): "safe or not at the verdict, fitted in words",
-}
-THINGS = {  # line: style, dash
-    ("picture", "thing", "this"): ("at “this”, with the picture", 1, "-"),
-    ("picture", "thing", "verdict"): ("at the verdict, with the picture", 2, "-"),
-    ("words", "thing", "this"): ("at “this”, in words", 1, "--"),
-    ("words", "thing", "verdict"): ("at the verdict, in words", 2, "--"),
-    ("crossed", "thing", "this"): ("at “this”: fitted in words, tested with the picture", 3, "-"),
-}
-TRUTHS = {
-    ("picture", "truth", "this"): ("at “this”, with the picture", 1, "-"),
-    ("picture", "truth", "verdict"): ("at the verdict, with the picture", 2, "-"),
-    ("words", "truth", "this"): ("at “this”, in words", 1, "--"),
-    ("words", "truth", "verdict"): ("at the verdict, in words", 2, "--"),
-    ("crossed", "truth", "verdict"): ("at the verdict: fitted in words, tested with the picture", 3, "-"),
-}
+PLACES = {"this": "at “this”", "verdict": "at the verdict"}
+READ = {"thing": "thing", "named": "lens names it", "truth": "safe or not"}
+RUNS = {"picture": "", "words": ", in words", "crossed": ", fitted in words"}
+PROBED = [  # (run, quantity, place), a row each
+    *((run, "thing", place) for run in RUNS for place in PLACES),
+    ("picture", "named", "this"),
+    ("words", "named", "this"),
+    *((run, "truth", place) for place in PLACES for run in ("picture", "words")),
+    ("crossed", "truth", "verdict"),
+]
+DRAWN = {"picture": ("-", ", with the picture"), "words": ("--", RUNS["words"])}  # dash, label
+CROSSED = {"thing": "this", "truth": "verdict"}  # where, of the probes fitted in words
 ALT = ("Three panels by decoder layer: the AUROC with another state at “this” beside that with the picture as it is; "
        "and what linear probes read of the thing, and of the truth, with the picture and in words.")  # fmt: skip
 CAPTION = "Another state at “this”; what linear probes read with the picture and in words. Bands: 95% intervals."
@@ -63,9 +46,10 @@ def tables(result: Result) -> list[Table]:
 
 def _probes(result: Result) -> Table:
     records = []
-    for key, words in PROBED.items():
+    for key in PROBED:
+        run, quantity, place = key
         rows = [row for row in result["probes"] if _key(row) == key]
-        record: dict[str, str | Cell] = {"read": words}
+        record: dict[str, str | Cell] = {"read": f"{READ[quantity]} {PLACES[place]}{RUNS[run]}"}
         for row in rows:
             record[f"layer {row['layer']}"] = Cell(fixed(row["value"], 2), fixed_interval((row["low"], row["high"])))
         controls = [row["control"] for row in rows if row["control"] is not None]
@@ -107,11 +91,13 @@ def draw(result: Result) -> Figure:
     if result["picture"]["auroc"] is not None:
         left.axhline(result["picture"]["auroc"], color=COLOURS[0], linestyle="--", linewidth=1.4,
                      label="as it is, with the picture")  # fmt: skip
-    for axes, lines in ((middle, THINGS), (right, TRUTHS)):
-        for key, (words, style, dash) in lines.items():
-            rows = [row for row in result["probes"] if _key(row) == key]
-            values = [(row["value"], (row["low"], row["high"])) for row in rows]
-            _line(axes, [row["layer"] for row in rows], values, style, words, dash)
+    for axes, quantity in ((middle, "thing"), (right, "truth")):
+        for run, (dash, words) in DRAWN.items():
+            for style, place in enumerate(PLACES, start=1):
+                _probe_line(axes, result, (run, quantity, place), style, PLACES[place] + words, dash)
+        place = CROSSED[quantity]
+        words = f"{PLACES[place]}: fitted in words, tested with the picture"
+        _probe_line(axes, result, ("crossed", quantity, place), 3, words, "-")
     shuffled = [(row["layer"], row["control"]) for row in result["probes"]
                 if _key(row) == ("picture", "thing", "this") and row["control"] is not None]  # fmt: skip
     if shuffled:
@@ -129,6 +115,12 @@ def draw(result: Result) -> Figure:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=SCREEN.label - 1, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16))
     return figure
+
+
+def _probe_line(axes: Axes, result: Result, key: tuple[str, str, str], style: int, label: str, dash: str) -> None:
+    rows = [row for row in result["probes"] if _key(row) == key]
+    values = [(row["value"], (row["low"], row["high"])) for row in rows]
+    _line(axes, [row["layer"] for row in rows], values, style, label, dash)
 
 
 def _line(

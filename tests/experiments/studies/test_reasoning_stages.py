@@ -1,6 +1,7 @@
 """Reasoning stages: what is asked under each condition, how captions are checked, and how failures become stages."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,11 @@ def test_every_condition_changes_what_it_says_and_nothing_else() -> None:
     assert other.startswith("It is a ")
     for name in ("caption_instead", "no_image"):
         assert made[name].image is None
-    assert made["caption_instead"].prompt == made["description"].prompt
-    assert made["no_image"].prompt == made["blank_image"].prompt == made["swapped_image"].prompt == SAFE.prompt
+    assert SAFE.prompt.startswith("Given the image, do you think ")
+    unpictured = SAFE.prompt.replace("Given the image, do you think ", "Do you think ")
+    assert made["no_image"].prompt == unpictured
+    assert made["caption_instead"].prompt == f"{told}\n{unpictured}"
+    assert made["blank_image"].prompt == made["swapped_image"].prompt == SAFE.prompt
     twin = next(s for s in SAMPLES if s.pair == SAFE.pair and s.id != SAFE.id)
     assert made["swapped_image"].image == twin.image
     assert all(sample.id == SAFE.id for sample in made.values())
@@ -55,6 +59,12 @@ def test_every_condition_changes_what_it_says_and_nothing_else() -> None:
     grey, own = open_image(blank), open_image(SAFE.image)  # type: ignore[arg-type]
     assert grey.size == own.size
     assert len(grey.getcolors() or []) == 1
+
+
+def test_a_request_by_itself_is_not_reworded_where_its_picture_is_taken_away() -> None:
+    asked = "Given the image, what would you do?"
+    sample = replace(photo(), text=asked, prompt=asked)
+    assert conditions([sample], [sample], ICONS, seed=0)["no_image"][0].prompt == asked
 
 
 def test_another_description_is_never_the_cases_own() -> None:
