@@ -15,7 +15,7 @@ from experiments.metrics.findings import Answer, side
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from interp.errors import UserError
-from interp.hooks.residual import Residuals
+from interp.hooks.residual import Place, Residuals, place_name
 from interp.lda import FEWEST_CASES, FEWEST_GROUPS
 from interp.probes import Probe, probe
 
@@ -58,8 +58,8 @@ def probe_rows(
     return rows
 
 
-def _key(quantity: str, position: str | int, layer: int) -> ProbeRow:
-    return {"quantity": quantity, "place": str(position), "point": layer}
+def _key(quantity: str, position: Place, layer: int) -> ProbeRow:
+    return {"quantity": quantity, "place": str(place_name(position)), "point": layer}
 
 
 def _unread(reason: str) -> ProbeRow:
