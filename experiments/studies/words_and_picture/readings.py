@@ -1,7 +1,8 @@
 """What is read of the runs, layer by layer: the thing and the truth, at "this" and at the verdict, in words and beside.
 
 Linear probes, held out by cluster: in the run with the picture, in the run in words (pointing), and *crossed*, fitted
-in words and tested with the picture. Without any fit: whether the vocabulary lens names the thing.
+in words and tested with the picture. Without any fit: whether the vocabulary lens names the thing, and whether the
+nearest state of another case is that of the same thing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PLACES = ("this", "verdict")
 THING, TRUTH, NAMED = "thing", "truth", "named"
+NEAR, FAR = "near", "far"
 PICTURE, WORDS, CROSSED = RUNS = ("picture", "words", "crossed")
 States = Float[Tensor, "place layer row width"]
 Row = dict[str, Any]
@@ -38,6 +40,7 @@ class Readings:
         self.clusters = np.array([sample.cluster for sample in samples])
         self.safe = np.array([sample.gold == "yes" for sample in samples])
         self.template = np.array([sample.tags.get("template", "") for sample in samples])
+        self.request = np.unique([sample.text for sample in samples], return_inverse=True)[1]
         self.kept = _often(self.things, self.clusters)
         self.bootstrap = ClusterBootstrap.of_names(self.clusters, draws=draws, seed=seed)
 
@@ -87,6 +90,40 @@ class Readings:
                 row = self._row(NAMED, place, run, layer, len(names))
                 rows.append(row | self._accuracy(guess[self.kept]))
         return rows
+
+    def neighbours(self, states: States, run: str) -> list[Row]:
+        """A row a place, layer and side: how often the nearest state of another case is one of the same thing.
+
+        ``NEAR`` looks among the same sentence in other words around it (wrappers), where the thing is there at all,
+        ``FAR`` among all other sentences. Of each state the mean over its request's cases is taken away. A thing that
+        is written in one form for all sentences is found on both sides, one whose form belongs to the sentence on
+        ``NEAR`` alone. ``control`` is what a case drawn at random would show.
+        """
+        members = self.request == self.request[:, None]
+        known = (members & (self.things != self.things[:, None])).any(1)  # a request with one thing has no direction
+        same = self.template == self.template[:, None]
+        rows = []
+        for side, among in ((NEAR, same & ~members), (FAR, ~same)):
+            among = among & known & known[:, None]
+            alike = among & (self.things == self.things[:, None])
+            used = (alike if side == NEAR else among).any(1)
+            chance = float((alike[used].sum(1) / among[used].sum(1)).mean()) if used.any() else None
+            for place, by_layer in zip(PLACES, states, strict=True):
+                for layer, hidden in zip(self.layers, by_layer, strict=True):
+                    row = self._row(side, place, run, layer, 0) | {"n": int(used.sum()), "control": chance}
+                    rows.append(row | (self._nearest(hidden, members, among, used) if used.any() else {}))
+        return rows
+
+    def _nearest(
+        self, hidden: Float[Tensor, "row width"], members: np.ndarray, among: np.ndarray, used: np.ndarray
+    ) -> Row:
+        values = hidden.double().numpy()
+        apart = values - members @ values / members.sum(1, keepdims=True)
+        squares = (apart**2).sum(1)
+        distance = np.where(among, squares - 2 * apart @ apart.T, np.inf)  # + squares[:, None]: the same for all
+        hits = (self.things[distance.argmin(1)] == self.things).astype(float)
+        ends = _ends(self.bootstrap.mean(hits, used), self.bootstrap.clusters(used))
+        return {"value": float(hits[used].mean()), **ends}
 
     def _truth(self, states: Tensor, tested: Tensor | None) -> Probe:
         try:

@@ -78,6 +78,8 @@ def examine(vlm: "VLM", samples: Sequence[Sample], layers: Sequence[int], *, see
         *readings.probes(pointing.states, CROSSED, tested=picture.states),
         *readings.named(vlm, picture.states, PICTURE),
         *readings.named(vlm, pointing.states, WORDS),
+        *readings.neighbours(picture.states, PICTURE),
+        *readings.neighbours(pointing.states, WORDS),
     ]
     cuts = [
         row

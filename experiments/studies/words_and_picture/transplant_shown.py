@@ -14,12 +14,17 @@ from experiments.report.table import Cell, Table
 WIDTH, HEIGHT = 10.8, 4.8  # inches of 100 px
 STATES = {"noun": "the noun's state in words", "other": "the pair's other thing", "mean": "the mean noun"}
 PLACES = {"this": "at “this”", "verdict": "at the verdict"}
-READ = {"thing": "thing", "named": "lens names it", "truth": "safe or not"}
+READ = {
+    "thing": "thing",
+    "named": "lens names it",
+    "near": "nearest, same sentence: same thing",
+    "far": "nearest, other sentence: same thing",
+    "truth": "safe or not",
+}
 RUNS = {"picture": "", "words": ", in words", "crossed": ", fitted in words"}
 PROBED = [  # (run, quantity, place), a row each
     *((run, "thing", place) for run in RUNS for place in PLACES),
-    ("picture", "named", "this"),
-    ("words", "named", "this"),
+    *((run, quantity, "this") for quantity in ("named", "near", "far") for run in ("picture", "words")),
     *((run, "truth", place) for place in PLACES for run in ("picture", "words")),
     ("crossed", "truth", "verdict"),
 ]
@@ -54,10 +59,11 @@ def _probes(result: Result) -> Table:
             record[f"layer {row['layer']}"] = Cell(fixed(row["value"], 2), fixed_interval((row["low"], row["high"])))
         controls = [row["control"] for row in rows if row["control"] is not None]
         if rows:
-            records.append(record | {"shuffled labels": f"≤ {fixed(max(controls), 2)}" if controls else ""})
+            records.append(record | {"by chance": f"≤ {fixed(max(controls), 2)}" if controls else ""})
     return Table.of(
-        "What is read after each layer (thing: balanced accuracy; safe or not: AUROC): with the picture, in words "
-        "(pointing), and by probes fitted in words and tested with the picture",
+        "What is read after each layer (thing: balanced accuracy; safe or not: AUROC; nearest: share of cases whose "
+        "nearest state of another case is one of the same thing): with the picture, in words (pointing), and by probes "
+        "fitted in words and tested with the picture. By chance: shuffled labels, or a case at random",
         records,
     )
 

@@ -215,6 +215,31 @@ def test_probes_read_what_is_there_and_not_what_is_not() -> None:
     assert row_of(other, "crossed", "thing", "this", 0)["value"] < 0.15
 
 
+def test_a_thing_in_a_form_of_its_sentences_own_is_near_in_its_sentence_alone() -> None:
+    cases = pairs(150)
+    rng = np.random.default_rng(0)
+    codes = np.unique([sample.tags["concept"] for sample in cases], return_inverse=True)[1]
+    template = np.unique([sample.tags["template"] for sample in cases], return_inverse=True)[1]
+    request = np.unique([sample.text for sample in cases], return_inverse=True)[1]
+    everywhere = np.eye(24)[codes]
+    own = np.eye(24)[(codes * 5 + template * 7) % 24]  # another direction for each sentence
+    around = 9 * rng.normal(size=(request.max() + 1, 24))[request] + 0.01 * rng.normal(size=everywhere.shape)
+    states = torch.tensor(np.stack([[everywhere + around, own + around], [around, around]]))
+    rows = Readings(cases, LAYERS, seed=0, draws=100).neighbours(states, "words")
+
+    def value(side: str, place: str, layer: int) -> float:
+        return float(row_of(rows, "words", side, place, layer)["value"])
+
+    assert value("near", "this", 0) > 0.9
+    assert value("far", "this", 0) > 0.9
+    assert value("near", "this", 2) > 0.9
+    assert value("far", "this", 2) < 0.3
+    for side in ("near", "far"):
+        row = row_of(rows, "words", side, "verdict", 0)
+        assert row["value"] == pytest.approx(row["control"], abs=0.1)
+        assert row["low"] <= row["value"] <= row["high"]
+
+
 def test_the_lens_names_a_thing_whose_noun_is_in_the_state(vlm: VLM) -> None:
     rows = vlm.layout.module(vlm.model, "lm_head").weight
     tokens = [vlm.tokenizer(f" {one.tags['concept']}", add_special_tokens=False).input_ids[0] for one in EVERY]
@@ -271,8 +296,8 @@ def test_tables_and_figure_have_every_state_and_layer(vlm: VLM) -> None:
     result = examine(vlm, pairs(8), LAYERS, seed=0, draws=20)
     states, probes, cuts = tables(result)
     assert len(states.rows) == 7
-    assert len(probes.rows) == 11  # too few cases of each thing for the lens
-    assert [column.heading for column in probes.columns] == ["read", "layer 0", "layer 2", "shuffled labels"]
+    assert len(probes.rows) == 15  # too few cases of each thing for the lens
+    assert [column.heading for column in probes.columns] == ["read", "layer 0", "layer 2", "by chance"]
     assert len(cuts.rows) == 12
     left, middle, right = draw(result).axes
     assert [line.get_label() for line in left.get_lines()][:3] == [
