@@ -194,12 +194,14 @@ def measured(
     measure: "Callable[[list[int]], Tensor]",
     *,
     batch_size: int | None = None,
+    of: str = "",
 ) -> "Tensor":
     """What ``measure`` finds for places in ``prompts``: a tensor on the CPU with a row for each, in their order.
 
     Args:
         measure: is called with some places at a time, ascending, and again with fewer where memory runs out.
         batch_size: the most prompts at once, None for the rule's.
+        of: what is measured; needed where a block of ``resumable`` may begin with another loop over the same prompts.
 
     Raises:
         UserError: no prompts, batches of none, or a single prompt does not fit into memory.
@@ -213,7 +215,7 @@ def measured(
             "measurement needs at least one of each; check the limit"
         )
     formed = opened.form(vlm, prompts, batch_size)
-    place = _place_of_loop(opened, prompts, formed)
+    place = _place_of_loop(opened, prompts, formed, of)
     rows: dict[int, Tensor] = {}
     for batch in formed:
         kept = None if place is None else place / f"{batch[0]}-{len(batch)}.safetensors"
@@ -345,13 +347,13 @@ def _name(prompt: "Prompt") -> str:
     return prompt.key or prompt.text
 
 
-def _place_of_loop(opened: Road, prompts: "Sequence[Prompt]", formed: Sequence[Sequence[int]]) -> Path | None:
+def _place_of_loop(opened: Road, prompts: "Sequence[Prompt]", formed: Sequence[Sequence[int]], of: str) -> Path | None:
     """Where this loop keeps its batches; None where it does not."""
     if opened.kept is None:
         return None
     opened.kept.loops += 1
     described = [[p.key, p.text, p.system, None if p.image is None else p.image.size] for p in prompts]
-    digest = hashlib.sha256(json.dumps([described, formed]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [of])]).encode()).hexdigest()[:12]
     return opened.kept.folder / f"{opened.kept.loops}-{digest}"
 
 

@@ -228,7 +228,7 @@ def _passed_by(vlm: "VLM", given: Mapping[str, Any]) -> bool:
     if torch.is_grad_enabled() or given.get("output_attentions") or given.get("output_hidden_states"):
         return True
     return any(
-        module.training or hasattr(module, "get_base_layer") or _hooked(module) for module in _vision_modules(vlm)
+        module.training or hasattr(module, "get_base_layer") or hooked(module) for module in _vision_modules(vlm)
     )
 
 
@@ -237,7 +237,7 @@ def _vision_modules(vlm: "VLM") -> Iterator[nn.Module]:
         yield from vlm.layout.module(vlm.model, part).modules()
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     return any(getattr(hook, "__module__", None) != _OWN_HOOKS for hook in hooks)
 

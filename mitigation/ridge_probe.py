@@ -18,6 +18,7 @@ from interp.batching import measured
 from interp.errors import UserError
 from interp.gradients import activation_gradients
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
+from interp.state_memory import memory_for
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PENALTIES = (0.01, 0.1, 1.0, 10.0)
 """Ridge penalties of the probe; features are scaled to a mean square length of 1 per case."""
 GRADIENT_CASES = 128
+SHARED_GRADIENTS = 4 * GRADIENT_CASES
 SHARE_PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 """Penalties of the regression of hidden states on the question; features are scaled in the same way."""
 
@@ -108,15 +110,92 @@ def fit_readout(read: Pooled, labels: Bool[Tensor, "row"], penalty: float, share
     return Readout(*(None if part is None else part.float() for part in parts))  # type: ignore[arg-type]
 
 
-def held_out(
-    read: Pooled, labels: Bool[Tensor, "row"], fold: Int[Tensor, "row"], penalty: float, share_penalty: float
-) -> Float[Tensor, "row"]:
-    """Each case's logit by the probe fitted without its fold."""
-    scores = torch.empty(len(labels))
-    for number in fold.unique():
-        out = fold == number
-        scores[out] = fit_readout(read.rows(~out), labels[~out], penalty, share_penalty).logits(read.rows(out))
-    return scores
+@dataclass(frozen=True)
+class _Part:
+    """The questions of one fold, in the singular vectors of the others'. All points and penalties share them."""
+
+    train: Bool[Tensor, "row"]
+    left: Float[Tensor, "train rank"]
+    spectrum: Float[Tensor, "rank"]
+    tested: Float[Tensor, "test rank"]  # the fold's own, along the right singular vectors
+
+    @classmethod
+    def of(cls, question: Float[Tensor, "row width"], train: Bool[Tensor, "row"]) -> "_Part":
+        mean = question[train].mean(0)
+        left, spectrum, right = torch.linalg.svd(question[train] - mean, full_matrices=False)
+        return cls(train, left, spectrum, (question[~train] - mean) @ right.T)
+
+    @property
+    def size(self) -> Float[Tensor, ""]:
+        return (self.spectrum.square().sum() / len(self.left)).clamp(min=1e-12)
+
+    def centred(self, states: Float[Tensor, "row width"]) -> tuple[Tensor, Tensor]:
+        """The states to fit on and those of the fold, in float64, less the mean of the former."""
+        fitted = states[self.train].double()
+        return fitted - fitted.mean(0), states[~self.train].double() - fitted.mean(0)
+
+    def explained(self, along: Float[Tensor, "rank width"], penalty: float) -> tuple[Tensor, Tensor]:
+        """What ridge regression on the questions predicts of states whose projections on ``left`` are ``along``."""
+        shrunk = self.spectrum / (self.spectrum.square() + penalty * self.size)
+        return (self.left * (shrunk * self.spectrum)) @ along, (self.tested * shrunk) @ along
+
+    def products(self) -> tuple[Tensor, Tensor]:
+        """The questions' inner products with those fitted on: of these, and of the fold's."""
+        fitted = self.left * self.spectrum
+        return fitted @ fitted.T, (self.tested * self.spectrum) @ self.left.T
+
+
+def question_parts(question: Float[Tensor, "row width"], fold: Int[Tensor, "row"]) -> list[_Part]:
+    """The folds of cases with these questions, for ``HeldOut``."""
+    return [_Part.of(question.double(), fold != number) for number in fold.unique()]
+
+
+class HeldOut:
+    """Cross-validation of the probe: ``fit_readout`` without each fold, asked about the fold.
+
+    It is solved in the space of the cases, without the weights: those of one fold are as many as the width squared.
+    ``share_penalty`` None takes the one with which the question best predicts held-out hidden states.
+    """
+
+    def __init__(self, read: Pooled, parts: Sequence[_Part], share_penalty: float | None = None) -> None:
+        verdicts = [part.centred(read.verdict) for part in parts]
+        along = [part.left.T @ fitted for part, (fitted, _) in zip(parts, verdicts, strict=True)]
+
+        def error(penalty: float) -> float:
+            each = zip(parts, verdicts, along, strict=True)
+            return sum(float((own - part.explained(a, penalty)[1]).square().sum()) for part, (_, own), a in each)
+
+        self.share_penalty = min(SHARE_PENALTIES, key=error) if share_penalty is None else share_penalty
+        self._parts: list[tuple[_Part, Tensor, Tensor]] = []
+        for part, (fitted, own), a in zip(parts, verdicts, along, strict=True):
+            of_fitted, of_own = part.explained(a, self.share_penalty)
+            rest = fitted - of_fitted
+            size = _size(rest)
+            gram, tested = rest @ rest.T / size, (own - of_own) @ rest.T / size
+            if read.image is not None:
+                seen, shown = part.centred(read.image)
+                asked, asking = part.products()
+                products = _size(seen) * part.size
+                gram, tested = gram + (seen @ seen.T) * asked / products, tested + (shown @ seen.T) * asking / products
+            self._parts.append((part, gram, tested))
+
+    def scores(self, labels: Bool[Tensor, "row"], penalty: float) -> Float[Tensor, "row"]:
+        """Each case's logit by the probe fitted without its fold; not calibrated, as ``fit_readout``'s."""
+        scores = torch.empty(len(labels))
+        for part, gram, tested in self._parts:
+            target = labels[part.train].double() * 2 - 1
+            duals = torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype), target - target.mean())
+            scores[~part.train] = (tested @ duals + target.mean()).float()
+        return scores
+
+    def shuffled_area(self, labels: Bool[Tensor, "row"], penalty: float, seed: int) -> float:
+        """The mean AUROC of the same fit on shuffled labels: the chance level of the procedure."""
+        generator = torch.Generator().manual_seed(seed)
+        found = []
+        for _ in range(SHUFFLES):
+            dealt = labels[torch.randperm(len(labels), generator=generator)]
+            found.append(area(self.scores(dealt, penalty), dealt))
+        return sum(found) / len(found)
 
 
 def area(scores: Float[Tensor, "row"], labels: Bool[Tensor, "row"]) -> float:
@@ -138,19 +217,6 @@ def platt(scores: Float[Tensor, "row"], labels: Bool[Tensor, "row"]) -> tuple[fl
     return float(weights[0]), float(weights[1])
 
 
-def share_penalty_of(read: Pooled, fold: Int[Tensor, "row"]) -> float:
-    """The penalty with which the question best predicts held-out hidden states."""
-    errors = dict.fromkeys(SHARE_PENALTIES, 0.0)
-    for number in fold.unique():
-        out = fold == number
-        asked, verdict = read.question[~out].double(), read.verdict[~out].double()
-        left = read.question[out].double() - asked.mean(0), read.verdict[out].double() - verdict.mean(0)
-        for penalty in SHARE_PENALTIES:
-            share = _regression(asked - asked.mean(0), verdict - verdict.mean(0), penalty)
-            errors[penalty] += float((left[1] - left[0] @ share).square().sum())
-    return min(errors, key=errors.__getitem__)
-
-
 def _regression(
     inputs: Float[Tensor, "row width"], outputs: Float[Tensor, "row width"], penalty: float
 ) -> Float[Tensor, "width width"]:
@@ -167,18 +233,6 @@ def _regression(
 def _size(centred: Float[Tensor, "row width"]) -> Float[Tensor, ""]:
     """The mean square length of a case."""
     return centred.square().sum(1).mean().clamp(min=1e-12)
-
-
-def shuffled_area(
-    read: Pooled, labels: Bool[Tensor, "row"], fold: Int[Tensor, "row"], penalty: float, share: float, seed: int
-) -> float:
-    """The mean AUROC of the same fit on shuffled labels: the chance level of the procedure."""
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    for _ in range(SHUFFLES):
-        dealt = labels[torch.randperm(len(labels), generator=generator)]
-        found.append(area(held_out(read, dealt, fold, penalty, share), dealt))
-    return sum(found) / len(found)
 
 
 def learn_readout(
@@ -203,19 +257,19 @@ def learn_readout(
     fold = question_folds([prompt.text for prompt in prompts], safe, folds=folds, seed=seed)
     points = tuple(range(1, last_layer(vlm) + 1)) if point is None else (point,)
     read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *points))
-    best: tuple[float, int, float, float] | None = None
+    parts = question_parts(read.at("user", 0), fold)
+    best: tuple[float, int, float, HeldOut] | None = None
     for here in points:
-        at = _at(read, here, conjunction)
-        share = share_penalty_of(at, fold)
+        validated = HeldOut(_at(read, here, conjunction), parts)
         for penalty in PENALTIES:
-            auroc = area(held_out(at, labels, fold, penalty, share), labels)
+            auroc = area(validated.scores(labels, penalty), labels)
             if best is None or auroc > best[0]:
-                best = (auroc, here, penalty, share)
+                best = (auroc, here, penalty, validated)
     assert best is not None
-    auroc, chosen, penalty, share = best
-    at = _at(read, chosen, conjunction)
-    scores = held_out(at, labels, fold, penalty, share)
-    readout = fit_readout(at, labels, penalty, share).scaled(*platt(scores, labels))
+    auroc, chosen, penalty, validated = best
+    share = validated.share_penalty
+    calibration = platt(validated.scores(labels, penalty), labels)
+    readout = fit_readout(_at(read, chosen, conjunction), labels, penalty, share).scaled(*calibration)
     about = {
         "point": chosen,
         "penalty": penalty,
@@ -225,7 +279,7 @@ def learn_readout(
         "n_safe": int(labels.sum()),
         "folds": folds,
         "auroc": auroc,
-        "auroc_shuffled": shuffled_area(at, labels, fold, penalty, share, seed),
+        "auroc_shuffled": validated.shuffled_area(labels, penalty, seed),
     }
     return readout.tensors(), about
 
@@ -233,27 +287,44 @@ def learn_readout(
 def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> Float[Tensor, "width"]:
     """The mean gradient of the Yes/No margin with respect to the verdict's state at ``point``.
 
-    Over at most 128 evenly spaced ``prompts``; in logits per unit of the residual stream, float32 on the CPU.
+    Over at most 128 evenly spaced ``prompts``; in logits per unit of the residual stream, float32 on the CPU. Where a
+    memory of the prompts is open (``interp.state_memory``), one pass over its prompts gives it the gradients at all
+    points from 1 on, unless they are so many that a pass for each learning takes less.
     """
     # Each case costs a backward pass, and more cases hardly change the mean.
     prompts = prompts[:: -(-len(prompts) // GRADIENT_CASES)]
+    memory = memory_for(vlm, prompts)
+    if memory is not None and point > 0 and len(memory) <= SHARED_GRADIENTS:
+        names = [("gradient", at) for at in range(1, last_layer(vlm) + 1)]
+        every = memory.rows(prompts, names, lambda some, _: dict(zip(names, _gradients(vlm, some), strict=True)))
+        if every is not None:
+            return every[point - 1].mean(0)
+    return _gradients(vlm, prompts, point)[0].mean(0)
 
-    def gradients(some: list[int]) -> Float[Tensor, "row width"]:
+
+def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", point: int | None = None) -> Float[Tensor, "point row width"]:
+    """The gradients of each margin with respect to the verdict's state at ``point``; None: at all from 1 on."""
+    points = list(range(1, last_layer(vlm) + 1)) if point is None else [point]
+
+    def gradients(some: list[int]) -> Float[Tensor, "row point width"]:
         encoded = dict(vlm.encode([prompts[index] for index in some]))
         if vlm.layout.position_kind == "1d":  # as in generate()
             encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
-        leaves: list[Tensor] = []
+        states: list[Tensor] = []
 
         def begin(here: LayerStates) -> Tensor:
-            leaves.append(here.hidden.detach().requires_grad_())
-            return leaves[0]
+            # The first one is a leaf, and the others hang on it.
+            states.append(here.hidden if states else here.hidden.detach().requires_grad_())
+            return states[-1]
 
-        with activation_gradients(vlm), edit_residual(vlm, begin, layers=[point]), vlm.float32_logits():
-            margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1, use_cache=False).logits[:, -1])
-            (gradient,) = torch.autograd.grad(margins.sum(), leaves)
-        return gradient[:, -1].float().cpu()  # left padding: the verdict is the last column
+        with activation_gradients(vlm), vlm.float32_logits():
+            with edit_residual(vlm, begin, layers=points):  # not in the backward pass, which runs layers again
+                margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1, use_cache=False).logits[:, -1])
+            found = torch.autograd.grad(margins.sum(), states)
+        # Left padding: the verdict is the last column.
+        return torch.stack([gradient[:, -1].float().cpu() for gradient in found], dim=1)
 
-    return measured(vlm, prompts, gradients).mean(0)
+    return measured(vlm, prompts, gradients, of=f"gradients at {points}").movedim(1, 0)
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", point: int, *, image: bool) -> Pooled:

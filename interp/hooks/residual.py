@@ -10,7 +10,7 @@ all other columns of that segment, ``last_image`` and ``last_user`` the last of 
 number, a word's columns are found by a function (``Place``).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from interp.errors import UserError
 from interp.hooks.forward import Follower, Forward, follow
 from interp.host import to_device, to_host
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments
+from interp.state_memory import memory_for
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -139,7 +140,8 @@ def residuals(
     """The residual stream of each prompt at ``layers`` (default: 0 to L), with one forward per batch.
 
     Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU. ``batch_size`` is the
-    most prompts at once, None for the rule of the open road (``interp.batching``).
+    most prompts at once, None for the rule of the open road (``interp.batching``). Where a memory of these prompts is
+    open (``interp.state_memory``), what it holds is not read again.
 
     Raises:
         UserError: no prompts, no places, an unknown place or layer, or image tokens of a model that has none.
@@ -147,7 +149,24 @@ def residuals(
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, READABLE)
 
-    return read_states(vlm, prompts, "residual", edit_residual, places=places, layers=layers, batch_size=batch_size)
+    def read(some: "Sequence[Prompt]", places: Sequence[Place], layers: Sequence[int]) -> Residuals:
+        return read_states(vlm, some, "residual", edit_residual, places=places, layers=layers, batch_size=batch_size)
+
+    memory = memory_for(vlm, prompts)
+    if memory is None:
+        return read(prompts, places, layers)
+
+    def cells(some: "Sequence[Prompt]", wanted: "Sequence[Hashable]") -> dict[Hashable, Tensor]:
+        missing = [cell for cell in asked if cell in wanted]
+        found = read(some, list(dict.fromkeys(place for place, _ in missing)), sorted({layer for _, layer in missing}))
+        return {cell: found.at(*cell) for cell in missing}
+
+    asked = [(place, layer) for place in places for layer in layers]
+    rows = memory.rows(prompts, asked, cells)
+    if rows is None:
+        return read(prompts, places, layers)
+    values = rearrange(rows, "(place layer) row width -> place layer row width", place=len(places))
+    return Residuals(values, tuple(places), tuple(layers), keys=tuple(prompt.key for prompt in prompts))
 
 
 def read_states(
@@ -172,8 +191,9 @@ def read_states(
             vlm.score([prompts[index] for index in some])
         return torch.stack(to_host([found[layer] for layer in layers]), dim=2)
 
+    of = repr((what, [place_name(place) for place in places], layers))
     values = rearrange(
-        measured(vlm, prompts, read, batch_size=batch_size), "row place layer ... -> place layer row ..."
+        measured(vlm, prompts, read, batch_size=batch_size, of=of), "row place layer ... -> place layer row ..."
     )
     return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))
 

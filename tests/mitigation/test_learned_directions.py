@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from mitigation.direction_ablation import AblateDirection, AblateRandom, Learned
 from mitigation.method import TrainableMethod
 from mitigation.orthogonalization import levelled, orthogonalised, projected, without
 from mitigation.probe_readout import LearnedReadout, TruthReadout
-from mitigation.ridge_probe import Pooled, area, fit_readout, held_out, platt, shuffled_area
+from mitigation.ridge_probe import PENALTIES, SHARE_PENALTIES, HeldOut, Pooled, area, fit_readout, platt, question_parts
 from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, direction, planted
@@ -144,8 +145,9 @@ def test_the_question_is_taken_away_and_a_conjunction_is_found() -> None:
     assert area(verdict[new][:, 0], truth[new]) < 0.6
     assert area(fitted.logits(read.rows(new)), truth[new]) > 0.95
     fold = torch.arange(400) // 20 % 5
-    assert area(held_out(read, truth, fold, 1.0, 0.001), truth) > 0.95
-    assert shuffled_area(read, truth, fold, 1.0, 0.001, seed=0) == pytest.approx(0.5, abs=0.1)
+    validated = HeldOut(read, question_parts(question, fold), 0.001)
+    assert area(validated.scores(truth, 1.0), truth) > 0.95
+    assert validated.shuffled_area(truth, 1.0, seed=0) == pytest.approx(0.5, abs=0.1)
     image = torch.randn(400, 6, generator=generator)
     joined = (image[:, 1] * question[:, 2]) > 0
     products = Pooled(verdict, question, image)
@@ -153,6 +155,36 @@ def test_the_question_is_taken_away_and_a_conjunction_is_found() -> None:
     alone = fit_readout(read.rows(~new), joined[~new], 0.1, 0.001).logits(read.rows(new))
     assert area(joint, joined[new]) > 0.9
     assert area(alone, joined[new]) < 0.7
+
+
+@pytest.mark.parametrize("width", [6, 90])  # fewer than the cases, and more
+@pytest.mark.parametrize("conjunction", [False, True])
+def test_cross_validation_is_the_fit_without_each_fold(width: int, conjunction: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    question = torch.randn(20, width, generator=generator)[torch.arange(60) // 3]
+    verdict, image = (torch.randn(60, width, generator=generator) + question for _ in range(2))
+    read = Pooled(verdict, question, image if conjunction else None)
+    labels, fold = torch.rand(60, generator=generator) < 0.5, torch.arange(60) // 3 % 5
+    errors = []
+    for share in SHARE_PENALTIES:
+        validated = HeldOut(read, question_parts(question, fold), share)
+        error = 0.0
+        for number in range(5):
+            out = fold == number
+            asked, states = (part[~out] - part[~out].mean(0) for part in (question, verdict))
+            ridge = share * asked.square().sum(1).mean() * torch.eye(width)
+            weights = torch.linalg.solve((asked.T @ asked + ridge).double(), (asked.T @ states).double()).float()
+            own = (question[out] - question[~out].mean(0)) @ weights
+            error += float((verdict[out] - verdict[~out].mean(0) - own).square().sum())
+        errors.append(error)
+        for penalty in PENALTIES:
+            found = validated.scores(labels, penalty)
+            for number in range(5):
+                out = fold == number
+                expected = fit_readout(read.rows(~out), labels[~out], penalty, share).logits(read.rows(out))
+                torch.testing.assert_close(found[out], expected, atol=1e-5, rtol=1e-5)
+    chosen = HeldOut(read, question_parts(question, fold)).share_penalty
+    assert chosen == SHARE_PENALTIES[int(np.argmin(errors))]
 
 
 def test_scores_become_logits() -> None:

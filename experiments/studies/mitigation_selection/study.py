@@ -58,7 +58,8 @@ class Mitigations:
     """The task. ``candidates`` by name; ``rivals`` are arms that each is compared with beside the baseline.
 
     ``development`` is on how many cases settings are chosen (None: ``limit``). ``chosen_in`` is the directory of a run
-    of this study on another split, whose margins on the development cases and learned files are taken over.
+    of this study on another split, whose margins on the development cases and learned files are taken over; it may have
+    had more candidates.
 
     Candidates that learn are learned on four fifths of the development cases and asked on the rest, five times over, so
     that a setting is chosen on cases they have not seen; then they learn from all of them. Counterfactual pairs stay
@@ -95,9 +96,13 @@ class Mitigations:
         console = Launch.current().console()
         self._check(run)
         # The task is not part of a run's identity, but here it decides what answers.
-        run = replace(run, config=run.config | {"mitigations": repr(self)})
+        run = replace(run, config=run.config | {"mitigations": self._described()})
         table = Analysis("mitigations", "the mitigations were not compared", self._conclude)
         return study.run(run, prepare=partial(self._chosen_arms, run, console), after=[table])
+
+    def _described(self) -> dict[str, Any]:
+        candidates = {name: repr(candidate) for name, candidate in self.candidates.items()}
+        return {"candidates": candidates, "rivals": list(self.rivals), "development": self.development}
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         from experiments.studies.mitigation_selection.tables import conclude
@@ -168,6 +173,8 @@ class _Choosing:
     def __init__(
         self, run: Run, vlm: "VLM", store: RunStore, development: Loaded, console: Console, limit: int | None
     ) -> None:
+        from interp.state_memory import StateMemory
+
         # One token is enough for a margin; the verdict is its sign.
         self.run = replace(run, max_new_tokens=1)
         self.vlm, self.store, self.console = vlm, store, console
@@ -176,6 +183,8 @@ class _Choosing:
         self.manifest = development.manifest
         self.answering = Answering(self.run, vlm, store, console)
         self.cases: DevelopmentMargins | None = None
+        # Every candidate that learns reads the same states, in each fold again.
+        self.states = StateMemory(vlm, lambda: training.examples(self.samples)[0])
 
     def take_over(self, other: Path) -> None:
         """Copies what the run in ``other`` measured on these development cases, and what it learned from them.
@@ -186,6 +195,8 @@ class _Choosing:
         environment = read_object(other / "environment.json")
         theirs, ours = (_deciding(config) for config in (environment.get("config") or {}, self.run.config))
         differing = [key for key in ours if theirs.get(key) != ours[key]]
+        if not _chose(environment.get("config") or {}, self.run.config):
+            differing.append("mitigations")
         if (environment.get("model") or {}).get("revision") != self.vlm.revision:
             differing.append("weights")
         if differing or not (other / CHOICE).is_file():
@@ -237,7 +248,7 @@ class _Choosing:
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
         out = self.store.path / training.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
-        with self.answering.road(f"{name}, learning"):
+        with self.answering.road(f"{name}, learning"), self.states.open():
             return training.learned(name, method, self.vlm, samples, out)
 
     def _margins(self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]) -> np.ndarray:
@@ -270,9 +281,16 @@ class _Choosing:
 def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides a choice, beside the cases."""
     benchmark = {key: value for key, value in (config.get("benchmark") or {}).items() if key != "split"}
-    return {key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin", "mitigations")} | {
-        "benchmark": benchmark
-    }
+    return {key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin")} | {"benchmark": benchmark}
+
+
+def _chose(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether the other run chose, on as many cases, among the settings of every candidate of ours."""
+    known, wanted = theirs.get("mitigations"), ours["mitigations"]
+    if not isinstance(known, Mapping) or known.get("development") != wanted["development"]:
+        return False
+    candidates = known.get("candidates") or {}
+    return all(candidates.get(name) == described for name, described in wanted["candidates"].items())
 
 
 def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console) -> bool:

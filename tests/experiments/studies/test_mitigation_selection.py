@@ -225,6 +225,15 @@ def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     assert all(case.startswith("new_sentences") for case in asked)
 
 
+def test_fewer_candidates_take_their_choice_over(tmp_path: Path) -> None:
+    first = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test"))
+    one = {"moved": OWN_GRID["moved"]}
+    second = Mitigations(one, rivals=["vcd"], development=8, chosen_in=str(first))(on_split(tmp_path, "new_sentences"))
+    choices = [json.loads((folder / "choice.json").read_text()) for folder in (first, second)]
+    assert choices[1] == {name: choices[0][name] for name in ("threshold", "moved")}
+    assert "seen" not in json.loads((second / "mitigations.json").read_text())["arms"]
+
+
 @pytest.mark.parametrize(
     ("grid", "development", "overrides", "rule"),
     [

@@ -1,0 +1,91 @@
+"""What was read of a model's states, kept while parts of one set of prompts are asked about again and again.
+
+    memory = StateMemory(vlm, lambda: prompts)
+    with memory.open():
+        residuals(vlm, some_of_them)  # reads all of ``prompts``; the next part costs nothing
+
+Methods that learn in folds, and several that learn from the same cases, read the same states: labels, folds and
+strengths do not change them. The whole set is read at once, so that a state does not depend on who asked for it first.
+"""
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from interp.vision_cache import MEBIBYTE, hooked
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM, Prompt
+
+    Read = Callable[[Sequence[Prompt], Sequence[Hashable]], Mapping[Hashable, Tensor]]
+    """What is wanted of some prompts, by its name: [row width]."""
+
+_OPEN: ContextVar["StateMemory | None"] = ContextVar("state_memory", default=None)
+
+
+@dataclass
+class StateMemory:
+    """Rows of up to ``mib`` MiB in main memory for the prompts that ``prompts`` gives; what does not fit is not kept.
+
+    ``prompts`` is called whenever something is read, so that no picture is held in between.
+    """
+
+    vlm: "VLM"
+    prompts: "Callable[[], Sequence[Prompt]]"
+    mib: int = 1024
+    _known: dict[Hashable, Tensor] = field(default_factory=dict, repr=False)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """While open, ``recalled`` takes rows from here, for these prompts and this model."""
+        token = _OPEN.set(self)
+        try:
+            yield
+        finally:
+            _OPEN.reset(token)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {_digest(prompt): place for place, prompt in enumerate(self.prompts())}
+
+    def __len__(self) -> int:
+        """The number of different prompts."""
+        return len(self._places)
+
+    def serves(self, prompts: "Sequence[Prompt]") -> bool:
+        """Whether these are among its prompts, and nothing that could change a state hangs in the model."""
+        if any(hooked(module) for module in self.vlm.model.modules()):
+            return False
+        return all(_digest(prompt) in self._places for prompt in prompts)
+
+    def rows(self, prompts: "Sequence[Prompt]", wanted: Sequence[Hashable], read: "Read") -> Tensor | None:
+        """What is wanted of ``prompts``, [wanted row width]; None where it would not fit."""
+        missing = [one for one in wanted if one not in self._known]
+        held = sum(tensor.nbytes for tensor in self._known.values())
+        width = int(self.vlm.model.config.get_text_config().hidden_size)
+        if held + 4 * width * len(missing) * len(self) > self.mib * MEBIBYTE:
+            return None
+        if missing:
+            self._known |= read(self.prompts(), missing)
+        places = [self._places[_digest(prompt)] for prompt in prompts]
+        return torch.stack([self._known[one][places] for one in wanted])
+
+
+def memory_for(vlm: "VLM", prompts: "Sequence[Prompt]") -> StateMemory | None:
+    """The memory that is open, if it serves these prompts of this model."""
+    memory = _OPEN.get()
+    return memory if memory is not None and memory.vlm is vlm and memory.serves(prompts) else None
+
+
+def _digest(prompt: "Prompt") -> str:
+    picture = None
+    if prompt.image is not None:
+        picture = (prompt.image.size, hashlib.sha256(prompt.image.convert("RGB").tobytes()).hexdigest())
+    return hashlib.sha256(repr((prompt.text, prompt.system, picture)).encode()).hexdigest()
