@@ -44,7 +44,7 @@ class StateMemory:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """While open, ``recalled`` takes rows from here, for these prompts and this model."""
+        """While open, ``residuals`` takes rows from here, for these prompts and this model."""
         token = _OPEN.set(self)
         try:
             yield

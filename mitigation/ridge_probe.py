@@ -134,15 +134,23 @@ class _Part:
         fitted = states[self.train].double()
         return fitted - fitted.mean(0), states[~self.train].double() - fitted.mean(0)
 
-    def explained(self, along: Float[Tensor, "rank width"], penalty: float) -> tuple[Tensor, Tensor]:
-        """What ridge regression on the questions predicts of states whose projections on ``left`` are ``along``."""
-        shrunk = self.spectrum / (self.spectrum.square() + penalty * self.size)
-        return (self.left * (shrunk * self.spectrum)) @ along, (self.tested * shrunk) @ along
+    def explained(
+        self, questions: Float[Tensor, "some rank"], along: Float[Tensor, "rank width"], penalty: float
+    ) -> Float[Tensor, "some width"]:
+        """The states that ridge regression predicts from ``questions`` (``asked`` or ``tested``).
+
+        It is fitted on those whose projections on ``left`` are ``along``.
+        """
+        return (questions * (self.spectrum / (self.spectrum.square() + penalty * self.size))) @ along
+
+    @property
+    def asked(self) -> Float[Tensor, "train rank"]:
+        """The questions fitted on, along the right singular vectors."""
+        return self.left * self.spectrum
 
     def products(self) -> tuple[Tensor, Tensor]:
         """The questions' inner products with those fitted on: of these, and of the fold's."""
-        fitted = self.left * self.spectrum
-        return fitted @ fitted.T, (self.tested * self.spectrum) @ self.left.T
+        return self.asked @ self.asked.T, self.tested @ self.asked.T
 
 
 def question_parts(question: Float[Tensor, "row width"], fold: Int[Tensor, "row"]) -> list[_Part]:
@@ -163,15 +171,16 @@ class HeldOut:
 
         def error(penalty: float) -> float:
             each = zip(parts, verdicts, along, strict=True)
-            return sum(float((own - part.explained(a, penalty)[1]).square().sum()) for part, (_, own), a in each)
+            return sum(
+                float((own - part.explained(part.tested, a, penalty)).square().sum()) for part, (_, own), a in each
+            )
 
         self.share_penalty = min(SHARE_PENALTIES, key=error) if share_penalty is None else share_penalty
         self._parts: list[tuple[_Part, Tensor, Tensor]] = []
         for part, (fitted, own), a in zip(parts, verdicts, along, strict=True):
-            of_fitted, of_own = part.explained(a, self.share_penalty)
-            rest = fitted - of_fitted
-            size = _size(rest)
-            gram, tested = rest @ rest.T / size, (own - of_own) @ rest.T / size
+            rest = fitted - part.explained(part.asked, a, self.share_penalty)
+            left = own - part.explained(part.tested, a, self.share_penalty)
+            gram, tested = rest @ rest.T / _size(rest), left @ rest.T / _size(rest)
             if read.image is not None:
                 seen, shown = part.centred(read.image)
                 asked, asking = part.products()
