@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from interp.hooks.forward import replaced
+from interp.hooks.forward import hooked, replaced
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -31,7 +31,6 @@ FEW = 4  # pictures whose features take no longer in a call of twice as many
 _KEEPING: WeakSet[nn.Module] = WeakSet()  # whose features a ``FeatureCache`` serves
 # The only outputs that a forward reads; the others would only take up memory.
 _KEPT = {"get_image_features": ("pooler_output", "deepstack_features"), "forward": ("last_hidden_state",)}
-_OWN_HOOKS = "transformers.utils.output_capturing"  # hooks that transformers installs permanently; they change nothing
 
 
 class _Entry(NamedTuple):
@@ -235,11 +234,6 @@ def _passed_by(vlm: "VLM", given: Mapping[str, Any]) -> bool:
 def _vision_modules(vlm: "VLM") -> Iterator[nn.Module]:
     for part in ("vision_tower", "projector"):
         yield from vlm.layout.module(vlm.model, part).modules()
-
-
-def hooked(module: nn.Module) -> bool:
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return any(getattr(hook, "__module__", None) != _OWN_HOOKS for hook in hooks)
 
 
 def _key(vlm: "VLM", bound: Mapping[str, Any]) -> bytes:

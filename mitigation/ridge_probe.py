@@ -18,7 +18,7 @@ from interp.batching import measured
 from interp.errors import UserError
 from interp.gradients import activation_gradients
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
-from interp.state_memory import memory_for
+from interp.hooks.state_memory import memory_for
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -297,8 +297,8 @@ def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> F
     """The mean gradient of the Yes/No margin with respect to the verdict's state at ``point``.
 
     Over at most 128 evenly spaced ``prompts``; in logits per unit of the residual stream, float32 on the CPU. Where a
-    memory of the prompts is open (``interp.state_memory``), one pass over its prompts gives it the gradients at all
-    points from 1 on, unless they are so many that a pass for each learning takes less.
+    memory of the prompts is open (``interp.hooks.state_memory``), one pass over its prompts gives it the gradients at
+    all points from 1 on, unless they are so many that a pass for each learning takes less.
     """
     # Each case costs a backward pass, and more cases hardly change the mean.
     prompts = prompts[:: -(-len(prompts) // GRADIENT_CASES)]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from interp.prompt import Prompt
     from interp.vlm import VLM
 
+_OWN_HOOKS = "transformers.utils.output_capturing"
 _PAUSED: ContextVar[bool] = ContextVar("following_paused", default=False)
 _FOLLOWERS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # open ``follow`` blocks, by the module they hook
 
@@ -41,6 +42,12 @@ def paused() -> Iterator[None]:
 def is_paused() -> bool:
     """Whether the current forward is inside ``paused``."""
     return _PAUSED.get()
+
+
+def hooked(module: Any) -> bool:
+    """Whether anything hangs in the module's forward but what transformers leaves there, which changes nothing."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(getattr(hook, "__module__", None) != _OWN_HOOKS for hook in hooks)
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from torch import Tensor
 from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.forward import Follower, Forward, follow
+from interp.hooks.state_memory import memory_for
 from interp.host import to_device, to_host
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments
-from interp.state_memory import memory_for
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -141,7 +141,7 @@ def residuals(
 
     Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU. ``batch_size`` is the
     most prompts at once, None for the rule of the open road (``interp.batching``). Where a memory of these prompts is
-    open (``interp.state_memory``), what it holds is not read again.
+    open (``interp.hooks.state_memory``), what it holds is not read again.
 
     Raises:
         UserError: no prompts, no places, an unknown place or layer, or image tokens of a model that has none.

@@ -173,7 +173,7 @@ class _Choosing:
     def __init__(
         self, run: Run, vlm: "VLM", store: RunStore, development: Loaded, console: Console, limit: int | None
     ) -> None:
-        from interp.state_memory import StateMemory
+        from interp.hooks.state_memory import StateMemory
 
         # One token is enough for a margin; the verdict is its sign.
         self.run = replace(run, max_new_tokens=1)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from interp.vision_cache import MEBIBYTE, hooked
+from interp.hooks.forward import hooked
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Read = Callable[[Sequence[Prompt], Sequence[Hashable]], Mapping[Hashable, Tensor]]
     """What is wanted of some prompts, by its name: [row width]."""
 
+MEBIBYTE = 2**20
 _OPEN: ContextVar["StateMemory | None"] = ContextVar("state_memory", default=None)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from interp.batching import BatchRule, measured, resumable, road
 from interp.hooks.residual import edit_residual, residuals
-from interp.state_memory import StateMemory
+from interp.hooks.state_memory import StateMemory
 from interp.vlm import VLM, Prompt, load
 from mitigation.activation_steering import DirectionSteering
 from mitigation.probe_readout import TruthReadout
