@@ -1,5 +1,6 @@
 """What is served by name, and how what has learned is read from a finished run."""
 
+import asyncio
 import json
 import os
 import re
@@ -109,6 +110,23 @@ def test_what_cannot_be_served_is_refused_before_weights_load(no_weights: None, 
         run = run_of("task=serve", "method=vcd", f"task.port={listener.getsockname()[1]}")
         with pytest.raises(UserError, match="Address already in use"):
             run.task(run)
+
+
+def test_replies_are_not_held_back_until_the_client_acknowledges() -> None:
+    async def option() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            found.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with bound("127.0.0.1", 0) as listener:
+            async with await asyncio.start_server(accepted, sock=listener):
+                with socket.create_connection(listener.getsockname(), timeout=10):
+                    return await asyncio.wait_for(found, 10)
+
+    assert asyncio.run(option())
 
 
 @pytest.mark.parametrize(
