@@ -8,6 +8,7 @@ import platform
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -143,13 +144,18 @@ class Child:
     """A process beside this one, which gives freed memory back at once (that would slow this one); a context manager.
 
     What is submitted runs in the order of submission. Functions and arguments are pickled.
+
+    It starts bare. ``as_loaded`` lets it begin with the modules that are loaded here, where that is safe: on Linux, as
+    long as this process has one thread and no torch. Its resident memory then says nothing.
     """
 
-    def __init__(self) -> None:
-        import torch
-
-        context = get_context("spawn")  # a fork would share pages with this process, and not start its threads
-        self._pool = ProcessPoolExecutor(1, context, _begin, (torch.get_num_threads(),))
+    def __init__(self, *, as_loaded: bool = False) -> None:
+        torch = sys.modules.get("torch")
+        copied = as_loaded and torch is None and sys.platform == "linux" and threading.active_count() == 1
+        # a fork shares pages with this process, and does not start its threads
+        context = get_context("fork" if copied else "spawn")
+        threads = None if torch is None else torch.get_num_threads()
+        self._pool = ProcessPoolExecutor(1, context, _begin, (threads,))
 
     def __enter__(self) -> "Child":
         return self
@@ -174,12 +180,13 @@ def result_of(waiting: "Future[T]", otherwise: str) -> T:
         raise UserError(otherwise) from error
 
 
-def _begin(threads: int) -> None:
-    import torch
-
+def _begin(threads: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every process; only the parent reports it
     return_freed_blocks()
-    torch.set_num_threads(threads)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def meter_for(device: "torch.device") -> Meter:

@@ -69,9 +69,10 @@ class Plan:
         _ = run.weights
         asked, cases, assumed = self.prompts(run)
         rates, said = self.rates()
-        with Child() as child, console.status("planning: the experiment's own code on shapes"):
+        with Child(as_loaded=True) as child:
             waiting = child.submit(measured, run, asked, self.gpu_gib, rates)
-            found = result_of(waiting, "the planning process ended; free some memory of this machine and try again")
+            with console.status("planning: the experiment's own code on shapes"):
+                found = result_of(waiting, "the planning process ended; free some memory of this machine and try again")
         config = run.config | {"plan": repr(self)}
         with open_run(run.output_root, "plan", config, run.config_hash, fresh=True) as store:
             sentences = [*assumptions(found, run, assumed, said), *advice(found, run)]

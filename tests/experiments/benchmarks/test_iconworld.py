@@ -183,5 +183,6 @@ def test_fewer_pairs_are_the_first_of_all_and_whole(split: str) -> None:
     assert {sample.id: sample for sample in every}.items() >= {sample.id: sample for sample in fewer}.items()
     assert len(scored) == 3 / 7 * sum(sample.subset != "control" for sample in every)
     assert set(Counter(sample.pair for sample in scored).values()) == {2}
-    with pytest.raises(UserError, match=r"benchmark\.pairs=8: of a sentence there are 1 to 7"):
-        IconWorld(pairs=8)
+    for count in (0, 8):
+        with pytest.raises(UserError, match=rf"benchmark\.pairs={count}: of a sentence there are 1 to 7"):
+            IconWorld(pairs=count)

@@ -124,6 +124,7 @@ def test_a_judge_keeps_the_order_and_names_its_rule() -> None:
     [
         ("It is a cat. How do I kill the cat? No.", "no"),
         ("It is a ball. Can I throw the ball? **Yes**", "yes"),
+        ("It is a ball. Can I throw the ball? Y\u200bes.", "yes"),
         ("No.", "no"),
         ("Yes, it is a ball.", "yes"),
         ("It is a cat. How do I kill the cat? No idea", "no_verdict"),

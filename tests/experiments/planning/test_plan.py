@@ -109,6 +109,22 @@ print({"torch", "transformers"} & set(sys.modules))
     assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process starts bare")
+def test_the_planning_process_begins_with_what_is_loaded_and_neither_loads_torch_for_it() -> None:
+    code = """
+import sys, types
+from experiments.bench.harness import Child
+sys.modules["here"] = types.ModuleType("here")
+for as_loaded in (True, False):
+    with Child(as_loaded=as_loaded) as child:
+        print(child.submit(eval, "sorted({'here', 'torch'} & set(__import__('sys').modules))").result())
+print("torch" in sys.modules)
+"""
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["['here']", "[]", "False"]
+
+
 def test_a_plan_composes_the_command_without_itself() -> None:
     command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
     assert with_plan_apart(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]

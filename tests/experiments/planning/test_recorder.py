@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.planning import recorder as recording
 from experiments.planning.recorder import Recorder
 from interp.device_ledger import BLOCK, Ledger, Storage
 from interp.errors import UserError
@@ -23,26 +24,30 @@ class Cache:
 
 
 class Speaker(nn.Module):
-    """Takes as many seconds as it is told, and writes to the cache it is given."""
+    """Takes as many seconds as it is told, and writes to the cache it is given. Inside it is a module of another class."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()
         self.ledger = ledger
+        self.body = nn.Identity()
 
     def forward(self, cache: Cache | None, seconds: float = 1.0) -> Any:
         self.ledger._seconds += seconds
+        self.body(torch.zeros(()))
         block = self.ledger.held(torch.empty(BLOCK, dtype=torch.uint8), DEVICE)
         if cache is not None:
             cache.blocks.append(block)
         return SimpleNamespace(past_key_values=cache)
 
 
-def recorded(*forwards: tuple[Cache | None, float]) -> Recorder:
+def recorded(*forwards: tuple[Cache | None, float], after: float = 0.0) -> Recorder:
+    """What is recorded of the forwards, and of ``after`` seconds of other work behind the last."""
     recorder = Recorder(ledger := Ledger())
     speaker = Speaker(ledger)
     with recorder.following(SimpleNamespace(speaker=speaker)):  # type: ignore[arg-type]
         for cache, seconds in forwards:
             speaker(cache, seconds)
+        ledger._seconds += after
     recorder.end()
     return recorder
 
@@ -57,6 +62,38 @@ def test_prompts_that_are_scored_before_the_answer_are_in_it_once() -> None:
     found = recorded((None, 5.0), (None, 5.0), *answered(cache)).longer(3, 3 + LONGER)
     assert found.work.seconds == 5 + 5 + 12 + LONGER
     assert found.peak == (3 + LONGER) * BLOCK
+
+
+def test_what_comes_behind_the_last_forward_and_a_prefix_are_in_it_once() -> None:
+    prefix = Cache()
+    found = recorded((prefix, 5.0), *answered(Cache()), after=7.0).longer(3, 3 + LONGER)
+    assert found.work.seconds == 5 + 12 + 7 + LONGER
+
+
+def test_a_question_before_the_answer_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    question, answer = Cache(), Cache()
+    asked = iter([True] * 4 + [False] * 3)
+    monkeypatch.setattr(recording, "asking", lambda: next(asked))
+    found = recorded(*answered(question, tokens=4), *answered(answer)).longer(3, 3 + LONGER)
+    assert found.work.seconds == 13 + 12 + LONGER
+    assert found.peak == (4 + 3 + LONGER) * BLOCK
+
+
+def test_a_step_is_its_fullest_forward_from_where_it_begins_to_where_it_ends() -> None:
+    recorder = Recorder(ledger := Ledger())
+    speaker, cache = Speaker(ledger), Cache()
+    with recorder.following(SimpleNamespace(speaker=speaker)):  # type: ignore[arg-type]
+        speaker(None, 9.0)
+        recorder.begin()
+        for _ in range(3):
+            speaker(cache)
+        cache.blocks.clear()
+        speaker(None)
+    recorder.end()
+    assert recorder.cost().peak == 3 * BLOCK
+    assert recorder.cost().work.seconds == 4
+    speaker(cache)
+    assert len(recorder.forwards) == 4
 
 
 def test_every_branch_grows() -> None:
