@@ -24,7 +24,7 @@ class Cache:
 
 
 class Speaker(nn.Module):
-    """Takes as many seconds as it is told, and writes to the cache it is given. Inside it is a module of another class."""
+    """Takes as many seconds as it is told, and writes to the cache it is given; holds a module of another class."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()

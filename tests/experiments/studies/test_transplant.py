@@ -38,7 +38,7 @@ from experiments.studies.words_and_picture.transplant_shown import draw, tables
 from experiments.types import Sample
 from interp.batching import scores
 from interp.errors import UserError
-from interp.segments import segment
+from interp.segments import IMAGE, segment
 from interp.vlm import VLM, load
 from tests.experiments.compose import run_of
 from tests.experiments.studies.test_words_and_picture import whole_and_killed
@@ -202,9 +202,11 @@ def test_probes_read_what_is_there_and_not_what_is_not() -> None:
     thing = row_of(rows, "picture", "thing", "this", 0)
     assert thing["value"] > 0.99
     assert thing["classes"] == 24
-    assert thing["control"] < 0.15
+    assert 0 < thing["control"] < 0.15
     assert row_of(rows, "picture", "thing", "this", 2)["value"] < 0.15
     assert row_of(rows, "picture", "thing", "verdict", 0)["value"] < 0.15
+    (last,) = readings.thing(states[0][-1:], "this", "picture")
+    assert (last["layer"], last["value"]) == (2, row_of(rows, "picture", "thing", "this", 2)["value"])
     truth = row_of(rows, "picture", "truth", "verdict", 0)
     assert truth["low"] < truth["value"] < truth["high"]
     assert 0.4 < truth["value"] < 0.6
@@ -243,7 +245,8 @@ def test_a_thing_in_a_form_of_its_sentences_own_is_near_in_its_sentence_alone() 
 def test_the_lens_names_a_thing_whose_noun_is_in_the_state(vlm: VLM) -> None:
     rows = vlm.layout.module(vlm.model, "lm_head").weight
     tokens = [vlm.tokenizer(f" {one.tags['concept']}", add_special_tokens=False).input_ids[0] for one in EVERY]
-    written = rows[tokens].detach()[None].expand(2, -1, -1)  # along the noun's own row of the head
+    likely = 3 * rows[tokens[0]]  # one noun is likely anywhere
+    written = (rows[tokens] + likely).detach()[None].expand(2, -1, -1)  # along the noun's own row of the head
     nothing = torch.ones_like(written)
     found = Readings(EVERY, LAYERS, seed=0, draws=50).named(vlm, torch.stack([written, nothing]), "words")
     assert row_of(found, "words", "named", "this", 0)["value"] > 0.9
@@ -262,6 +265,29 @@ def test_ends_of_the_cut_edges_are_the_words_that_they_are_named_after(vlm: VLM)
         assert before == "" if one.prompt.image is not None else before.endswith(("is a balloon.", "bread."))
         assert words(question(row)).strip().startswith(("Do you think", "Given the image"))
         assert sorted([*this(row), *other_words(row), *said(row)]) == row.columns("user")
+
+
+@pytest.mark.parametrize(("source", "placed"), [("image", pointed_at), (said, pointed_at_in_words)])
+def test_every_edge_behind_the_source_is_on_one_way(source: Any, placed: Any, vlm: VLM) -> None:
+    """Either to "this" or to the other words, the template's among them, the last of which is the verdict's."""
+    (one,) = placed(pairs(1)[:1])
+    row = segment(vlm, [one.prompt], vlm.encode([one.prompt])).rows[0]
+    last, begins = len(row.labels) - 1, said(row) if source is said else row.columns(IMAGE)
+
+    def columns(end: Any) -> list[int]:
+        if not isinstance(end, str):
+            return list(end(row))
+        return [last] if end == "verdict" else row.columns(IMAGE if end == "image" else end)
+
+    ways = {
+        name: {(key, query) for source, to in edges for key in columns(source) for query in columns(to) if key < query}
+        for name, edges in routes(source).items()
+    }
+    assert ways["source → this"] == {(key, query) for key in begins for query in this(row)}
+    assert ways["source → verdict"] == {(key, last) for key in begins}
+    assert ways["this → verdict"] == {(key, last) for key in this(row)}
+    assert ways["source → all"] == {(key, query) for key in begins for query in range(begins[-1] + 1, last + 1)}
+    assert ways["source → other words"] == ways["source → all"] - ways["source → this"]
 
 
 def test_a_cut_way_carries_nothing(vlm: VLM) -> None:
