@@ -39,7 +39,7 @@ def draw(result: Result) -> Figure:
     else:
         heats, back = parts[1].subplots(1, 2), parts[2].subplots()
     _patches(heats, result)
-    _comes_back(back, result)
+    _comes_back(back, result, folded=few)
     return figure
 
 
@@ -138,8 +138,9 @@ def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], points: Sequence[int]) 
     )
 
 
-def _comes_back(axes: Axes, result: Result) -> None:
-    rows = result["undo"]
+def _comes_back(axes: Axes, result: Result, *, folded: bool) -> None:
+    """A dot an arm; texts in two lines where ``folded``."""
+    rows, line = result["undo"], "\n" if folded else ", "
     _title(axes, "5  What comes back", TEXT)
     for place, row in enumerate(rows):
         entry = row["auroc"]
@@ -153,11 +154,15 @@ def _comes_back(axes: Axes, result: Result) -> None:
                   color=colour)  # fmt: skip
         if place:
             end = entry["value"] if entry["high"] is None else entry["high"]
-            said = f"mends {row['fixed']}\nbreaks {row['broken']}"
+            said = f"mends {row['fixed']}{line}breaks {row['broken']}"
             axes.text(end + 0.02, place, said, fontsize=LABEL - 1, ha="left", va="center", color=GREY)
     axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
-    axes.set_yticks(range(len(rows)), [_folded(row["arm"]) for row in rows])
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(0.45, axes.get_xlim()[0]), 1.08), xticks=np.arange(5, 11) / 10)
+    axes.set_yticks(range(len(rows)), [_folded(row["arm"]) if folded else row["arm"] for row in rows])
+    axes.set(
+        ylim=(len(rows) - 0.4, -0.6 if folded else -0.9),
+        xlim=(min(0.45, axes.get_xlim()[0]), 1.08),
+        xticks=np.arange(5, 11) / 10,
+    )
     axes.set_xlabel(
         f"AUROC of the margin\n(0.5: chance)\n{rows[0]['wrong']} wrong, {rows[0]['right']} right as it is",
         fontsize=TEXT,
