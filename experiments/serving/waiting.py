@@ -66,7 +66,7 @@ class Waiting:
     """At most ``most`` requests with at most ``most_pixels`` pixels wait at a time.
 
     ``gather`` is how many seconds without a new request the thread waits for more before it answers, so that clients
-    that work in step are answered together.
+    that work in step are answered together. It waits no longer when there are as many as there lately were.
     """
 
     def __init__(self, vlm: "VLM", rule: BatchRule, *, most: int, most_pixels: int, gather: float) -> None:
@@ -77,6 +77,7 @@ class Waiting:
         self._asked: list[Asked] = []
         self._changed = threading.Condition()
         self._running: Sequence[Asked] = ()
+        self._lately: int | None = None  # requests in the last batch, and waiting at its end
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
@@ -136,9 +137,10 @@ class Waiting:
                 return batch
 
     def _gather_more(self) -> None:
-        """Waits while requests keep coming, as long as they fit into the first batch."""
+        """Waits while requests keep coming, as long as they fit into the first batch and more may come."""
         until = time.monotonic() + self._gather * MOST_GATHERING
-        while len(self._asked) < self._limit.rows and not self._closed and time.monotonic() < until:
+        enough = self._limit.rows if self._lately is None else min(self._limit.rows, self._lately)
+        while len(self._asked) < enough and not self._closed and time.monotonic() < until:
             before = len(self._asked)
             if not self._changed.wait_for(lambda before=before: len(self._asked) != before, self._gather):  # type: ignore[misc]
                 return
@@ -174,7 +176,9 @@ class Waiting:
         parts = self._limit.parts(
             batch, lambda part: answer(method, self._vlm, [one.row for one in part], decoding), name=_name
         )
-        return [one for part in parts for one in part]
+        found = [one for part in parts for one in part]
+        self._lately = len(batch) + len(self._asked)  # before anybody who is answered asks again
+        return found
 
     def _judged(self, error: Exception, asked: Asked) -> Exception:
         """The error that the client is told: whose fault it is."""

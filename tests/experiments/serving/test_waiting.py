@@ -200,6 +200,22 @@ def test_requests_that_come_in_step_are_gathered(vlm: VLM) -> None:
     queue.close()
 
 
+def test_nobody_waits_for_more_than_there_lately_were(vlm: VLM) -> None:
+    queue, method = waiting_for(vlm, gather=600.0), Watched()
+    method.gate.set()
+    rows = {key: asked(method, key) for key in "abcdef"}
+    for key in "cd":
+        rows[key][0].given_up = True
+    queue.put([rows[key][0] for key in "abcd"])  # a full batch, of which two are answered
+    rows["b"][1].wait()
+    for key in "ef":
+        queue.put([rows[key][0]])
+        time.sleep(0.02)
+    assert isinstance(rows["f"][1].wait(), Answer)
+    assert method.batches == [["a", "b"], ["e", "f"]]
+    queue.close()
+
+
 def test_closing_gives_up_what_runs_and_what_waits(vlm: VLM) -> None:
     queue, method = waiting_for(vlm), Watched()
     blocked(queue, method)
