@@ -41,6 +41,7 @@ ROW_KEYS = {
     "lazy_over_plain",
     "sequential_over_plain",
     "two_forward_over_paired",
+    "two_forward_over_plain",
     "answers_over_plain",
     "whole_over_plain",
     "plain_ms_per_token",
