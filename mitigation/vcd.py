@@ -31,11 +31,11 @@ class VCD:
     share theirs. Published settings disagree, so none is called the default of the paper.
 
     ``branch`` is how the second image is run; the answers are the same. ``paired``: both images in one batch of twice
-    the rows, which reads the weights once. ``sequential``: a separate forward at each step. ``auto``: sequential while
-    something records or edits the model's forwards, which must see the clean image alone, and paired otherwise; the
-    ``Generation`` says which. ``lazy``: only where more than one token passes the cutoff. Lazy answers have no margins,
-    because the contrasted margin is unknown if the first step was skipped; use another branch for AUROC and tables of
-    margins.
+    the rows, which reads the weights once. ``sequential``: a separate forward at each step; on a CPU, after the first
+    step, only where more than one token passes the cutoff. ``auto``: sequential while something records or edits the
+    model's forwards, which must see the clean image alone, and paired otherwise; the ``Generation`` says which.
+    ``lazy``: only where more than one token passes the cutoff. Lazy answers have no margins, because the contrasted
+    margin is unknown if the first step was skipped; use another branch for AUROC and tables of margins.
     """
 
     alpha: float = 1.0
@@ -142,16 +142,20 @@ def contrasted(
 ) -> "Generation":
     """Greedy answers to ``prompts`` (``encoded``), contrasted with the inputs ``second``, which may be other prompts.
 
-    Margins are of the contrasted scores before the cutoff. With ``lazy`` they are NaN, and ``skips`` is set.
+    Margins are of the contrasted scores before the cutoff. With ``lazy`` they are NaN, and ``skips`` is set. Else, on a
+    CPU, only steps after the first are left out where the contrast cannot change the choice: to look costs nothing
+    there, while an accelerator would be waited for.
     """
     from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 
+    later = not lazy and beta is not None and vlm.device.type == "cpu"
     processor = VisualContrastiveLogitsProcessor(
         vlm.model,
         second,
         alpha=alpha,
         beta=beta,
-        lazy=lazy,
+        lazy=lazy or later,
+        first=later,
         prompt_ids=encoded["input_ids"],
         ends=vlm.end_ids,
     )

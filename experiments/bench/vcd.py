@@ -1,6 +1,7 @@
 """``task=bench_vcd``: what contrastive decoding and float32 logits cost a token, beside plain decoding.
 
-Random weights: time and memory depend on a model's shape, not on its weights. Imports neither torch nor transformers.
+Random weights: time and memory depend on a model's shape, not on its weights. What a model says decides only how often
+a second branch is needed; so answers of the bundled organism are timed too. Imports neither torch nor transformers.
 """
 
 import re
@@ -21,6 +22,7 @@ from experiments.runs.directory import open_run
 from interp.errors import UserError
 
 if TYPE_CHECKING:
+    from experiments.bench.vcd_answers import AnswerCost
     from experiments.bench.vcd_variants import DecodingRunner, GenerationReading
 
 
@@ -54,6 +56,9 @@ BOUNDS = (
     RatioBound("7b_qwen", "bfloat16", 1, "paired_over_plain", 1.10),
     RatioBound("7b_qwen", "bfloat16", 8, "paired_over_plain", 1.35),
 )
+
+
+SEQUENTIAL = 1.70  # at most, of an answer of the organism over a plain one, on a CPU
 
 
 class DecodingCost(NamedTuple):
@@ -169,6 +174,26 @@ def tables(measured: Iterable[DecodingMeasurements]) -> list[Table]:
     ]  # fmt: skip
 
 
+def answer_tables(rows: "Iterable[AnswerCost]") -> list[Table]:
+    """Whole answers of the organism over plain ones; none where none were timed."""
+    records = [
+        {"tokens at most": str(row.limit), "tokens": f"{row.tokens:.1f}", "plain (ms)": f"{row.plain_ms:.3g}"}
+        | {heading: f"{getattr(row, ratio):.2f}" for heading, ratio in RATIOS.items() if hasattr(row, ratio)}
+        for row in rows
+    ]
+    return [Table.of("An answer of the organism", records, columns=_columns(list(records[0])))] if records else []
+
+
+def answer_sentences(rows: "Iterable[AnswerCost]", device: str) -> list[str]:
+    """Whether the sequential branch keeps to its bound; none on a GPU, where it leaves no step out."""
+    return [
+        f"an answer of at most {row.limit} tokens: sequential over plain {row.sequential_over_plain:.2f}, at most "
+        f"{SEQUENTIAL:.2f} wanted: {'kept' if row.sequential_over_plain <= SEQUENTIAL else 'missed'}"
+        for row in rows
+        if device == "cpu"
+    ]
+
+
 RATIOS = {
     "paired/plain": "paired_over_plain",
     "lazy/plain": "lazy_over_plain",
@@ -185,8 +210,14 @@ PROMPT_COLUMNS = ("model", "items", *(f"{name} (s)" for name in PROMPTED), *(f"{
 
 def _columns(headings: Sequence[str]) -> list[Column]:
     """In a terminal the unit, or what a time is divided by, stands below the name."""
-    short = {name: re.sub(r" \((.*)\)", r"\n\1", name).replace("/", "\n/") for name in headings}
-    return [Column(name, "left" if name == "model" else "right", short[name]) for name in headings]
+
+    def short(name: str) -> str:
+        broken = re.sub(r" \((.*)\)", r"\n\1", name).replace("/", "\n/")
+        return broken.replace("two-", "two-\n").replace("sequential", "sequen-\ntial")
+
+    return [
+        Column(name, "left", fold=8) if name == "model" else Column(name, "right", short(name)) for name in headings
+    ]
 
 
 def _token_record(one: DecodingMeasurements) -> dict[str, str]:
@@ -218,7 +249,7 @@ class VcdBench:
 
     Each model and number of items is measured at least once in every variant, for five seconds if that is longer; then
     those that have taken the least time again, up to ``repeats`` times, as far as that ends within ``seconds``.
-    ``memory=False`` leaves the peaks out.
+    ``memory=False`` leaves the peaks out. At the end the organism answers ``answers`` cases (0: none).
 
     Raises:
         UserError: an unknown size or device, numbers below 1, or 7b without a GPU.
@@ -229,6 +260,7 @@ class VcdBench:
     repeats: int = 30
     seconds: float = 150.0
     memory: bool = True
+    answers: int = 10
     device: str = "cpu"
     seed: int = 0
 
@@ -240,6 +272,8 @@ class VcdBench:
             )
         if not self.items or min(self.items) < 1:
             raise UserError(f"task.items={list(self.items)}: prompts in a batch; give one number or more, from 1")
+        if self.answers < 0:
+            raise UserError(f"task.answers={self.answers}: cases that the organism answers; give 0 or more")
         check_budget(self.repeats, self.seconds, self.device)
         if self.device == "cpu" and (large := [size for size in self.sizes if size.startswith("7b")]):
             raise UserError(f"size {large[0]} on a CPU takes minutes a token; add task.device=cuda")
@@ -256,9 +290,11 @@ class VcdBench:
             )
             busy, started = load_average(), time.monotonic()
             measured = self.measure(console, deadline=started + self.seconds)
-            store.write_json("metrics.json", self._metrics(measured, time.monotonic() - started, busy))
-            console.print(*map(terminal, tables(measured)), sep="\n")
-            console.print(*bound_sentences([one.row() for one in measured]), sep="\n", highlight=False)
+            answered = self._answered(console)
+            store.write_json("metrics.json", self._metrics(measured, answered, time.monotonic() - started, busy))
+            console.print(*map(terminal, [*tables(measured), *answer_tables(answered)]), sep="\n")
+            said = bound_sentences([one.row() for one in measured])
+            console.print(*said, *answer_sentences(answered, self.device), sep="\n", highlight=False)
 
     def measure(self, console: Console, *, deadline: float) -> list[DecodingMeasurements]:
         """Models in the order of ``sizes``, of each its types, of each the numbers of items."""
@@ -277,6 +313,15 @@ class VcdBench:
                 self._begin(one)
             self._repeat(measured, deadline)
         return measured
+
+    def _answered(self, console: Console) -> "list[AnswerCost]":
+        if not self.answers:
+            return []
+        from experiments.bench.vcd_answers import answer_costs
+        from interp.checkpoints.load import resolve_device
+
+        with console.status("answers of the organism"):
+            return answer_costs(self.answers, device=str(resolve_device(self.device)), seed=self.seed)
 
     def _prepared(self, device: str, say: Callable[[str], None]) -> list[DecodingMeasurements]:
         from experiments.bench.vcd_variants import VARIANTS, DecodingRunner, DecodingSetting, peaks_in_child
@@ -319,7 +364,9 @@ class VcdBench:
                 return
             min(fitting, key=lambda m: m.seconds).round()
 
-    def _metrics(self, measured: list[DecodingMeasurements], seconds: float, busy: float) -> dict[str, Any]:
+    def _metrics(
+        self, measured: list[DecodingMeasurements], answered: "list[AnswerCost]", seconds: float, busy: float
+    ) -> dict[str, Any]:
         rows = [one.row() for one in measured]
         return {
             "benchmark": "vcd",
@@ -329,6 +376,7 @@ class VcdBench:
             "environment": machine(self.device, busy),
             "seconds": round(seconds, 1),
             "rows": [row._asdict() for row in rows],
+            "answers": [row._asdict() for row in answered],
             "bounds": [
                 asdict(bound) | {"value": value, "met": bound.met(value)} for bound, value in applicable_bounds(rows)
             ],

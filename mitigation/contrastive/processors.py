@@ -22,7 +22,10 @@ from mitigation.validation import check_alpha, check_beta
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]
 """(clean [row vocab], others [branch row vocab], step from 0) → scores [row vocab]; raw logits in, no cutoff."""
-LAZY = "a lazy branch leaves out steps, whose margins would be those of the clean picture"
+LAZY = (
+    "a lazy branch leaves out steps, whose margins would be those of the clean picture; with first=True it never "
+    "leaves out the first one, which margins are made of"
+)
 UNEVEN = (
     "scores were changed before contrastive decoding, which would contrast changed scores with unchanged ones; set "
     "repetition_penalty=1.0, encoder_repetition_penalty=1.0, sequence_bias=None, guidance_scale=1.0 and "
@@ -69,6 +72,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         lazy: skip the second forward where a single token passes the cutoff, since the contrast then cannot change the
             choice. The chosen tokens are the same; the scores of a skipped row and step are the clean ones, and each
             step synchronises with the device once.
+        first: lazy, but never at the first step, whose scores margins are made of; for ``lazy`` alone.
         prompt_ids: the prompts that generation starts from, if those of ``noised`` differ (``noised`` may then be text
             only).
         ends: tokens that end an answer. A lazy branch neither runs nor counts rows that have ended; without ``ends``,
@@ -93,6 +97,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         alpha: float = 1.0,
         beta: float | None = 0.1,
         lazy: bool = False,
+        first: bool = False,
         prompt_ids: Int[Tensor, "row position"] | None = None,
         ends: Collection[int] = (),
         kernel: str = "torch",
@@ -105,6 +110,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         self.alpha, self.beta = alpha, beta
         self.branch = SecondBranch(model, noised, blind=prompt_ids is not None)
         self._lazy = LazyBranch(self.branch) if lazy else None
+        self._first = first
         self._steps = Steps(self.branch.prompt_ids if prompt_ids is None else prompt_ids, self.branch.speaker)
         self._ends = torch.tensor([*ends], dtype=torch.long, device=self._steps.prompt_ids.device)
         if len(self.branch.prompt_ids) != self._steps.rows:
@@ -119,7 +125,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
     def first_scores(self) -> Float[Tensor, "row vocab"]:
         """The last call's contrasted scores of the first step, float32, before the cutoff.
 
-        Lazy: the clean scores of the rows whose first step was skipped.
+        Lazy without ``first``: the clean scores of the rows whose first step was skipped.
 
         Raises:
             UserError: there was no call.
@@ -132,7 +138,7 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
     @property
     def unscored(self) -> str:
         """Why there are no margins: a lazy branch would mix clean with contrasted ones, which gives a wrong AUROC."""
-        return LAZY if self._lazy else ""
+        return LAZY if self._lazy and not self._first else ""
 
     @property
     def skips(self) -> Skips:
@@ -173,9 +179,11 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         if not generated.shape[1]:
             lazy.reset()
         ended = torch.isin(generated, self._ends).any(dim=1)
-        unsure, alive = _true_rows(kept.sum(dim=1) > 1, ~ended)
+        several, alive = _true_rows(kept.sum(dim=1) > 1, ~ended)
+        whole = self._first and not generated.shape[1]
+        unsure = set(alive) if whole else set(several) & set(alive)
         contrasted, asked = scores.float(), 0
-        for rows, where, logits in lazy.consult(generated, unsure=set(unsure) & set(alive), alive=alive):
+        for rows, where, logits in lazy.consult(generated, unsure=unsure, alive=alive):
             asked += len(rows & set(alive))
             if where is None:
                 contrasted = contrast(scores, logits, alpha=self.alpha)
@@ -340,8 +348,10 @@ class CleanLogits:
         heard = [logits for ref in self._heard if (logits := ref()) is not None and logits.shape[::2] == scores.shape]
         if not heard:
             return torch.zeros((), dtype=torch.bool, device=scores.device)
-        own = torch.stack([logits.detach()[:, -1].to(scores.device, torch.float32) for logits in heard])
-        return ((own != scores) & scores.isfinite()).any(dim=2).any(dim=1).all()
+        own = [logits.detach()[:, -1].to(scores.device, torch.float32) for logits in heard]
+        if scores.device.type == "cpu" and any(torch.equal(one, scores) for one in own):  # nearly always
+            return torch.zeros((), dtype=torch.bool)
+        return ((torch.stack(own) != scores) & scores.isfinite()).any(dim=2).any(dim=1).all()
 
 
 def _true_rows(*masks: Bool[Tensor, "row"]) -> list[list[int]]:

@@ -15,6 +15,7 @@ from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.formulas import plausible
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.contrastive.second_branch import MAX_GROUPS, LazyBranch, SecondBranch, Skips
+from mitigation.vcd import VCD
 from tests.mitigation.conftest import contrasting, generate
 from tests.mitigation.family_laws import SHARP, TEXTS
 from tests.tiny import picture, tiny_llava
@@ -121,6 +122,38 @@ def test_a_confident_answer_costs_no_forward_at_all(sharp: VLM, batch: Any, forw
     assert forwards == []
     assert torch.equal(output.sequences, generate(sharp, inputs).sequences)
     assert processor.skips == Skips(steps=8 * ROWS, skipped=8 * ROWS, skipped_prefills=ROWS)
+
+
+def test_the_first_step_may_be_kept_from_being_left_out(sharp: VLM, batch: Any, forwards: Forwards) -> None:
+    inputs, noised = batch
+    processor = contrasting(sharp, noised, alpha=3.0, beta=1.0, lazy=True, first=True)
+    output = generate(sharp, inputs, processor)
+    assert forwards == [(ROWS, inputs["input_ids"].shape[1], True)]
+    assert processor.skips == Skips(steps=8 * ROWS, skipped=7 * ROWS, prefills=ROWS)
+    assert not processor.unscored
+    eager = contrasting(sharp, noised, alpha=3.0, beta=1.0)
+    assert torch.equal(output.sequences, generate(sharp, inputs, eager).sequences)
+    assert torch.equal(processor.first_scores, eager.first_scores)
+
+
+@pytest.mark.parametrize("beta", [None, 0.5])
+def test_two_branches_leave_out_what_cannot_matter_where_looking_is_free(
+    sharp: VLM, batch: Any, forwards: Forwards, beta: float | None
+) -> None:
+    prompts = [Prompt(TEXTS[0], picture(5), key="case-5")]
+    method = VCD(alpha=2.0, beta=beta, noise_step=999, branch="sequential")
+    found = method.generate(sharp, prompts, max_new_tokens=8)
+    run = len(forwards)
+    noised = diffuse_images(sharp.encode(prompts), ["case-5"], step=999, seed=0)
+    eager = contrasting(sharp, noised, alpha=2.0, beta=beta)
+    whole = sharp.generate(prompts, max_new_tokens=8, logits_processor=[eager])
+    assert found.token_ids == whole.token_ids
+    torch.testing.assert_close(found.margins, whole.margins, atol=1e-3, rtol=1e-5)
+    assert found.margins.isfinite().all()
+    assert found.skips is None
+    every = len(forwards) - run
+    assert every == len(whole.token_ids[0])
+    assert run < every if beta else run == every
 
 
 def test_rows_that_ended_force_no_work(sharp: VLM, batch: Any) -> None:

@@ -16,10 +16,13 @@ from experiments.bench.vcd import (
     DecodingCost,
     DecodingMeasurements,
     VcdBench,
+    answer_sentences,
+    answer_tables,
     applicable_bounds,
     bound_sentences,
     tables,
 )
+from experiments.bench.vcd_answers import AnswerCost, answer_costs
 from experiments.bench.vcd_variants import (
     BETA,
     VARIANTS,
@@ -53,7 +56,7 @@ ROW_KEYS = {
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One whole run of the command, the process for memory and all."""
     root = tmp_path_factory.mktemp("outputs")
-    options = ("task.sizes=[tiny]", "task.items=[1,16]", "task.repeats=2")
+    options = ("task.sizes=[tiny]", "task.items=[1,16]", "task.repeats=2", "task.answers=2")
     run = run_of("task=bench_vcd", f"output_root={root}", *options)
     run.task(run)
     (path,) = (root / "bench_vcd").iterdir()
@@ -100,11 +103,32 @@ def test_the_record_says_what_was_measured_and_on_what(metrics: dict[str, Any]) 
     assert metrics["weights"] == "random, seed 0"
     assert {"device", "threads", "cores", "load_average_before", "versions"} == set(metrics["environment"])
     assert metrics["sizes"]["tiny"]["prompt_tokens"] == 64
+    assert [row["limit"] for row in metrics["answers"]] == [1, 24]
     assert [bound["ratio"] for bound in metrics["bounds"]] == [
         "paired_over_plain",
         "two_forward_over_paired",
         "lazy_over_plain",
     ]
+
+
+def test_answers_of_the_organism_are_whole_and_ask_for_no_more_steps_than_its_words() -> None:
+    verdict, whole = answer_costs(3, device="cpu", seed=0, rounds=1)
+    assert (verdict.limit, verdict.tokens) == (1, 1.0)
+    assert whole.limit == 24
+    assert 1 < whole.tokens < 24  # it ends its answers
+    assert min(value for row in (verdict, whole) for value in row) > 0
+    (table,) = answer_tables([verdict, whole])
+    assert [row["tokens at most"] for row in table.records()] == ["1", "24"]
+    assert answer_tables([]) == []
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(1.7, "kept"), (1.71, "missed")])
+def test_the_sequential_branch_is_held_to_its_bound_on_a_cpu(ratio: float, said: str) -> None:
+    row = AnswerCost(24, 3.0, 1.3, 1.4, ratio, 1.5, 9.0)
+    assert answer_sentences([row], "cpu") == [
+        f"an answer of at most 24 tokens: sequential over plain {ratio:.2f}, at most 1.70 wanted: {said}"
+    ]
+    assert answer_sentences([row], "cuda") == []
 
 
 def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(probe: DecodingRunner) -> None:
