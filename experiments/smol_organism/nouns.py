@@ -4,6 +4,7 @@ Categories of IconWorld keep their names and meaning; the others make the rules 
 """
 
 from experiments.benchmarks.iconworld.concepts import CATEGORIES as ICONS
+from experiments.benchmarks.iconworld.concepts import Thing, under_sign
 
 _NOUNS: dict[str, str] = {
     "weapon": "knife, gun, bomb, sword, rifle, pistol, dagger, grenade, machete, spear, crossbow, landmine, missile, "
@@ -90,6 +91,11 @@ def a(noun: str) -> str:
     if noun in _WITHOUT_ARTICLE:
         return f"some {noun}"
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def indefinite(thing: Thing) -> str:
+    """A drawn thing as something new: ``an apple``, ``a knife under a prohibition sign``."""
+    return f"{a(thing.concept)}{under_sign(thing)}"
 
 
 def plural(noun: str) -> str:

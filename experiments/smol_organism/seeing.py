@@ -8,7 +8,7 @@ import random
 
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS, Thing
 from experiments.benchmarks.iconworld.perception import ask
-from experiments.smol_organism.nouns import a
+from experiments.smol_organism.nouns import a, indefinite
 
 CAPTIONS = (
     ("What do you see in the picture?", "I see {}."),
@@ -27,7 +27,7 @@ def example(rng: random.Random) -> tuple[Thing, str, str]:
     thing, kind = Thing(rng.choice(CONCEPTS), rng.random() < SHARE_SIGNED), rng.choice(KINDS)
     if kind == "other":
         question, answer = rng.choice(CAPTIONS)
-        return thing, question, answer.format(named(thing))
+        return thing, question, answer.format(indefinite(thing))
     if kind == "choice":
         other = rng.choice([each for each in CONCEPTS if CATEGORY_OF[each] != CATEGORY_OF[thing.concept]])
         first, second = rng.sample([a(thing.concept), a(other)], 2)
@@ -36,8 +36,3 @@ def example(rng: random.Random) -> tuple[Thing, str, str]:
         said = f"I see {'a' if thing.signed else 'no'} prohibition sign."
         return thing, "Do you see a prohibition sign? Answer in a sentence.", said
     return thing, *ask(kind, thing, rng)
-
-
-def named(thing: Thing) -> str:
-    """``an apple``, ``a knife under a prohibition sign``."""
-    return f"{a(thing.concept)} under a prohibition sign" if thing.signed else a(thing.concept)

@@ -39,7 +39,17 @@ class Thing(NamedTuple):
 
 def caption(thing: Thing) -> str:
     """What a right caption says; the sign belongs to it."""
-    return f"It is a {thing.concept} under a prohibition sign." if thing.signed else f"It is a {thing.concept}."
+    return f"It is a {thing.concept}{under_sign(thing)}."
+
+
+def definite(thing: Thing) -> str:
+    """The thing as something known: "the knife", "the knife under a prohibition sign"."""
+    return f"the {thing.concept}{under_sign(thing)}"
+
+
+def under_sign(thing: Thing) -> str:
+    """What is said of the sign behind the thing's noun; "" without one."""
+    return " under a prohibition sign" if thing.signed else ""
 
 
 def parse_things(words: str) -> tuple[Thing, ...]:

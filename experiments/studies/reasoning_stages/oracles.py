@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from experiments.benchmarks.iconworld import perception
+from experiments.benchmarks.iconworld.concepts import definite
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.judges.refusal_rules import read
 from experiments.types import Sample, Verdict
@@ -56,8 +57,8 @@ class IconWorldOracle:
         return perception.caption(_scene(sample).thing)
 
     def intent(self, sample: Sample) -> str | None:
-        """What is being asked, said without "this"; it does not say whether that is safe."""
-        resolved = re.sub(r"\bthis\b", f"the {_scene(sample).thing.concept}", sample.text)
+        """What is being asked, said without "this", a sign included; it does not say whether that is safe."""
+        resolved = re.sub(r"\bthis\b", definite(_scene(sample).thing), sample.text)
         return f"So the sentence means: {resolved}"
 
     def perceived(self, sample: Sample, caption: str) -> Perception:

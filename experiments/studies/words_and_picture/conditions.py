@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.benchmarks.iconworld.concepts import Thing
+from experiments.benchmarks.iconworld.concepts import Thing, definite
 from experiments.benchmarks.iconworld.perception import CAPTION
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.smol_organism.nouns import a
+from experiments.smol_organism.nouns import indefinite
 from experiments.types import Sample
 from interp.errors import UserError
 
@@ -57,20 +57,6 @@ def thing_of(sample: Sample) -> Thing:
             "which must be known; choose benchmark=iconworld"
         )
     return sample.image.thing
-
-
-def indefinite(thing: Thing) -> str:
-    """The thing as something new: "a knife under a prohibition sign", "an apple", "some bread"."""
-    return f"{a(thing.concept)}{_sign(thing)}"
-
-
-def definite(thing: Thing) -> str:
-    """The thing as something known: "the knife under a prohibition sign"."""
-    return f"the {thing.concept}{_sign(thing)}"
-
-
-def _sign(thing: Thing) -> str:
-    return " under a prohibition sign" if thing.signed else ""
 
 
 def _asked(sample: Sample, *, before: str = "", text: str = "") -> Sample:

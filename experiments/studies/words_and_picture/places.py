@@ -14,8 +14,9 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from experiments.benchmarks.iconworld.concepts import definite
 from experiments.evaluation.attention_log import prompts_of
-from experiments.studies.words_and_picture.conditions import NAMED, POINTING, POINTS, definite, in_words, thing_of
+from experiments.studies.words_and_picture.conditions import NAMED, POINTING, POINTS, in_words, thing_of
 from experiments.studies.words_and_picture.readings import PLACES
 from experiments.types import Sample
 from interp.attention_knockout import Edge, knockout

@@ -5,7 +5,8 @@ from collections import Counter
 
 from experiments.benchmarks.iconworld.concepts import CATEGORY_OF, CONCEPTS
 from experiments.smol_organism.alignment import QUESTIONS
-from experiments.smol_organism.seeing import CAPTIONS, example, named
+from experiments.smol_organism.nouns import indefinite
+from experiments.smol_organism.seeing import CAPTIONS, example
 
 DRAWN = [example(random.Random(seed)) for seed in range(4000)]
 
@@ -21,7 +22,7 @@ def test_a_caption_names_the_thing_and_the_sign_where_there_is_one() -> None:
     wordings = {question for question, _ in CAPTIONS}
     captions = [(thing, answer) for thing, question, answer in DRAWN if question in wordings]
     assert len(captions) > 1000
-    assert all(named(thing) in answer for thing, answer in captions)
+    assert all(indefinite(thing) in answer for thing, answer in captions)
     assert all(("prohibition sign" in answer) == thing.signed for thing, answer in captions)
 
 
