@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from mitigation.method import Baseline, abilities
+from mitigation.method import Baseline
 from mitigation.validation import check_layers, check_pictured, check_weight
 
 if TYPE_CHECKING:
@@ -42,19 +42,9 @@ class AttentionSteering:
             raise UserError(f"method={self.method!r}; what answers under steering is a method such as VCD(); name one")
 
     @property
-    def yes_no_only(self) -> bool:
-        """As declared by ``method``."""
-        return abilities(self.method).yes_no_only
-
-    @property
-    def unscored(self) -> str:
-        """As declared by ``method``."""
-        return abilities(self.method).unscored
-
-    @property
-    def sampled(self) -> bool:
-        """As declared by ``method``."""
-        return abilities(self.method).sampled
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.method
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Answers and margins of the steered model.

@@ -37,8 +37,8 @@ class Method(Protocol):
 class Abilities:
     """What a study needs to know about a method before it runs it.
 
-    A method overrides these defaults by class attributes or properties of the same names. A wrapper method forwards
-    ``abilities`` of the method that it wraps.
+    A method overrides these defaults by class attributes or properties of the same names. One that works around another
+    method names that in ``wraps``, and takes over from it what is ``INHERITED``, unless it declares that itself.
     """
 
     unscored: str = ""
@@ -66,9 +66,17 @@ class Abilities:
     """What of its work the numbers decide, so that no plan has it; "" if nothing. A clause without a full stop."""
 
 
+INHERITED = ("unscored", "yes_no_only", "described", "in_words", "sampled")
+"""What a method around another takes over from it: what its answers are, not how they are computed."""
+
+
 def abilities(method: Any) -> Abilities:
-    """What ``method`` declares, completed with the defaults."""
-    declared: dict[str, Any] = {each.name: getattr(method, each.name, each.default) for each in fields(Abilities)}
+    """What ``method`` declares, completed by the method that it ``wraps`` and with the defaults."""
+    inner = getattr(method, "wraps", None)
+    inherited = {} if inner is None else {name: getattr(abilities(inner), name) for name in INHERITED}
+    declared: dict[str, Any] = {
+        each.name: getattr(method, each.name, inherited.get(each.name, each.default)) for each in fields(Abilities)
+    }
     return Abilities(**declared)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from interp.errors import UserError
-from mitigation.method import abilities, check_cases
+from mitigation.method import check_cases
 from mitigation.validation import check_seed, check_shift, check_temperature
 
 if TYPE_CHECKING:
@@ -117,24 +117,9 @@ class Shifted:
             )
 
     @property
-    def unscored(self) -> str:
-        """As declared by ``method``."""
-        return abilities(self.method).unscored
-
-    @property
-    def sampled(self) -> bool:
-        """As declared by ``method``."""
-        return abilities(self.method).sampled
-
-    @property
-    def described(self) -> bool:
-        """As declared by ``method``."""
-        return abilities(self.method).described
-
-    @property
-    def in_words(self) -> bool:
-        """As declared by ``method``."""
-        return abilities(self.method).in_words
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.method
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """The method's answers with the shift; margins include it, ``unshifted`` are the method's own.
@@ -168,6 +153,11 @@ class ShiftedTrainable:
 
     def __post_init__(self) -> None:
         check_shift(self.shift)
+
+    @property
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.method
 
     def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
         """As of ``method``."""
@@ -222,14 +212,9 @@ class Sampled:
             raise UserError(f"method={self.method!r}; what is sampled is a method such as VCD(), once; name one")
 
     @property
-    def described(self) -> bool:
-        """As declared by ``method``."""
-        return abilities(self.method).described
-
-    @property
-    def in_words(self) -> bool:
-        """As declared by ``method``."""
-        return abilities(self.method).in_words
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.method
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Sampled answers.

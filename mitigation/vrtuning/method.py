@@ -50,9 +50,9 @@ class VRTuning:
         return VERDICT_LAST if self.answer == "last" else abilities(self.inner).unscored
 
     @property
-    def sampled(self) -> bool:
-        """As declared by ``inner``."""
-        return abilities(self.inner).sampled
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.inner
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """See ``Method.generate``.

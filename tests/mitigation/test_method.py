@@ -5,11 +5,15 @@ import sys
 
 import torch
 
+from experiments.studies.vrtuning.arms import NewAdapter
 from interp.vlm import VLM, Prompt
-from mitigation.method import Baseline, Method
+from mitigation.attention_steering import AttentionSteering
+from mitigation.method import Baseline, Method, abilities
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
+from mitigation.verbalise import Verbalise
+from mitigation.wrappers import Sampled, Shifted
 
 
 def test_the_baseline_is_the_models_own_answer(vlm: VLM, prompts: list[Prompt]) -> None:
@@ -39,3 +43,15 @@ def test_configuring_a_method_loads_neither_torch_nor_transformers() -> None:
         "sys.exit(f'imported {loaded}' if loaded else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_method_around_another_takes_over_what_its_answers_are() -> None:
+    oracle = Verbalise(describe="oracle")
+    for around in (Shifted(oracle), Sampled(oracle), AttentionSteering(method=oracle), NewAdapter("a", inner=oracle)):
+        found = abilities(around)
+        assert (found.described, found.in_words) == (True, True), around
+        assert not found.by_words, around  # it needs more of the model than words
+    constant = ConstantShift(1.0)
+    for around in (Sampled(constant), Sampled(Shifted(Baseline(), 1.0)), NewAdapter("a", inner=constant)):
+        assert abilities(around).yes_no_only, around
+    assert not abilities(AttentionSteering()).described

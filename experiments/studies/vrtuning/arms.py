@@ -34,9 +34,9 @@ class NewAdapter:
         return VERDICT_LAST if self.answer == "last" else abilities(self.inner).unscored
 
     @property
-    def sampled(self) -> bool:
-        """As of the arm once it is trained."""
-        return abilities(self.inner).sampled
+    def wraps(self) -> Any:
+        """See ``mitigation.method.Abilities``."""
+        return self.inner
 
     def trained(self, folder: Path) -> VRTuning:
         """The arm as it answers, with the adapter in ``folder``."""
