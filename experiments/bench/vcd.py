@@ -7,7 +7,7 @@ a second branch is needed; so answers of the bundled organism are timed too. Imp
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from experiments.bench.harness import MEBIBYTE, Turns, check_budget, load_average, machine
 from experiments.bench.models import DECODING_SIZES
 from experiments.config import Run
-from experiments.report.table import Column, Table, terminal
+from experiments.report.table import Column, Narrow, Table, terminal
 from experiments.runs.directory import open_run
 from interp.errors import UserError
 
@@ -167,11 +167,12 @@ def bound_sentences(rows: Iterable[DecodingCost]) -> list[str]:
 def tables(measured: Iterable[DecodingMeasurements]) -> list[Table]:
     """Medians and ratios of a decoded token; seconds to the first one, and peaks above the model in MiB."""
     listed = list(measured)
+    token, prompt = _columns(12, TOKEN_COLUMNS), _columns(8, PROMPT_COLUMNS)
+    about = "Prompt: seconds to the first token, and memory"
     return [
-        Table.of("A decoded token", map(_token_record, listed), columns=_columns(TOKEN_COLUMNS)),
-        Table.of("Prompt: seconds to the first token, and memory", map(_prompt_record, listed),
-                 columns=_columns(PROMPT_COLUMNS)),
-    ]  # fmt: skip
+        Table.of("A decoded token", map(_token_record, listed), columns=token, legend=TERMS),
+        Table.of(about, map(_prompt_record, listed), columns=prompt),
+    ]
 
 
 def answer_tables(rows: "Iterable[AnswerCost]") -> list[Table]:
@@ -181,14 +182,15 @@ def answer_tables(rows: "Iterable[AnswerCost]") -> list[Table]:
         | {heading: f"{getattr(row, ratio):.2f}" for heading, ratio in RATIOS.items() if hasattr(row, ratio)}
         for row in rows
     ]
-    return [Table.of("An answer of the organism", records, columns=_columns(list(records[0])))] if records else []
+    return [Table.of("An answer of the organism", records, columns=_columns(0, list(records[0])))] if records else []
 
 
 def answer_sentences(rows: "Iterable[AnswerCost]", device: str) -> list[str]:
     """Whether the sequential branch keeps to its bound; none on a GPU, where it leaves no step out."""
     return [
-        f"an answer of at most {row.limit} tokens: sequential over plain {row.sequential_over_plain:.2f}, at most "
-        f"{SEQUENTIAL:.2f} wanted: {'kept' if row.sequential_over_plain <= SEQUENTIAL else 'missed'}"
+        f"an answer of at most {row.limit} token{'s' * (row.limit > 1)}: sequential over plain "
+        f"{row.sequential_over_plain:.2f}, at most {SEQUENTIAL:.2f} wanted: "
+        f"{'kept' if row.sequential_over_plain <= SEQUENTIAL else 'missed'}"
         for row in rows
         if device == "cpu"
     ]
@@ -204,19 +206,28 @@ RATIOS = {
     "whole/plain": "whole_over_plain",
 }
 TOKEN_COLUMNS = ("model", "items", "rounds", "plain (ms)", *RATIOS)
-PROMPTED, PEAKED = ("plain", "paired", "sequential", "two_forward", "lazy"), ("plain", "paired", "sequential")
+OF_OTHERS = "two-forward/paired"  # left out of a terminal, which has 80 columns and the two that give it
+TERMS = (
+    "plain: without contrast. two-forward: the published loop. sequential, paired, lazy: our branches, one after the "
+    "other, both in one batch, the second only where it can change the choice. answers, whole: plain, with the logits "
+    "of Yes and No, or of all words, from a float32 head. /plain: times what plain takes."
+)
+PROMPTED, PEAKED = ("plain", "paired", "sequential", "two-forward", "lazy"), ("plain", "paired", "sequential")
 PROMPT_COLUMNS = ("model", "items", *(f"{name} (s)" for name in PROMPTED), *(f"{name} (MiB)" for name in PEAKED))
 
 
-def _columns(headings: Sequence[str]) -> list[Column]:
-    """In a terminal the unit, or what a time is divided by, stands below the name."""
+def _columns(fold: int, headings: Sequence[str]) -> list[Column]:
+    """In a terminal the unit, or what a time is divided by, stands below the name; a model's name is folded."""
 
     def short(name: str) -> str:
-        broken = re.sub(r" \((.*)\)", r"\n\1", name).replace("/", "\n/")
-        return broken.replace("two-", "two-\n").replace("sequential", "sequen-\ntial")
+        return re.sub(r" \((.*)\)", r"\n\1", name).replace("/", "\n/").replace("two-", "two-\n")
 
+    columns = [Column(name, short=short(name)) for name in headings]
     return [
-        Column(name, "left", fold=8) if name == "model" else Column(name, "right", short(name)) for name in headings
+        Column("model", "left", fold=fold)
+        if one.heading == "model"
+        else replace(one, narrow=Narrow.NOTHING if one.heading == OF_OTHERS else one.narrow)
+        for one in columns
     ]
 
 
@@ -234,7 +245,7 @@ def _prompt_record(one: DecodingMeasurements) -> dict[str, str]:
     peaks = {name: one.peaks.get(name) for name in PEAKED}
     return (
         {"model": f"{one.size} {one.dtype}", "items": str(one.items)}
-        | {f"{name} (s)": f"{one.prefill(name):.3g}" for name in PROMPTED}
+        | {f"{name} (s)": f"{one.prefill(name.replace('-', '_')):.3g}" for name in PROMPTED}
         | {f"{name} (MiB)": "–" if peak is None else f"{peak / MEBIBYTE:.0f}" for name, peak in peaks.items()}
     )
 

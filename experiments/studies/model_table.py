@@ -34,6 +34,7 @@ CAPABILITIES = {  # capability in the contract's words → column
     "captum": "captum",
     "two_devices": "two devices",
 }
+SERVED = "over an API"  # in place of a family
 WORKS, NOT_HERE, NOT_RUN = "yes", "n/a", "not run"
 CALLED = "The tests ask a stand-in server; no provider was called from where this project was built."
 REMOTE = "Reached over an API: the server answers, and nobody here sees inside the model or changes it."
@@ -179,7 +180,7 @@ def provenance(contract: dict[str, Any]) -> str:
 
 
 def tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
-    """What each model is and needs, and what works on it."""
+    """What each model is and needs, and what works on each family: 80 columns each, with headings in one piece."""
     about = [
         Column("model", "left", fold=22),
         Column("family", "left", fold=12),
@@ -187,24 +188,25 @@ def tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
         Column("GiB"),
         Column("licence", "left", fold=16),
     ]
-    works = [Column("model", "left", fold=16)]
+    works = [Column("family", "left", fold=12)]
     works += [
-        Column(name, "left", short=name.replace(" ", "\n"), fold=max(8, *map(len, name.split())))
+        Column(name, "left", short=name.replace(" ", "\n"), fold=max(map(len, name.split())))
         for name in CAPABILITIES.values()
     ]
+    families = {one.family or SERVED: one for one in sorted(models, key=lambda one: (not one.family, one.family))}
     return (
         Table("Models", about, [_about(model) for model in models]),
-        Table("What works", works, [_works(model) for model in models]),
+        Table("What works on which family", works, [_works(family, one) for family, one in families.items()]),
     )
 
 
 def _about(model: ModelRow) -> Row:
     memory = "-" if model.memory_gib is None else f"{model.memory_gib:g}"
-    return Row([Cell(text) for text in (str(model.name), model.family or "-", model.path, memory, model.licence)])
+    return Row([Cell(text) for text in (str(model.name), model.family or SERVED, model.path, memory, model.licence)])
 
 
-def _works(model: ModelRow) -> Row:
-    return Row([Cell(model.name.said), *(Cell(str(model.works[capability])) for capability in CAPABILITIES)])
+def _works(family: str, model: ModelRow) -> Row:
+    return Row([Cell(family), *(Cell(str(model.works[capability])) for capability in CAPABILITIES)])
 
 
 def as_markdown(models: Sequence[ModelRow], notes: NumberedNotes, closing: str) -> str:

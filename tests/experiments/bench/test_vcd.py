@@ -1,5 +1,6 @@
 """The decoding benchmark on its smallest size: what is measured, not how fast it was on this machine."""
 
+import io
 import json
 import math
 import time
@@ -31,6 +32,7 @@ from experiments.bench.vcd_variants import (
     GenerationReading,
     certain_head,
 )
+from experiments.report.table import terminal
 from interp.errors import UserError
 from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of
@@ -224,6 +226,22 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
     one.peaks = dict.fromkeys(VARIANTS, 2**20)
     assert [len(shown.rows) for shown in tables([one])] == [1, 1]
     assert not applicable_bounds([row._replace(items=2)])
+
+
+def test_its_tables_fit_eighty_columns_and_cut_no_heading() -> None:
+    rows = [fake(size, 32, dict.fromkeys(VARIANTS, 0.0123)) for size in ("tiny", "cpu", "7b_qwen")]
+    for one in rows:
+        one.round()
+        one.peaks = dict.fromkeys(VARIANTS, 2**33)
+    answered = answer_tables([AnswerCost(24, 10.0, 1.3, 1.4, 1.75, 1.5, 900.0)])
+    console = Console(width=80, file=io.StringIO(), legacy_windows=False)
+    console.print(*map(terminal, [*tables(rows), *answered]), sep="\n")
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("sequential") == 5  # two tables, one of them twice, the third, and the legend
+    assert {"two-", "forward", "/plain", "answers", "whole", "rounds", "MiB"} <= set(shown.split())
+    assert "two-forward/paired" in tables(rows)[0].records()[0]  # where there is room
 
 
 def test_every_bound_is_of_a_size_type_and_ratio_that_is_measured() -> None:

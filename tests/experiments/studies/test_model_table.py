@@ -69,10 +69,25 @@ def test_cells_come_from_the_contract_and_gaps_have_reasons(
     shown = capsys.readouterr().out
     assert f"[{number}] {CROSS}" in shown
     assert "No model from the hub was run on its real weights" in shown
-    assert re.search(rf"llama_3_2_11b_ +yes +not run +n/a \[{number}\]", shown)
+    assert re.search(rf"mllama +yes +not run +n/a .*\n +\[{number}\]", shown)
     text = (tmp_path / "models.md").read_text()
     assert f"\n{number}. {CROSS}\n" in text
     assert "| llava_1_5_7b [" in text
+
+
+@pytest.mark.usefixtures("written")
+def test_it_fits_eighty_columns_and_cuts_no_heading(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run_of("task=model_table").task(run_of("task=model_table"))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    about, works = shown.split("What works on which family")
+    works = works.partition("\n[1] ")[0]
+    headings = {word for part in (about, works) for word in part.partition("──")[0].split()}
+    assert headings > {"hub", "licence", "generate", "attention", "sequential", "paired", "captum", "devices"}
+    assert [line.split()[0] for line in works.splitlines() if " yes " in line or "not run" in line][-1] == "over"
 
 
 def test_equal_reasons_have_one_number() -> None:
