@@ -54,6 +54,7 @@ class Outcome:
     trains: bool = False
     error: str = ""
     left_out: str = ""
+    cases: int | None = None  # that the study does it with at most; None: all
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,18 @@ class Stage:
             return Outcome(step.name, 0, asked, trains=step.trains, error=said)
 
     def _told(self, step: "Step", fits: int, asked: int, rows: int, cost: Cost) -> Outcome:
-        seconds = cost.work.seconds * step.times / (2 if step.trains else rows)
-        return Outcome(step.name, fits, asked, cost.peak, seconds, step.trains, left_out=step.left_out)
+        times = step.times(self.vlm) if callable(step.times) else step.times
+        seconds = cost.work.seconds * times / (2 if step.trains else rows)
+        return Outcome(
+            step.name, fits, asked, cost.peak, seconds, step.trains, left_out=step.left_out, cases=step.cases
+        )
+
+    def holds_weights(self, step: "Step", capacity: int | None) -> bool:
+        """Whether the weights alone fit, which a step that trains on them in 4 bits packs first."""
+        vlm = self.vlm
+        if step.trains and self.four_bit:
+            _packed(vlm)
+        return capacity is None or self.ledger.now <= capacity
 
     def cost(self, step: "Step", rows: int, capacity: int | None) -> Cost | None:
         """A batch of ``rows``; None where the device of ``capacity`` bytes runs out of memory."""
@@ -217,7 +228,7 @@ class Stage:
         from experiments.planning.steps import Scene
         from interp.batching import BatchRule, out_of_memory, road
 
-        if capacity is not None and self.vlm is not None and self.ledger.now > capacity:
+        if not self.holds_weights(step, capacity):
             return None
         short = min(self.run.max_new_tokens, PLANNED_TOKENS + step.settling)
         long = self.run.max_new_tokens if self.run.protocol == "generate" else 1
@@ -225,8 +236,6 @@ class Stage:
         recorder = Recorder(self.ledger)
         scene = Scene(self.run, self.vlm, self.asked, self.folder, short, self.room.on_gpu, recorder.begin)
         self.ledger.capacity = capacity
-        if step.trains and self.four_bit:
-            _packed(self.vlm)
         try:
             with recorder.following(self.vlm), road(BatchRule(rows, None), on_lowered=_refuse):
                 step.do(scene, rows)

@@ -36,6 +36,7 @@ BASELINE = "baseline"
 VALUES = ("alpha", "beta", "noise_step", "seed", "shift", "strength", "weight", "temperature", "top_p")
 LEARNING = 64  # cases that a method learns from in a plan, at least: it needs some of either kind
 QUESTIONS = 8
+CHOICE = "the choice of settings on the development split, whose time the command itself says when it begins"
 TRAINED_TOKENS = 64  # of an answer that an adapter is trained on
 
 
@@ -62,16 +63,18 @@ class Step:
 
     ``do`` is called with the scene and the rows of the batch. ``rows`` are the most that a batch has (None: as many as
     ``batch_size`` and ``batch_tokens`` allow). ``times`` is how often the study does it with every case it does it
-    with. ``generates`` says that it makes an answer, whose later tokens are added up from its first ones. ``trains``
-    says that it counts in optimiser steps, not in cases. ``alters`` says that it leaves something in the model.
-    ``left_out`` is what depends on the numbers and is not in the plan, as a clause without its full stop. ``settling``
-    is how many tokens more than others' its answers need until each takes as much as the one before.
+    with, which may depend on the model's layers; ``cases`` are the most it does it with (None: all). ``generates`` says
+    that it makes an answer, whose later tokens are added up from its first ones. ``trains`` says that it counts in
+    optimiser steps, not in cases. ``alters`` says that it leaves something in the model. ``left_out`` is what depends
+    on the numbers and is not in the plan, as a clause without its full stop. ``settling`` is how many tokens more than
+    others' its answers need until each takes as much as the one before.
     """
 
     name: str
     do: "Callable[[Scene, int], object]"
     rows: int | None = None
-    times: float = 1.0
+    times: "float | Callable[[VLM], float]" = 1.0
+    cases: int | None = None
     generates: bool = False
     trains: bool = False
     alters: bool = False
@@ -91,7 +94,8 @@ def steps_of(run: Run) -> list[Step]:
         return [*_answers(run, {BASELINE: run.arms[BASELINE]}), *_mechanism(task, run)]
     if isinstance(task, Mitigations):
         found = {name: candidate.method for name, candidate in task.candidates.items()}
-        return _answers(run, {**run.arms, **found})
+        first, *others = _answers(run, {**run.arms, **found})
+        return [replace(first, left_out=CHOICE), *others]
     if isinstance(task, VRTuningStudy):
         watched = [_recording("attention of answers, with and without adapter")] if task.attention else []
         return [*_training(task), *_answers(run, run.arms, task.settings), *watched]
@@ -247,11 +251,13 @@ def _attribute(scene: Scene, rows: int) -> object:
 
 
 def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
-    """The causal tools, each with as few windows, places and points as show its peak."""
+    """The causal tools, each with as few windows and points as show its peak."""
     from experiments.studies.mechanism import examination as tools
+    from interp.attention_knockout import windows
+    from interp.hooks.residual import last_layer
+    from interp.lower_layers import share_run
 
     def residuals(scene: Scene, rows: int) -> object:
-        from interp.hooks.residual import last_layer
         from interp.hooks.residual import residuals as read
 
         layers = tools.spaced_layers(last_layer(scene.vlm), task.points)
@@ -277,11 +283,24 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
         unit = torch.nn.functional.one_hot(torch.tensor(0), scene.vlm.model.config.get_text_config().hidden_size)
         return tools.ablated_margins(scene.vlm, scene.prompts(rows), unit.float(), 0.0, layer=1, batch_size=rows)
 
+    def cut_times(vlm: "VLM") -> float:
+        """A batch as it is and with each edge cut in each window, over what ``cut`` does: two windows of all layers."""
+        begins = [some[0] - 1 for some in windows(vlm, task.width, task.stride)]
+        share = share_run([-1, *begins], last_layer(vlm))
+        return (1 + len(tools.EDGES) * (1 + len(begins)) * share) / (1 + 2 * len(tools.EDGES))
+
+    def patched_times(vlm: "VLM") -> float:
+        """Both pairs at every place and point, over what ``patched`` does: one pair, from the first layer on."""
+        points = tools.spaced_layers(last_layer(vlm), task.points)
+        share = share_run([point - 1 for point in points], last_layer(vlm))
+        cells = sum(map(len, tools.PATCHED.values())) * len(points)
+        return (2 * len(tools.PATCHED) + cells * share) / (2 + len(tools.PATCHED[tools.PICTURE]))
+
+    members = None if task.failures is None else 4 * task.failures  # with matched successes, and the twins of both
     yield Step("recording: hidden states of all cases", residuals)
-    yield Step("knockout: edges cut, all layers and by window", cut)
-    yield Step("patching: the twin's states", patched)
-    if task.prior != "none":
-        yield Step("prior: the sentence without its picture", prior)
+    yield Step("knockout: edges cut, all layers and by window", cut, times=cut_times, cases=members)
+    yield Step("patching: the twin's states", patched, times=patched_times, cases=task.failures)
+    yield Step("prior: the sentence without its picture", prior)
     yield Step("directions: states edited", ablated, times=3)
 
 

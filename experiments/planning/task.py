@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from experiments.bench.harness import Child, result_of
 from experiments.config import Run
@@ -150,15 +151,18 @@ def assumptions(found: "Measured", run: Run, prompts: str, rates: str) -> list[s
 
 def table(found: "Measured", run: Run, cases: int) -> Table:
     """A row for each step."""
-    drawn = Table(title=f"{run.model.name} on {found.room}", title_justify="left", caption_justify="left")
+    drawn = Table(
+        title=Text(f"{run.model.name} on {found.room}", style="italic"), title_justify="left", caption_justify="left"
+    )
     for name, side in (("step", "left"), ("batch", "right"), ("peak", "right"), ("fits", "left"), ("time", "right")):
         drawn.add_column(name, justify=side)  # type: ignore[arg-type]
     for one in found.outcomes:
         if one.error:
-            drawn.add_row(one.step, "–", "–", one.error, "–")
+            drawn.add_row(one.step, "–", "–", Text(one.error), "–")
             continue
         batch = f"{one.rows or 1}" + (f" of {one.asked}" if one.rows != one.asked else "")
-        taken = f"{duration(one.seconds)} a step" if one.trains else duration(one.seconds * cases)
+        done_with = min(cases, one.cases or cases)
+        taken = f"{duration(one.seconds)} a step" if one.trains else duration(one.seconds * done_with)
         drawn.add_row(one.step, batch, gib(one.peak), "yes" if one.rows else "no", taken)
     return drawn
 

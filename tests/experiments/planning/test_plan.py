@@ -6,19 +6,23 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from experiments.command_line import with_plan_apart
 from experiments.planning import measure
 from experiments.planning.advice import advice
-from experiments.planning.measure import Measured, Outcome, room_of
-from experiments.planning.models import blueprint, build, known
-from experiments.planning.steps import signature, steps_of
+from experiments.planning.measure import Measured, Outcome, Stage, room_of
+from experiments.planning.models import Asked, blueprint, build, known
+from experiments.planning.steps import Scene, Step, signature, steps_of
 from experiments.planning.task import Plan
+from experiments.planning.task import table as drawn
 from experiments.studies.mechanism.study import Mechanism
 from interp.checkpoints import load as loading
 from interp.checkpoints import memory
@@ -92,6 +96,65 @@ def test_what_depends_on_the_numbers_is_taken_at_its_most_or_said_to_be_left_out
     assert advice(found, run_of())[-1] == f"answers: o, not in the plan: {ROLLBACKS}."
     never = steps_of(run_of("method=opera", "method.threshold=null"))
     assert not [step for step in never if step.left_out]
+
+
+def test_weights_that_are_trained_in_four_bits_are_packed_before_they_are_weighed() -> None:
+    account = SimpleNamespace(now=0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(4))
+    for layer in layers:
+        layer.weight.memory = SimpleNamespace(size=2 * 64 * 64, account=account)  # type: ignore[attr-defined]
+        account.now += 2 * 64 * 64
+    vlm = SimpleNamespace(model=None, layout=SimpleNamespace(module=lambda model, name: layers))
+    stage = Stage(None, None, None, None, torch.bfloat16, account, Path(), four_bit=True, _vlm=vlm)  # type: ignore[arg-type]
+    answering, training = Step("answers", print), Step("training", print, trains=True)
+    between = int(0.6 * account.now)
+    assert not stage.holds_weights(answering, between)
+    assert stage.holds_weights(training, between)
+    assert not stage.holds_weights(training, int(0.2 * 8 * 64 * 64))
+
+
+def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
+    from experiments.studies.mechanism import examination as tools
+    from interp.hooks.residual import last_layer
+    from interp.vlm import load
+
+    run = run_of("+exp=mechanism", "task.points=3", "task.failures=5")
+    steps = {step.name.partition(":")[0]: step for step in steps_of(run)}
+    vlm = load("organism:llava", device="cpu")
+    scene = Scene(run, vlm, Asked(8, 48, 48), Path(), 1, False)
+    ran: list[int] = []
+    for layer in vlm.layout.module(vlm.model, "layers"):
+        layer.self_attn.register_forward_hook(lambda *_: ran.append(1))
+
+    def layers_run(do: Any) -> int:
+        ran.clear()
+        do()
+        return len(ran)
+
+    points = tools.spaced_layers(last_layer(vlm), 3)
+    clean, twin = ([prompt] for prompt in (scene.prompts(1)[0], scene.prompts(1, seed=1)[0]))
+    patched = sum(
+        layers_run(lambda places=places: tools.patch_effects(vlm, clean, [twin], positions=places, layers=points))
+        for places in tools.PATCHED.values()
+    )
+    cut = layers_run(lambda: tools.cut_margins(vlm, clean, width=1))
+    for name, whole, cases in (("knockout", cut, 20), ("patching", patched, 5)):
+        step = steps[name]
+        assert step.times(vlm) == pytest.approx(whole / layers_run(lambda step=step: step.do(scene, 1)))  # type: ignore[operator]
+        assert step.cases == cases
+    assert "prior" in {step.name.partition(":")[0] for step in steps_of(run_of("+exp=mechanism", "task.prior=none"))}
+
+
+def test_a_failed_step_is_shown_as_it_is_said() -> None:
+    said = "on shapes it fails (ValueError: sizes [/tmp/x] and [row])"
+    found = Measured("a [gpu]", GIB, GIB, 1, "bfloat16", "", True, 7, 5, "", [
+        Outcome("answers: a", 0, 1, error=said), Outcome("patching: b", 1, 1, seconds=2.0, cases=3)])  # fmt: skip
+    console = Console(width=200, file=StringIO())
+    console.print(drawn(found, run_of(), 100))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert said in shown
+    assert "a [gpu]" in shown
+    assert "6.0 s" in shown
 
 
 def test_asking_for_a_plan_loads_no_torch() -> None:
