@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 MOST = 1e4
 """The largest penalty, in logits: any number that no difference of logits makes up for, and that is finite."""
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 def search(vlm: "VLM", prompts: "Sequence[Prompt]", rule: "OPERA", *, max_new_tokens: int) -> Generation:
     """The best beam of each prompt. See ``OPERA.generate``.
@@ -159,7 +161,7 @@ class _Search:
         if columns.shape[1] <= self._rule.early:
             penalty = -attention[:, self._picture].sum(1)
         else:
-            penalty = (self._rule.unit * trust.exp()).clamp(max=MOST)
+            penalty = (self._rule.unit * trust.exp().clamp(max=LARGEST)).clamp(max=MOST)  # no 0 · inf
         return _Fed(
             tokens,
             logits.gather(1, tokens) - self._rule.weight * penalty.view(count, each),

@@ -154,6 +154,14 @@ def test_against_loops(vlm: VLM, prompts: list[Prompt], rule: OPERA, tokens: int
     assert bool(rolled) == rolls
 
 
+def test_a_unit_of_0_is_no_penalty_however_large_the_products(vlm: VLM, prompts: list[Prompt]) -> None:
+    kept: dict[str, Any] = {"beams": 2, "candidates": 3, "early": 0, "threshold": None}
+    none = OPERA(weight=0.0, **kept).generate(vlm, prompts[:1], max_new_tokens=12)
+    found = OPERA(unit=0.0, scale=1e9, **kept).generate(vlm, prompts[:1], max_new_tokens=12)
+    assert len(found.token_ids[0]) > 8  # by then a product is larger than any float32
+    assert found.token_ids == none.token_ids
+
+
 def plain(beams: int, vlm: VLM) -> OPERA:
     return OPERA(beams=beams, weight=0.0, threshold=None, candidates=vlm.model.config.get_text_config().vocab_size)
 
