@@ -177,7 +177,8 @@ class Waiting:
             batch, lambda part: answer(method, self._vlm, [one.row for one in part], decoding), name=_name
         )
         found = [one for part in parts for one in part]
-        self._lately = len(batch) + len(self._asked)  # before anybody who is answered asks again
+        with self._changed:  # before anybody who is answered asks again
+            self._lately = len(batch) + sum(not one.given_up for one in self._asked)
         return found
 
     def _judged(self, error: Exception, asked: Asked) -> Exception:

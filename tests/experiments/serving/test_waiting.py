@@ -216,6 +216,22 @@ def test_nobody_waits_for_more_than_there_lately_were(vlm: VLM) -> None:
     queue.close()
 
 
+def test_nobody_waits_for_those_that_gave_up(vlm: VLM) -> None:
+    queue, method = waiting_for(vlm), Watched()
+    first = blocked(queue, method)
+    queue._gather = 600.0
+    gone = [asked(method, key)[0] for key in "gh"]
+    queue.put(gone)
+    for one in gone:
+        one.given_up = True
+    method.gate.set()
+    first.wait()
+    last, heard = asked(method, "last")
+    queue.put([last])
+    assert isinstance(heard.wait(), Answer)
+    queue.close()
+
+
 def test_closing_gives_up_what_runs_and_what_waits(vlm: VLM) -> None:
     queue, method = waiting_for(vlm), Watched()
     blocked(queue, method)
