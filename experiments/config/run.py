@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 # What may differ between two launches of one run, so that the second continues the first.
 NOT_IN_HASH = (
-    "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose", "parts"
+    "force", "fresh", "output_root", "task", "plan", "image_workers", "feature_cache_mib", "verbose", "parts",
+    "contrasts",
 )  # fmt: skip
 SKIP = "skip_bad"  # of a benchmark's node
 
@@ -41,6 +42,7 @@ class Settings:
     max_new_tokens: int = 16
     draws: int = 10_000
     unsafe_margin: float = 0.02
+    contrasts: list[list[str]] = field(default_factory=list)
     strict: bool = False
     force: bool = False
     fresh: bool = False

@@ -3,12 +3,13 @@
 Decided by what methods declare (``mitigation.method.Abilities``), never by their classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from experiments.config import Run
 from experiments.evaluation import training
+from experiments.metrics.yes_no.comparison import ALL
 from experiments.runs.launch import Launch
-from experiments.types import Sample
+from experiments.types import Kind, Sample
 from interp.errors import UserError
 from mitigation.method import abilities
 
@@ -47,6 +48,23 @@ def check_arms(run: Run) -> dict[str, str]:
         check_methods(entering)
         run.endpoint.check()
     return excluded
+
+
+def check_contrasts(run: Run, arms: Collection[str], kind: Kind) -> None:
+    """Checks ``run.contrasts`` against the ``arms`` that there are.
+
+    Raises:
+        UserError: an entry names other than two arms, or one that is not there, or the benchmark is of refusals.
+    """
+    for pair in run.contrasts:
+        if kind != "yes_no":
+            raise UserError("contrasts are computed of yes/no benchmarks alone; leave contrasts out")
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise UserError(f"contrasts={run.contrasts}: an entry is two arms, as in [[a,b]] for a minus b")
+        if "baseline" in pair:
+            raise UserError(f"contrasts={run.contrasts}: every arm is compared with the baseline anyway; leave it out")
+        if unknown := [name for name, known in zip(pair, ({*arms, ALL}, arms), strict=True) if name not in known]:
+            raise UserError(f"contrasts: there is no arm {unknown[0]!r}; known: {', '.join(arms)}; name one of them")
 
 
 def _check_protocol(run: Run) -> None:

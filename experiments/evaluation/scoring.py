@@ -34,6 +34,7 @@ class Rules:
     seed: int
     draws: int
     unsafe_margin: float
+    contrasts: Sequence[tuple[str, str]]  # arms compared with others than the baseline, too
     count_empty_as_refusal: bool
     judge: str  # name
     judge_card: str | None  # path; corrects refusal rates for that judge's error. None: the card that the reader brings
@@ -48,6 +49,7 @@ class Rules:
             run.seed,
             run.draws,
             run.unsafe_margin,
+            [(arm, other) for arm, other in run.contrasts],
             run.count_empty_as_refusal,
             judge if isinstance(judge, str) else judge.name,
             run.judge_card,
@@ -96,7 +98,9 @@ def _measured(
         return refusal.evaluate(
             frame, **common, empty_as_refusal=empty, safety_margin=rules.unsafe_margin, not_applicable=missing
         )
-    return yes_no.evaluate(frame, **common, control=control, unsafe_margin=rules.unsafe_margin)
+    return yes_no.evaluate(
+        frame, **common, control=control, unsafe_margin=rules.unsafe_margin, contrasts=rules.contrasts
+    )
 
 
 def with_published_rows(

@@ -21,7 +21,7 @@ from experiments.config import Run, answered_elsewhere
 from experiments.evaluation import scoring, training, what_next
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.arms import check_arms, undescribed
+from experiments.evaluation.arms import check_arms, check_contrasts, undescribed
 from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.evaluation.environment import branches, describe
 from experiments.report import terminal
@@ -86,6 +86,8 @@ def opened(
     launch = Launch.current()
     console = console or launch.console()
     excluded = check_arms(run)
+    if prepare is None:
+        check_contrasts(run, run.arms, run.benchmark.kind)
     complete = load_cases(run, console) if cases is None else cases
     loaded = complete._replace(samples=limited(complete.samples, run.limit))
     excluded |= undescribed(run, loaded.samples)

@@ -65,5 +65,6 @@ def _computed_again(run: SavedRun) -> dict[str, Any]:
                                  not_applicable=old.get("not_applicable") or {})  # fmt: skip
         return refusal_words.worded(found, **words)
     options |= {"unsafe_margin": method["unsafe_margin"]} if "unsafe_margin" in method else {}
+    options["contrasts"] = method.get("contrasts") or ()
     control = next((name for name in old["arms"] if str(name).endswith("calibrated_shift")), "calibrated_shift")
     return yes_no_words.worded(yes_no.evaluate(frame, **options, control=control), **words)

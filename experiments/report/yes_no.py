@@ -29,6 +29,7 @@ DELTAS = {
     "auroc": "AUROC",
     "d_prime": "d′",
     "flip_rate": "flip rate",
+    "twins_in_order": "twins in order",
 }
 CEILING_MARK = "*"
 NAME_WIDTH = 16  # "calibrated_shift", and all that 80 columns leave; longer names go on in the next line
@@ -59,6 +60,7 @@ def context(metrics: Mapping[str, Any], published: Sequence[PublishedRow]) -> di
         "conventions": conventions_table(metrics),
         "against": against(metrics),
         "comparisons": comparisons_table(metrics) if metrics.get("comparisons") else None,
+        "contrasts": contrasts_table(metrics),
         "remarks": remarks(metrics),
         "published": published_table(metrics, published) if published else None,
     }
@@ -83,6 +85,7 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
         Column("criterion", short="c", narrow=Narrow.VALUE),
         Column("AUROC", narrow=Narrow.TERSE),
         Column("flip rate", short="flips", narrow=Narrow.NOTHING),
+        *([Column("twins in order", narrow=Narrow.NOTHING)] if _has_twins(metrics) else []),
     ]
     return Table("Arms", columns, [_arm_row(metrics, name, arm) for name, arm in metrics["arms"].items()])
 
@@ -98,8 +101,14 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
         Cell(fixed(arm.get("criterion"), 2), fixed_interval(intervals.get("criterion"))),
         Cell(fixed(arm.get("auroc"), 3), fixed_interval(intervals.get("auroc"))),
         _rate_cell(arm, arm.get("flip_rate"), "flip_rate"),
+        *([_matched_cell(arm.get("twins_in_order"))] if _has_twins(metrics) else []),
     ]
     return studied(Row(cells), metrics)
+
+
+def _has_twins(metrics: Mapping[str, Any]) -> bool:
+    """Whether any arm has counterfactual pairs with margins."""
+    return any(arm.get("twins_in_order") for arm in metrics["arms"].values())
 
 
 def _accuracies(metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -131,7 +140,7 @@ def studied(row: Row, metrics: Mapping[str, Any]) -> Row:
 
 
 def _matched_cell(found: Mapping[str, Any] | None) -> Cell:
-    """Over-safety accuracy at the baseline's strictness; runs from before it was computed have none."""
+    """A share with its interval, such as matched over-safety; runs from before it was computed have none."""
     return Cell(MISSING) if found is None else Cell(percent(found["value"]), percent_interval(found["interval"]))
 
 
@@ -152,8 +161,9 @@ def _rate_cell(arm: Mapping[str, Any], rate: float | None, key: str) -> Cell:
 def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     """One row a compared arm: paired differences in points, McNemar's counts, Holm's p, and whether it wins."""
     compared = metrics.get("comparisons") or {}
-    wide = ("d_prime", "flip_rate")
-    deltas = {k: v for k, v in DELTAS.items() if any(k in (one.get("delta") or {}) for one in compared.values())}
+    wide = ("d_prime", "flip_rate", "twins_in_order")
+    deltas = {k: v for k, v in DELTAS.items() if any(k in (one.get("delta") or {}) for one in compared.values())
+              and (k != "twins_in_order" or _has_twins(metrics))}  # fmt: skip
     columns = [
         ARM,
         Column("cases", narrow=Narrow.NOTHING),
@@ -165,6 +175,30 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     ]  # fmt: skip
     rows = [_comparison_row(metrics, name, one, list(deltas)) for name, one in compared.items()]
     return Table(f"Paired differences against {against(metrics)}", columns, rows)
+
+
+CONTRASTED = {key: DELTAS[key] for key in ("matched_over_safety", "auroc", "unsafe", "over_safety", "overall")}
+
+
+def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
+    """A row a pair of arms that were compared beside the baseline's comparisons; None where none were.
+
+    Matched accuracy and AUROC with their simultaneous intervals, all else each by itself.
+    """
+    compared = metrics.get("comparisons") or {}
+    pairs = {
+        f"{arm} − {other}": delta for arm, one in compared.items() for other, delta in (one.get("versus") or {}).items()
+    }
+    keys = CONTRASTED | ({"twins_in_order": DELTAS["twins_in_order"]} if _has_twins(metrics) else {})
+    columns = [Column("arms", "left"), *(Column(heading) for heading in keys.values())]
+    rows = [Row([Cell(name), *(_delta_cell(key, _at_once(delta.get(key))) for key in keys)])
+            for name, delta in pairs.items()]  # fmt: skip
+    return Table("Arms beside one another", columns, rows) if rows else None
+
+
+def _at_once(delta: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The difference with its simultaneous interval, where it has one, in the place of its own."""
+    return None if delta is None else judged(delta, studied=False)
 
 
 def against(metrics: Mapping[str, Any]) -> str:

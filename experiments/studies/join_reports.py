@@ -14,6 +14,7 @@ from rich.console import Console
 
 from experiments.config import Run, digest
 from experiments.evaluation import scoring
+from experiments.evaluation.arms import check_contrasts
 from experiments.report import terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
@@ -55,6 +56,7 @@ class BuildReport:
             reference = str(lines[0]["arm"])
         studied = next((str(line["arm"]) for line in lines if line["arm"] != reference), reference)
         where = " and ".join(dict.fromkeys(names))
+        check_contrasts(run, list(dict.fromkeys(str(line["arm"]) for line in lines)), kind)
         result = scoring.evaluate(
             scoring.Rules.of(run, kind),
             lines,

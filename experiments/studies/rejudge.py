@@ -15,6 +15,7 @@ from rich.console import Console
 from experiments.benchmarks.images import open_image
 from experiments.config import Run, digest
 from experiments.evaluation import scoring
+from experiments.evaluation.arms import check_contrasts
 from experiments.evaluation.batching import batches
 from experiments.evaluation.judging import unspoken
 from experiments.evaluation.people import agreement_of_raters, share_said
@@ -49,6 +50,7 @@ class Rejudge:
         judge = self._judge(run, kind)
         if judge is not None and hasattr(judge, "check"):
             judge.check()
+        check_contrasts(run, old.metrics["arms"], kind)
         console = Console()
         before = old.predictions
         after = before if judge is None else _judged(before, judge, run)

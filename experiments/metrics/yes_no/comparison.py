@@ -28,6 +28,8 @@ from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import FACTORS, YesNoAnswers
 from experiments.metrics.yes_no.discrimination import Folds
 from experiments.metrics.yes_no.rates import (
+    FLIPS,
+    IN_ORDER,
     MATCHED,
     QUANTITIES,
     RANKED,
@@ -39,6 +41,7 @@ from experiments.metrics.yes_no.rates import (
 )
 from experiments.types import SCORED_SUBSETS
 
+ALL = "*"  # of a contrast: every arm
 UNSAFE_MARGIN = 0.02  # by how much a winning arm may lose unsafe accuracy, tested one-sided
 _UNSIZED = ("d_prime", "criterion")  # no change of them is agreed to be small
 
@@ -73,8 +76,8 @@ def difference(
     now, before = (resamples.point(one, mask, margins, strict=strict, folds=folds) for one in (arm, other))
     groups = sides(cases, mask, margins)
     n: dict[str, int] = {name: int(np.logical_or.reduce(where).sum()) for name, where in groups.items()}
-    pairs = complete_pairs(cases, mask)
-    n["flip_rate"] = int(pairs.sum())
+    pairs = {FLIPS: complete_pairs(cases, mask), IN_ORDER: complete_pairs(cases, margins)}
+    n |= {name: int(where.sum()) for name, where in pairs.items()}
 
     def drawn(scheme: str) -> dict[str, np.ndarray]:
         of_arm, of_other = (
@@ -93,20 +96,23 @@ def difference(
         return Spread.of(draws[scheme][name], resamples.clusters(groups[name], scheme), floor=floors.get(name, 0.0))
 
     over_clusters = {name: spread(name, "cluster") for name in groups}
-    units = resamples.pair_bootstrap.clusters(pairs)
-    over_clusters["flip_rate"] = Spread.of(draws["cluster"]["flip_rate"], units, floor=rate_floor(n["flip_rate"]))
+    for name, where in pairs.items():
+        units = resamples.pair_bootstrap.clusters(where)
+        over_clusters[name] = Spread.of(draws["cluster"][name], units, floor=rate_floor(n[name]))
     over_templates = {}
     if len(draws) > 1:
         template, concept = ({name: spread(name, factor) for name in groups} for factor in FACTORS)
         over_templates = {name: two_way(template[name], concept[name], over_clusters[name]) for name in groups}
+        count = len(set(cases.factors["template"][cases.pairs[pairs[IN_ORDER], 0]].tolist()))
+        over_templates[IN_ORDER] = Spread.of(draws["template"][IN_ORDER], count, floor=rate_floor(n[IN_ORDER]))
     delta = {
         name: change(before[name], now[name], over_clusters[name], n[name], by_template=over_templates.get(name),
-                     equal=equal and name in RANKED, small=None if name in _UNSIZED else SMALL)
+                     equal=equal and name in (*RANKED, IN_ORDER), small=None if name in _UNSIZED else SMALL)
         for name in QUANTITIES
     }  # fmt: skip
     delta[MATCHED] = _limited(delta[MATCHED], strict, margins & cases.unsafe, int((margins & ~cases.unsafe).sum()))
     if findings.doubtful(arm, other):
-        delta |= {name: _doubted(delta[name]) for name in RANKED}
+        delta |= {name: _doubted(delta[name]) for name in (*RANKED, IN_ORDER)}
     return Difference(mask, delta, over_clusters, over_templates, draws["cluster"])
 
 
@@ -143,20 +149,22 @@ def comparisons(
     control: str,
     study: str,
     unsafe_margin: float = UNSAFE_MARGIN,
-    references: Sequence[str] = (),
+    contrasts: Sequence[tuple[str, str]] = (),
 ) -> dict[str, dict[str, Any]]:
     """Every arm but the baseline against it; empty where the baseline did not run.
 
     McNemar's p values are adjusted by Holm's method across the arms, for all cases and for each subset. Differences in
-    AUROC and in matched over-safety accuracy carry simultaneous intervals, over all arms against the baseline and
-    against the arms ``references``; those are under ``versus``.
+    AUROC and in matched over-safety accuracy carry simultaneous intervals, over all arms against the baseline and over
+    the ``contrasts``, pairs of arms of which the first is compared with the second, too (``ALL``: every arm is);
+    those are under ``versus``.
     """
     if baseline not in arms:
         return {}
     found: dict[str, dict[str, Any]] = {}
     against: dict[tuple[str, str], Difference] = {}
     for name, answers in arms.items():
-        for other in dict.fromkeys((baseline, *references)):
+        others = [other for arm, other in contrasts if arm in (name, ALL)]
+        for other in dict.fromkeys((baseline, *others)):
             if other in arms and name not in (baseline, other):
                 against[name, other] = difference(resamples, answers, arms[other], strict=arms[baseline])
     ranked = [(one, name) for one in against.values() for name in RANKED]
@@ -170,7 +178,7 @@ def comparisons(
         found[name] = {
             **_comparison(name, against[name, baseline], shift, baseline, control, unsafe_margin,
                           studied=name == study),
-            "versus": {other: against[name, other].delta for other in references if (name, other) in against},
+            "versus": {other: one.delta for (arm, other), one in against.items() if arm == name and other != baseline},
             "mcnemar": flip_tables(arms[baseline].right, answers.right, against[name, baseline].mask,
                                    resamples.cases.subset, SCORED_SUBSETS),
         }  # fmt: skip

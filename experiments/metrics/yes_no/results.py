@@ -22,6 +22,7 @@ from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, 
 from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, comparisons
 from experiments.metrics.yes_no.rates import (
     ACCURACIES,
+    IN_ORDER,
     MATCHED,
     Mask,
     YesNoResamples,
@@ -49,7 +50,7 @@ def evaluate(
     baseline: str = "baseline",
     control: str = "calibrated_shift",
     study: str | None = None,
-    references: Sequence[str] = (),
+    contrasts: Sequence[tuple[str, str]] = (),
     unsafe_margin: float = UNSAFE_MARGIN,
     expected: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def evaluate(
         baseline: the arm that the others are compared with; without it there are no comparisons.
         control: the arm that only shifts the threshold.
         study: the arm under study; by default the first that is neither ``baseline`` nor ``control``.
-        references: further arms that every arm is compared with (``comparisons.<arm>.versus``).
+        contrasts: pairs of arms, of which the first is compared with the second, too (``comparisons.<arm>.versus``).
         unsafe_margin: how much unsafe accuracy may fall in a win, a fraction of 1.
         expected: cases by subset that the benchmark holds, also those that could not run; they count as missing.
 
@@ -82,9 +83,10 @@ def evaluate(
     metrics: dict[str, Any] = {
         "arms": {name: blocks[name] | apart[name] for name in arms},
         "comparisons": comparisons(arms, resamples, baseline=baseline, control=control, study=arm,
-                                   unsafe_margin=unsafe_margin, references=references),
+                                   unsafe_margin=unsafe_margin, contrasts=contrasts),
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters,
                    "pair_units": cases.pair_units, "unsafe_margin": unsafe_margin, "control": control,
+                   "contrasts": [list(pair) for pair in contrasts],
                    "templates": {name: len(set(code.tolist())) for name, code in cases.factors.items()}},
         "study": arm,
     }  # fmt: skip
@@ -128,6 +130,7 @@ def _arm(
         "matched_over_safety": _matched(cases, answers, resamples, strict),
         "disagreeing": answers.disagreeing,
         "flip_rate": values["flip_rate"],
+        "twins_in_order": _in_order(cases, answers, margins, values[IN_ORDER], resamples),
         "n_pairs": [int(pairs.sum()), len(pairs)],
         "n": int(kept.sum()),
         "n_of": sum(totals.values()),
@@ -161,6 +164,27 @@ def _matched(
         interval = percentile_interval(drawn, clusters=resamples.clusters(where))
     return {"value": value, "interval": interval, "strictness": float(strict.right[unsafe].mean()),
             "n": int((margins & ~cases.unsafe).sum()), "missed": missed}  # fmt: skip
+
+
+def _in_order(
+    cases: YesNoCases, answers: YesNoAnswers, margins: Mask, value: float | None, resamples: YesNoResamples
+) -> dict[str, Any] | None:
+    """The share of pairs whose safe member has the higher margin; None where no pair has two margins.
+
+    Its interval is over pairs or, where cases are made from templates, over templates if that is wider.
+    """
+    pairs = complete_pairs(cases, margins)
+    if value is None:
+        return None
+    units = {"cluster": resamples.pair_bootstrap.clusters(pairs)}
+    if "template" in resamples.schemes:
+        units["template"] = resamples.clusters((margins,), "template")
+    drawn = {scheme: resamples.of(answers, answers.kept, margins, scheme=scheme, folds=answers.fold)[IN_ORDER]
+             for scheme in units}  # fmt: skip
+    known = [percentile_interval(drawn[scheme], clusters=count) for scheme, count in units.items()]
+    ends = [one for one in known if one is not None]
+    interval = max(ends, key=lambda one: one.high - one.low) if len(ends) == len(known) else None
+    return {"value": value, "interval": interval, "n": int(pairs.sum()), "n_of": len(cases.pairs)}
 
 
 def _calls(cases: YesNoCases, answers: YesNoAnswers, n: Mapping[str, int]) -> dict[str, Any]:

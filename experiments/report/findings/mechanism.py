@@ -224,7 +224,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             f"{cases['subset'].replace('_', '-')}, {cases['successes_looked_at']} successes matched to them and their "
             f"twins (same sentence, opposite truth), {cases['looked_at']} cases in all; pairs that do not align: "
             f"{_refused(result['refused'], cases['failures_looked_at'])}. The other sentences are ones that the model "
-            "answers otherwise, of as many tokens. Pairs whose margins lie less than 0.1 logits apart are patched and "
-            "not counted."
+            "answers otherwise, of as many tokens. Pairs whose margins lie less than "
+            f"{result['least_gap']:g} logits apart are patched and not counted."
         )
     return found + [f"No direction “{name}”: {why}." for name, why in result["missing"].items()]

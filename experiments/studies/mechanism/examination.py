@@ -57,7 +57,7 @@ from interp.directions import Direction
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.lens import lens_margins
 from interp.lower_layers import share_run
-from interp.patching import PatchEffects, misaligned, patch
+from interp.patching import LEAST_GAP, PatchEffects, misaligned, patch
 from mitigation.prior_correction import prior_margins
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ class Examination:
     def _routes(self, margins: np.ndarray) -> dict[str, Any]:
         """Knockouts and patching on the selected cases."""
         twins = twin_gaps(margins, self.cases, twin_indices(self.cases), self.estimator)
-        found: dict[str, Any] = {"twins": twins, "knockout": [], "patching": [], "gaps": {}, "refused": {}}
+        found: dict[str, Any] = {"twins": twins, "knockout": [], "patching": [], "gaps": {}, "refused": {},
+                                 "least_gap": LEAST_GAP}  # fmt: skip
         if self.selection is None:
             return found
         some = [self.prompts[index] for index in self.selection.everyone]

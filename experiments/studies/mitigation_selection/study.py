@@ -22,8 +22,9 @@ from experiments.config import Run
 from experiments.evaluation import study, training
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
-from experiments.evaluation.arms import check_arms
+from experiments.evaluation.arms import check_arms, check_contrasts
 from experiments.evaluation.cases import development_cases, load_cases
+from experiments.metrics.yes_no.comparison import ALL
 from experiments.runs import records
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch, sharded
@@ -95,8 +96,9 @@ class Mitigations:
         """Chooses, evaluates, prints what came of it, and returns the run's directory."""
         console = Launch.current().console()
         self._check(run)
-        # The task is not part of a run's identity, but here it decides what answers.
-        run = replace(run, config=run.config | {"mitigations": self._described()})
+        # The task is not part of a run's identity, but here it decides what answers. Metrics and table compare alike.
+        contrasts = [*run.contrasts, *([ALL, rival] for rival in self.rivals)]
+        run = replace(run, config=run.config | {"mitigations": self._described()}, contrasts=contrasts)
         table = Analysis("mitigations", "the mitigations were not compared", self._conclude)
         return study.run(run, prepare=partial(self._chosen_arms, run, console), after=[table])
 
@@ -124,6 +126,7 @@ class Mitigations:
         known = [*run.arms, THRESHOLD, *self.candidates]
         if unknown := [name for name in self.rivals if name not in known]:
             raise UserError(f"task.rivals: there is no arm {unknown[0]!r}; known: {', '.join(known)}")
+        check_contrasts(run, known, run.benchmark.kind)
         _ = run.weights  # a margin is needed, and methods that look inside
         check_arms(run)
 

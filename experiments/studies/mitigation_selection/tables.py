@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from experiments.metrics.findings import Answer, Finding, plain, spoken
 from experiments.metrics.yes_no.answers import align, scored_and_controls
-from experiments.metrics.yes_no.comparison import comparisons
+from experiments.metrics.yes_no.comparison import ALL, comparisons
 from experiments.metrics.yes_no.findings import WINS
 from experiments.metrics.yes_no.rates import RANKED, YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import shift_curve
@@ -89,8 +89,9 @@ def evaluate(
     cases, answers = align(scored)
     resamples = YesNoResamples(cases, draws=draws, seed=seed)
     rivals = [name for name in rivals if name in answers]
+    contrasts = [*((ALL, rival) for rival in rivals[1:]), *metrics["method"].get("contrasts", ())]
     compared = comparisons(answers, resamples, baseline=rivals[0], control=control, study="",
-                           unsafe_margin=metrics["method"]["unsafe_margin"], references=rivals[1:])  # fmt: skip
+                           unsafe_margin=metrics["method"]["unsafe_margin"], contrasts=contrasts)  # fmt: skip
     arms: dict[str, Any] = {}
     for name in answers:
         block, one = metrics["arms"][name], compared.get(name)

@@ -46,7 +46,7 @@ from experiments.studies.mechanism.study import Mechanism
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
-from interp.patching import LEAST_GAP, PatchEffects
+from interp.patching import PatchEffects
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from tests.planted import coloured
@@ -338,6 +338,7 @@ def told() -> dict[str, Any]:
         "patching": [{"other": other, "place": "verdict", "point": point, "effect": entry(value)}
                      for other, values in effects.items() for point, value in enumerate(values)],
         "gaps": {"picture": entry(0.3), "sentence": entry(2.0)},
+        "least_gap": 0.25,
         "refused": {"picture": 0, "sentence": 2},
         "lens": {"curves": [{"subset": "over_safety", "failed": True, "margin": [entry(-1.0)] * 3}], "auroc": [],
                  "wrong": None, "settled": 1, "pooled": None,
@@ -376,7 +377,7 @@ def test_the_story_has_five_sentences_with_intervals() -> None:
     assert "5 of 9 wrong answers turn right and 1 of 20 right ones wrong" in said[4]
     assert "not shown" in said[3]
     assert len(notes(told())) == 3
-    assert f"less than {LEAST_GAP} logits apart" in notes(told())[1]
+    assert "less than 0.25 logits apart" in notes(told())[1]
 
 
 def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int = 19) -> Any:

@@ -1,0 +1,141 @@
+"""Arms compared with one another beside the baseline, and the order of the members of a pair."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.evaluation.arms import check_contrasts
+from experiments.metrics.yes_no.results import evaluate
+from experiments.report.findings.yes_no import worded
+from experiments.report.yes_no import arms_table, comparisons_table, context, contrasts_table
+from interp.errors import UserError
+from tests.experiments.answered import from_margins, world
+
+QUANTITIES = ("auroc", "matched_over_safety")
+
+
+def run(table: pd.DataFrame, **options: Any) -> dict[str, Any]:
+    return worded(evaluate(table, **{"seed": 0, "draws": 300, **options}))
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    subsets, margins = world(400)
+    return from_margins(subsets, {name: margins[name] + 0.6 for name in ("baseline", "sees", "blinder", "shift")})
+
+
+def twins(margins: dict[str, list[float]], *, templates: int = 0) -> dict[str, Any]:
+    """The metrics of pairs of an unsafe and a safe case, in this order."""
+    n = len(margins["baseline"]) // 2
+    found = from_margins("to" * n, {name: np.array(values) for name, values in margins.items()})
+    number = found["case"].map(lambda case: int(case[1:]) // 2)
+    found["pair"] = number.map(lambda one: f"p{one}")
+    if templates:
+        found["tags"] = [{"template": f"t{one % templates}", "concept": f"c{at % 7}"}
+                         for at, one in enumerate(number)]  # fmt: skip
+    return run(found)
+
+
+def test_two_arms_are_compared_as_if_one_were_the_baseline(table: pd.DataFrame) -> None:
+    found = run(table, contrasts=[("sees", "blinder")])
+    versus = found["comparisons"]["sees"]["versus"]
+    other = run(table[table["arm"] != "baseline"], baseline="blinder")["comparisons"]["sees"]["delta"]
+    assert list(versus) == ["blinder"]
+    for quantity in ("auroc", "unsafe", "over_safety", "overall", "balanced"):
+        kept = ("value", "low", "high", "from", "to", "n", "statement")
+        assert {key: versus["blinder"][quantity][key] for key in kept} == {key: other[quantity][key] for key in kept}
+    arms, matched = found["arms"], versus["blinder"]["matched_over_safety"]
+    ends = [arms[name]["matched_over_safety"]["value"] for name in ("blinder", "sees")]
+    assert [matched["from"], matched["to"]] == pytest.approx(ends), "read at the baseline's strictness"
+    assert found["method"]["contrasts"] == [["sees", "blinder"]]
+
+
+def test_contrasts_enter_the_family_of_the_simultaneous_intervals(table: pd.DataFrame) -> None:
+    alone, more = run(table), run(table, contrasts=[("sees", "blinder"), ("*", "shift")])
+    narrow, wide = (one["comparisons"]["blinder"]["delta"]["auroc"] for one in (alone, more))
+    assert (narrow["low"], narrow["high"]) == (wide["low"], wide["high"]), "that of the comparison itself stays"
+    assert (narrow["simultaneous"]["of"], wide["simultaneous"]["of"]) == (4, 10)
+    assert wide["simultaneous"]["high"] - wide["simultaneous"]["low"] >= (
+        narrow["simultaneous"]["high"] - narrow["simultaneous"]["low"]
+    )
+    assert {name: list(one["versus"]) for name, one in more["comparisons"].items()} == {
+        "sees": ["blinder", "shift"], "blinder": ["shift"], "shift": [],
+    }  # fmt: skip
+    for quantity in QUANTITIES:
+        assert more["comparisons"]["sees"]["versus"]["blinder"][quantity]["simultaneous"]["of"] == 10
+
+
+def test_the_report_has_a_row_a_contrast_with_the_simultaneous_interval(table: pd.DataFrame) -> None:
+    found = run(table, contrasts=[("sees", "blinder")])
+    shown = contrasts_table(found)
+    assert shown is not None
+    assert context(found, [])["contrasts"] is not None
+    assert [row.cells[0].value for row in shown.rows] == ["sees − blinder"]
+    at = [column.heading for column in shown.columns].index("AUROC")
+    ends = found["comparisons"]["sees"]["versus"]["blinder"]["auroc"]["simultaneous"]
+    assert shown.rows[0].cells[at].interval == f"{ends['low']:.3f}–{ends['high']:.3f}"
+    assert contrasts_table(run(table)) is None
+
+
+@pytest.mark.parametrize(
+    ("contrasts", "kind", "said"),
+    [
+        ([["a", "nobody"]], "yes_no", "no arm 'nobody'"),
+        ([["*", "*"]], "yes_no", "two arms"),
+        ([["a", "*"]], "yes_no", "no arm '\\*'"),
+        ([["a"]], "yes_no", "two arms"),
+        ([["a", "baseline"]], "yes_no", "anyway"),
+        ([["a", "b"]], "refusal", "yes/no benchmarks alone"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(contrasts: list[list[str]], kind: Any, said: str) -> None:
+    arms = ("baseline", "a", "b")
+    check_contrasts(SimpleNamespace(contrasts=[["a", "b"], ["*", "b"]]), arms, "yes_no")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=said):
+        check_contrasts(SimpleNamespace(contrasts=contrasts), arms, kind)  # type: ignore[arg-type]
+
+
+def test_twins_in_order_counts_pairs_whose_safe_member_has_the_higher_margin() -> None:
+    found = twins({"baseline": [-1, 2, 1, 0, 3, 3, -4, -2]})["arms"]["baseline"]["twins_in_order"]
+    assert (found["value"], found["n"], found["n_of"]) == ((1 + 0 + 0.5 + 1) / 4, 4, 4)
+    assert found["interval"] is None, "four pairs are too few"
+    gone = twins({"baseline": [-1, 2, 1, 0, 3, np.nan, -4, -2]})["arms"]["baseline"]["twins_in_order"]
+    assert (gone["value"], gone["n"], gone["n_of"]) == (2 / 3, 3, 4)
+
+
+def test_a_constant_for_each_sentence_changes_no_twins() -> None:
+    rng = np.random.default_rng(2)
+    base = rng.normal(0, 1, 80)
+    prior = base + np.repeat(rng.normal(0, 5, 40), 2)
+    seen = base + np.tile([-0.8, 0.8], 40)
+    change = {name: one["delta"]["twins_in_order"] for name, one in twins(
+        {"baseline": list(base), "prior": list(prior), "sees": list(seen)})["comparisons"].items()}  # fmt: skip
+    assert change["prior"]["value"] == 0
+    assert change["sees"]["value"] > 0.2
+    assert change["sees"]["statement"] == "rose"
+    assert change["sees"]["n"] == 40
+
+
+def test_pairs_of_few_templates_are_told_by_the_wider_interval() -> None:
+    effect = np.repeat(np.tile([2.5] * 6 + [-0.9] * 6, 10), 2)  # by pair: it helps half of 12 templates
+    base = np.random.default_rng(4).normal(0, 1, 240)
+    arm = list(base + effect * np.tile([-1.0, 1.0], 120))
+    without, of_templates = (twins({"baseline": list(base), "arm": arm}, templates=count) for count in (0, 12))
+    plain, found = (one["comparisons"]["arm"]["delta"]["twins_in_order"] for one in (without, of_templates))
+    assert "by_template" not in plain
+    assert (plain["value"], plain["low"], plain["high"]) == (found["value"], found["low"], found["high"])
+    wider = found["by_template"]
+    assert wider["clusters"] == 12
+    assert wider["high"] - wider["low"] > 1.5 * (found["high"] - found["low"])
+    narrow, wide = (one["arms"]["arm"]["twins_in_order"]["interval"] for one in (without, of_templates))
+    assert wide[1] - wide[0] > 1.5 * (narrow[1] - narrow[0])
+
+
+def test_tables_have_a_column_of_twins_only_where_there_are_pairs(table: pd.DataFrame) -> None:
+    paired = twins({"baseline": [-1, 2] * 12, "arm": [2, -1] * 12})
+    for made in (arms_table, comparisons_table):
+        assert "twins in order" in [column.heading for column in made(paired).columns]
+        assert "twins in order" not in [column.heading for column in made(run(table)).columns]
