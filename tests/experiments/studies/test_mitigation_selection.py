@@ -1,7 +1,7 @@
 """Settings are chosen by the stated rule and on the development split alone, and all arms stand in one table."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,12 @@ def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> N
     result = json.loads((folder / "mitigations.json").read_text())
     assert set(result["arms"]) == {"baseline", "vcd", "calibrated_shift", "threshold", "seen", "moved"}
     assert result["arms"]["threshold"]["chosen"]["shift"] == choice["threshold"]["chosen"]["shift"]
+    compared = json.loads((folder / "metrics.json").read_text())["comparisons"]
+    for name, one in compared.items():  # the report's two tables say the same, simultaneous intervals included
+        assert {"baseline": one["delta"], **one["versus"]} == result["arms"][name]["versus"]
+    assert "vcd" in compared["seen"]["versus"]
+    with pytest.raises(UserError, match="there is no arm 'unseen'"):
+        task(replace(run, contrasts=[["unseen", "moved"]]))
     asked = {json.loads(line)["case"] for line in (folder / "choosing.jsonl").read_text().splitlines()}
     judged = {json.loads(line)["case"] for line in (folder / "predictions.jsonl").read_text().splitlines()}
     assert not asked & judged
