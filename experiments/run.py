@@ -33,10 +33,22 @@ def main() -> None:
     _packages_before_the_working_directory()
     import hydra
 
-    from experiments.command_line import greeting, in_a_sentence, in_todays_words, register_help, with_plan_apart
+    from experiments.command_line import (
+        greeting,
+        in_a_sentence,
+        in_todays_words,
+        register_help,
+        unknown_flag,
+        with_plan_apart,
+    )
 
     if not sys.argv[1:]:
         print(greeting(), end="")
+        return
+    if sys.argv[1:] == ["--version"]:  # Hydra would give its own
+        from importlib.metadata import version
+
+        print(f"forestlens {version('forestlens')}")
         return
     from experiments.config import register
     from experiments.runs.launch import Launch
@@ -47,6 +59,8 @@ def main() -> None:
     launch = Launch()
     try:
         launch = Launch.current()
+        if said := unknown_flag(sys.argv[1:]):
+            raise UserError(said)
         arguments, notes = in_todays_words(sys.argv[1:])
         sys.argv[1:] = with_plan_apart(arguments)
     except UserError as error:

@@ -2,13 +2,16 @@
 
 import importlib
 import re
+import shlex
 from functools import reduce
 from pathlib import Path
 
 import pytest
 import torch
 
+from experiments.command_line import in_a_sentence, in_todays_words, with_plan_apart
 from tests.conftest import REPOSITORY
+from tests.experiments.compose import composed
 
 LOG = "docs/log.md"  # keeps the names of its day, and the change log lists old names
 DOCUMENTS = sorted(
@@ -19,6 +22,11 @@ DOTTED = re.compile(r"`((?:interp|mitigation|experiments)(?:\.\w+)+)`")
 PATH = re.compile(r"`((?:interp|mitigation|experiments|conf|tests|docs)/[\w./]*)`")
 IMPORT = re.compile(r"^(?:>>> )?from ((?:interp|mitigation|experiments)[\w.]*) import (.+)$", re.MULTILINE)
 COMMAND = re.compile(r"(?<![\w@.])(?:\+(exp)|(task))=(\w+)")
+HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+TYPED = re.compile(r"(?:^|\s|/)(?:forestlens|-m experiments\.run) (?!-)(.+)$")
+INLINE = re.compile(r"`([^`\n]+)`")
+ANCHORED = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -56,6 +64,47 @@ def test_every_link_in_a_document_leads_somewhere(document: str) -> None:
     source = REPOSITORY / document
     targets = LINK.findall(source.read_text(encoding="utf-8"))
     assert [target for target in targets if not (source.parent / Path(target)).exists()] == []
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub calls the headings of a page: lower case, without punctuation, "-" for a space."""
+    plain = (re.sub(r"[`*]|\]\([^)]*\)", "", one).lower() for one in HEADING.findall(FENCED.sub("", text)))
+    return {re.sub(r"[^\w\- ]", "", one).replace(" ", "-") for one in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_anchor_is_a_heading(document: str) -> None:
+    source = REPOSITORY / document
+    named = ANCHORED.findall(FENCED.sub("", source.read_text(encoding="utf-8")))
+    pages = {target: (source.parent / target if target else source).read_text(encoding="utf-8") for target, _ in named}
+    assert [f"{target}#{anchor}" for target, anchor in named if anchor not in anchors(pages[target])] == []
+
+
+def typed(text: str) -> list[str]:
+    """The commands of a document, in blocks and in sentences, with a word for each of its <placeholders>."""
+    lines = [*"\n".join(FENCED.findall(text)).splitlines(), *INLINE.findall(FENCED.sub("", text))]
+    found = [match[1] for line in lines if (match := TYPED.search(line))]
+    found += [line for line in INLINE.findall(text) if re.match(r"(?:\+exp|task)=\w", line)]
+    return [re.sub(r"<[^>]*>|…", "X", one.replace("=<model>", "=llava_1_5_7b")).replace("0|1|2", "0") for one in found]
+
+
+@pytest.mark.parametrize("document", CURRENT)
+def test_every_command_in_a_document_composes(document: str) -> None:
+    refused = {}
+    for command in typed((REPOSITORY / document).read_text(encoding="utf-8")):
+        arguments = shlex.split(command, comments=True)
+        try:
+            composed(*with_plan_apart(in_todays_words(arguments)[0]))
+        except Exception as error:
+            refused[command] = in_a_sentence(error, arguments) or repr(error)
+    assert refused == {}
+
+
+def test_commands_are_found_in_blocks_and_in_sentences() -> None:
+    block = "```\n.venv/bin/forestlens limit=2  # few\n$ python -m experiments.run seed=0|1|2\n```\n"
+    text = f"Type `forestlens +exp=a x=<dir>` or `task=b`.\n{block}"
+    assert typed(text) == ["limit=2  # few", "seed=0", "+exp=a x=X", "task=b"]
+    assert anchors("# On `x`: [a page](b.md)?\n```\n# none\n```\n") == {"on-x-a-page"}
 
 
 def test_nothing_leaves_the_tests_for_a_gpu_out() -> None:

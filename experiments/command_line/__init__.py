@@ -13,7 +13,7 @@ from experiments.command_line.help_page import (
     register_help,
     top_level_options,
 )
-from experiments.command_line.mistakes import in_a_sentence
+from experiments.command_line.mistakes import in_a_sentence, unknown_flag
 from experiments.command_line.plan_apart import with_plan_apart
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "options_of",
     "register_help",
     "top_level_options",
+    "unknown_flag",
     "with_plan_apart",
 ]

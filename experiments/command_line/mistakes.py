@@ -4,6 +4,7 @@
 are left.
 """
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,12 @@ NOISE = ("See https://", "Set the environment variable", "full_key:", "object_ty
 OF_HYDRA = (HydraException, OmegaConfBaseException)
 CUTOFF = 0.6  # of difflib: below it, a word is no misspelling of another
 MOST = 12  # names that a sentence lists
+NAMED = {"+exp": "exp", "task": "task", "model": "model", "method": "method", "benchmark": "benchmark"}  # typed → group
+FLAGS = frozenset(  # Hydra's
+    ("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "--resolve", "-p", "--package", "-r", "--run", "-m",
+     "--multirun", "-sc", "--shell-completion", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir",
+     "--experimental-rerun", "-i", "--info")
+)  # fmt: skip
 
 
 def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
@@ -53,6 +60,26 @@ def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
     return said
 
 
+def unknown_flag(arguments: Sequence[str]) -> str | None:
+    """What is wrong with the first argument that looks like a flag and is none of Hydra's; None where there is none.
+
+    Hydra would answer with its usage, and takes ``--exp`` for the beginning of a flag of its own.
+    """
+    for at, argument in enumerate(arguments):
+        flag, _, value = argument.partition("=")
+        if not flag.startswith("-") or flag in FLAGS or (flag[1:2] != "-" and flag[:2] in FLAGS):
+            continue
+        following = arguments[at + 1] if at + 1 < len(arguments) else ""
+        value = value or ("" if following.startswith("-") or "=" in following else following)
+        name = flag.lstrip("-").replace("-", "_")
+        known = name == "exp" or name in _keys(_composed([]))
+        meant = (
+            f"did you mean {'+' * (name == 'exp')}{name}={value or 'VALUE'}?" if known else "--help lists everything"
+        )
+        return f"{flag}: there is no such flag; options are written KEY=VALUE, without dashes; {meant}"
+    return None
+
+
 def quoted(override: str) -> str:
     """``key=value`` as it is typed into a shell so that Hydra reads the value as it stands."""
     key, _, value = override.partition("=")
@@ -64,11 +91,27 @@ def quoted(override: str) -> str:
 def _unread(error: OverrideParseException, arguments: Sequence[str]) -> str:
     override = error.override if error.override in arguments else next((a for a in arguments if not _reads(a)), "")
     if "=" not in override:
-        return f"{override}: is no KEY=VALUE and no flag; --help lists both"
+        return f"{override}: is no KEY=VALUE and no flag; {_of_a_word(override, arguments)}"
     typed = quoted(override)
     if not _reads(shlex.split(typed)[0]):
         return f"{override}: cannot be read ({_plain(error)}); --help has examples"
     return f"{override}: a value with such a character is put into quotes, which the shell must keep; write {typed}"
+
+
+def _of_a_word(word: str, arguments: Sequence[str]) -> str:
+    """What may have been meant by a word that stands alone."""
+    following = arguments[arguments.index(word) + 1 :] if word in arguments else []
+    if following and following[0].startswith("="):
+        value = following[0].removeprefix("=") or "".join(following[1:2])
+        return f"no space may stand beside the =: write {word}={value}"
+    if meant := [f"{typed}={word}" for typed, group in NAMED.items() if word in options_of(group)]:
+        return f"did you mean {_either(meant)}?"
+    before = [one for one in arguments[: arguments.index(word)] if "=" in one] if word in arguments else []
+    if before and not before[-1].startswith("-"):
+        rest = itertools.takewhile(lambda one: "=" not in one, arguments[arguments.index(before[-1]) + 1 :])
+        typed = quoted(" ".join([before[-1], *rest]))
+        return f"a value with spaces is put into quotes, which the shell must keep; write {typed}"
+    return "--help lists both"
 
 
 def _reads(override: str) -> bool:
@@ -89,7 +132,9 @@ def _no_option(group: str, name: str, options: Sequence[str] | None, arguments: 
     own = re.compile(rf"\+?{re.escape(group)}(@[\w.]+)?=")
     typed = next((found[0] for one in arguments if (found := own.match(one)) and name in one), f"{group}=")
     known = sorted(options or options_of(group))
-    close = [f"{typed}{one}" for one in get_close_matches(name, known, n=3, cutoff=CUTOFF)]
+    longer = [one for one in known if name in one]
+    near = (longer if 0 < len(longer) <= MOST else []) or get_close_matches(name, known, n=3, cutoff=CUTOFF)
+    close = [f"{typed}{one}" for one in near]
     meant = f"did you mean {_either(close)}? There are" if close else "there are"
     return f"{typed}{name}: there is no such option; {meant} {', '.join(known)}"
 
@@ -98,6 +143,8 @@ def _no_key(key: str, arguments: Sequence[str]) -> str:
     own = re.compile(rf"[+~]*{re.escape(key)}(?:@[\w.]+)?(?:=|$)")
     override = next((one for one in arguments if own.match(one)), key)
     value = override.partition("=")[1] + override.partition("=")[2]
+    if key == "exp" and not override.startswith("+"):
+        return f"{override}: an experiment is written with a plus; did you mean +{override}?"
     rest = [one for one in arguments if not own.match(one) and not one.startswith("-") and _reads(one)]
     known = _keys(_composed(rest))
     return f"{override}: there is no {key}; {_nearest(key, known, value)}"

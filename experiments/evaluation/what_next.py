@@ -17,6 +17,7 @@ SMALL = (
     "numbers say nothing of larger models."
 )
 SMOL = f"{ORGANISM}smol"
+ASKED = ("+exp=", "task", "benchmark", "method", "+method@", "~method@", "arms.")  # what is asked, and in which ways
 OWN_MODEL = "model.path=FOLDER_OR_HUB_ID"
 
 
@@ -42,7 +43,7 @@ def next_commands(run: Run, folder: Path) -> dict[str, str]:
     if is_bundled(run):
         model = f" model={run.model.name}" if run.model.path == SMOL else ""
         found[f"+exp=heatmap_llava{model}"] = "one case, its answers, and where the model looked"
-        kept = [one for one in sys.argv[1:] if one.startswith(("+exp=", "task=", "benchmark"))]
+        kept = [one for one in sys.argv[1:] if one.startswith(ASKED)]
         found[shlex.join([*kept, OWN_MODEL])] = "the same with your own model"
         found["task=preview benchmark=table benchmark.path=cases.csv"] = "your own cases"
     else:

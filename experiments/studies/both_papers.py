@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from experiments.benchmarks.mmsafeaware import MMSafeAware
 from experiments.benchmarks.mossbench import PARTS, MOSSBench
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
-from experiments.evaluation.cases import on_benchmark
+from experiments.evaluation.cases import check_cases, on_benchmark
 from experiments.runs.directory import read_object
 from experiments.runs.launch import Launch, sharded
 from experiments.types import Benchmark
@@ -55,7 +53,7 @@ class BothPapers:
         console = Launch.current().console()
         for one in runs:  # what is wrong with the second is said before the first is answered
             check_arms(one)
-            study.load_cases(one, Console(quiet=True))
+            check_cases(one, one.benchmark.name)
         vlm: Any = None
         folders = []
         for one in runs:

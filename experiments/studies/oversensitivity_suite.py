@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from experiments.benchmarks.holisafe import HoliSafe
 from experiments.benchmarks.lvlm_safer import LVLMSafeR
 from experiments.benchmarks.mmsafeaware import MMSafeAware
@@ -21,7 +19,7 @@ from experiments.benchmarks.vscbench import VSCBench
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
-from experiments.evaluation.cases import on_benchmark
+from experiments.evaluation.cases import check_cases, on_benchmark
 from experiments.report import suite_page
 from experiments.runs.directory import open_run, read_object
 from experiments.runs.launch import Launch, sharded
@@ -66,9 +64,9 @@ class OversensitivitySuite:
                 f"{', '.join(f'{name}=<folder>' for name in MADE)} (docs/guide-judges.md says where to get them)"
             )
         runs = {name: self._study(run, name, root) for name, root in given.items()}
-        for one in runs.values():
+        for name, one in runs.items():
             check_arms(one)
-            study.load_cases(one, Console(quiet=True))
+            check_cases(one, name)
         vlm: Any = None
         folders: dict[str, Path] = {}
         for name, one in runs.items():

@@ -5,16 +5,19 @@ import shlex
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.command_line.mistakes import in_a_sentence, quoted
+from experiments.command_line.mistakes import FLAGS, in_a_sentence, quoted, unknown_flag
+from experiments.run import main
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
@@ -62,13 +65,57 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
         (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
         (["note=a,b"], "'note=[a,b]' for the list"),
         (["limit"], "limit: is no KEY=VALUE"),
+        (["vcd_llava"], "vcd_llava: is no KEY=VALUE and no flag; did you mean +exp=vcd_llava?"),
+        (["doctor"], "did you mean task=doctor?"),
+        (["limit", "=", "40"], "write limit=40"),
+        (["limit", "=40"], "write limit=40"),
+        (["limit=2", "note=How", "is", "it?"], "the shell must keep; write 'note=\"How is it?\"'"),
+        (["exp=vcd_llava"], "did you mean +exp=vcd_llava?"),
+        (["model=llava"], "did you mean model=llava_1_5_13b or model=llava_1_5_7b or"),
     ],
 )
 def test_the_nearest_word_is_named(overrides: list[str], meant: str) -> None:
     sentence = said(*overrides)
     assert meant in sentence
     assert "+key" not in sentence
-    assert f"+{overrides[-1]}" not in sentence
+    assert f"+{overrides[-1]}" not in sentence or f"+{overrides[-1]}" in meant
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (
+            ["--exp", "vcd_llava"],
+            "--exp: there is no such flag; options are written KEY=VALUE, without dashes; did you ",
+        ),
+        (["--exp=vcd_llava", "limit=2"], "did you mean +exp=vcd_llava?"),
+        (["--limit", "40"], "did you mean limit=40?"),
+        (["--batch-size=4"], "did you mean batch_size=4?"),
+        (["--model", "limit=2"], "did you mean model=VALUE?"),
+        (["-x"], "-x: there is no such flag"),
+        (["+exp=vcd_llava", "--nosuch", "-m"], "--help lists everything"),
+    ],
+)
+def test_a_flag_that_there_is_not_is_answered_with_the_option(arguments: list[str], meant: str) -> None:
+    said = unknown_flag(arguments)
+    assert said is not None
+    assert meant in said
+
+
+@pytest.mark.parametrize("arguments", [["-m", "seed=0,1"], ["--cfg", "job"], ["-cjob"], ["--config-dir=x"], ["~task"]])
+def test_hydras_flags_are_left_to_it(arguments: list[str]) -> None:
+    assert unknown_flag(arguments) is None
+
+
+def test_every_flag_of_hydra_is_known() -> None:
+    assert set(get_args_parser()._option_string_actions) == FLAGS
+
+
+def test_the_version_is_ours(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["forestlens", "--version"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    main()
+    assert capsys.readouterr().out == f"forestlens {version('forestlens')}\n"
 
 
 def test_values_that_only_we_can_refuse() -> None:

@@ -18,7 +18,8 @@ def test_three_commands_follow_a_study_of_the_bundled_model(given: str, monkeypa
     for command, said in commands.items():
         assert said
         assert composed(*command.removeprefix(f"{program()} ").split())
-    assert any("model.path=FOLDER_OR_HUB_ID" in command for command in commands)
+    (own,) = [command for command in commands if "model.path=FOLDER_OR_HUB_ID" in command]
+    assert ("method=prompt" in own) == ("method=prompt" in given)  # the same question, not the default's
 
 
 def test_of_a_real_model_what_comes_next_is_about_that_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_nothing_at_hand_and_a_wrong_folder_are_said_before_anything_is_asked(tm
     out = f"output_root={tmp_path / 'out'}"
     with pytest.raises(UserError, match=r"no benchmark to ask; give .*mssbench=<folder>.*guide-judges"):
         execute(out)
-    with pytest.raises(UserError, match=r"nowhere is not a folder; .*LVLM-SafeR"):
+    with pytest.raises(UserError, match=r"^lvlm_safer=.*nowhere is not a folder; .*LVLM-SafeR.* set lvlm_safer to"):
         execute(out, f"mssbench={mssbench(tmp_path / 'mss')}", "lvlm_safer=nowhere")
     with pytest.raises(UserError, match=r"task.answer_tokens=0"):
         execute("task.answer_tokens=0")
