@@ -22,7 +22,7 @@ from torch import Tensor
 
 from interp.batching import measured
 from interp.errors import UserError
-from interp.hooks.residual import READABLE, LayerStates, Place, at_place, check_places, place_name
+from interp.hooks.residual import READABLE, LayerStates, Place, at_place, cell, check_places, place_name
 from interp.hooks.sublayers import edit_activations, head_count, layers_of
 from interp.lower_layers import LowerLayers, kept
 from interp.prompt import Prompt, listed
@@ -72,17 +72,7 @@ class PatchEffects:
         Raises:
             UserError: a place or layer that was not patched.
         """
-        cells: tuple[tuple[str, Place, Sequence[Place]], ...] = (
-            ("place", place, self.places),
-            ("layer", layer, self.layers),
-        )
-        for name, value, known in cells:
-            if value not in known:
-                have = ", ".join(str(place_name(one)) for one in known)
-                raise UserError(
-                    f"no {name} {place_name(value)!r} among what was patched; there are: {have}; patch it too"
-                )
-        return self.values[self.places.index(place), self.layers.index(layer)]
+        return self.values[cell(place, layer, self.places, self.layers, done="patched", do="patch")]
 
     @property
     def table(self) -> pd.DataFrame:

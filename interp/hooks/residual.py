@@ -62,15 +62,7 @@ class Activations:
         Raises:
             UserError: a place or layer that was not read.
         """
-        cells: tuple[tuple[str, Place, Sequence[Place]], ...] = (
-            ("place", place, self.places),
-            ("layer", layer, self.layers),
-        )
-        for name, value, known in cells:
-            if value not in known:
-                have = ", ".join(str(place_name(one)) for one in known)
-                raise UserError(f"no {name} {place_name(value)!r} among what was read; there are: {have}; read it too")
-        return self.values[self.places.index(place), self.layers.index(layer)]
+        return self.values[cell(place, layer, self.places, self.layers, done="read", do="read")]
 
 
 Residuals = Activations
@@ -342,6 +334,22 @@ def at_place(segments: Segments, place: Place, start: int, stop: int) -> Bool[Te
 def place_name(place: Place) -> str | int:
     """What a place is called in tables and files: a position stays a number."""
     return place.__name__ if callable(place) else place
+
+
+def cell(
+    place: Place, layer: int, places: Sequence[Place], layers: Sequence[int], *, done: str, do: str
+) -> tuple[int, int]:
+    """The indices of a place and a layer among those where something was ``done``.
+
+    Raises:
+        UserError: one of them is not there; the way out is to ``do`` it too.
+    """
+    cells: tuple[tuple[str, Place, Sequence[Place]], ...] = (("place", place, places), ("layer", layer, layers))
+    for name, value, known in cells:
+        if value not in known:
+            have = ", ".join(str(place_name(one)) for one in known)
+            raise UserError(f"no {name} {place_name(value)!r} among what was {done}; there are: {have}; {do} it too")
+    return places.index(place), layers.index(layer)
 
 
 def check_places(vlm: "VLM", places: Sequence[Place], known: tuple[str, ...]) -> None:

@@ -6,7 +6,6 @@ In the run's directory: ``choosing.jsonl`` (margins on the development cases, a 
 run goes on where it was.
 """
 
-import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,13 +201,14 @@ class _Choosing:
             differing.append("mitigations")
         if (environment.get("model") or {}).get("revision") != self.vlm.revision:
             differing.append("weights")
-        if differing or not (other / CHOICE).is_file():
+        lacking = [name for name in (CHOICE, CHOOSING) if not (other / name).is_file()]
+        if differing or lacking:
             raise UserError(
-                f"task.chosen_in={other}: made no choice, or another one ({', '.join(differing) or CHOICE}); give the "
+                f"task.chosen_in={other}: made no choice, or another one ({', '.join(differing or lacking)}); give the "
                 "directory of a run with the same model, candidates and seed, or choose anew"
             )
-        lines = (other / CHOOSING).read_text(encoding="utf-8").splitlines()
-        asked = {json.loads(line)["case"] for line in lines}
+        lines = (other / CHOOSING).read_text(encoding="utf-8").split("\n")
+        asked = {record["case"] for _, record in records.parsed(lines) if isinstance(record, dict)}
         if asked != {sample.id for sample in self.samples}:
             raise UserError(
                 f"task.chosen_in={other}: chose on {len(asked)} development cases, which are not the "

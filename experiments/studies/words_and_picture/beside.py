@@ -213,6 +213,7 @@ def embeddings(vlm: "VLM", asked: "Sequence[Prompt]") -> Embeddings:
     Raises:
         UserError: the pictures have different numbers of tokens.
     """
+    sizes: set[int] = set()  # of all batches
 
     def measure(places: list[int]) -> Float[Tensor, "row value"]:
         some = [asked[place] for place in places]
@@ -226,7 +227,8 @@ def embeddings(vlm: "VLM", asked: "Sequence[Prompt]") -> Embeddings:
 
         with edit_residual(vlm, keep, layers=[0]):
             vlm.score(some)
-        if len({len(one) for one in found}) > 1:
+        sizes.update(map(len, found))
+        if len(sizes) > 1:
             raise UserError(
                 "the pictures have different numbers of tokens, so that there is no mean picture; make them of one size"
             )

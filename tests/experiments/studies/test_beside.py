@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.sentences import PREFIX
@@ -32,12 +33,14 @@ from experiments.studies.words_and_picture.beside_shown import draw, table
 from experiments.studies.words_and_picture.places import others_of, that_point
 from experiments.studies.words_and_picture.study import spread
 from experiments.types import Sample
+from interp.batching import BatchRule, road
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import segment
-from interp.vlm import VLM, load
+from interp.vlm import VLM, Prompt, load
 from tests.experiments.compose import run_of
 from tests.experiments.studies.test_words_and_picture import whole_and_killed
+from tests.families import FAMILIES
 
 EVERY = that_point(IconWorld().load().samples)
 
@@ -208,3 +211,13 @@ def test_all_of_it_is_measured_once_and_shown(
         "caption alone", "caption alone, the question as with a picture",
     ]  # fmt: skip
     assert len(draw(result).axes[0].get_yticks()) == len(ARMS)
+
+
+def test_pictures_of_different_numbers_of_tokens_have_no_mean() -> None:
+    model, processor = FAMILIES["qwen2_vl"]()
+    asked = [Prompt("the cat", Image.new("RGB", (side, 56), "red"), key=str(side)) for side in (56, 112)]
+    with (
+        road(BatchRule(rows=1), on_lowered=print),
+        pytest.raises(UserError, match="the pictures have different numbers of tokens"),
+    ):
+        embeddings(VLM(model, processor, name="qwen"), asked)

@@ -263,9 +263,10 @@ def test_a_folder_without_a_choice_and_other_cases_are_refused(tmp_path: Path) -
     other = Mitigations(OWN_GRID, rivals=["vcd"], chosen_in=str(first))
     with pytest.raises(UserError, match="12 development cases, which are not the 10 of this run"):
         other(on_split(tmp_path, "new_sentences", "limit=10"))
-    (first / "choice.json").unlink()
-    with pytest.raises(UserError, match="made no choice"):
-        other(on_split(tmp_path, "new_sentences"))
+    for lacking in ("choosing.jsonl", "choice.json"):
+        (first / lacking).unlink()
+        with pytest.raises(UserError, match=rf"made no choice, or another one \(.*{lacking}"):
+            other(on_split(tmp_path, "new_sentences"))
 
 
 def test_what_asks_in_words_does_not_enter_where_the_model_needs_a_picture(
