@@ -68,7 +68,7 @@ def _too_large(found: "Measured", run: Run, lacking: "list[Outcome]") -> list[st
         ways.append("task.settings.four_bit=true trains on weights in 4 bits")
     if training is not None and training.checkpointing == "off":
         ways.append("task.settings.checkpointing=on keeps fewer activations")
-    if any(getattr(run.model, bound, None) is None for bound in ("max_pixels",)) and found.image_tokens > 1000:
+    if getattr(run.model, "max_pixels", None) is None and found.image_tokens > 1000:
         ways.append("model.max_pixels=500000 makes fewer tokens of a picture")
     cards = max(2, math.ceil(worst.peak / found.usable)) if found.usable else 2
     ways.append(f"model.device_map=auto spreads it over {cards} such cards or more, and over main memory, slowly")

