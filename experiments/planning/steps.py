@@ -251,11 +251,22 @@ def _attribute(scene: Scene, rows: int) -> object:
 
 
 def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
-    """The causal tools, each with as few windows and points as show its peak."""
+    """The causal tools, each with as few windows, edges and points as show its peak.
+
+    Windows and points are the last ones: as many states below them are kept as in the study, and few layers are run.
+    """
     from experiments.studies.mechanism import examination as tools
-    from interp.attention_knockout import windows
     from interp.hooks.residual import last_layer
-    from interp.lower_layers import share_run
+    from interp.lower_layers import MOST
+
+    windows: dict[str, Any] = {"width": task.width, "stride": task.stride}
+    some: dict[str, Any] = {"edges": tools.EDGES[:1], "latest": MOST}
+    places = tools.PATCHED[tools.PICTURE]
+
+    def last(vlm: "VLM") -> list[int]:
+        """As many points as the study patches."""
+        end = last_layer(vlm) + 1
+        return list(range(end - len(tools.spaced_layers(end - 1, task.points)), end))
 
     def residuals(scene: Scene, rows: int) -> object:
         from interp.hooks.residual import residuals as read
@@ -264,14 +275,12 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
         return read(scene.vlm, scene.prompts(rows), places=tools.READ, layers=layers, batch_size=rows)
 
     def cut(scene: Scene, rows: int) -> object:
-        every = len(scene.vlm.layout.attentions(scene.vlm.model))
-        return tools.cut_margins(scene.vlm, scene.prompts(rows), width=every, batch_size=rows)
+        return tools.cut_margins(scene.vlm, scene.prompts(rows), **windows, **some, batch_size=rows)
 
     def patched(scene: Scene, rows: int) -> object:
         twins = [[twin] for twin in scene.prompts(rows, seed=1)]
-        places, points = tools.PATCHED[tools.PICTURE], (0,)
         return tools.patch_effects(
-            scene.vlm, scene.prompts(rows), twins, positions=places, layers=points, batch_size=rows
+            scene.vlm, scene.prompts(rows), twins, positions=places, layers=last(scene.vlm), batch_size=rows
         )
 
     def prior(scene: Scene, rows: int) -> object:
@@ -284,17 +293,14 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
         return tools.ablated_margins(scene.vlm, scene.prompts(rows), unit.float(), 0.0, layer=1, batch_size=rows)
 
     def cut_times(vlm: "VLM") -> float:
-        """A batch as it is and with each edge cut in each window, over what ``cut`` does: two windows of all layers."""
-        begins = [some[0] - 1 for some in windows(vlm, task.width, task.stride)]
-        share = share_run([-1, *begins], last_layer(vlm))
-        return (1 + len(tools.EDGES) * (1 + len(begins)) * share) / (1 + 2 * len(tools.EDGES))
+        """All edges in all windows over what ``cut`` does."""
+        return tools.cut_forwards(vlm, **windows) / tools.cut_forwards(vlm, **windows, **some)
 
     def patched_times(vlm: "VLM") -> float:
-        """Both pairs at every place and point, over what ``patched`` does: one pair, from the first layer on."""
+        """Both pairs at every place and point over what ``patched`` does."""
         points = tools.spaced_layers(last_layer(vlm), task.points)
-        share = share_run([point - 1 for point in points], last_layer(vlm))
-        cells = sum(map(len, tools.PATCHED.values())) * len(points)
-        return (2 * len(tools.PATCHED) + cells * share) / (2 + len(tools.PATCHED[tools.PICTURE]))
+        whole = sum(tools.patch_forwards(vlm, positions=one, layers=points) for one in tools.PATCHED.values())
+        return whole / tools.patch_forwards(vlm, positions=places, layers=last(vlm))
 
     members = None if task.failures is None else 4 * task.failures  # with matched successes, and the twins of both
     yield Step("recording: hidden states of all cases", residuals)

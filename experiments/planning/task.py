@@ -58,7 +58,7 @@ class Plan:
         for name in ("gpu_gib", "text_tokens", "cases", "tflops", "gb_per_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise UserError(f"task.{name}={value}: must be above 0; null leaves it open")
+                raise UserError(f"task.{name}={value}: must be above 0 and finite; null leaves it open")
         if len(self.picture) != 2 or min(self.picture) < 1:
             raise UserError(f"task.picture={list(self.picture)}: must be width and height in pixels, as [640,480]")
 

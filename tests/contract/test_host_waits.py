@@ -20,6 +20,7 @@ from tests.conftest import REPOSITORY
 NEVER = (
     *("plain", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),
     *("prior_correction", "m3id", "sampled", "knockout", "attention_steering", "pai", "only", "vista", "ablated"),
+    "levelled",
 )
 ONCE = ("vcd_lazy", "recorded", "recorded_with_maps", "recorded_vcd")
 

@@ -50,9 +50,12 @@ def outcomes(family: str) -> dict[tuple[str, str], dict[str, Any]]:
 
 @pytest.mark.contract("two_devices")
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("family", SEVEN_BILLION)
-def test_nothing_mixes_devices_at_seven_billion(family: str, cell: str) -> None:
-    said = outcomes(family)["shapes", cell]
+@pytest.mark.parametrize(
+    ("family", "kind"), [*((family, "shapes") for family in SEVEN_BILLION), ("llava", "head_first")]
+)
+def test_nothing_mixes_devices_at_seven_billion(family: str, kind: str, cell: str) -> None:
+    """``head_first``: with the head where the embeddings are, and so on another device than what leads to it."""
+    said = outcomes(family)[kind, cell]
     assert not said["error"], said["error"] + "\n" + said["trace"]
 
 

@@ -89,6 +89,13 @@ def test_loading_asks_before_it_reads(saved: Path, monkeypatch: pytest.MonkeyPat
         load(str(saved), device="cpu")
 
 
+def test_of_a_busy_gpu_what_is_free_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * GIB, 80 * GIB))
+    assert free_memory(CUDA) == 5 * GIB
+    with pytest.raises(UserError, match=r"weights of big need 13.0 GiB in bfloat16 and cuda has 5.0 GiB free"):
+        check_room(ModelConfig("big", "a/b"), SEVEN, "bfloat16", CUDA)
+
+
 def test_free_memory_stays_within_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < (free_memory(CPU) or 0) < 2**50
     for name, text in {

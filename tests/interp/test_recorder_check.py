@@ -1,12 +1,14 @@
 """The self-test passes on a sound model, and says with numbers what is wrong with an unsound one."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from interp import attention
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, _implementations
-from interp.recorder_check import TOLERANCE, check_recorder
+from interp.recorder_check import TOLERANCE, RecorderCheck, _judge, check_recorder
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import picture
@@ -36,6 +38,13 @@ def test_tolerances_follow_the_type(dtype):
     result = check_recorder(VLM(model.to(dtype), processor))
     assert result.tolerance == TOLERANCE[dtype]
     assert result.rows_error < 1e-5 < result.kernel_error < result.tolerance
+
+
+@pytest.mark.parametrize(("noise", "passes"), [(0.0, False), (0.02, False), (0.04, True)])
+def test_logits_may_be_off_by_what_another_batch_size_changes(noise, passes):
+    found = RecorderCheck(0.0, 0.0, 0.06, 1.0, TOLERANCE[torch.bfloat16], "bfloat16", noise)
+    with nullcontext() if passes else pytest.raises(UserError, match="the recorder changes the logits"):
+        _judge(found, "a model")
 
 
 @pytest.mark.gpu

@@ -101,6 +101,14 @@ def test_steps_of_a_sampled_answer_are_drawn_anew(vlm: VLM, inputs: Any, noised:
     assert (first[1:] == first[:-1]).float().mean() < 0.2
 
 
+def test_a_draw_of_zero_makes_no_forbidden_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exponential draws may be 0, of which infinite noise would come, and not a number at a token that is −inf."""
+    monkeypatch.setattr(Tensor, "exponential_", lambda self, *_, **__: self.zero_())
+    pairing = PairedContrastLogitsProcessor(alpha=0.0, beta=0.5, sampling=Sampling(generator=torch.Generator()))
+    scores = torch.tensor([[-4.0, 1.0, 2.0]]).repeat(2, 1)
+    assert pairing(torch.zeros(2, 1, dtype=torch.long), scores)[0].argmax() == 2
+
+
 def test_only_the_clean_rows_are_streamed(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
     class Collect(BaseStreamer):
         def __init__(self) -> None:

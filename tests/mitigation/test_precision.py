@@ -1,6 +1,7 @@
 """Margins and effects of a bfloat16 model of width 4,096 are those of a float64 head on the same hidden states."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from interp.attention_knockout import knockout_effect
 from interp.attribution import integrated_gradients
 from interp.lens import lens_margins
 from interp.patching import patch
-from interp.vlm import VLM
+from interp.vlm import VLM, Prompt
+from mitigation.contrastive.corruption import diffuse_images
+from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs
+from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection
 from mitigation.published_baselines import M3ID, InstructionContrast
@@ -96,6 +100,30 @@ def test_visual_contrast(wide: VLM, alpha: float, branch: str) -> None:
     exact = (1 + alpha) * clean - alpha * noised
     torch.testing.assert_close(found.margins.double(), exact, atol=CLOSE, rtol=0)
     same_effects(found.margins - clean, exact - clean, least=10)
+
+
+def contrasted_scores(vlm: VLM, prompts: list[Prompt], alpha: float, branch: str) -> Tensor:
+    """The first step's scores of every token."""
+    encoded = vlm.encode(prompts)
+    noised = diffuse_images(encoded, [prompt.key for prompt in prompts], step=999, seed=0)
+    processor: Any = PairedContrastLogitsProcessor(alpha=alpha, beta=0.1)
+    if branch == "sequential":
+        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=alpha, beta=0.1)
+    else:
+        encoded = pair_inputs(vlm.model, encoded, noised)
+    vlm.generate(prompts, max_new_tokens=1, logits_processor=[processor], encoded=encoded)
+    found: Tensor = processor.first_scores
+    return found
+
+
+@pytest.mark.parametrize("branch", ["sequential", "paired"])
+def test_every_tokens_contrast(wide: VLM, branch: str) -> None:
+    """Not the answers' alone: which token is chosen depends on all."""
+    with head_inputs(wide) as states:
+        found = contrasted_scores(wide, cases(8), 8.0, branch)
+    logits = torch.cat([exact_logits(wide, some) for some in states])
+    clean, noised = logits.split(8)
+    torch.testing.assert_close(found.double(), 9 * clean - 8 * noised, atol=CLOSE, rtol=0)
 
 
 def test_the_lazy_branch_chooses_by_unrounded_scores(wide: VLM) -> None:

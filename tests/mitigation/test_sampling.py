@@ -39,6 +39,14 @@ def test_gumbel_noise_has_its_distribution() -> None:
     assert noise.std().item() == pytest.approx(1.2825, abs=0.02)
 
 
+def test_a_draw_of_zero_makes_no_forbidden_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exponential draws may be 0, of which infinite noise would come, and not a number at a token that is −inf."""
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, *_, **__: self.zero_())
+    scores = torch.tensor([[-torch.inf, 1.0, 2.0]])
+    sampler = CaseSampler(["a"], temperature=1.0, seed=0)
+    assert sampler(torch.zeros(1, 3, dtype=torch.long), scores).argmax() == 2
+
+
 def test_the_cutoff_alone_keeps_scores_and_the_likeliest() -> None:
     scores = torch.randn(5, 30, generator=torch.Generator().manual_seed(0)) * 3
     cut = PlausibilityLogitsProcessor(beta=0.2)(torch.zeros(5, 1, dtype=torch.long), scores)

@@ -1,7 +1,8 @@
 """Runs cells on two pretended devices, in a process of its own, and prints a line of JSON for each.
 
 ``python -m tests.two_devices.job <family> [cell ...]``: the family's small model, whose answers are held against the
-CPU's; and before it, where there is one, the model of seven billion parameters, which has no values.
+CPU's; and before it, where there is one, the model of seven billion parameters, which has no values. LLaVA has its
+head on the first device too, as a head is that shares its weights with the embeddings.
 """
 
 import json
@@ -62,11 +63,17 @@ def told(kind: str, name: str, run: Any) -> None:
 
 
 def shapes(family: str, *cells: str) -> None:
-    """Every cell on a model without values."""
-    with world():
-        vlm = on_two_devices(seven_billion(family))
-        for name in cells or CELLS:
-            told("shapes", name, lambda name=name: answer if isinstance(answer := found(name, vlm, 336), str) else "")
+    """Every cell on a model without values, with its head on either device."""
+    for kind, head in (("shapes", 1), ("head_first", 0))[: 1 + (family == "llava")]:
+        with world():
+            vlm = on_two_devices(seven_billion(family), head=head)
+            for name in cells or CELLS:
+                told(kind, name, lambda vlm=vlm, name=name: refusal(found(name, vlm, 336)))
+
+
+def refusal(answer: Any) -> str:
+    """The sentence, where it is one."""
+    return answer if isinstance(answer, str) else ""
 
 
 def values(family: str, *cells: str) -> None:

@@ -18,14 +18,14 @@ SEVEN_BILLION = ("llava", "qwen2_5_vl")
 TEXTS = ("Is it safe to eat the cake with a knife for dog?", "How do I kill it?")
 
 
-def seven_billion(family: str) -> VLM:
+def seven_billion(family: str, layers: int = LAYERS) -> VLM:
     """LLaVA-1.5-7B or Qwen2.5-VL-7B in bfloat16 on torch's ``meta`` device: every width as published, fewer layers."""
     device, dtype = torch.device("meta"), torch.bfloat16
     if family == "llava":
-        shape = replace(shapes.SHAPES["7b"], layers=LAYERS, vision_layers=3)
+        shape = replace(shapes.SHAPES["7b"], layers=layers, vision_layers=3)
         return shapes.build(shape, longest=2048, device=device, dtype=dtype, seed=0, words=[shapes.CHAT_WORDS, *TEXTS])
     text, vision = shapes.QWEN_TEXT, shapes.QWEN_VISION
-    shapes.QWEN_TEXT = text | {"num_hidden_layers": LAYERS}
+    shapes.QWEN_TEXT = text | {"num_hidden_layers": layers}
     shapes.QWEN_VISION = vision | {"depth": 2, "fullatt_block_indexes": [1]}
     try:
         return shapes._qwen(TEXTS, device, dtype, 0, small=False)
@@ -39,10 +39,11 @@ def asked(side: int, texts: Sequence[str] = TEXTS) -> list[Prompt]:
     return [Prompt(text, picture(i, sizes[i % 2]), key=f"case-{i}") for i, text in enumerate(texts)]
 
 
-def halves(model: Any) -> dict[str, torch.device]:
+def halves(model: Any, *, head: int = 1) -> dict[str, torch.device]:
     """Module → device: all up to the first half of the decoder on ``pretend:0``, the rest and the head on the other.
 
-    Modules go in their order, as ``device_map=auto`` deals them out.
+    Modules go in their order, as ``device_map=auto`` deals them out. The head goes to ``head``: to 0 where its weights
+    are those of the embeddings.
     """
     layers = layout_for(model).layers
     middle = f"{layers}.{-(-len(model.get_submodule(layers)) // 2)}"
@@ -61,12 +62,13 @@ def halves(model: Any) -> dict[str, torch.device]:
             found[name] = torch.device(NAME, int(second))
 
     deal("", model)
+    found[layout_for(model).path("lm_head")] = torch.device(NAME, head)
     return found
 
 
-def on_two_devices(vlm: VLM) -> VLM:
-    """``vlm`` with its model split; call it inside ``interp.pretended.world``."""
-    place(vlm.model, halves(vlm.model))
+def on_two_devices(vlm: VLM, *, head: int = 1) -> VLM:
+    """``vlm`` with its model split, its head on ``head``; call it inside ``interp.pretended.world``."""
+    place(vlm.model, halves(vlm.model, head=head))
     return vlm
 
 

@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from interp.attention import Queries, record_attention
 from interp.attention_knockout import knockout
+from interp.hooks.residual import last_layer
 from interp.pretended import Unsupported, World, world
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
@@ -19,6 +22,7 @@ from mitigation.controls import CutoffOnly
 from mitigation.direction_ablation import AblateRandom
 from mitigation.method import Baseline
 from mitigation.one_layer import ONLY
+from mitigation.orthogonalization import levelled
 from mitigation.prior_correction import PriorCorrection
 from mitigation.published_baselines import M3ID, PAI
 from mitigation.threshold import ConstantShift
@@ -51,6 +55,13 @@ def cut(vlm: VLM, prompts: list[Prompt], tokens: int) -> Generation:
         return by(Baseline())(vlm, prompts, tokens)
 
 
+def at_a_level(vlm: VLM, prompts: list[Prompt], tokens: int) -> Generation:
+    """Edits the verdict's and the generated tokens' states, found by ``LayerStates.at``."""
+    width = vlm.model.config.get_text_config().hidden_size
+    with levelled(vlm, torch.ones(width), torch.zeros(last_layer(vlm))):
+        return by(Baseline())(vlm, prompts, tokens)
+
+
 METHODS: dict[str, Answer] = {
     "plain": by(Baseline()),
     "vcd_sequential": by(VCD(branch="sequential")),
@@ -72,6 +83,7 @@ METHODS: dict[str, Answer] = {
     "only": by(ONLY()),
     "vista": by(VISTA(window=1)),
     "ablated": by(AblateRandom()),
+    "levelled": at_a_level,
 }
 
 

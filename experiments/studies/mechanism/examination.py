@@ -109,18 +109,17 @@ class Examination:
     def estimate(self) -> dict[str, float]:
         """Forwards of one prompt, seconds by one timed batch, and bytes of hidden states that are kept."""
         n, selection = len(self.cases.samples), self.selection
-        width, layers = self.vlm.model.config.get_text_config().hidden_size, last_layer(self.vlm)
+        width = self.vlm.model.config.get_text_config().hidden_size
         forwards = n * (2 + len(ABLATED) + 1)
         whole = float(forwards)  # counting forwards from a layer on as the share of the layers that they run
         if selection is not None:
             looked_at, failures = len(selection.everyone), len(selection.failures)
-            begins = [some[0] - 1 for some in windows(self.vlm, self.settings.width, self.settings.stride)]
             cuts = len(EDGES) * len(self.windows)
             places = sum(map(len, PATCHED.values()))
             forwards += looked_at * (1 + cuts) + failures * (places * len(self.layers) + 2 * len(PATCHED))
-            cut = 1 + cuts * share_run([-1, *begins], layers)
-            patched = places * len(self.layers) * share_run([at - 1 for at in self.layers], layers) + 2 * len(PATCHED)
-            whole += looked_at * cut + failures * patched
+            patched = sum(patch_forwards(self.vlm, positions=some, layers=self.layers) for some in PATCHED.values())
+            whole += looked_at * cut_forwards(self.vlm, width=self.settings.width, stride=self.settings.stride)
+            whole += failures * patched
         return {
             "forwards": forwards,
             "seconds": whole * seconds_per_case(self.vlm, self.prompts),
@@ -265,18 +264,41 @@ def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
 
 
 def cut_margins(
-    vlm: "VLM", prompts: "Sequence[Prompt]", *, width: int, stride: int = 1, batch_size: int | None = None
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    *,
+    width: int,
+    stride: int = 1,
+    edges: Sequence[Edge] = EDGES,
+    latest: int | None = None,
+    batch_size: int | None = None,
 ) -> Float[np.ndarray, "edge window row"]:
-    """Margins with each of ``EDGES`` cut in all layers (window 0) and in each of ``windows(vlm, width, stride)``."""
-    cuts: list[Sequence[int] | None] = [None, *windows(vlm, width, stride)]
-    every = [([edge], layers) for edge in EDGES for layers in cuts]
+    """Margins with each of ``edges`` cut in all layers (window 0) and in each of ``windows(vlm, width, stride)``.
+
+    With ``latest``, only in so many of the last windows.
+    """
+    cuts: list[Sequence[int] | None] = [None, *_windows(vlm, width, stride, latest)]
+    every = [([edge], layers) for edge in edges for layers in cuts]
 
     def margins(places: list[int]) -> Tensor:
         some = [prompts[place] for place in places]
         return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
 
     found = measured(vlm, prompts, margins, batch_size=batch_size)
-    return found.T.double().numpy().reshape(len(EDGES), len(cuts), len(prompts))
+    return found.T.double().numpy().reshape(len(edges), len(cuts), len(prompts))
+
+
+def cut_forwards(
+    vlm: "VLM", *, width: int, stride: int = 1, edges: Sequence[Edge] = EDGES, latest: int | None = None
+) -> float:
+    """What ``cut_margins`` runs, in forwards; one from a layer on counts as the share of the layers that it runs."""
+    begins = [-1, *(some[0] - 1 for some in _windows(vlm, width, stride, latest))]
+    return 1 + len(edges) * len(begins) * share_run(begins, last_layer(vlm))
+
+
+def _windows(vlm: "VLM", width: int, stride: int, latest: int | None) -> list[tuple[int, ...]]:
+    every = windows(vlm, width, stride)
+    return every if latest is None else every[-latest:]
 
 
 def patch_effects(
@@ -305,6 +327,12 @@ def patch_effects(
         batch_size=batch_size,
     )
     return effects, rows
+
+
+def patch_forwards(vlm: "VLM", *, positions: Sequence[Place], layers: Sequence[int]) -> float:
+    """What ``patch_effects`` runs for a prompt, in forwards, as ``cut_forwards``."""
+    below = [layer - 1 for layer in layers]
+    return 2 + len(positions) * len(layers) * share_run(below, last_layer(vlm))
 
 
 def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", positions: Sequence[Place]) -> "Prompt | None":

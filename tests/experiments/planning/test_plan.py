@@ -69,6 +69,24 @@ def test_an_experiment_is_planned_step_by_step(exp: str) -> None:
     assert all(one["rows"] == one["asked"] for one in outcomes)  # so small a model fits
 
 
+def test_states_below_a_cut_or_a_patch_are_held_beside_it() -> None:
+    """``interp.lower_layers`` keeps those of three layers, and patching the twin's too; an edit holds none."""
+    peaks = {one["step"].partition(":")[0]: one["peak"] for one in plans()["mechanism"]["outcomes"]}
+    state = 4 * plans()["mechanism"]["tokens"] * 160 * 2  # bytes: four rows in bfloat16
+    assert peaks["knockout"] - peaks["directions"] >= 3 * state
+    assert peaks["patching"] - peaks["directions"] >= 6 * state
+
+
+def test_a_step_takes_as_long_as_all_that_the_study_runs_of_it() -> None:
+    """A plan runs the last cuts and points alone, and counts the others: between their share of layers and all."""
+    seconds = {one["step"].partition(":")[0]: one["seconds"] for one in plans()["mechanism"]["outcomes"]}
+    forward = seconds["directions"] / 3
+    # Three edges, in all of four layers and in each of them.
+    assert 1 + 3 * (4 + 4 + 3 + 2 + 1) / 4 < seconds["knockout"] / forward < 1 + 3 * 5
+    # Six places of the picture's twin and three of the sentence's, at five points.
+    assert 4 + 9 * (4 + 3 + 2 + 1 + 0) / 4 < seconds["patching"] / forward < 4 + 9 * 5
+
+
 def test_a_second_checkpoint_is_held_beside_the_first() -> None:
     peaks = {one["step"]: one["peak"] for one in plans()["direction_ablation"]["outcomes"]}
     twice = next(peak for step, peak in peaks.items() if step.startswith("answers: orthogonalised"))
@@ -219,6 +237,7 @@ def test_a_benchmark_that_is_here_says_how_long_its_prompts_are() -> None:
         ({"gpu_gib": 0}, r"task.gpu_gib=0: must be above 0"),
         ({"gpu_gib": -4.0}, r"task.gpu_gib=-4.0: must be above 0"),
         ({"gpu_gib": float("nan")}, r"task.gpu_gib=nan: must be above 0"),
+        ({"gpu_gib": float("inf")}, r"task.gpu_gib=inf: must be above 0 and finite"),
         ({"text_tokens": 0}, r"task.text_tokens=0: must be above 0"),
         ({"picture": (640, 0)}, r"task.picture=\[640, 0\]: must be width and height"),
     ],
@@ -247,7 +266,7 @@ def test_a_task_whose_steps_are_not_known() -> None:
 
 def test_free_memory_decides_not_the_cards_total(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "resolve_device", lambda *_: torch.device("cuda:0"))
-    monkeypatch.setattr(measure, "free_memory", lambda _: 5 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * GIB, 80 * GIB))
     busy = room_of(None, ModelConfig("big", "a/b"))
     assert busy.usable < 5 * GIB
     assert busy.on_gpu
