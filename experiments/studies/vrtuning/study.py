@@ -20,7 +20,7 @@ from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.arms import check_arms
+from experiments.evaluation.arms import check_arms, check_contrasts
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import sharded
 from experiments.studies.vrtuning.arms import NewAdapter
@@ -83,6 +83,7 @@ class VRTuningStudy:
             if given is not None:
                 own.append(apart(self.data, given, benchmark.samples, folder))
 
+        check_contrasts(run, run.arms, run.benchmark.kind)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"training": _described(self, given)})
         lacking = "the adapters' side effects were not measured"

@@ -105,6 +105,9 @@ def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -
     run = small("vrtuning_llava", tmp_path, "protocol=score", "task.order=last", "method.answer=last")
     with pytest.raises(UserError, match=r"protocol=score cannot ask vrtuning.*after its own reasoning"):
         run.task(run)
+    run = small("vrtuning_llava", tmp_path, "contrasts=[[vrtuning,nobody]]")
+    with pytest.raises(UserError, match="there is no arm 'nobody'"):
+        run.task(run)
     assert not (tmp_path / "vrtuning_llava").exists()
 
 
