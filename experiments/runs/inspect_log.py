@@ -36,8 +36,8 @@ def needed() -> None:
         import inspect_ai  # noqa: F401
     except ImportError:
         raise UserError(
-            "logs of Inspect need inspect_ai, which is not installed; pip install 'forestlens[inspect]' into an "
-            "environment of its own, without constraints.txt"
+            "logs of Inspect need inspect_ai, which is not installed; in the clone, type pip install '.[inspect]' with "
+            "an environment of its own, without constraints.txt"
         ) from None
 
 

@@ -70,7 +70,10 @@ class Serve:
             UserError: the address is taken, a package is missing, or the model or an arm cannot be served.
         """
         if missing := [name for name in NEEDED if find_spec(name) is None]:
-            raise UserError(f"task=serve needs {', '.join(missing)}; pip install 'forestlens[serving]'")
+            raise UserError(
+                f"task=serve needs {', '.join(missing)}; to install what is missing, type "
+                ".venv/bin/pip install -e '.[serving]' in the clone"
+            )
         key = os.environ.get(self.key_env, "")
         if self.host not in LOOPBACK and not key:
             raise UserError(
