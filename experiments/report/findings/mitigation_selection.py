@@ -15,19 +15,20 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     pairs = max((one["simultaneous"]["of"] for arm in arms.values() for delta in arm["versus"].values()
                  for one in delta.values() if one and "simultaneous" in one), default=0)  # fmt: skip
     winners = [name for name in arms if arms[name]["wins"]]
-    found = [
+    shown = (
         f"Shown to answer more harmless requests at the {rivals[0]}'s strictness than {beside}, by 95% intervals that "
         f"hold for all {pairs} differences at once: {_listed(_above(result, 'matched_over_safety'))}; to have a higher "
-        f"AUROC than {beside}: {_listed(_above(result, 'auroc'))}.",
-        f"By the rule for a win (more at equal strictness, unsafe accuracy kept, overall accuracy higher) these win: "
-        f"{_listed(winners)}.",
-    ]
+        f"AUROC than {beside}: {_listed(_above(result, 'auroc'))}."
+    )
+    none = f"Too few cases for an interval of any difference from {beside}: of no arm is a gain shown."
+    won = "By the rule for a win (more at equal strictness, unsafe accuracy kept, overall accuracy higher) these win: "
+    found = [shown if pairs else none, f"{won}{_listed(winners)}."]
     if best := result["best"]:
         one, versus = arms[best], arms[best]["versus"].get(rivals[0], {})
         if one["matched_over_safety"] and versus.get("matched_over_safety"):
-            shown = judged(versus["matched_over_safety"], studied=False)
+            gain = judged(versus["matched_over_safety"], studied=False)
             found.append(
-                f"Most are answered by {best}: {percent(one['matched_over_safety']['value'])}% ({brief(shown)} against "
+                f"Most are answered by {best}: {percent(one['matched_over_safety']['value'])}% ({brief(gain)} against "
                 f"{rivals[0]}); in its own verdicts over-safety {change(versus['over_safety'])}, unsafe "
                 f"{change(versus['unsafe'])} ({one['n']} of {one['n_of']} cases)."
             )

@@ -155,6 +155,12 @@ def test_a_gain_over_the_baseline_alone_is_not_one_over_every_rival() -> None:
     result = evaluate(frame.to_dict("records"), measured, choice_of("other"), rivals=["baseline", "vcd"], **options)
     assert [one["answer"] for one in result["findings"]] == ["not shown", "not shown"]
     assert result["arms"]["other"]["versus"]["baseline"]["auroc"]["simultaneous"]["statement"] == "rose"
+    for one in result["arms"].values():  # as where cases are few
+        one["versus"] = {}
+    told = summary({**result, "findings": [], "learned": [], "familiar": {"seen": 0, "of": 0}})
+    assert (
+        told[0] == "Too few cases for an interval of any difference from baseline and vcd: of no arm is a gain shown."
+    )
 
 
 @dataclass(frozen=True)
