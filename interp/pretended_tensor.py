@@ -20,7 +20,9 @@ NAME = "pretend"
 TOKEN = 5
 """What ``argmax`` finds among numbers without a value."""
 DRAWN = 2**20
-"""Numbers without a value that are copied to the host at once and drawn; more than these are 0, which takes no time."""
+"""Numbers without a value that are drawn where they are copied to the host at once; of more, these are repeated."""
+REPEATED = 2**26
+"""More than these are 0, which takes no time and no memory."""
 
 aten = torch.ops.aten
 # Ops whose index tensors may be on the CPU, with the position of the list of indices.
@@ -231,9 +233,13 @@ class World:
         """What a copy to the host holds."""
         if not held.is_meta:
             return held
-        if held.numel() > DRAWN:
+        count = held.numel()
+        if count > REPEATED:
             return torch.zeros(held.shape, dtype=held.dtype)
-        return torch.randn(held.shape, generator=self._drawn).to(held.dtype)
+        if count <= DRAWN:
+            return torch.randn(held.shape, generator=self._drawn).to(held.dtype)
+        drawn = torch.randn(DRAWN - 1, generator=self._drawn).to(held.dtype)  # of odd length, unlike rows of states
+        return drawn.repeat(-(-count // len(drawn)))[:count].reshape(held.shape)
 
     def _copied(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], asked: torch.device | None) -> Any:
         """``_to_copy`` and ``copy_``, the two that may go from one device to another."""

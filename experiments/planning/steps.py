@@ -175,12 +175,17 @@ def _learn(method: Any) -> "Callable[[Scene, int], object]":
 
 
 def _answer(method: Any, adapter: "Settings | None") -> "Callable[[Scene, int], object]":
+    learned: list[Any] = []  # once, however many batches are tried
+
     def do(scene: Scene, rows: int) -> object:
         from interp.vision_cache import FeatureCache, shared_features
 
         answering, vlm = method, scene.vlm
-        if isinstance(method, TrainableMethod):
-            answering, vlm = _taught(method, scene)
+        if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
+            answering, vlm = Baseline(), second_copy(scene.vlm)
+        elif isinstance(method, TrainableMethod):
+            learned.extend([] if learned else [_taught(method, scene)])
+            (answering,) = learned
         elif isinstance(method, NewAdapter):
             assert adapter is not None
             answering, vlm = method.inner or Baseline(), _with_adapter(scene.vlm, adapter)
@@ -192,14 +197,14 @@ def _answer(method: Any, adapter: "Settings | None") -> "Callable[[Scene, int], 
     return do
 
 
-def _taught(method: Any, scene: Scene) -> "tuple[Any, VLM]":
-    """The method after learning from a few cases. One that asks another model has that model's weights beside these."""
-    if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
-        return Baseline(), second_copy(scene.vlm)
-    path = scene.folder / "taught.safetensors"
+def _taught(method: Any, scene: Scene) -> Any:
+    """The method after learning from a few cases; where it would choose among points, at the first one."""
+    if getattr(method, "point", 1) is None:
+        method = replace(method, point=1)
+    path = scene.folder / f"taught-{id(method)}.safetensors"
     few = Asked(8, 56, 56).prompts(LEARNING)
     prompts = [replace(prompt, text=f"{prompt.text} {number % QUESTIONS}") for number, prompt in enumerate(few)]
-    return method.learn(scene.vlm, prompts, _labels(LEARNING), out=path), scene.vlm
+    return method.learn(scene.vlm, prompts, _labels(LEARNING), out=path)
 
 
 def second_copy(vlm: "VLM") -> "VLM":

@@ -34,6 +34,8 @@ try:
         assert (rows + 1).tolist() == [1, 2, 3] and int(rows.sum()) == 3
         assert one.argmax().item() == TOKEN and one.cpu().shape == (3, 4) and one.cpu().std() > 0
         assert (one > 0).sum().item() == 0
+        rows_of_many = torch.ones(3, 2**19, device="pretend:0").cpu()
+        assert rows_of_many.std() > 0 and not torch.equal(rows_of_many[0], rows_of_many[2])
 
         def waits(run):
             here.waits.clear()

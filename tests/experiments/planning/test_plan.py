@@ -29,6 +29,9 @@ from interp.checkpoints import memory
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, check_room, estimate, row_bytes
 from interp.errors import UserError
+from interp.vlm import load
+from mitigation.direction_ablation import AblateDirection
+from mitigation.method import Baseline
 from mitigation.opera import ROLLBACKS
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
@@ -134,7 +137,6 @@ def test_weights_that_are_trained_in_four_bits_are_packed_before_they_are_weighe
 def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
     from experiments.studies.mechanism import examination as tools
     from interp.hooks.residual import last_layer
-    from interp.vlm import load
 
     run = run_of("+exp=mechanism", "task.points=3", "task.failures=5")
     steps = {step.name.partition(":")[0]: step for step in steps_of(run)}
@@ -161,6 +163,23 @@ def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
         assert step.times(vlm) == pytest.approx(whole / layers_run(lambda step=step: step.do(scene, 1)))  # type: ignore[operator]
         assert step.cases == cases
     assert "prior" in {step.name.partition(":")[0] for step in steps_of(run_of("+exp=mechanism", "task.prior=none"))}
+
+
+def test_what_a_method_learns_is_learned_once_at_one_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many batches are tried until one fits: at seven billion parameters each learning takes seconds."""
+    points: list[int | None] = []
+
+    def learn(self: AblateDirection, *_: Any, **__: Any) -> Baseline:
+        points.append(self.point)
+        return Baseline()
+
+    monkeypatch.setattr(AblateDirection, "learn", learn)
+    run = run_of("method=ablate_direction")
+    steps = {step.name: step for step in steps_of(run)}
+    scene = Scene(run, load("organism:llava", device="cpu"), Asked(8, 48, 48), tmp_path, 1, False)
+    for rows in (2, 1):
+        steps["answers: ablate_direction"].do(scene, rows)
+    assert points == [1]
 
 
 def test_a_failed_step_is_shown_as_it_is_said() -> None:
@@ -299,8 +318,6 @@ def test_arms_that_differ_in_values_alone_are_planned_once() -> None:
 
 
 def test_a_command_says_what_it_needs_before_it_loads(capsys: pytest.CaptureFixture[str]) -> None:
-    from interp.vlm import load
-
     load("organism:llava", device="cpu")
     assert "of weights in float32 and about 13 MiB for one prompt of 1,024 tokens; " in capsys.readouterr().err
 
