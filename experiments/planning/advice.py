@@ -12,8 +12,8 @@ GIB = 2**30
 
 
 def gib(size: int) -> str:
-    """Bytes in GiB."""
-    return f"{size / GIB:.1f} GiB"
+    """Bytes in GiB, or in MiB where they are few."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.0f} MiB"
 
 
 def advice(found: "Measured", run: Run) -> list[str]:

@@ -138,14 +138,21 @@ def assumptions(found: "Measured", run: Run, prompts: str, rates: str) -> list[s
     source = f"Configuration: {found.origin}" + (
         "; its tokenizer is stood in for, by one token a word." if found.stand_in else "."
     )
+    on_cpu = found.room.startswith("cpu")
+    aside = (
+        " For CUDA itself and for gaps between blocks .75 GiB and 3% of a card are set aside: assumed, not measured."
+    )
+    many = found.parameters >= 1e8
+    counted = (
+        f"{found.parameters / (1e9 if many else 1e6):.{2 if many else 1}f} {'b' if many else 'm'}illion parameters"
+    )
     return [
-        f"{run.model.name}: {found.parameters / 1e9:.2f} billion parameters in {found.dtype}, {gib(found.weights)} of "
-        f"weights; {gib(found.usable)} usable of {found.room}. {source}",
+        f"{run.model.name}: {counted} in {found.dtype}, {gib(found.weights)} of weights; {gib(found.usable)} usable of "
+        f"{found.room}. {source}",
         f"{prompts} A prompt is then {found.tokens} tokens, {found.image_tokens} of them the picture's.",
-        f"Peaks are those of tensors, weights included, by the experiment's own code on shapes; attention is "
-        f"{found.attention}. For CUDA itself and for gaps between blocks .75 GiB and 3% of a card are set aside: "
-        "assumed, not measured.",
-        rates,
+        "Peaks are those of tensors, weights included, by the experiment's own code on shapes; attention is "
+        f"{found.attention}.{'' if on_cpu else aside}",
+        f"{rates}{' That is a card: this CPU takes longer, and how long is not known here.' if on_cpu else ''}",
     ]
 
 

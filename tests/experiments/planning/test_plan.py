@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -21,7 +22,7 @@ from experiments.planning.advice import advice
 from experiments.planning.measure import Measured, Outcome, Stage, room_of
 from experiments.planning.models import Asked, blueprint, build, known
 from experiments.planning.steps import Scene, Step, signature, steps_of
-from experiments.planning.task import Plan
+from experiments.planning.task import Plan, assumptions
 from experiments.planning.task import table as drawn
 from experiments.studies.mechanism.study import Mechanism
 from interp.checkpoints import load as loading
@@ -192,6 +193,22 @@ def test_a_failed_step_is_shown_as_it_is_said() -> None:
     assert said in shown
     assert "a [gpu]" in shown
     assert "6.0 s" in shown
+
+
+def test_a_small_model_on_a_cpu_is_counted_in_small_units_and_no_card_is_spoken_of_as_here() -> None:
+    rates = Plan().rates()[1]
+    small = Measured(
+        "cpu, 22.2 GiB of it free now", 22 * GIB, 8 * 2**20, 2_100_000, "float32", "", False, 9, 5, "x", []
+    )
+    told = " ".join(assumptions(small, run_of(), "", rates))
+    assert "2.1 million parameters in float32, 8 MiB of weights; 22.0 GiB usable" in told
+    assert "this CPU takes longer" in told
+    assert "CUDA" not in told
+    large = replace(small, room="a GPU of 24 GiB", parameters=7_060_000_000, weights=13 * GIB)
+    told = " ".join(assumptions(large, run_of(), "", rates))
+    assert "7.06 billion parameters in float32, 13.0 GiB of weights" in told
+    assert "this CPU" not in told
+    assert "For CUDA itself" in told
 
 
 def test_asking_for_a_plan_loads_no_torch() -> None:
