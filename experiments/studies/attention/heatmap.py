@@ -126,7 +126,7 @@ def _own(run: Run) -> Sample | None:
     try:
         open_image(path)
     except BadImage as error:
-        raise UserError(f"image={run.image}: {error}; give a picture file that opens") from error
+        raise UserError(f"image={error}; give a picture file that opens") from error  # it begins with the path
     return Sample(path.stem, "own", "", "unknown", run.text, question(run.text), path, cluster=path.stem)
 
 
