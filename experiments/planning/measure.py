@@ -209,7 +209,7 @@ class Stage:
 
     def _told(self, step: "Step", fits: int, asked: int, rows: int, cost: Cost) -> Outcome:
         times = step.times(self.vlm) if callable(step.times) else step.times
-        seconds = cost.work.seconds * times / (2 if step.trains else rows)
+        seconds = cost.work.seconds * times / (2 if step.trains else max(rows, step.least))
         return Outcome(
             step.name, fits, asked, cost.peak, seconds, step.trains, left_out=step.left_out, cases=step.cases
         )

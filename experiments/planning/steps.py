@@ -4,7 +4,7 @@ Every step calls the very functions that the study calls, so that what changes t
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 BASELINE = "baseline"
 # Numbers that change what is computed, not how much of it: arms that differ in these alone are planned once.
 VALUES = ("alpha", "beta", "noise_step", "seed", "shift", "strength", "weight", "temperature", "top_p")
+# Of a trainable method: what it does with what it has learned, and whose labels it learns from. Arms that differ in
+# these too learn as much, and one of them learns for all.
+AFTER_LEARNING = ("to", "weights", "shuffle")
 LEARNING = 64  # cases that a method learns from in a plan, at least: it needs some of either kind
 QUESTIONS = 8
 CHOICE = "the choice of settings on the development split, whose time the command itself says when it begins"
@@ -67,7 +70,8 @@ class Step:
     that it makes an answer, whose later tokens are added up from its first ones. ``trains`` says that it counts in
     optimiser steps, not in cases. ``alters`` says that it leaves something in the model. ``left_out`` is what depends
     on the numbers and is not in the plan, as a clause without its full stop. ``settling`` is how many tokens more than
-    others' its answers need until each takes as much as the one before.
+    others' its answers need until each takes as much as the one before. ``least`` are the prompts that ``do`` works on
+    at least, however small the batch.
     """
 
     name: str
@@ -80,6 +84,7 @@ class Step:
     alters: bool = False
     left_out: str = ""
     settling: int = 0
+    least: int = 1
 
 
 def steps_of(run: Run) -> list[Step]:
@@ -122,15 +127,27 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
         alike.setdefault(key, []).append(name)
         methods.setdefault(key, answering)
     steps: list[Step] = []
+    learners: dict[str, list[str]] = {}
+    for key, names in alike.items():
+        learners.setdefault(signature(methods[key], without=AFTER_LEARNING), []).extend(names)
+    files: dict[str, list[Path]] = {how: [] for how in learners}
     for key, names in alike.items():
         method, label = methods[key], ", ".join(names)
-        if isinstance(method, TrainableMethod):
-            steps.append(Step(f"learning: {label}", _learn(method)))
+        how = signature(method, without=AFTER_LEARNING)
+        if isinstance(method, TrainableMethod) and (arms_alike := learners.pop(how, [])):
+            steps.append(
+                Step(
+                    f"learning: {', '.join(arms_alike)}",
+                    _learn(method, files[how]),
+                    times=len(arms_alike),
+                    least=LEARNING,
+                )
+            )
         able, alters = abilities(method), isinstance(method, NewAdapter)
         steps.append(
             Step(
                 f"answers: {label}",
-                _answer(method, adapter),
+                _answer(method, adapter, files[how]),
                 rows=1 if able.one_by_one else None,
                 times=len(names),
                 generates=True,
@@ -142,13 +159,15 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
     return steps
 
 
-def signature(method: Any) -> str:
-    """Equal for methods that compute as much: their class and settings, without ``VALUES``."""
+def signature(method: Any, *, without: Collection[str] = ()) -> str:
+    """Equal for methods that compute as much: class and settings, but for those of ``VALUES`` and ``without``."""
     if not dataclasses.is_dataclass(method) or isinstance(method, type):
         return repr(method)
     parts = []
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
+        if field.name in without:
+            continue
         shown = value is None if field.name in VALUES else signature(value)
         parts.append(f"{field.name}={shown}")
     return f"{type(method).__qualname__}({', '.join(parts)})"
@@ -158,7 +177,8 @@ def _labels(count: int) -> list[bool]:
     return [number % 2 == 0 for number in range(count)]
 
 
-def _learn(method: Any) -> "Callable[[Scene, int], object]":
+def _learn(method: Any, files: list[Path]) -> "Callable[[Scene, int], object]":
+    """Puts the file of what has been learned into ``files``, for the steps that answer with it."""
     if isinstance(method, TruthReadout) and method.point is None:
         # Which point it chooses depends on the numbers. The gradient down to the first one takes the most.
         method = replace(method, point=1)
@@ -169,14 +189,15 @@ def _learn(method: Any) -> "Callable[[Scene, int], object]":
             replace(prompt, text=f"{prompt.text} {number % QUESTIONS}")
             for number, prompt in enumerate(scene.prompts(max(rows, LEARNING)))
         ]
-        return method.learn(scene.vlm, prompts, _labels(len(prompts)), out=scene.folder / f"{id(method)}.safetensors")
+        path = scene.folder / f"{id(method)}.safetensors"
+        found = method.learn(scene.vlm, prompts, _labels(len(prompts)), out=path)
+        files[:] = [path]
+        return found
 
     return do
 
 
-def _answer(method: Any, adapter: "Settings | None") -> "Callable[[Scene, int], object]":
-    learned: list[Any] = []  # once, however many batches are tried
-
+def _answer(method: Any, adapter: "Settings | None", files: list[Path]) -> "Callable[[Scene, int], object]":
     def do(scene: Scene, rows: int) -> object:
         from interp.vision_cache import FeatureCache, shared_features
 
@@ -184,8 +205,9 @@ def _answer(method: Any, adapter: "Settings | None") -> "Callable[[Scene, int], 
         if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
             answering, vlm = Baseline(), second_copy(scene.vlm)
         elif isinstance(method, TrainableMethod):
-            learned.extend([] if learned else [_taught(method, scene)])
-            (answering,) = learned
+            if not files:  # learning did not fit
+                files.append(_taught(method, scene))
+            answering = method.read(files[0])
         elif isinstance(method, NewAdapter):
             assert adapter is not None
             answering, vlm = method.inner or Baseline(), _with_adapter(scene.vlm, adapter)
@@ -197,14 +219,15 @@ def _answer(method: Any, adapter: "Settings | None") -> "Callable[[Scene, int], 
     return do
 
 
-def _taught(method: Any, scene: Scene) -> Any:
-    """The method after learning from a few cases; where it would choose among points, at the first one."""
+def _taught(method: Any, scene: Scene) -> Path:
+    """The file of what the method learns from a few cases; where it would choose among points, at the first one."""
     if getattr(method, "point", 1) is None:
         method = replace(method, point=1)
     path = scene.folder / f"taught-{id(method)}.safetensors"
     few = Asked(8, 56, 56).prompts(LEARNING)
     prompts = [replace(prompt, text=f"{prompt.text} {number % QUESTIONS}") for number, prompt in enumerate(few)]
-    return method.learn(scene.vlm, prompts, _labels(LEARNING), out=path)
+    method.learn(scene.vlm, prompts, _labels(LEARNING), out=path)
+    return path
 
 
 def second_copy(vlm: "VLM") -> "VLM":

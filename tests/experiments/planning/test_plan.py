@@ -21,7 +21,7 @@ from experiments.planning import measure
 from experiments.planning.advice import advice
 from experiments.planning.measure import Measured, Outcome, Stage, room_of
 from experiments.planning.models import Asked, blueprint, build, known
-from experiments.planning.steps import Scene, Step, signature, steps_of
+from experiments.planning.steps import LEARNING, Scene, Step, signature, steps_of
 from experiments.planning.task import Plan, assumptions
 from experiments.planning.task import table as drawn
 from experiments.studies.mechanism.study import Mechanism
@@ -170,17 +170,41 @@ def test_what_a_method_learns_is_learned_once_at_one_point(tmp_path: Path, monke
     """However many batches are tried until one fits: at seven billion parameters each learning takes seconds."""
     points: list[int | None] = []
 
-    def learn(self: AblateDirection, *_: Any, **__: Any) -> Baseline:
+    def learn(self: AblateDirection, *_: Any, **__: Any) -> None:
         points.append(self.point)
-        return Baseline()
 
     monkeypatch.setattr(AblateDirection, "learn", learn)
+    monkeypatch.setattr(AblateDirection, "read", lambda self, out: Baseline())
     run = run_of("method=ablate_direction")
     steps = {step.name: step for step in steps_of(run)}
     scene = Scene(run, load("organism:llava", device="cpu"), Asked(8, 48, 48), tmp_path, 1, False)
     for rows in (2, 1):
         steps["answers: ablate_direction"].do(scene, rows)
     assert points == [1]
+
+
+def test_arms_that_learn_as_much_learn_once_in_a_plan_and_what_they_learn_is_answered_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[Path] = []
+    read: list[tuple[str, Path]] = []
+
+    def reading(self: AblateDirection, out: Path) -> Baseline:
+        read.append((self.to, out))
+        return Baseline()
+
+    monkeypatch.setattr(AblateDirection, "learn", lambda self, *_, out: learned.append(out))
+    monkeypatch.setattr(AblateDirection, "read", reading)
+    run = run_of("+exp=direction_ablation")
+    steps = {step.name: step for step in steps_of(run)}
+    (learning,) = (name for name in steps if name.startswith("learning"))
+    assert learning == "learning: ablate_direction, orthogonalised, to_safe, shuffled_to_safe, shuffled"
+    assert (steps[learning].times, steps[learning].least) == (5, LEARNING)
+    scene = Scene(run, load("organism:llava", device="cpu"), Asked(8, 48, 48), tmp_path, 1, False)
+    for name in (learning, "answers: ablate_direction", "answers: to_safe"):
+        steps[name].do(scene, 1)
+    (file,) = learned
+    assert read == [("zero", file), ("safe", file)]
 
 
 def test_a_failed_step_is_shown_as_it_is_said() -> None:

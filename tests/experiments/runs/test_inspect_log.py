@@ -122,10 +122,10 @@ def test_without_inspect_ai_the_message_says_how_to_get_it(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "inspect_ai", None)
     file = tmp_path / "x.eval"
     file.touch()
-    with pytest.raises(UserError, match=r"pip install 'forestlens\[inspect\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[inspect\]'"):
         Responses(str(file)).check(IconWorld().load().samples[:1])
     run = run_of("task=export", "task.format=inspect", f"run={tmp_path}")
-    with pytest.raises(UserError, match=r"pip install 'forestlens\[inspect\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[inspect\]'"):
         run.task(run)
 
 
