@@ -40,14 +40,14 @@ def steps() -> dict[str, Step]:
         return Step("lora", partial(_train, settings), trains=True, alters=True)
 
     return {
-        "plain": Step("plain", planned._answer(Baseline(), None), generates=True),
-        "vcd sequential": Step("vcd", planned._answer(VCD(branch="sequential"), None), generates=True),
-        "vcd paired": Step("vcd", planned._answer(VCD(branch="paired"), None), generates=True),
+        "plain": Step("plain", planned._answer(Baseline(), None, []), generates=True),
+        "vcd sequential": Step("vcd", planned._answer(VCD(branch="sequential"), None, []), generates=True),
+        "vcd paired": Step("vcd", planned._answer(VCD(branch="paired"), None, []), generates=True),
         "recording": planned._recording("recording"),
         "hidden states": tools["recording"],
         "knockout": tools["knockout"],
         "patching": tools["patching"],
-        "read-out": Step("read-out", planned._learn(TruthReadout())),
+        "read-out": Step("read-out", planned._learn(TruthReadout(), [])),
         "lora": trained("off"),
         "lora checkpointed": trained("on"),
     }
