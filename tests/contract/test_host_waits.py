@@ -6,16 +6,12 @@ ended, and of padding in every forward) are told apart by who called. ``tests/mi
 GPU the same.
 """
 
-import json
-import os
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.contract.jobs import lines_of
 
 NEVER = (
     *("plain", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),
@@ -28,14 +24,7 @@ ONCE = ("vcd_lazy", "recorded", "recorded_with_maps", "recorded_vcd")
 @cache
 def steps() -> dict[str, dict[str, Any]]:
     """What the job counted; skips where this torch cannot pretend a device."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.two_devices.waits"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    if reason := lines[0].get("unsupported"):
-        pytest.skip(reason)
-    return {line["method"]: line for line in lines}
+    return {line["method"]: line for line in lines_of("tests.two_devices.waits")}
 
 
 def test_every_way_to_answer_is_asked() -> None:

@@ -3,16 +3,12 @@
 Run on a pretended device (``interp.pretended``) that counts memory and runs out of it: ``tests.two_devices.memory``.
 """
 
-import json
-import os
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.contract.jobs import lines_of
 
 LOOPS = (
     *("scores", "states", "gradients", "knockout", "patching"),
@@ -24,14 +20,7 @@ LOGITS = ("score", "plain", "vcd_sequential", "vcd_paired", "prior_correction")
 @cache
 def said() -> list[dict[str, Any]]:
     """What the job measured; skips where this torch cannot pretend a device."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.two_devices.memory"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    if reason := lines[0].get("unsupported"):
-        pytest.skip(reason)
-    return lines
+    return lines_of("tests.two_devices.memory")
 
 
 def depths() -> list[dict[str, float]]:

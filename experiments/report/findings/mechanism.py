@@ -224,7 +224,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
             f"{cases['subset'].replace('_', '-')}, {cases['successes_looked_at']} successes matched to them and their "
             f"twins (same sentence, opposite truth), {cases['looked_at']} cases in all; pairs that do not align: "
             f"{_refused(result['refused'], cases['failures_looked_at'])}. The other sentences are ones that the model "
-            "answers otherwise, of as many tokens. Pairs whose margins lie less than "
-            f"{result['least_gap']:g} logits apart are patched and not counted."
+            "answers otherwise, of as many tokens."
         )
+        if (gap := result.get("least_gap")) is not None:  # results kept from before it was noted have none
+            found[-1] += f" Pairs whose margins lie less than {gap:g} logits apart are patched and not counted."
     return found + [f"No direction “{name}”: {why}." for name, why in result["missing"].items()]

@@ -378,6 +378,8 @@ def test_the_story_has_five_sentences_with_intervals() -> None:
     assert "not shown" in said[3]
     assert len(notes(told())) == 3
     assert "less than 0.25 logits apart" in notes(told())[1]
+    older = {name: value for name, value in told().items() if name != "least_gap"}
+    assert [len(note) > 0 and "logits apart" not in note for note in notes(older)] == [True] * 3
 
 
 def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int = 19) -> Any:
