@@ -4,6 +4,7 @@ torch is imported only where there is more than one process. They communicate ov
 runs on.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -185,7 +186,17 @@ def _talk() -> _Talk:
     # Training in the same processes finds its own backend here: accelerate takes a group that is there.
     gpus = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", store=store, rank=rank, world_size=size)
+    atexit.register(_leave)
     return _Talk(store, dist.new_group(backend="gloo", timeout=PATIENCE))
+
+
+def _leave() -> None:
+    """Ends the groups' threads, which else are now and then still there when the process ends, and abort it."""
+    import torch.distributed as dist
+
+    _talk.cache_clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextmanager
