@@ -7,7 +7,7 @@ a second branch is needed; so answers of the bundled organism are timed too. Imp
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,7 +167,7 @@ def bound_sentences(rows: Iterable[DecodingCost]) -> list[str]:
 def tables(measured: Iterable[DecodingMeasurements]) -> list[Table]:
     """Medians and ratios of a decoded token; seconds to the first one, and peaks above the model in MiB."""
     listed = list(measured)
-    token, prompt = _columns(12, TOKEN_COLUMNS), _columns(8, PROMPT_COLUMNS)
+    token, prompt = _columns(TOKEN_COLUMNS, fold=12), _columns(PROMPT_COLUMNS, fold=8)
     about = "Prompt: seconds to the first token, and memory"
     return [
         Table.of("A decoded token", map(_token_record, listed), columns=token, legend=TERMS),
@@ -182,7 +182,7 @@ def answer_tables(rows: "Iterable[AnswerCost]") -> list[Table]:
         | {heading: f"{getattr(row, ratio):.2f}" for heading, ratio in RATIOS.items() if hasattr(row, ratio)}
         for row in rows
     ]
-    return [Table.of("An answer of the organism", records, columns=_columns(0, list(records[0])))] if records else []
+    return [Table.of("An answer of the organism", records, columns=_columns(list(records[0])))] if records else []
 
 
 def answer_sentences(rows: "Iterable[AnswerCost]", device: str) -> list[str]:
@@ -216,19 +216,16 @@ PROMPTED, PEAKED = ("plain", "paired", "sequential", "two-forward", "lazy"), ("p
 PROMPT_COLUMNS = ("model", "items", *(f"{name} (s)" for name in PROMPTED), *(f"{name} (MiB)" for name in PEAKED))
 
 
-def _columns(fold: int, headings: Sequence[str]) -> list[Column]:
+def _columns(headings: Sequence[str], *, fold: int = 0) -> list[Column]:
     """In a terminal the unit, or what a time is divided by, stands below the name; a model's name is folded."""
 
-    def short(name: str) -> str:
-        return re.sub(r" \((.*)\)", r"\n\1", name).replace("/", "\n/").replace("two-", "two-\n")
+    def column(name: str) -> Column:
+        if name == "model":
+            return Column(name, "left", fold=fold)
+        short = re.sub(r" \((.*)\)", r"\n\1", name).replace("/", "\n/").replace("two-", "two-\n")
+        return Column(name, short=short, narrow=Narrow.NOTHING if name == OF_OTHERS else Narrow.WHOLE)
 
-    columns = [Column(name, short=short(name)) for name in headings]
-    return [
-        Column("model", "left", fold=fold)
-        if one.heading == "model"
-        else replace(one, narrow=Narrow.NOTHING if one.heading == OF_OTHERS else one.narrow)
-        for one in columns
-    ]
+    return [column(name) for name in headings]
 
 
 def _token_record(one: DecodingMeasurements) -> dict[str, str]:

@@ -36,7 +36,7 @@ def needed() -> None:
         import inspect_ai  # noqa: F401
     except ImportError:
         raise UserError(
-            "logs of Inspect need inspect_ai, which is not installed; in the clone, type pip install '.[inspect]' with "
+            "logs of Inspect need inspect_ai, which is not installed; in the clone, type pip install '.[inspect]' in "
             "an environment of its own, without constraints.txt"
         ) from None
 

@@ -56,9 +56,11 @@ def run(run: Run, *, columns: int, rows: int) -> None:
         contact_sheet(samples, columns).save(path)
         (store.path / "understood.txt").write_text(said, encoding="utf-8", errors="replace")
         console.print(said, highlight=False, markup=False, soft_wrap=True)
-        console.print(
-            f"{len(samples)} case{'s' * (len(samples) != 1)}: {path}", highlight=False, markup=False, soft_wrap=True
-        )
+        console.print(f"{_so_many(samples)}: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _so_many(samples: Sequence[Sample]) -> str:
+    return f"{len(samples)} case{'s' * (len(samples) != 1)}"
 
 
 def _examined(run: Run, given: Loaded, name: str, tested: Sequence[Sample] = ()) -> tuple[list[Sample], str]:
@@ -162,15 +164,13 @@ def export(run: Run, *, to: str | None, format: str) -> None:
     if format == "vlmevalkit":
         samples = limited(load_cases(run, Console()).samples, run.limit)
         path = export_vlmevalkit(samples, to)
-        Console().print(f"{len(samples)} case{'s' * (len(samples) != 1)}: {path}", highlight=False, soft_wrap=True)
+        Console().print(f"{_so_many(samples)}: {path}", highlight=False, soft_wrap=True)
         return
     samples = [sample for sample in load_cases(run, Console()).samples if sample.subset != "control"]
     samples = limited(samples, run.limit)
     folder = export_mmsafeaware(samples, Path(to))
     reading = f"read it with benchmark=mmsafeaware benchmark.root={folder}"
-    Console().print(
-        f"{len(samples)} case{'s' * (len(samples) != 1)}: {folder} ({reading})", highlight=False, soft_wrap=True
-    )
+    Console().print(f"{_so_many(samples)}: {folder} ({reading})", highlight=False, soft_wrap=True)
 
 
 def _export_run(run: Run) -> None:
