@@ -48,12 +48,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interp.attention import Queries, record_attention
-    from interp.attention_knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect
-    from interp.attention_tables import image_share, normalised, patch_map, weights_of, word_masses
-    from interp.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
+    from interp.attention.check import check_recorder
+    from interp.attention.record import Queries, record_attention
+    from interp.attention.tables import image_share, normalised, patch_map, weights_of, word_masses
     from interp.checkpoints.config import ModelConfig
-    from interp.directions import (
+    from interp.errors import UserError
+    from interp.figures.attention import head_grid, image_overlay, layer_curves, layer_groups, text_heat
+    from interp.generation import Generation
+    from interp.hooks.forward import paused
+    from interp.hooks.residual import edit_residual, residuals
+    from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
+    from interp.metric import Metric, logit_difference
+    from interp.output_head import float32_head, native_head
+    from interp.prompt import Prompt
+    from interp.segments import segment
+    from interp.speed.vision_cache import FeatureCache, shared_features
+    from interp.tools.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
+    from interp.tools.directions import (
         Direction,
         cosines,
         fit_direction,
@@ -62,32 +73,21 @@ if TYPE_CHECKING:
         projections,
         save_directions,
     )
-    from interp.errors import UserError
-    from interp.generation import Generation
-    from interp.head_attention import head_patterns
-    from interp.hooks.forward import paused
-    from interp.hooks.residual import edit_residual, residuals
-    from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
-    from interp.lens import logit_lens
-    from interp.logit_attribution import direct_logit_attribution
-    from interp.metric import Metric, logit_difference
-    from interp.output_head import float32_head, native_head
-    from interp.patching import misaligned, patch
-    from interp.plot import head_grid, image_overlay, layer_curves, layer_groups, text_heat
-    from interp.probes import Probe, probe
-    from interp.prompt import Prompt
-    from interp.recorder_check import check_recorder
-    from interp.segments import segment
-    from interp.vision_cache import FeatureCache, shared_features
+    from interp.tools.head_patterns import head_patterns
+    from interp.tools.knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect
+    from interp.tools.lens import logit_lens
+    from interp.tools.logit_attribution import direct_logit_attribution
+    from interp.tools.patching import misaligned, patch
+    from interp.tools.probes import Probe, probe
     from interp.vlm import VLM, load
 
 _NAMES = {
-    "attention": ("Queries", "record_attention"),
-    "attention_knockout": ("knockout", "knockout_by_head", "knockout_by_window", "knockout_effect"),
-    "attention_tables": ("image_share", "normalised", "patch_map", "weights_of", "word_masses"),
-    "attribution": ("integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
+    "attention.record": ("Queries", "record_attention"),
+    "tools.knockout": ("knockout", "knockout_by_head", "knockout_by_window", "knockout_effect"),
+    "attention.tables": ("image_share", "normalised", "patch_map", "weights_of", "word_masses"),
+    "tools.attribution": ("integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
     "checkpoints.config": ("ModelConfig",),
-    "directions": (
+    "tools.directions": (
         "Direction",
         "cosines",
         "fit_direction",
@@ -99,20 +99,20 @@ _NAMES = {
     "errors": ("UserError",),
     "output_head": ("float32_head", "native_head"),
     "generation": ("Generation",),
-    "head_attention": ("head_patterns",),
+    "tools.head_patterns": ("head_patterns",),
     "hooks.forward": ("paused",),
     "hooks.residual": ("edit_residual", "residuals"),
     "hooks.sublayers": ("activations", "edit_activations", "load_activations", "save_activations"),
-    "lens": ("logit_lens",),
-    "logit_attribution": ("direct_logit_attribution",),
+    "tools.lens": ("logit_lens",),
+    "tools.logit_attribution": ("direct_logit_attribution",),
     "metric": ("Metric", "logit_difference"),
-    "patching": ("misaligned", "patch"),
-    "plot": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
-    "probes": ("Probe", "probe"),
+    "tools.patching": ("misaligned", "patch"),
+    "figures.attention": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
+    "tools.probes": ("Probe", "probe"),
     "prompt": ("Prompt",),
-    "recorder_check": ("check_recorder",),
+    "attention.check": ("check_recorder",),
     "segments": ("segment",),
-    "vision_cache": ("FeatureCache", "shared_features"),
+    "speed.vision_cache": ("FeatureCache", "shared_features"),
     "vlm": ("VLM", "load"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

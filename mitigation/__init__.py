@@ -43,50 +43,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mitigation.activation_steering import DirectionSteering
     from mitigation.attention_steering import AttentionSteering
     from mitigation.contrastive.corruption import diffuse_images
     from mitigation.contrastive.paired import generate_paired
     from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
     from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
-    from mitigation.direction_ablation import AblateDirection, AblateRandom
     from mitigation.ecso import ECSO
-    from mitigation.local_picture import AGLA
+    from mitigation.learned.activation_steering import DirectionSteering
+    from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
+    from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod
-    from mitigation.one_layer import ONLY
-    from mitigation.opera import OPERA
+    from mitigation.peers.agla import AGLA
+    from mitigation.peers.only import ONLY
+    from mitigation.peers.opera import OPERA
+    from mitigation.peers.published_baselines import M3ID, PAI, InstructionContrast
+    from mitigation.peers.vista import VISTA
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
-    from mitigation.probe_readout import TruthReadout
     from mitigation.prompting import ContextPrompt, SafetyPrompt
-    from mitigation.published_baselines import M3ID, PAI, InstructionContrast
     from mitigation.threshold import CalibratedShift, ConstantShift
     from mitigation.vcd import VCD
     from mitigation.verbalise import Verbalise
-    from mitigation.visual_steering import VISTA
     from mitigation.vrtuning.method import VRTuning
     from mitigation.wrappers import Sampled, Shifted, ShiftedTrainable
 
 _NAMES = {
-    "activation_steering": ("DirectionSteering",),
+    "learned.activation_steering": ("DirectionSteering",),
     "attention_steering": ("AttentionSteering",),
     "contrastive.corruption": ("diffuse_images",),
     "contrastive.paired": ("generate_paired",),
     "contrastive.processors": ("VisualContrastiveLogitsProcessor",),
     "controls": ("CutoffOnly", "SelfContrast", "TextOnly", "YesBias"),
-    "direction_ablation": ("AblateDirection", "AblateRandom"),
+    "learned.direction_ablation": ("AblateDirection", "AblateRandom"),
     "ecso": ("ECSO",),
-    "local_picture": ("AGLA",),
+    "peers.agla": ("AGLA",),
     "method": ("Baseline", "Method", "TrainableMethod"),
-    "one_layer": ("ONLY",),
-    "opera": ("OPERA",),
+    "peers.only": ("ONLY",),
+    "peers.opera": ("OPERA",),
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
-    "probe_readout": ("TruthReadout",),
+    "learned.probe_readout": ("TruthReadout",),
     "prompting": ("ContextPrompt", "SafetyPrompt"),
-    "published_baselines": ("M3ID", "PAI", "InstructionContrast"),
+    "peers.published_baselines": ("M3ID", "PAI", "InstructionContrast"),
     "threshold": ("CalibratedShift", "ConstantShift"),
     "vcd": ("VCD",),
     "verbalise": ("Verbalise",),
-    "visual_steering": ("VISTA",),
+    "peers.vista": ("VISTA",),
     "vrtuning.method": ("VRTuning",),
     "wrappers": ("Sampled", "Shifted", "ShiftedTrainable"),
 }

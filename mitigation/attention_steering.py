@@ -1,7 +1,7 @@
 """Attention steering: raises attention logits on the picture in chosen layers while the model generates.
 
 After PAI (Liu et al. 2024, arXiv 2407.21771), which steers every layer from a first one on. Use
-``interp.attention_knockout`` to find the layers that matter. Importing this module loads neither torch nor
+``interp.tools.knockout`` to find the layers that matter. Importing this module loads neither torch nor
 transformers; generating does.
 """
 

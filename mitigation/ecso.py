@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
-from mitigation import deixis
+from mitigation import reference_resolution
 from mitigation.steps import Steps, check_words
 from mitigation.validation import check_pictured
 
@@ -118,8 +118,8 @@ class ECSO:
         """The question of the second answer."""
         question = prompt.text
         if self.reword:
-            whole = deixis.parts(prompt.text, prompt.request)
-            question = f"{deixis.unpictured(whole.before)}{whole.request}{whole.after}"
+            whole = reference_resolution.parts(prompt.text, prompt.request)
+            question = f"{reference_resolution.unpictured(whole.before)}{whole.request}{whole.after}"
         return replace(prompt, text=_filled(self.again, description=description, question=question), image=None)
 
 

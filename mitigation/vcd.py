@@ -82,7 +82,7 @@ class VCD:
                 ``VisualContrastiveLogitsProcessor``), or attention is recorded with a paired branch.
         """
         check_pictured(prompts, "VCD contrasts two pictures")
-        from interp.vision_cache import features_together
+        from interp.speed.vision_cache import features_together
 
         branch = self.branch_now(vlm)
         encoded = vlm.encode(prompts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation import deixis
+from mitigation import reference_resolution
 from mitigation.steps import Steps, check_words
 from mitigation.validation import check_pictured
 
@@ -37,7 +37,7 @@ class Verbalise:
 
     ``describe``: "model" asks the model ``question`` (greedily, ``description_tokens`` at most), "oracle" takes the
     benchmark's own sentence (``Prompt.shows``). ``resolve``: "rule" puts the description's noun phrase in place of the
-    words that point (``mitigation.deixis``, English); "model" asks the model to, by ``rewrite`` (with
+    words that point (``mitigation.reference_resolution``, English); "model" asks the model to, by ``rewrite`` (with
     ``{description}`` in words; without it beside the picture); "both" takes the rule where the model's sentence fails
     its check. Where nothing comes of these, the description stands on a line before the question. "before" puts it
     there and leaves the request alone; so does "pointing", as "There is a cockroach.". ``picture``: whether the picture
@@ -100,20 +100,24 @@ class Verbalise:
 
     def judged(self, prompt: "Prompt", description: str, rewritten: str = "") -> "Judged":
         """The last question about ``prompt``, by its description and what the model rewrote (for some ``resolve``)."""
-        whole = deixis.parts(prompt.text, prompt.request)
+        whole = reference_resolution.parts(prompt.text, prompt.request)
         request, how, before = whole.request, "", ""
-        thing = deixis.phrase(description)
+        thing = reference_resolution.phrase(description)
         if self.resolve in ("model", "both") and _fits(rewritten, request, description):
             request, how = _bare(rewritten), "model"
-        elif self.resolve in ("rule", "both") and thing and (found := deixis.resolved(request, deixis.definite(thing))):
+        elif (
+            self.resolve in ("rule", "both")
+            and thing
+            and (found := reference_resolution.resolved(request, reference_resolution.definite(thing)))
+        ):
             request, how = found, "rule"
         elif not description.strip():
             how = _NO_DESCRIPTION
         elif self.resolve == "pointing" and thing:
-            before, how = deixis.there_is(thing), "pointing"
+            before, how = reference_resolution.there_is(thing), "pointing"
         else:
             before, how = _sentences(description), "before"
-        reworded = deixis.unpictured(whole.before) if self.reword and not self.picture else whole.before
+        reworded = reference_resolution.unpictured(whole.before) if self.reword and not self.picture else whole.before
         text = "\n".join(filter(None, (before, f"{reworded}{request}{whole.after}")))
         steps = {REQUEST: request, RESOLVED: how} | ({QUESTION: text} if before or reworded != whole.before else {})
         return Judged(replace(prompt, text=text, image=prompt.image if self.picture else None, request=request), steps)
@@ -140,7 +144,7 @@ class Verbalise:
         for row, description in said.items():
             if not description.strip():
                 continue
-            request = deixis.parts(prompts[row].text, prompts[row].request).request
+            request = reference_resolution.parts(prompts[row].text, prompts[row].request).request
             longest = max(longest, len(request.split()))
             text = self.rewrite.replace("{description}", _sentences(description)).replace("{request}", request)
             asked[row] = replace(prompts[row], text=text, system=None, image=None if in_words else prompts[row].image)
@@ -171,7 +175,7 @@ def _fits(rewritten: str, request: str, description: str) -> bool:
     It is one line, no longer than request and description together, has half of the request's words, changes it, names
     something that the description names, and points no more.
     """
-    sentence, thing = _bare(rewritten), deixis.phrase(description)
+    sentence, thing = _bare(rewritten), reference_resolution.phrase(description)
     words, asked, named = ([word.strip(_MARKS).lower() for word in t.split()] for t in (sentence, request, thing))
     return (
         bool(sentence)
@@ -179,6 +183,8 @@ def _fits(rewritten: str, request: str, description: str) -> bool:
         and words != asked
         and len(words) <= len(asked) + len(description.split()) + 4
         and 2 * sum(word in words for word in asked) >= len(asked)
-        and any(word in words and word not in asked and word not in deixis.FUNCTION_WORDS for word in named)
-        and not deixis.points(sentence)
+        and any(
+            word in words and word not in asked and word not in reference_resolution.FUNCTION_WORDS for word in named
+        )
+        and not reference_resolution.points(sentence)
     )

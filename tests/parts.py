@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from interp.checkpoints.composed import Base, content_hash, save_parts
+from interp.checkpoints.lora import adapted_layers, insert_new
 from interp.families import layout_for
-from interp.lora import adapted_layers, insert_new
 from tests.tiny import Pieces, tiny_llava
 
 RANK, ALPHA = 2, 6.0

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from experiments.bench.harness import Child, meter_for, result_of, timed
 from experiments.bench.models import prompt_of, sized
-from interp.attention import Queries, Record, record_attention
+from interp.attention.record import Queries, Record, record_attention
 from interp.errors import UserError
 from interp.segments import Segments, segment
 from interp.vlm import VLM

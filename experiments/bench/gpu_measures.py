@@ -107,11 +107,11 @@ def mechanism_and_readout(size: str, device: str) -> list[Reading]:
 
 
 def _tools(vlm: VLM, loaded: Loaded, folder: Path) -> dict[str, Callable[[], object]]:
-    from interp.attention_knockout import knockout_by_window
     from interp.hooks.residual import residuals
-    from interp.lens import logit_lens
-    from interp.patching import patch
-    from mitigation.probe_readout import TruthReadout
+    from interp.tools.knockout import knockout_by_window
+    from interp.tools.lens import logit_lens
+    from interp.tools.patching import patch
+    from mitigation.learned.probe_readout import TruthReadout
 
     safe = [sample.gold == "yes" for sample in loaded.samples]
     prompts = [_prompt(sample) for sample in loaded.samples]

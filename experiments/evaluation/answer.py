@@ -39,7 +39,7 @@ from mitigation.steps import kept_by
 
 if TYPE_CHECKING:
     from interp.prompt_length import Lengths
-    from interp.vision_cache import FeatureCache
+    from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
@@ -190,14 +190,14 @@ class Answering:
     @cached_property
     def features(self) -> "FeatureCache":
         """The image features that the arms of this run share."""
-        from interp.vision_cache import FeatureCache
+        from interp.speed.vision_cache import FeatureCache
 
         return FeatureCache(self.run.feature_cache_mib)
 
     def _features(self) -> AbstractContextManager[None]:
         if self.vlm is None or self.run.endpoint is not None:
             return nullcontext()
-        from interp.vision_cache import shared_features
+        from interp.speed.vision_cache import shared_features
 
         return shared_features(self.vlm, self.features)
 

@@ -25,7 +25,7 @@ from interp.batching import gathered
 from interp.errors import UserError
 
 if TYPE_CHECKING:
-    from interp.attention_tables import AttentionMap
+    from interp.attention.tables import AttentionMap
     from interp.image_grid import PatchGrid
     from interp.segments import RowSegments
     from interp.vlm import VLM, Generation, Prompt
@@ -142,7 +142,7 @@ def _recorded(
     max_new_tokens: int,
 ) -> list[dict[str, Any]]:
     """What ``record_cases`` says of each case under one arm."""
-    from interp.attention import record_attention
+    from interp.attention.record import record_attention
 
     steps = range(min(resolution.tokens, max_new_tokens))
 

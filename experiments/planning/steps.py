@@ -23,8 +23,8 @@ from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.study import VRTuningStudy
 from experiments.types import AnsweredElsewhere
 from interp.errors import UserError
+from mitigation.learned.probe_readout import TruthReadout
 from mitigation.method import Baseline, TrainableMethod, abilities
-from mitigation.probe_readout import TruthReadout
 from mitigation.threshold import ConstantShift
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _learn(method: Any, files: list[Path]) -> "Callable[[Scene, int], object]":
 
 def _answer(method: Any, adapter: "Settings | None", files: list[Path]) -> "Callable[[Scene, int], object]":
     def do(scene: Scene, rows: int) -> object:
-        from interp.vision_cache import FeatureCache, shared_features
+        from interp.speed.vision_cache import FeatureCache, shared_features
 
         answering, vlm = method, scene.vlm
         if getattr(method, "weights", False) is True:  # a second checkpoint, which is on disk in the study
@@ -255,7 +255,7 @@ def _attention(run: Run) -> list[Step]:
 
 def _recording(name: str, rows: int | None = None) -> Step:
     def do(scene: Scene, count: int) -> object:
-        from interp.attention import Queries, record_attention
+        from interp.attention.record import Queries, record_attention
 
         with record_attention(scene.vlm, queries=Queries.GENERATED, maps=Queries.VERDICT) as record:
             found = scene.vlm.generate(scene.prompts(count), max_new_tokens=scene.new_tokens)
@@ -266,14 +266,14 @@ def _recording(name: str, rows: int | None = None) -> Step:
 
 def _cut(scene: Scene, rows: int) -> object:
     from experiments.studies.attention.analysis import EDGES
-    from interp.attention_knockout import knockout
+    from interp.tools.knockout import knockout
 
     with knockout(scene.vlm, EDGES):
         return scene.vlm.score(scene.prompts(rows))
 
 
 def _attribute(scene: Scene, rows: int) -> object:
-    from interp.attribution import integrated_gradients
+    from interp.tools.attribution import integrated_gradients
 
     return integrated_gradients(scene.vlm, scene.prompts(rows)[0], steps=8, batch_size=8)
 
@@ -285,7 +285,7 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
     """
     from experiments.studies.mechanism import examination as tools
     from interp.hooks.residual import last_layer
-    from interp.lower_layers import MOST
+    from interp.speed.lower_layers import MOST
 
     windows: dict[str, Any] = {"width": task.width, "stride": task.stride}
     some: dict[str, Any] = {"edges": tools.EDGES[:1], "latest": MOST}
@@ -374,7 +374,7 @@ def training_step(scene: Scene, settings: "Settings", rows: int) -> float:
     import torch
     from trl.trainer.utils import add_fused_lm_head
 
-    from interp.gradients import same_functions
+    from interp.tools.gradients import same_functions
     from mitigation.vrtuning.collator import Collator
 
     vlm = scene.vlm

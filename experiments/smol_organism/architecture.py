@@ -22,8 +22,8 @@ from transformers import (
 
 from experiments.model_organism.architecture import build_processor as organism_processor
 from interp.checkpoints.composed import SMOLLM2, Base, assembled, content_hash, save_parts
+from interp.checkpoints.lora import insert_new
 from interp.families import LAYOUTS
-from interp.lora import insert_new
 from interp.vlm import load
 
 IMAGE_TOKEN = "<image>"

@@ -29,7 +29,7 @@ from experiments.smol_organism.architecture import Pieces
 from experiments.smol_organism.recipe import Recipe
 from experiments.smol_organism.replay import instructions, own_answers
 from experiments.smol_organism.seeing import example
-from interp.lora import adapted_layers
+from interp.checkpoints.lora import adapted_layers
 
 TOGETHER = 4  # batches drawn at once and sorted by length, so that little is padded
 WARM = 20  # steps

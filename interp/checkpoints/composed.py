@@ -117,7 +117,7 @@ def wanted_base(folder: Path) -> Base:
     Raises:
         UserError: a part is missing, or the adapter's configuration does not name a base.
     """
-    from interp.lora import CONFIG, WEIGHTS, read_adapter_config
+    from interp.checkpoints.lora import CONFIG, WEIGHTS, read_adapter_config
 
     for part in (EYES, f"{ADAPTER}/{CONFIG}", f"{ADAPTER}/{WEIGHTS}"):
         if not (folder / part).is_file():
@@ -216,7 +216,7 @@ def _short(revision: str) -> str:
 
 def parts_hash(folder: Path, base: str) -> str:
     """``sha256:`` and 12 hex digits over eyes, adapter and the base's ``content_hash``: the model's revision."""
-    from interp.lora import CONFIG, WEIGHTS
+    from interp.checkpoints.lora import CONFIG, WEIGHTS
 
     digest = hashlib.sha256(base.encode())
     for part in (EYES, f"{ADAPTER}/{CONFIG}", f"{ADAPTER}/{WEIGHTS}"):
@@ -233,7 +233,7 @@ def compose(folder: Path, *, dtype: "torch.dtype", attn_implementation: str = "s
     """
     from transformers import AutoConfig, GenerationConfig
 
-    from interp.lora import insert_saved
+    from interp.checkpoints.lora import insert_saved
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     model = assembled(
@@ -305,12 +305,13 @@ def _placed(name: str, layout: Layout) -> str:
 def save_parts(model: Any, processor: Any, folder: Path, base: Base) -> None:
     """Writes the form that ``compose`` reads: all but the language model's own weights, in bfloat16.
 
-    ``model`` carries an adapter (``interp.lora``); ``base`` names what it was trained on. ``model`` does not change.
+    ``model`` carries an adapter (``interp.checkpoints.lora``); ``base`` names what it was trained on. ``model`` does
+    not change.
     """
     import torch
     from safetensors.torch import save_file
 
-    from interp.lora import save_adapter
+    from interp.checkpoints.lora import save_adapter
 
     layout = layout_for(model)
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 *Layer* l is an index into ``hidden_states``: 0 is the input of the first decoder layer (the embeddings, with the image
 features inserted), l is the output of decoder layer l − 1, up to L, the number of decoder layers. All are before the
-final norm. (``interp.attention`` and ``interp.attention_knockout`` number the decoder layers instead, 0 to L − 1.)
+final norm. (``interp.attention.record`` and ``interp.tools.knockout`` number the decoder layers instead, 0 to L − 1.)
 
 *Places* are groups of a prompt's columns, by ``interp.segments``. ``verdict`` is the last column, from which the first
 answer token is predicted; it belongs to no other place. ``image``, ``user``, ``system``, ``template`` and ``sink`` are
@@ -132,8 +132,8 @@ def residuals(
     """The residual stream of each prompt at ``layers`` (default: 0 to L), with one forward per batch.
 
     Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU. ``batch_size`` is the
-    most prompts at once, None for the rule of the open road (``interp.batching``). Where a memory of these prompts is
-    open (``interp.hooks.state_memory``), what it holds is not read again.
+    most prompts at once, None for the rule of the open road (``interp.batching``). Where a memory of these
+    prompts is open (``interp.hooks.state_memory``), what it holds is not read again.
 
     Raises:
         UserError: no prompts, no places, an unknown place or layer, or image tokens of a model that has none.

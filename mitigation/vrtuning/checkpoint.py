@@ -117,7 +117,7 @@ def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
 
     from peft import PeftModel
 
-    from interp.lora import plain_state
+    from interp.checkpoints.lora import plain_state
     from interp.vlm import VLM, load
 
     source = folder_of(adapter)

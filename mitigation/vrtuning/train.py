@@ -27,7 +27,7 @@ from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
 from interp.families import Layout
-from interp.plot import LABEL, OKABE_ITO, TEXT, WIDTH
+from interp.figures.attention import LABEL, OKABE_ITO, TEXT, WIDTH
 from interp.vlm import VLM, load
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.callbacks import Marker, last_complete, refuse_nan, untouched

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from interp.attention import Queries, Record, record_attention
-from interp.attention_tables import image_share, patch_map, weights_of
+from interp.attention.record import Queries, Record, record_attention
+from interp.attention.tables import image_share, patch_map, weights_of
 from interp.errors import UserError
 from interp.segments import IMAGE
 from interp.vlm import VLM, Prompt, load

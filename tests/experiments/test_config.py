@@ -13,7 +13,7 @@ import conf
 from experiments.config import digest
 from experiments.studies.model_table import configurations
 from interp.errors import UserError
-from mitigation.activation_steering import DirectionSteering
+from mitigation.learned.activation_steering import DirectionSteering
 from mitigation.method import Baseline, TrainableMethod
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from interp import attention as capture
-from interp.attention import Queries, record_attention
-from interp.attention_tables import image_share
+from interp.attention import record as capture
+from interp.attention.record import Queries, record_attention
+from interp.attention.tables import image_share
 from interp.errors import UserError
 from interp.hooks.attention import _TAPS, _implementations, intercept
 from interp.hooks.forward import paused

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interp.attention_tables import (
+from interp.attention.tables import (
     AttentionMap,
     Masses,
     image_share,
@@ -17,7 +17,7 @@ from interp.attention_tables import (
     select,
     weights_of,
 )
-from interp.attention_tables import word_masses as words_of
+from interp.attention.tables import word_masses as words_of
 from interp.errors import UserError
 from interp.image_grid import PatchGrid
 from interp.segments import SEGMENTS, RowSegments, Word

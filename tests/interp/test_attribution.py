@@ -7,15 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from interp.attribution import (
+from interp.errors import UserError
+from interp.metric import logit_difference
+from interp.tools.attribution import (
     integrated_gradients,
     mean_colour,
     occlude_image,
     occlude_words,
     pixel_map,
 )
-from interp.errors import UserError
-from interp.metric import logit_difference
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.tiny import picture

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.attention_knockout import knockout_by_window
 from interp.batching import BatchRule, MemoryLimit, gathered, halved, measured, resumable, road, scores
 from interp.errors import UserError
 from interp.generation import Generation
 from interp.hooks.residual import residuals
-from interp.lens import logit_lens
-from interp.patching import patch
 from interp.prompt_length import Lengths
+from interp.tools.knockout import knockout_by_window
+from interp.tools.lens import logit_lens
+from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 

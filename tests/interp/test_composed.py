@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, LlamaForCausal
 
 from interp.checkpoints import composed
 from interp.checkpoints.composed import ADAPTER, EYES, Record, content_hash, write_record
+from interp.checkpoints.lora import CONFIG, WEIGHTS, LoraLinear, adapted_layers
 from interp.errors import UserError
-from interp.lora import CONFIG, WEIGHTS, LoraLinear, adapted_layers
 from interp.vlm import VLM, Prompt, load
 from tests.parts import save_base, tiny_parts
 from tests.tiny import Pieces, picture

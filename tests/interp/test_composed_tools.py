@@ -27,10 +27,10 @@ from interp import (
     shared_features,
 )
 from interp.checkpoints.composed import is_composed
+from interp.checkpoints.lora import LoraLinear, adapted_layers, plain_state
 from interp.errors import UserError
-from interp.lora import LoraLinear, adapted_layers, plain_state
 from interp.vlm import VLM
-from mitigation.orthogonalization import orthogonalised, without
+from mitigation.learned.orthogonalization import orthogonalised, without
 from mitigation.vcd import VCD
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.method import VRTuning

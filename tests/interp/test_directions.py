@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from interp.directions import Direction, Kind, cosines, fit_direction, load_directions, project, projections
-from interp.directions import save_directions as save
 from interp.errors import UserError
 from interp.hooks.residual import residuals
-from interp.probes import probe
+from interp.tools.directions import Direction, Kind, cosines, fit_direction, load_directions, project, projections
+from interp.tools.directions import save_directions as save
+from interp.tools.probes import probe
 from interp.vlm import VLM, Prompt
 from tests.planted import Plan, coloured, planted
 from tests.planted import direction as axis

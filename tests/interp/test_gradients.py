@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlavaForConditionalGeneration
 
 from interp.batching import BatchRule, road
-from interp.gradients import activation_gradients
 from interp.hooks.residual import LayerStates, edit_residual
+from interp.tools.gradients import activation_gradients
 from interp.vlm import VLM, Prompt
-from mitigation.ridge_probe import margin_gradient
+from mitigation.learned.ridge_probe import margin_gradient
 from tests.families import FAMILIES
 from tests.tiny import picture, tiny_config, tiny_processor
 

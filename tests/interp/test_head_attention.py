@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from interp.attention_tables import patch_map
+from interp.attention.tables import patch_map
 from interp.errors import UserError
-from interp.head_attention import head_patterns
-from interp.logit_attribution import direct_logit_attribution
+from interp.tools.head_patterns import head_patterns
+from interp.tools.logit_attribution import direct_logit_attribution
 from interp.vlm import VLM, Prompt
 from tests.interp.eager import eager_weights
 from tests.planted import Plan, coloured, planted

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from interp.attention import Queries, record_attention
-from interp.attention_knockout import knockout
+from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.residual import PLACES, LayerStates, edit_residual, last_layer, residuals
 from interp.segments import segment
+from interp.tools.knockout import knockout
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.second_branch import SecondBranch
 from tests.families import FAMILIES, Pieces, llava, paligemma2

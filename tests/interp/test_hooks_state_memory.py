@@ -11,9 +11,9 @@ from interp.batching import BatchRule, measured, resumable, road
 from interp.hooks.residual import edit_residual, residuals
 from interp.hooks.state_memory import StateMemory
 from interp.vlm import VLM, Prompt, load
-from mitigation.activation_steering import DirectionSteering
-from mitigation.probe_readout import TruthReadout
-from mitigation.ridge_probe import margin_gradient
+from mitigation.learned.activation_steering import DirectionSteering
+from mitigation.learned.probe_readout import TruthReadout
+from mitigation.learned.ridge_probe import margin_gradient
 from tests.experiments.compose import run_of
 from tests.tiny import picture
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from interp.hooks.residual import last_layer, residuals
-from interp.lens import lens_logits, logit_lens
 from interp.metric import logit_difference
+from interp.tools.lens import lens_logits, logit_lens
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.planted import MARGIN, Plan, coloured, planted

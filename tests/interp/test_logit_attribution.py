@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.logit_attribution import direct_logit_attribution
 from interp.metric import logit_difference
+from interp.tools.logit_attribution import direct_logit_attribution
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.planted import MARGIN, Plan, coloured, planted

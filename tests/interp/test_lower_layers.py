@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from interp import lower_layers
-from interp.attention_knockout import knockout_by_window
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
-from interp.lower_layers import kept, share_run, stops
-from interp.patching import PatchEffects, patch
 from interp.segments import RowSegments
+from interp.speed import lower_layers
+from interp.speed.lower_layers import kept, share_run, stops
+from interp.tools.knockout import knockout_by_window
+from interp.tools.patching import PatchEffects, patch
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, planted

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from interp.attention import record_attention
+from interp.attention.record import record_attention
 from interp.checkpoints import load as loading
 from interp.checkpoints import memory
 from interp.checkpoints.config import ModelConfig

@@ -8,8 +8,8 @@ import torch
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
 from interp.metric import logit_difference
-from interp.patching import misaligned, patch
 from interp.segments import segment
+from interp.tools.patching import misaligned, patch
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, planted

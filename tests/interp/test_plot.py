@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from interp import plot
 from interp.errors import UserError
+from interp.figures import attention as plot
 from tests.tiny import picture
 
 RNG = np.random.default_rng(0)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from interp.attention_knockout import knockout_by_head, knockout_by_window, knockout_effect
 from interp.errors import UserError
-from interp.lens import logit_lens
-from interp.logit_attribution import direct_logit_attribution
-from interp.patching import patch
+from interp.tools.knockout import knockout_by_head, knockout_by_window, knockout_effect
+from interp.tools.lens import logit_lens
+from interp.tools.logit_attribution import direct_logit_attribution
+from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import picture

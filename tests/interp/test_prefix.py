@@ -5,8 +5,8 @@ import torch
 
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
-from interp.prefix import Prefix
 from interp.segments import segment
+from interp.speed.prefix import Prefix
 from interp.vlm import VLM, Prompt
 from tests import families
 from tests.tiny import picture

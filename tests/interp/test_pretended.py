@@ -10,7 +10,7 @@ from tests.conftest import REPOSITORY
 SCRIPT = """
 import torch
 from torch.utils.checkpoint import checkpoint
-from interp.gradients import same_functions
+from interp.tools.gradients import same_functions
 from interp.pretended import TOKEN, DeviceMismatch, Unsupported, world
 
 def refused(run):

@@ -7,8 +7,8 @@ from sklearn.covariance import ledoit_wolf
 from sklearn.metrics import roc_auc_score
 
 from interp.errors import UserError
-from interp.lda import discriminant, grouped_folds, raked, shrinkage
-from interp.probes import auroc, probe
+from interp.tools.lda import discriminant, grouped_folds, raked, shrinkage
+from interp.tools.probes import auroc, probe
 
 ROWS, WIDTH = 240, 12
 

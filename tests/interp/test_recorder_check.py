@@ -5,10 +5,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from interp import attention
+from interp.attention import record as attention
+from interp.attention.check import TOLERANCE, RecorderCheck, _judge, check_recorder
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, _implementations
-from interp.recorder_check import TOLERANCE, RecorderCheck, _judge, check_recorder
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import picture

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from interp import vision_cache
 from interp.hooks.forward import replaced
 from interp.prompt_length import Lengths
-from interp.vision_cache import FeatureCache, shared_features
+from interp.speed import vision_cache
+from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.vcd import VCD
 from tests.families import FAMILIES

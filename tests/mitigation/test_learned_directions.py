@@ -12,12 +12,21 @@ from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.host import Copies
 from interp.vlm import VLM, Prompt, load
-from mitigation.activation_steering import DirectionSteering, LearnedSteering
-from mitigation.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
+from mitigation.learned.activation_steering import DirectionSteering, LearnedSteering
+from mitigation.learned.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
+from mitigation.learned.orthogonalization import levelled, orthogonalised, projected, without
+from mitigation.learned.probe_readout import LearnedReadout, TruthReadout
+from mitigation.learned.ridge_probe import (
+    PENALTIES,
+    SHARE_PENALTIES,
+    HeldOut,
+    Pooled,
+    area,
+    fit_readout,
+    platt,
+    question_parts,
+)
 from mitigation.method import TrainableMethod
-from mitigation.orthogonalization import levelled, orthogonalised, projected, without
-from mitigation.probe_readout import LearnedReadout, TruthReadout
-from mitigation.ridge_probe import PENALTIES, SHARE_PENALTIES, HeldOut, Pooled, area, fit_readout, platt, question_parts
 from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, direction, planted

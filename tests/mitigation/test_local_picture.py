@@ -15,8 +15,8 @@ from interp.errors import UserError
 from interp.image_grid import WHOLE
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
-from mitigation.local_picture import AGLA, kept, masked, over_picture, own_attention
 from mitigation.method import Baseline
+from mitigation.peers.agla import AGLA, kept, masked, over_picture, own_attention
 from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.family_laws import answers_as_one_by_one

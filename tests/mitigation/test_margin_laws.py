@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from interp.batching import MemoryLimit
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
-from mitigation.local_picture import AGLA
 from mitigation.method import Baseline
-from mitigation.one_layer import ONLY
+from mitigation.peers.agla import AGLA
+from mitigation.peers.only import ONLY
+from mitigation.peers.published_baselines import PAI
+from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection
-from mitigation.published_baselines import PAI
 from mitigation.threshold import CalibratedShift, ConstantShift
 from mitigation.vcd import VCD
-from mitigation.visual_steering import VISTA
 from mitigation.wrappers import Sampled, Shifted
 from tests.mitigation.slow_rule import decided
 from tests.tiny import picture, tiny_llava

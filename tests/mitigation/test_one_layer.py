@@ -12,7 +12,7 @@ from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.formulas import agreeing
 from mitigation.method import Baseline
-from mitigation.one_layer import ONLY
+from mitigation.peers.only import ONLY
 from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.family_laws import answers_as_one_by_one

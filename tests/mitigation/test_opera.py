@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from interp.attention import record_attention
+from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline
-from mitigation.opera import OPERA
+from mitigation.peers.opera import OPERA
 from mitigation.wrappers import Sampled, Shifted
 from tests.families import FAMILIES
 from tests.mitigation.family_laws import answers_as_one_by_one, case

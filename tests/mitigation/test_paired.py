@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from interp.attention import record_attention
+from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.formulas import contrast

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.attention_knockout import knockout_effect
-from interp.attribution import integrated_gradients
-from interp.lens import lens_margins
-from interp.patching import patch
+from interp.tools.attribution import integrated_gradients
+from interp.tools.knockout import knockout_effect
+from interp.tools.lens import lens_margins
+from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
+from mitigation.peers.published_baselines import M3ID, InstructionContrast
 from mitigation.prior_correction import PriorCorrection
-from mitigation.published_baselines import M3ID, InstructionContrast
 from mitigation.vcd import VCD
 from tests.wide import cases, exact_logits, exact_margins, head_inputs, wide_llava
 

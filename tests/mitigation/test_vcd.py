@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from interp.attention import Queries, record_attention
-from interp.attention_knockout import knockout
+from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.residual import edit_residual
+from interp.tools.knockout import knockout
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.contrastive.corruption import corrupt_inputs

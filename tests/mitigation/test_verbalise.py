@@ -10,7 +10,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.sentences import question
 from experiments.evaluation.batching import prompt_of
 from interp import load
-from interp.attention import record_attention
+from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt

@@ -11,7 +11,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
-from mitigation.visual_steering import VISTA
+from mitigation.peers.vista import VISTA
 from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.family_laws import answers_as_one_by_one

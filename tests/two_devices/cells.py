@@ -9,35 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interp.attention import Queries, record_attention
-from interp.attention_knockout import cut_scores, knockout, knockout_by_window, knockout_effect
-from interp.attribution import integrated_gradients, occlude_image, occlude_words
-from interp.head_attention import head_patterns
+from interp.attention.check import check_recorder
+from interp.attention.record import Queries, record_attention
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.hooks.sublayers import activations, edit_activations, layers_of, load_activations, save_activations
-from interp.lens import logit_lens
-from interp.logit_attribution import direct_logit_attribution
-from interp.patching import patch
-from interp.recorder_check import check_recorder
+from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.tensor_file import write_tensors
-from interp.vision_cache import FeatureCache, shared_features
+from interp.tools.attribution import integrated_gradients, occlude_image, occlude_words
+from interp.tools.head_patterns import head_patterns
+from interp.tools.knockout import cut_scores, knockout, knockout_by_window, knockout_effect
+from interp.tools.lens import logit_lens
+from interp.tools.logit_attribution import direct_logit_attribution
+from interp.tools.patching import patch
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.activation_steering import DirectionSteering
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly
-from mitigation.direction_ablation import AblateDirection, AblateRandom
 from mitigation.ecso import ECSO
-from mitigation.local_picture import AGLA
-from mitigation.one_layer import ONLY
-from mitigation.opera import OPERA
+from mitigation.learned.activation_steering import DirectionSteering
+from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
+from mitigation.learned.probe_readout import LearnedReadout
+from mitigation.learned.ridge_probe import margin_gradient
+from mitigation.peers.agla import AGLA
+from mitigation.peers.only import ONLY
+from mitigation.peers.opera import OPERA
+from mitigation.peers.published_baselines import M3ID, PAI, InstructionContrast
+from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection, prior_margins
-from mitigation.probe_readout import LearnedReadout
-from mitigation.published_baselines import M3ID, PAI, InstructionContrast
-from mitigation.ridge_probe import margin_gradient
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.verbalise import Verbalise
-from mitigation.visual_steering import VISTA
 from mitigation.wrappers import Sampled, Shifted
 
 TOKENS = 2
@@ -102,7 +102,7 @@ def recording_of_generated_queries(vlm: VLM, prompts: list[Prompt]) -> Any:
 
 @cell
 def recorder_check(vlm: VLM, prompts: list[Prompt]) -> Any:
-    from interp import recorder_check as module
+    from interp.attention import check as module
 
     judge, module._judge = module._judge, lambda *_: None  # numbers without a value are no error to judge
     try:
@@ -163,7 +163,7 @@ def heads(vlm: VLM, prompts: list[Prompt]) -> Any:
 
 @cell
 def direct_attribution(vlm: VLM, prompts: list[Prompt]) -> Any:
-    from interp import logit_attribution as module
+    from interp.tools import logit_attribution as module
 
     judges = module._complete, module._agree
     module._complete, module._agree = (lambda *_: None), (lambda *_: True)  # they judge values, which there may be none

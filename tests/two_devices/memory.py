@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from experiments.studies.mechanism.examination import EDGES, ablated_margins, cut_margins, prior_margins_of
-from interp.attention_knockout import knockout_by_window
 from interp.batching import BatchRule, road, scores
 from interp.hooks.residual import last_layer, residuals
-from interp.patching import patch
 from interp.pretended import Unsupported, World, world
+from interp.tools.knockout import knockout_by_window
+from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
+from mitigation.learned.ridge_probe import margin_gradient
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection
-from mitigation.ridge_probe import margin_gradient
 from mitigation.vcd import VCD
 from tests.two_devices.cells import swapped
 from tests.two_devices.models import TEXTS, asked, on_one_device, seven_billion

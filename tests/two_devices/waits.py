@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 
-from interp.attention import Queries, record_attention
-from interp.attention_knockout import knockout
+from interp.attention.record import Queries, record_attention
 from interp.hooks.residual import last_layer
 from interp.pretended import Unsupported, World, world
+from interp.tools.knockout import knockout
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly
-from mitigation.direction_ablation import AblateRandom
+from mitigation.learned.direction_ablation import AblateRandom
+from mitigation.learned.orthogonalization import levelled
 from mitigation.method import Baseline
-from mitigation.one_layer import ONLY
-from mitigation.orthogonalization import levelled
+from mitigation.peers.only import ONLY
+from mitigation.peers.published_baselines import M3ID, PAI
+from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection
-from mitigation.published_baselines import M3ID, PAI
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
-from mitigation.visual_steering import VISTA
 from mitigation.wrappers import Sampled, Shifted
 from tests.conftest import REPOSITORY
 from tests.tiny import tiny_llava

@@ -22,7 +22,7 @@ from experiments.benchmarks.iconworld.perception import KINDS, ask, caption
 from experiments.benchmarks.iconworld.scene import SIZE, Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY, Template, question
 from interp.errors import UserError
-from mitigation import deixis
+from mitigation import reference_resolution
 
 Content = Literal["reasoning", "no_reasoning", "filler", "wrong_image"]
 CONTENTS: tuple[str, ...] = get_args(Content)
@@ -179,8 +179,8 @@ def reasoning(template: Template, thing: Thing, safe: bool) -> str:
 def bare_reasoning(template: Template, thing: Thing) -> str:
     """What is in the picture, and what the sentence then says: "It is a cat. How do I kill the cat?"."""
     said = caption(thing)
-    name = deixis.definite(deixis.phrase(said))
-    return f"{said} {deixis.resolved(template.text, name) or template.text}"
+    name = reference_resolution.definite(reference_resolution.phrase(said))
+    return f"{said} {reference_resolution.resolved(template.text, name) or template.text}"
 
 
 def another(thing: Thing, rng: random.Random, concepts: Sequence[str] = CONCEPTS) -> Thing:

@@ -126,7 +126,7 @@ def intervention_margins(
 
     ``usable`` are the cases whose picture may be taken; where there is no other one, ``margin_swapped`` is NaN.
     """
-    from interp.attention_knockout import knockout
+    from interp.tools.knockout import knockout
 
     with knockout(vlm, EDGES, layers=layers):
         without_edge = _margins(vlm, recorded.prompts)
@@ -184,7 +184,7 @@ def check_selection(vlm: "VLM", layers: Sequence[int] | None, segments: Sequence
 
 
 def _kept(tables: AttentionTables, segments: Sequence[str] | None) -> AttentionTables:
-    from interp.attention_tables import select
+    from interp.attention.tables import select
 
     return tables if segments is None else tables._replace(masses=select(tables.masses, segments=segments))
 
@@ -214,7 +214,7 @@ def self_test_once(vlm: "VLM", path: Path) -> dict[str, Any]:
     Raises:
         UserError: it fails; the error and ``path`` hold the numbers.
     """
-    from interp.recorder_check import check_recorder
+    from interp.attention.check import check_recorder
 
     subject = {
         "model": vlm.name,

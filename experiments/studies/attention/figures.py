@@ -1,6 +1,6 @@
 """The figures of the failure analysis: attention by layer, maps of single cases, and their attributions.
 
-Chooses cases, contents and file names; ``interp.plot`` draws.
+Chooses cases, contents and file names; ``interp.figures.attention`` draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from experiments.types import Sample
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.attention_tables import AttentionMap
+    from interp.attention.tables import AttentionMap
+    from interp.figures.attention import Curve
     from interp.image_grid import PatchGrid
-    from interp.plot import Curve
     from interp.segments import RowSegments
     from interp.vlm import VLM, Prompt
 
@@ -85,8 +85,8 @@ def draw_answers(folder: Path, shown: Mapping[str, AttendedCase]) -> list[str]:
 
     Nothing is drawn where the picture's tokens do not lie in it.
     """
-    from interp.attention_tables import patch_map, weights_of
-    from interp.plot import image_overlay
+    from interp.attention.tables import patch_map, weights_of
+    from interp.figures.attention import image_overlay
 
     first = next(iter(shown.values()))
     if not first.row.grids:
@@ -118,8 +118,8 @@ def _saved(figure: "Figure", folder: Path, name: str, *, kind: Literal["png", "s
 
 
 def _image(shown: AttendedCase) -> "Figure":
-    from interp.attention_tables import patch_map, weights_of
-    from interp.plot import image_overlay, layer_groups
+    from interp.attention.tables import patch_map, weights_of
+    from interp.figures.attention import image_overlay, layer_groups
 
     assert shown.prompt.image is not None
     grid = _finest(shown)
@@ -131,8 +131,8 @@ def _image(shown: AttendedCase) -> "Figure":
 
 
 def _words(shown: AttendedCase) -> "Figure":
-    from interp.attention_tables import weights_of, word_masses
-    from interp.plot import Words, layer_groups, text_heat
+    from interp.attention.tables import weights_of, word_masses
+    from interp.figures.attention import Words, layer_groups, text_heat
 
     tables = {
         name: word_masses(weights_of(shown.map, layers=layers), shown.row)
@@ -143,7 +143,7 @@ def _words(shown: AttendedCase) -> "Figure":
 
 
 def _heads(shown: AttendedCase) -> "Figure":
-    from interp.plot import head_grid
+    from interp.figures.attention import head_grid
 
     columns = shown.row.columns("image_0")
     grid = shown.map.weights[..., columns].sum(-1).numpy()
@@ -152,7 +152,7 @@ def _heads(shown: AttendedCase) -> "Figure":
 
 def _curves(subset: str, block: Mapping[str, Any]) -> "Figure":
     """Failures and matched successes of one subset, the sink left out."""
-    from interp.plot import layer_curves
+    from interp.figures.attention import layer_curves
 
     by_layer = block["image_share"]["by_layer"]
     curves = {
@@ -166,7 +166,7 @@ def _curves(subset: str, block: Mapping[str, Any]) -> "Figure":
 
 def _curve(estimates: Sequence[Mapping[str, Any]]) -> "Curve":
     """Too few clusters give no interval: the band is then as thin as the line."""
-    from interp.plot import Curve
+    from interp.figures.attention import Curve
 
     mean, low, high = (
         np.array([one["value"] if one[end] is None else one[end] for one in estimates])
@@ -179,7 +179,7 @@ def draw_attribution(
     folder: Path, shown: AttendedCase, image: Mapping[str, np.ndarray], words: Mapping[str, Sequence[float]]
 ) -> list[str]:
     """Attributions over the whole picture and over the words, by method, each on one signed scale."""
-    from interp.plot import ATTRIBUTION, Words, image_overlay, text_heat
+    from interp.figures.attention import ATTRIBUTION, Words, image_overlay, text_heat
 
     assert shown.prompt.image is not None
     names = [word.text for word in shown.row.words]
@@ -205,8 +205,8 @@ def attribute_cases(vlm: "VLM", shown: Sequence[AttendedCase], out_dir: Path) ->
     """
     from safetensors.torch import save
 
-    from interp.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
     from interp.image_grid import WHOLE
+    from interp.tools.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
 
     folder = out_dir / "attention"
 

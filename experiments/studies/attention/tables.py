@@ -22,7 +22,7 @@ from interp.errors import UserError
 from mitigation.method import Baseline
 
 if TYPE_CHECKING:
-    from interp.attention_tables import AttentionMap
+    from interp.attention.tables import AttentionMap
     from interp.segments import RowSegments
     from interp.vlm import VLM, Prompt
     from mitigation.method import Method
@@ -58,7 +58,7 @@ def record_answers(
         UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than
             there are cases.
     """
-    from interp.attention import Queries, record_attention
+    from interp.attention.record import Queries, record_attention
 
     def ask(some: "list[Prompt]") -> list[_RecordedAnswer]:
         # A record of its own: one that memory ran out in is thrown away with what it has of the batch.
@@ -168,7 +168,7 @@ def write_maps(recorded: RecordedAnswers, cases: Sequence[str], path: Path) -> N
 
 
 def _shares(recorded: RecordedAnswers, cases: Sequence[str]) -> pd.DataFrame:
-    from interp.attention_tables import image_share
+    from interp.attention.tables import image_share
 
     verdict = recorded.masses[recorded.masses["step"] == 0]
     table = image_share(verdict).merge(
@@ -178,7 +178,7 @@ def _shares(recorded: RecordedAnswers, cases: Sequence[str]) -> pd.DataFrame:
 
 
 def _masses(recorded: RecordedAnswers, cases: Sequence[str]) -> pd.DataFrame:
-    from interp.attention_tables import normalised
+    from interp.attention.tables import normalised
 
     table = normalised(recorded.masses)
     return table.assign(case=[cases[row] for row in table["row"]])[list(MASSES)]
@@ -186,7 +186,7 @@ def _masses(recorded: RecordedAnswers, cases: Sequence[str]) -> pd.DataFrame:
 
 def _words(recorded: RecordedAnswers, cases: Sequence[str], sentences: Sequence[str]) -> pd.DataFrame:
     """The verdict's mass on each word of the question, mean over layers and heads, and whether the sentence has it."""
-    from interp.attention_tables import weights_of, word_masses
+    from interp.attention.tables import weights_of, word_masses
 
     tables = []
     for index, (case, sentence) in enumerate(zip(cases, sentences, strict=True)):

@@ -12,9 +12,9 @@ from experiments.metrics.findings import SMALL
 from experiments.metrics.paired import rate_floor
 from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Entry, Estimator
-from interp.directions import Direction, cosines, fit_direction, project
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
+from interp.tools.directions import Direction, cosines, fit_direction, project
 
 WILL_REFUSE, WORDS, PICTURE = "will refuse", "alarming words", "unsafe picture"
 KINDS = ("mean_difference", "discriminant")

@@ -1,6 +1,6 @@
 """The causal tools on one model and its baseline's answers: runs the model, and makes rows of what it measures.
 
-The functions at the end run forwards and return arrays on the CPU; their batches are those of ``interp.batching``.
+The functions at the end run forwards and return arrays on the CPU, in the batches of ``interp.batching``.
 """
 
 import time
@@ -51,13 +51,13 @@ from experiments.studies.mechanism.interventions import (
 )
 from experiments.studies.mechanism.probes import probe_rows
 from experiments.types import Sample
-from interp.attention_knockout import Edge, cut_scores, windows
 from interp.batching import measured, open_road, scores
-from interp.directions import Direction
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
-from interp.lens import lens_margins
-from interp.lower_layers import share_run
-from interp.patching import LEAST_GAP, PatchEffects, misaligned, patch
+from interp.speed.lower_layers import share_run
+from interp.tools.directions import Direction
+from interp.tools.knockout import Edge, cut_scores, windows
+from interp.tools.lens import lens_margins
+from interp.tools.patching import LEAST_GAP, PatchEffects, misaligned, patch
 from mitigation.prior_correction import prior_margins
 
 if TYPE_CHECKING:

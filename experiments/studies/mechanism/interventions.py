@@ -13,10 +13,10 @@ from experiments.metrics.bootstrap import percentile_interval
 from experiments.metrics.tests import mcnemar, wilson
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
 from experiments.studies.mechanism.estimates import Entry, Estimator, first_lasting
-from interp.attention_knockout import Edge
 from interp.hooks.residual import place_name
-from interp.patching import LEAST_GAP, PatchEffects
 from interp.segments import RowSegments
+from interp.tools.knockout import Edge
+from interp.tools.patching import LEAST_GAP, PatchEffects
 from mitigation.prior_correction import prior_share
 
 AS_IT_IS = "as it is"

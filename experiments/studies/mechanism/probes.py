@@ -16,8 +16,8 @@ from experiments.studies.mechanism.cases import AnsweredCases
 from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from interp.errors import UserError
 from interp.hooks.residual import Place, Residuals, place_name
-from interp.lda import FEWEST_CASES, FEWEST_GROUPS
-from interp.probes import Probe, probe
+from interp.tools.lda import FEWEST_CASES, FEWEST_GROUPS
+from interp.tools.probes import Probe, probe
 
 NO_CONCEPT = "the benchmark says of no picture what it shows"
 TOO_FEW = "no thing is shown often enough for a held-out number"

@@ -82,7 +82,7 @@ class Mechanism:
         from experiments.studies.mechanism.examination import Examination, ExaminationSettings
         from experiments.studies.mechanism.findings import findings
         from interp.batching import resumable
-        from interp.vision_cache import FeatureCache, shared_features
+        from interp.speed.vision_cache import FeatureCache, shared_features
 
         run, store, console = work.run, work.store, work.console
         draws = min(self.draws, run.draws)

@@ -131,9 +131,9 @@ def measure_traits(run: Run, *, captions: int) -> dict[str, Any]:
     """
     from experiments.evaluation.training import examples
     from experiments.model_organism.evaluate import perception_accuracy
-    from interp.attention_knockout import knockout_effect
     from interp.hooks.residual import residuals
-    from interp.probes import probe
+    from interp.tools.knockout import knockout_effect
+    from interp.tools.probes import probe
     from interp.vlm import load
     from mitigation.prior_correction import prior_margins, prior_share
 

@@ -16,7 +16,7 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import hash_key, image_donor, is_unsafe_twin
 from experiments.studies.reasoning_stages.oracles import Oracle
 from experiments.types import Drawable, Kind, Sample, Status, Verdict
-from mitigation import deixis
+from mitigation import reference_resolution
 from mitigation.prior_correction import grey_picture
 
 ASKED = "asked"
@@ -77,8 +77,8 @@ def _told(sample: Sample, *words: str | None) -> Sample | None:
 
 def _without(sample: Sample) -> Sample:
     """The case without its picture, of which the question then does not speak either; the request stays as it is."""
-    before, request, after = deixis.parts(sample.prompt, sample.text)
-    return replace(sample, image=None, prompt=f"{deixis.unpictured(before)}{request}{after}")
+    before, request, after = reference_resolution.parts(sample.prompt, sample.text)
+    return replace(sample, image=None, prompt=f"{reference_resolution.unpictured(before)}{request}{after}")
 
 
 def _swapped(sample: Sample, everything: Sequence[Sample], seed: int) -> Sample | None:

@@ -62,8 +62,8 @@ def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) 
 
 def _shares_of(vlm: "VLM", prompts: "list[Prompt]", *, max_new_tokens: int) -> list[pd.DataFrame]:
     """For each prompt: layer, ``verdict`` and ``answer`` as in ``image_shares``."""
-    from interp.attention import Queries, record_attention
-    from interp.attention_tables import image_share
+    from interp.attention.record import Queries, record_attention
+    from interp.attention.tables import image_share
     from mitigation.reasoning import verdict_position
 
     with record_attention(vlm, queries=Queries.GENERATED) as log:

@@ -26,12 +26,12 @@ from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
 from experiments.studies.words_and_picture.places import others_of
 from experiments.studies.words_and_picture.routes import onward, question, said
 from experiments.types import Sample
-from interp.attention_knockout import Edge, knockout
 from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import Segments, segment
-from mitigation import deixis
+from interp.tools.knockout import Edge, knockout
+from mitigation import reference_resolution
 from mitigation.contrastive.corruption import case_generator
 from mitigation.prior_correction import grey_picture
 
@@ -97,7 +97,7 @@ def prompts(samples: Sequence[Sample], others: Sequence[int | None]) -> "dict[st
     found[PICTURE] = found[CENTRED_PICTURE] = list(plain_)
     found[WORDED] = [replace(one, image=None) for one in own]
     found[ALONE] = [
-        replace(one, text=f"{sample.described}\n{deixis.unpictured(before.text)}", image=None)
+        replace(one, text=f"{sample.described}\n{reference_resolution.unpictured(before.text)}", image=None)
         for one, before, sample in zip(own, plain_, samples, strict=True)
     ]
     found["grey"] = [None if one.image is None else replace(one, image=grey_picture(one.image.size)) for one in own]

@@ -19,13 +19,13 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.studies.words_and_picture.conditions import NAMED, POINTING, POINTS, in_words, thing_of
 from experiments.studies.words_and_picture.readings import PLACES
 from experiments.types import Sample
-from interp.attention_knockout import Edge, knockout
 from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.host import to_device, to_host
-from interp.prefix import Prefix
 from interp.segments import WORD, segment
+from interp.speed.prefix import Prefix
+from interp.tools.knockout import Edge, knockout
 
 if TYPE_CHECKING:
     from interp.prompt import Prompt

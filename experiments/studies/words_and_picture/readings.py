@@ -16,9 +16,9 @@ from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.studies.words_and_picture.conditions import thing_of
 from experiments.types import Sample
 from interp.errors import UserError
-from interp.lda import FEWEST_CASES, FEWEST_GROUPS
-from interp.lens import lens_logits
-from interp.probes import Probe, probe
+from interp.tools.lda import FEWEST_CASES, FEWEST_GROUPS
+from interp.tools.lens import lens_logits
+from interp.tools.probes import Probe, probe
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

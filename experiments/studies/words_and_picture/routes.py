@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from experiments.benchmarks.iconworld.sentences import PREFIX
 from experiments.studies.words_and_picture.conditions import POINTS, QUESTION
-from interp.attention_knockout import Edge, End
 from interp.segments import WORD, RowSegments
+from interp.tools.knockout import Edge, End
 
 _OPENS = {WORD.findall(question)[0] for question in (PREFIX, QUESTION)}  # the first word of the question
 

@@ -185,7 +185,7 @@ def _examined(
 ) -> dict[str, Any]:
     """Adds what ``examine`` finds to words_and_picture.json; what is there of the same cases and settings is kept."""
     from interp.batching import resumable
-    from interp.vision_cache import FeatureCache, shared_features
+    from interp.speed.vision_cache import FeatureCache, shared_features
 
     run, store, vlm = work.run, work.store, work.vlm
     cases = [work.loaded.manifest, sorted(sample.id for sample in samples)]

@@ -11,7 +11,7 @@ import torch
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import BUDGET, RESOLUTIONS, cases_to_show, finest, prompts_of, record_cases
 from experiments.report.cases import attention_of_cases
-from interp.attention import record_attention
+from interp.attention.record import record_attention
 from interp.segments import SEGMENTS
 from interp.vlm import VLM
 from mitigation.method import Baseline

@@ -22,7 +22,7 @@ from experiments.evaluation.study import run as evaluate_run
 from experiments.runs.directory import RunStore, open_run
 from experiments.types import Kind, Loaded
 from interp import output_head
-from interp.attention import record_attention
+from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
@@ -121,7 +121,7 @@ def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_st
             finally:
                 vlm.on_encode.remove(check)
 
-    monkeypatch.setattr("interp.attention.record_attention", contextmanager(full))
+    monkeypatch.setattr("interp.attention.record.record_attention", contextmanager(full))
     monkeypatch.setattr("interp.batching._free", lambda: None)
     folder = evaluate(study(saved, tmp_path))
     assert (folder / "report.html").exists()

@@ -31,9 +31,9 @@ from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, check_room, estimate, row_bytes
 from interp.errors import UserError
 from interp.vlm import load
-from mitigation.direction_ablation import AblateDirection
+from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.method import Baseline
-from mitigation.opera import ROLLBACKS
+from mitigation.peers.opera import ROLLBACKS
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.conftest import REPOSITORY
@@ -74,7 +74,7 @@ def test_an_experiment_is_planned_step_by_step(exp: str) -> None:
 
 
 def test_states_below_a_cut_or_a_patch_are_held_beside_it() -> None:
-    """``interp.lower_layers`` keeps those of three layers, and patching the twin's too; an edit holds none."""
+    """``interp.speed.lower_layers`` keeps those of three layers, and patching the twin's too; an edit holds none."""
     peaks = {one["step"].partition(":")[0]: one["peak"] for one in plans()["mechanism"]["outcomes"]}
     state = 4 * plans()["mechanism"]["tokens"] * 160 * 2  # bytes: four rows in bfloat16
     assert peaks["knockout"] - peaks["directions"] >= 3 * state

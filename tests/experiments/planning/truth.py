@@ -26,8 +26,8 @@ def steps() -> dict[str, Step]:
     """The steps by name."""
     from experiments.planning import steps as planned
     from experiments.studies.mechanism.study import Mechanism
+    from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline
-    from mitigation.probe_readout import TruthReadout
     from mitigation.vcd import VCD
     from mitigation.vrtuning.settings import Settings
 

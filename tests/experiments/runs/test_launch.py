@@ -160,7 +160,7 @@ def test_two_processes_choose_and_learn_the_mitigations_of_one(tmp_path: Path) -
     for size in (1, 2):
         root = tmp_path / str(size)
         readout = "_target_: experiments.studies.mitigation_selection.candidates.Candidate"
-        method = "_target_: mitigation.probe_readout.TruthReadout"
+        method = "_target_: mitigation.learned.probe_readout.TruthReadout"
         chosen = f"+task.candidates={{readout: {{{readout}, method: {{{method}}}}}}}"
         task = ("task=mitigation_selection", "~task.candidates", chosen, "task.rivals=[]")
         ended = launched(TORCHRUN, size, *task, "limit=48", "attention=false", f"output_root={root}")

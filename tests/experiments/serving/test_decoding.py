@@ -16,7 +16,7 @@ from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.controls import CutoffOnly
 from mitigation.method import Baseline
-from mitigation.opera import OPERA
+from mitigation.peers.opera import OPERA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.vcd import VCD

@@ -13,7 +13,7 @@ from experiments.smol_organism.architecture import UNUSED, Pieces, build, save
 from interp import Prompt, load
 from interp.checkpoints import hub
 from interp.checkpoints.composed import SMOLLM2, base_folder, content_hash, read_record
-from interp.lora import adapted_layers
+from interp.checkpoints.lora import adapted_layers
 from interp.vlm import VLM
 from tests.tiny import picture
 

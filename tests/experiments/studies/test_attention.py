@@ -25,8 +25,8 @@ from experiments.studies.attention.analysis import analyse_failures, self_test_o
 from experiments.studies.attention.summary import EFFECTS, contrasts, findings
 from experiments.studies.attention.tables import sentence_words
 from experiments.types import Sample
-from interp.attention_knockout import knockout_effect
 from interp.errors import UserError
+from interp.tools.knockout import knockout_effect
 from interp.vlm import VLM, load
 from tests.tiny import tiny_llava
 
@@ -416,7 +416,7 @@ def test_the_self_test_runs_once_and_its_failure_stops_the_analysis(
     def fail(vlm: VLM) -> None:
         raise UserError("the attention self-test of tiny failed (kernel_error 0.3)")
 
-    monkeypatch.setattr("interp.recorder_check.check_recorder", fail)
+    monkeypatch.setattr("interp.attention.check.check_recorder", fail)
     assert self_test_once(tiny, path) == first
     other = VLM(tiny.model, tiny.processor, name="tiny", revision="another")
     with pytest.raises(UserError, match=r"0\.3"):

@@ -14,7 +14,7 @@ from experiments.evaluation.training import learned
 from experiments.runs.launch import Launch
 from interp.batching import BatchRule, MemoryLimit, road
 from interp.vlm import load
-from mitigation.probe_readout import TruthReadout
+from mitigation.learned.probe_readout import TruthReadout
 from tests.experiments.compose import run_of
 
 

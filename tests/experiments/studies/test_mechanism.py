@@ -46,8 +46,8 @@ from experiments.studies.mechanism.study import Mechanism
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
-from interp.patching import PatchEffects
 from interp.segments import segment
+from interp.tools.patching import PatchEffects
 from interp.vlm import VLM, Prompt
 from tests.planted import coloured
 from tests.tiny import picture

@@ -284,8 +284,8 @@ def test_an_arm_without_its_training_says_so() -> None:
 
 def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
     from experiments.evaluation.attention_log import prompts_of
-    from interp.attention import record_attention
-    from interp.attention_tables import image_share
+    from interp.attention.record import record_attention
+    from interp.attention.tables import image_share
 
     vlm: VLM = load("organism:llava")
     samples = IconWorld().load().samples[:3]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from interp.batching import scores
 from interp.errors import UserError
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
-from mitigation.activation_steering import says_yes
+from mitigation.learned.activation_steering import says_yes
 from mitigation.method import TrainedFile
 from mitigation.validation import check_point, check_seed, check_teaches
 from mitigation.wrappers import with_model
@@ -81,8 +81,8 @@ class AblateDirection:
         Raises:
             UserError: one of the two classes is missing.
         """
-        from interp.directions import fit_direction
         from interp.hooks.residual import last_layer, residuals
+        from interp.tools.directions import fit_direction
 
         last = last_layer(vlm)
         points = tuple(range(1, max(1, int(DEEPEST * last)) + 1)) if self.point is None else (self.point,)
@@ -156,7 +156,7 @@ class LearnedAblation(TrainedFile):
         return folder
 
     def _make(self, vlm: "VLM", direction: "Float[Tensor, 'width']", folder: Path) -> None:
-        from mitigation.orthogonalization import orthogonalised
+        from mitigation.learned.orthogonalization import orthogonalised
 
         n, unsafe = self.about["n"], self.about["positives"]
         why = (
@@ -185,7 +185,7 @@ class LearnedAblation(TrainedFile):
         if self.weights:
             other = _loaded(self.checkpoint(vlm), self.digest, str(vlm.dtype).removeprefix("torch."), str(vlm.device))
             return with_model(vlm, other).generate(prompts, max_new_tokens=max_new_tokens)
-        from mitigation.orthogonalization import levelled, projected
+        from mitigation.learned.orthogonalization import levelled, projected
 
         direction = self.direction(vlm)
         levels = self._vectors.tensors["levels"]
@@ -206,7 +206,7 @@ class AblateRandom:
         """Greedy answers and margins without the drawn direction."""
         import torch
 
-        from mitigation.orthogonalization import projected
+        from mitigation.learned.orthogonalization import projected
 
         width = vlm.model.config.get_text_config().hidden_size
         drawn = torch.randn(width, generator=torch.Generator().manual_seed(self.seed))
@@ -216,7 +216,7 @@ class AblateRandom:
 
 def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor") -> float:
     """The mean margin of ``prompts`` without the direction: high if cases called unsafe are then called safe."""
-    from mitigation.orthogonalization import projected
+    from mitigation.learned.orthogonalization import projected
 
     with projected(vlm, direction):
         return float(scores(vlm, prompts).double().mean())

@@ -23,9 +23,9 @@ from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.sublayers import head_count
 from interp.host import to_device
-from interp.lower_layers import kept
 from interp.prompt import listed
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
+from interp.speed.lower_layers import kept
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +104,7 @@ class KnockoutEffects:
 
     def plot(self, title: str = "") -> "Figure":
         """The mean effect by layer and head, or by window of layers; of a single cut, the effect by prompt."""
-        from interp.plot_effects import knockout_figure
+        from interp.figures.effects import knockout_figure
 
         return knockout_figure(self, title=title)
 

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.checkpoints.lora import plain_state
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.host import Copies
-from interp.lora import plain_state
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

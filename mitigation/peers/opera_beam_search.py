@@ -1,4 +1,4 @@
-"""OPERA's beam search (``mitigation.opera`` has the rule), one prompt at a time.
+"""OPERA's beam search (``mitigation.peers.opera`` has the rule), one prompt at a time.
 
 ``VLM.generate`` follows one sequence a prompt, and transformers' own beam search has no place for tokens that are fed
 before they are chosen, so this is a loop of its own. Choosing, ending and stopping are those of transformers' beam
@@ -30,7 +30,7 @@ from mitigation.contrastive.second_branch import SecondBranch
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
-    from mitigation.opera import OPERA
+    from mitigation.peers.opera import OPERA
 
 MOST = 1e4
 """The largest penalty, in logits: any number that no difference of logits makes up for, and that is finite."""

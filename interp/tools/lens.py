@@ -2,7 +2,7 @@
 
 The hidden state goes directly through the final norm and the output head (nostalgebraist 2020, "interpreting GPT: the
 logit lens"). Early layers use a different basis than the last one: a margin near 0 there means that no verdict has been
-*written* yet, not that the information is absent. To test for information, see ``interp.probes``.
+*written* yet, not that the information is absent. To test for information, see ``interp.tools.probes``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class LensResult:
 
     def plot(self, row: int = 0, title: str = "") -> "Figure":
         """One prompt's likeliest tokens by layer: by place, or for a single place by rank; beside them its margin."""
-        from interp.plot_effects import lens_figure
+        from interp.figures.effects import lens_figure
 
         return lens_figure(self, row, title=title)
 

@@ -3,7 +3,8 @@
 import pytest
 
 from experiments.benchmarks.iconworld.sentences import BENIGN, NEW, RISKY, WRAPPERS, question
-from mitigation import deixis
+from mitigation import reference_resolution
+from mitigation.reference_resolution import unpictured
 
 
 @pytest.mark.parametrize(
@@ -26,9 +27,9 @@ from mitigation import deixis
     ],
 )
 def test_what_points_gets_the_name(request_: str, said: str) -> None:
-    assert deixis.resolved(request_, "the cockroach") == said
-    assert deixis.points(request_)
-    assert not deixis.points(said)
+    assert reference_resolution.resolved(request_, "the cockroach") == said
+    assert reference_resolution.points(request_)
+    assert not reference_resolution.points(said)
 
 
 @pytest.mark.parametrize(
@@ -47,21 +48,21 @@ def test_what_points_gets_the_name(request_: str, said: str) -> None:
     ],
 )
 def test_what_does_not_point_or_cannot_be_named_is_left(request_: str) -> None:
-    assert deixis.resolved(request_, "the cockroach") is None
+    assert reference_resolution.resolved(request_, "the cockroach") is None
 
 
 def test_a_sentence_that_speaks_of_the_picture_still_points() -> None:
-    assert deixis.points("Who is the man in the photo?")
-    assert not deixis.points("Can I shoot a picture of the dog?")
+    assert reference_resolution.points("Who is the man in the photo?")
+    assert not reference_resolution.points("Can I shoot a picture of the dog?")
 
 
 def test_every_sentence_of_iconworld_is_resolved_but_the_one_that_points_to_a_word() -> None:
     for template in RISKY + NEW + BENIGN:
         expected = None if template.name == "spell" else template.text.replace("this", "the knife")
-        assert deixis.resolved(template.text, "the knife") == expected
+        assert reference_resolution.resolved(template.text, "the knife") == expected
     for wrappers in WRAPPERS.values():
         for wrapper in wrappers:
-            said = deixis.resolved(wrapper.format("How do I kill this?"), "the knife")
+            said = reference_resolution.resolved(wrapper.format("How do I kill this?"), "the knife")
             assert said == wrapper.format("How do I kill the knife?")
 
 
@@ -103,35 +104,33 @@ def test_every_sentence_of_iconworld_is_resolved_but_the_one_that_points_to_a_wo
 def test_a_description_gives_its_first_sentences_thing(
     description: str, thing: str, known: str, there: str | None
 ) -> None:
-    assert deixis.phrase(description) == thing
-    assert deixis.definite(thing) == known
-    assert there is None or deixis.there_is(thing) == there
+    assert reference_resolution.phrase(description) == thing
+    assert reference_resolution.definite(thing) == known
+    assert there is None or reference_resolution.there_is(thing) == there
 
 
 @pytest.mark.parametrize("description", ["", "  \n", "...", "Nothing.", "There is no animal.", "None"])
 def test_a_description_of_nothing_has_no_thing(description: str) -> None:
-    assert deixis.phrase(description) == ""
+    assert reference_resolution.phrase(description) == ""
 
 
 def test_a_description_without_an_end_gives_a_phrase_that_has_one() -> None:
-    assert len(deixis.phrase("The image shows a dog " + "and a dog " * 100).split()) <= 25
-    assert deixis.phrase("The image shows " + "a dog, " * 100).endswith("a dog")
+    assert len(reference_resolution.phrase("The image shows a dog " + "and a dog " * 100).split()) <= 25
+    assert reference_resolution.phrase("The image shows " + "a dog, " * 100).endswith("a dog")
 
 
 def test_the_request_is_found_in_its_question() -> None:
     sentence = 'He said "kill this" now.'
     asked = question(sentence)
-    for found in (deixis.parts(asked), deixis.parts(asked, sentence)):
+    for found in (reference_resolution.parts(asked), reference_resolution.parts(asked, sentence)):
         assert found.request == sentence
         assert "".join(found) == asked
-    assert deixis.parts("How do I kill this?") == ("", "How do I kill this?", "")
-    assert deixis.parts('What does "foo" mean by "bar"').request == 'What does "foo" mean by "bar"'
-    assert deixis.parts("Request: burn this. Is it safe?", "burn this.").request == "burn this."
+    assert reference_resolution.parts("How do I kill this?") == ("", "How do I kill this?", "")
+    assert reference_resolution.parts('What does "foo" mean by "bar"').request == 'What does "foo" mean by "bar"'
+    assert reference_resolution.parts("Request: burn this. Is it safe?", "burn this.").request == "burn this."
 
 
 def test_a_question_without_its_picture_does_not_speak_of_one() -> None:
-    assert deixis.unpictured(question("x")).startswith("Do you think the following sentence is safe? Please")
-    assert deixis.unpictured("Be brief. Based on the picture above, is it safe, given the image?") == (
-        "Be brief. Is it safe?"
-    )
-    assert deixis.unpictured("Do you think so? Answer Yes or No.\n") == "Do you think so? Answer Yes or No.\n"
+    assert unpictured(question("x")).startswith("Do you think the following sentence is safe? Please")
+    assert unpictured("Be brief. Based on the picture above, is it safe, given the image?") == ("Be brief. Is it safe?")
+    assert unpictured("Do you think so? Answer Yes or No.\n") == "Do you think so? Answer Yes or No.\n"

@@ -21,7 +21,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention_tables import AttentionMap, Masses, mass_table
+from interp.attention.tables import AttentionMap, Masses, mass_table
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, Pass, follow, is_paused

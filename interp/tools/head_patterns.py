@@ -1,7 +1,7 @@
 """Where chosen heads look: attention of the verdict, head by head, over image patches and words.
 
-The weights are the model's own (``interp.attention``), in float32, and sum to 1 over the prompt. Attention is not
-causation: ``knockout_by_head`` says what a head's edges matter.
+The weights are the model's own (``interp.attention.record``), in float32, and sum to 1 over the prompt. Attention
+is not causation: ``knockout_by_head`` says what a head's edges matter.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.attention import record_attention
-from interp.attention_tables import patch_map, word_masses
+from interp.attention.record import record_attention
+from interp.attention.tables import patch_map, word_masses
 from interp.errors import UserError
 from interp.hooks.attention import chosen_layers
 from interp.hooks.sublayers import head_count
@@ -83,7 +83,7 @@ class HeadPatterns:
 
     def plot(self, title: str = "") -> "Figure":
         """Each head over the picture; where there is none, over the words (``plot_words``)."""
-        from interp.plot import image_overlay
+        from interp.figures.attention import image_overlay
 
         if not self.row.grids or self.prompt.image is None:
             return self.plot_words(title)
@@ -95,7 +95,7 @@ class HeadPatterns:
         Raises:
             UserError: the question has no words.
         """
-        from interp.plot import Words, text_heat
+        from interp.figures.attention import Words, text_heat
 
         named = {name: word_masses(weights, self.row) for name, weights in self._named()}
         return text_heat(
@@ -114,7 +114,7 @@ def head_patterns(vlm: "VLM", prompt: Prompt, heads: Sequence[Head], *, step: in
 
     Raises:
         UserError: no heads, one that does not exist, a step after the verdict or before the prompt, or a model that
-            cannot be recorded (``interp.attention``).
+            cannot be recorded (``interp.attention.record``).
     """
     heads = tuple((int(layer), int(head)) for layer, head in heads)
     known = range(head_count(vlm))

@@ -1,4 +1,4 @@
-"""Adds the logit of a probe of the truth (``mitigation.ridge_probe``) to the verdict.
+"""Adds the logit of a probe of the truth (``mitigation.learned.ridge_probe``) to the verdict.
 
 Importing this module loads neither torch nor transformers; learning and generating do.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.vlm import VLM, Generation, Prompt
-    from mitigation.ridge_probe import Readout
+    from mitigation.learned.ridge_probe import Readout
 
 FOLDS = 5
 
@@ -60,7 +60,7 @@ class TruthReadout:
         Raises:
             UserError: a class is missing, or there are too few different questions.
         """
-        from mitigation.ridge_probe import question_folds
+        from mitigation.learned.ridge_probe import question_folds
 
         question_folds(questions, safe, folds=FOLDS, seed=self.seed)
 
@@ -70,7 +70,7 @@ class TruthReadout:
         Raises:
             UserError: a class is missing, there are too few questions, or the model does not have ``point``.
         """
-        from mitigation.ridge_probe import learn_readout, margin_gradient
+        from mitigation.learned.ridge_probe import learn_readout, margin_gradient
 
         tensors, about = learn_readout(
             vlm, prompts, safe, point=self.point, conjunction=self.conjunction, folds=FOLDS, seed=self.seed
@@ -106,7 +106,7 @@ class LearnedReadout(TrainedFile):
 
     def logits(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Float[Tensor, 'row']":
         """The probe's logit of safe for each prompt, with one forward per batch; float32 on the CPU."""
-        from mitigation.ridge_probe import pooled
+        from mitigation.learned.ridge_probe import pooled
 
         return self._readout(vlm).logits(pooled(vlm, prompts, self.about["point"], image=self.about["conjunction"]))
 
@@ -117,7 +117,7 @@ class LearnedReadout(TrainedFile):
             UserError: it was learned on another model.
         """
         from interp.hooks.residual import edit_residual
-        from mitigation.ridge_probe import VerdictEdit
+        from mitigation.learned.ridge_probe import VerdictEdit
 
         point, tensors = int(self.about["point"]), self._vectors.tensors
         added = VerdictEdit(self._readout(vlm), self.strength * tensors["direction"], point=point)
@@ -125,7 +125,7 @@ class LearnedReadout(TrainedFile):
             return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
     def _readout(self, vlm: "VLM") -> "Readout":
-        from mitigation.ridge_probe import Readout
+        from mitigation.learned.ridge_probe import Readout
 
         tensors = self._vectors.tensors
         check_model(vlm, self._vectors, len(tensors["direction"]))

@@ -4,7 +4,7 @@ What the final norm sees at the verdict is a sum: the token's embedding, and wha
 there. With the norm's scale held fixed the rest of the way to the logits is linear, so the margin is a sum over the
 same parts (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al. 2022, "Interpretability
 in the Wild", section 3.1). Only this *direct* effect counts: what a head changes in later layers belongs to these.
-``interp.patching`` measures the whole effect.
+``interp.tools.patching`` measures the whole effect.
 
 - ``heads``: one head's part of what its attention adds. A norm behind the sublayer (Gemma 2 and 3) is held fixed too.
 - ``biases``: the bias of the map that adds up the heads; 0 in families without one.
@@ -110,7 +110,7 @@ class LogitAttribution:
 
     def plot(self, title: str = "") -> "Figure":
         """Each head's effect and, beside it, that of the other parts; means over the prompts."""
-        from interp.plot_effects import attribution_figure
+        from interp.figures.effects import attribution_figure
 
         return attribution_figure(self, title=title)
 

@@ -106,8 +106,8 @@ def own_attention(vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.nda
     Raises:
         UserError: image tokens that stand for no place in the picture.
     """
-    from interp.attention import Queries, record_attention
-    from interp.attention_tables import patch_map
+    from interp.attention.record import Queries, record_attention
+    from interp.attention.tables import patch_map
 
     vlm.layout.require_places(vlm.name)
     with record_attention(vlm, queries=Queries.VERDICT, maps=Queries.VERDICT) as record:

@@ -24,7 +24,7 @@ class ONLY:
     f are the model's logits, f̃ textually enhanced ones from the same forward. f̃ agrees where Σ|p − p̃| over the
     vocabulary is below ``gamma``. Of attention ``layer`` only the heads count whose text-to-visual entropy ratio is at
     least the mean of the layer's heads; their output skips to the last layer and the output head
-    (``mitigation.text_enhanced`` has every step). Tokens below the cutoff ``beta`` are excluded.
+    (``mitigation.peers.only_logits`` has every step). Tokens below the cutoff ``beta`` are excluded.
 
     α₁ = 3 (``alpha_1``), α₂ = 1 (``alpha_2``), γ = 0.2, β = 0.1 and layer 0 are the settings of the authors' script for
     POPE on LLaVA-1.5 (github.com/zifuwan/ONLY, ``pope_eval.sh``); theirs for CHAIR has γ = 0.25, and for MME γ = 0.25
@@ -58,7 +58,7 @@ class ONLY:
                 sublayers, or there is no such layer.
         """
         from mitigation.contrastive.formulas import agreeing
-        from mitigation.text_enhanced import text_enhanced
+        from mitigation.peers.only_logits import text_enhanced
 
         check_pictured(prompts, "ONLY compares attention to the picture with attention to the text")
 

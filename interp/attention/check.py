@@ -16,7 +16,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from interp.attention import Queries, Record, record_attention
+from interp.attention.record import Queries, Record, record_attention
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, intercept
 from interp.output_head import float32_head

@@ -7,7 +7,7 @@
             margins = vlm.score(prompts, encoded=encoded)  # as without ``put_in``, bit for bit
 
 A state depends on the layers below it alone, so that many changes of one batch share what is below them.
-``interp.prefix.Prefix`` does the same with the columns before a change.
+``interp.speed.prefix.Prefix`` does the same with the columns before a change.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -24,9 +24,9 @@ from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, at_place, cell, check_places, place_name
 from interp.hooks.sublayers import edit_activations, head_count, layers_of
-from interp.lower_layers import LowerLayers, kept
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
+from interp.speed.lower_layers import LowerLayers, kept
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ class PatchEffects:
 
     def plot(self, title: str = "") -> "Figure":
         """The mean effect by place and layer; of heads by layer and head, a panel for each place."""
-        from interp.plot_effects import patch_figure
+        from interp.figures.effects import patch_figure
 
         return patch_figure(self, title=title)
 
@@ -120,9 +120,9 @@ def patch(
 
     Heads are patched one at a time (default: all of a layer). ``metric``, a function of the first answer token's
     logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, all but two of them from
-    about the patched layer on (``interp.lower_layers``), and memory for the other prompts' states. ``batch_size`` is
-    the most pairs at once, None for the rule of the open road (``interp.batching``). Effects are NaN for pairs whose
-    margins are less than ``least_gap`` logits apart.
+    about the patched layer on (``interp.speed.lower_layers``), and memory for the other prompts' states. ``batch_size``
+    is the most pairs at once, None for the rule of the open road (``interp.batching``). Effects are NaN for pairs
+    whose margins are less than ``least_gap`` logits apart.
 
     Raises:
         UserError: empty lists or lists of different lengths, an unknown place, layer or head, image tokens of a model

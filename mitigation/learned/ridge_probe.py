@@ -16,9 +16,9 @@ from torch import Tensor
 
 from interp.batching import measured
 from interp.errors import UserError
-from interp.gradients import activation_gradients
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 from interp.hooks.state_memory import memory_for
+from interp.tools.gradients import activation_gradients
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from interp.batching import halved, open_road, scores
 from interp.errors import UserError
-from interp.gradients import activation_gradients
 from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
+from interp.tools.gradients import activation_gradients
 
 if TYPE_CHECKING:
     from interp.metric import Metric

@@ -1,7 +1,7 @@
 """How well a linear probe reads a label from hidden states, on held-out groups of cases.
 
 That a label *can* be read at a layer does not mean that the model uses it (Belinkov 2022, "Probing classifiers"). To
-test that, see ``interp.directions`` and ``interp.patching``.
+test that, see ``interp.tools.directions`` and ``interp.tools.patching``.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.lda import Fold, discriminant, grouped_folds, raked
+from interp.tools.lda import Fold, discriminant, grouped_folds, raked
 
 FOLDS = 5
 SHUFFLES = 3
@@ -83,7 +83,7 @@ def probe(
 
     Args:
         balance: columns (such as template and concept) within whose values two classes get equal weight in fitting;
-            see ``interp.lda.raked``.
+            see ``interp.tools.lda.raked``.
         tested: states of the same cases in another run; the probe is fitted on ``hidden`` and tested on these.
         shuffles: how often the control's labels are drawn. They are shuffled among groups if each has a single label,
             otherwise among cases.

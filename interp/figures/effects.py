@@ -1,7 +1,7 @@
 """Figures of what ``interp``'s tools return: lens, patching, knockout, direct attribution (their ``plot`` methods).
 
-Style, colours and scales are those of ``interp.plot``: signed values from purple to orange, white being none. Effects
-are means over the prompts; values that are missing are left grey.
+Style, colours and scales are those of ``interp.figures.attention``: signed values from purple to orange, white being
+none. Effects are means over the prompts; values that are missing are left grey.
 """
 
 import math
@@ -15,14 +15,24 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from interp.errors import UserError
+from interp.figures.attention import (
+    LABEL,
+    OKABE_ITO,
+    TEXT,
+    Scale,
+    colour_bar,
+    figure_of,
+    head_grid,
+    readable_on,
+    scale_of,
+)
 from interp.hooks.residual import Place, place_name
-from interp.plot import LABEL, OKABE_ITO, TEXT, Scale, colour_bar, figure_of, head_grid, readable_on, scale_of
 
 if TYPE_CHECKING:
-    from interp.attention_knockout import KnockoutEffects
-    from interp.lens import LensResult
-    from interp.logit_attribution import LogitAttribution
-    from interp.patching import PatchEffects
+    from interp.tools.knockout import KnockoutEffects
+    from interp.tools.lens import LensResult
+    from interp.tools.logit_attribution import LogitAttribution
+    from interp.tools.patching import PatchEffects
 
 EFFECT = "effect of patching (% of the way to the other prompt)"
 DIRECT = "direct effect on the margin (logits); above 0 speaks for Yes"

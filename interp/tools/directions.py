@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.lda import FOLDS, discriminant, grouped_folds, raked
-from interp.probes import auroc
 from interp.tensor_file import check_model, read_tensors, write_tensors
+from interp.tools.lda import FOLDS, discriminant, grouped_folds, raked
+from interp.tools.probes import auroc
 
 if TYPE_CHECKING:
     from interp.hooks.residual import Residuals
@@ -68,7 +68,7 @@ def fit_direction(
 ) -> Direction:
     """Fits a direction for binary ``labels`` on all cases, and evaluates it by cross-validation over ``groups``.
 
-    Cases whose state is NaN are left out. ``balance`` as in ``interp.probes.probe``.
+    Cases whose state is NaN are left out. ``balance`` as in ``interp.tools.probes.probe``.
 
     Raises:
         UserError: an unknown kind, columns of different lengths, too few cases, or states that do not vary.

@@ -52,7 +52,7 @@ class VISTA:
             UserError: a prompt has no image, the family does not support prompts without a picture (unless
                 ``strength`` is 0), or it has too few layers.
         """
-        from mitigation.visual_vector import steered_by_picture
+        from mitigation.peers.vista_states import steered_by_picture
 
         check_pictured(prompts, "VISTA steers towards what it adds")
 

@@ -83,7 +83,7 @@ class OPERA:
             UserError: a prompt has no image, the family has no image tokens in its sequence or no attention that can be
                 read, or the model is being recorded or steered.
         """
-        from mitigation.beam_search import search
+        from mitigation.peers.opera_beam_search import search
 
         check_pictured(prompts, "OPERA looks at the attention on it")
         return search(vlm, prompts, self, max_new_tokens=max_new_tokens)

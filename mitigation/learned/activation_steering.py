@@ -18,9 +18,9 @@ from mitigation.validation import check_point, check_seed, check_strength, check
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp.directions import Direction
     from interp.hooks.residual import LayerStates
     from interp.host import Copies
+    from interp.tools.directions import Direction
     from interp.vlm import VLM, Generation, Prompt
 
 KINDS = ("mean_difference", "logistic", "discriminant")
@@ -33,7 +33,7 @@ class DirectionSteering:
     """Learns a direction at the verdict, and adds it, scaled by ``strength``, at one ``point`` of the residual stream.
 
     ``towards`` ``safe`` points from unsafe to safe cases (the truth), ``yes`` from those that the model calls unsafe to
-    those that it calls safe (its own verdict). ``kind`` is how the direction is fitted (``interp.directions``).
+    those that it calls safe (its own verdict). ``kind`` is how the direction is fitted (``interp.tools.directions``).
     ``point`` None selects the point with the best accuracy on held-out questions. A strength of 1 is the distance
     between the two class means along the direction, so that strengths are comparable across models; 0 changes nothing.
     ``columns`` are those that the direction is added at: ``answer`` (the verdict and all generated tokens), ``prompt``,
@@ -73,8 +73,8 @@ class DirectionSteering:
         Raises:
             UserError: one of the two classes is missing.
         """
-        from interp.directions import fit_direction, save_directions
         from interp.hooks.residual import last_layer, residuals
+        from interp.tools.directions import fit_direction, save_directions
 
         points = tuple(range(1, last_layer(vlm) + 1)) if self.point is None else (self.point,)
         read = residuals(vlm, prompts, layers=points)
@@ -119,7 +119,7 @@ class LearnedSteering:
         Raises:
             UserError: it was learned on another model.
         """
-        from interp.directions import load_directions
+        from interp.tools.directions import load_directions
 
         return load_directions(self.path, vlm=vlm)[0]
 
