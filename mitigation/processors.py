@@ -13,23 +13,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from interp.errors import UserError
 from interp.first_scores import uncut_scores
 from interp.host import to_device
 from interp.vlm import AnswerIds
 from mitigation.contrastive.corruption import case_generator
-from mitigation.contrastive.formulas import plausible, uncut_answers
+from mitigation.contrastive.formulas import gumbel_like, plausible, uncut_answers
 from mitigation.method import MethodFault
 from mitigation.validation import check_beta, check_seed, check_shift, check_temperature
 
 
-class VerdictShiftLogitsProcessor(LogitsProcessor):
+class ConstantShiftLogitsProcessor(LogitsProcessor):
     """Adds ``shift`` to the Yes/No margin of the first token, half to each side; for one ``generate`` call.
 
     ``after`` are the processors that run before it. If the most likely first token is one of the answers, both answers
     take their scores from before the cutoff of the last of ``after``, if that one keeps them (``first_scores``);
     otherwise the plausibility cutoff would fix a confident verdict regardless of its contrasted margin. Other scores do
-    not change.
+    not change. Without ``after`` the host never waits for the device.
     """
 
     shifts_margin: ClassVar[bool] = True
@@ -53,52 +52,16 @@ class VerdictShiftLogitsProcessor(LogitsProcessor):
         """The scores, shifted at the first step."""
         if self._first_scores is not None:
             return scores
-        ids, halves = self._ids.to(scores.device), self._halves.to(scores.device, scores.dtype)
-        uncut = self._uncut(scores)
-        self._first_scores = uncut.index_add(1, ids, halves.expand(len(scores), -1))
-        return uncut_answers(scores, uncut, self._ids.tolist()).index_add(1, ids, halves.expand(len(scores), -1))
-
-    def _uncut(self, scores: Float[Tensor, "row vocab"]) -> Float[Tensor, "row vocab"]:
+        ids = to_device(self._ids, scores.device)
+        halves = to_device(self._halves.to(scores.dtype), scores.device).expand(len(scores), -1)
         uncut = uncut_scores(self._after)
         if uncut is None:
-            return scores
+            self._first_scores = scores.index_add(1, ids, halves)
+            return self._first_scores
         # A paired branch keeps one row per pair but returns two.
-        return uncut.to(scores.dtype).repeat(len(scores) // len(uncut), 1)
-
-
-class ConstantShiftLogitsProcessor(LogitsProcessor):
-    """Adds ``shift`` logits to the Yes/No margin of the first answer token, half to each side.
-
-    ``yes_ids`` and ``no_ids`` are the token ids of the two answers. A step that does not append exactly one token to
-    the previous one counts as a first step, so the processor can be reused for any number of ``generate`` calls. It
-    never synchronises with the device.
-
-    Raises:
-        UserError: the shift is not finite, or an answer has no token.
-    """
-
-    shifts_margin: ClassVar[bool] = True
-
-    def __init__(self, yes_ids: Sequence[int], no_ids: Sequence[int], *, shift: float) -> None:
-        check_shift(shift)
-        yes, no = list(dict.fromkeys(yes_ids)), list(dict.fromkeys(no_ids))
-        if not yes or not no:
-            raise UserError(f"yes_ids={yes}, no_ids={no}; a shift needs a token for either answer")
-        self._ids = torch.tensor([*yes, *no])
-        self._halves = torch.tensor([shift / 2] * len(yes) + [-shift / 2] * len(no))
-        self._seen: Tensor | None = None
-
-    def __call__(
-        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
-    ) -> Float[Tensor, "row vocab"]:
-        """The scores, shifted at the first step."""
-        seen, self._seen = self._seen, input_ids
-        self._ids, self._halves = (t.to(scores.device, non_blocking=True) for t in (self._ids, self._halves))
-        shift = self._halves.to(scores.dtype)
-        if seen is not None and len(input_ids) == len(seen) and input_ids.shape[1] == seen.shape[1] + 1:
-            # Another call's prompts may happen to be one token longer; the comparison stays on the device.
-            shift = shift * (input_ids[:, :-1] != seen).any()
-        return scores.index_add(1, self._ids, shift.expand(len(scores), -1))
+        uncut = uncut.to(scores.dtype).repeat(len(scores) // len(uncut), 1)
+        self._first_scores = uncut.index_add(1, ids, halves)
+        return uncut_answers(scores, uncut, self._ids.tolist()).index_add(1, ids, halves)
 
 
 class _Steps:
@@ -193,6 +156,4 @@ def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) 
 
 def gumbel(size: int, key: str, seed: int) -> Float[Tensor, "vocab"]:
     """Standard Gumbel noise, float32 on the CPU, that depends only on ``key`` and ``seed``."""
-    generator = case_generator(key, seed)
-    # It may draw 0, whose infinite noise would make NaN of a forbidden token.
-    return -torch.empty(size).exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()
+    return gumbel_like(torch.empty(size), case_generator(key, seed))

@@ -37,8 +37,7 @@ class ConstantShift:
         """
         from mitigation.processors import ConstantShiftLogitsProcessor
 
-        yes, no = vlm.answer_ids
-        processor = ConstantShiftLogitsProcessor(yes, no, shift=self.shift)
+        processor = ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift)
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor])
 
 

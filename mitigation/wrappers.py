@@ -185,9 +185,9 @@ class _ShiftingVLM(ProcessingVLM):
     def _added(
         self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
     ) -> "LogitsProcessor":
-        from mitigation.processors import VerdictShiftLogitsProcessor
+        from mitigation.processors import ConstantShiftLogitsProcessor
 
-        return VerdictShiftLogitsProcessor(self._vlm.answer_ids, shift=self._shift, after=own)
+        return ConstantShiftLogitsProcessor(self._vlm.answer_ids, shift=self._shift, after=own)
 
 
 @dataclass(frozen=True)

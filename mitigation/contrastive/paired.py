@@ -31,7 +31,7 @@ from interp.errors import UserError
 from interp.families import LAYOUTS, layout_for
 from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
 from interp.output_head import float32_head
-from mitigation.contrastive.formulas import contrast
+from mitigation.contrastive.formulas import contrast, gumbel_like
 from mitigation.contrastive.kernels import fused
 from mitigation.contrastive.second_branch import check_inputs
 from mitigation.validation import check_alpha, check_beta, check_temperature
@@ -215,10 +215,7 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
                 f"device at every step; pass torch.Generator(device='{scores.device.type}')"
             )
         warped = self._warpers(cast(torch.LongTensor, input_ids), scores)
-        drawn_from = torch.empty_like(warped).exponential_(generator=generator)
-        # It may draw 0, whose infinite noise would make NaN of a forbidden token.
-        gumbel = -drawn_from.clamp(min=torch.finfo(warped.dtype).tiny).log()
-        drawn = (warped + gumbel).argmax(dim=1, keepdim=True)
+        drawn = (warped + gumbel_like(warped, generator)).argmax(dim=1, keepdim=True)
         return torch.full_like(warped, -torch.inf).scatter(1, drawn, 0.0)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM, AnswerIds, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, Sampling
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
@@ -81,7 +81,7 @@ def test_a_paired_step_never_waits(cuda: VLM, sample: bool, no_waiting: None) ->
 
 def test_a_shift_never_waits(cuda: VLM, no_waiting: None) -> None:
     steps, scores = grown(torch.ones(2, 9, dtype=torch.long, device="cuda"), 3), torch.zeros(2, 50, device="cuda")
-    processor = ConstantShiftLogitsProcessor([7], [8], shift=4.0)
+    processor = ConstantShiftLogitsProcessor(AnswerIds([7], [8]), shift=4.0)
     torch.cuda.set_sync_debug_mode("error")
     first, *later = [processor(ids, scores) for ids in steps]
     torch.cuda.set_sync_debug_mode("default")
