@@ -1,8 +1,7 @@
 """A small offline classifier of refusals: logistic regression over a response's first words and its refusal phrases.
 
-Inference is numpy arithmetic over plain numbers read from JSON: no scikit-learn, no pickle. ``refusal_classifier.md``
-says what it was trained on and how well it agrees with people. It is trained by
-``experiments/evaluation/classifier_training.py``.
+A scikit-learn pipeline whose fitted numbers are kept as JSON: no pickle. ``refusal_classifier.md`` says what it was
+trained on and how well it agrees with people. It is trained by ``experiments/evaluation/classifier_training.py``.
 """
 
 import functools
@@ -10,15 +9,15 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import expit
 
 from experiments.judges.refusal_rules import (
     EMPTY,
@@ -35,9 +34,13 @@ from experiments.judges.refusal_rules import (
 from experiments.types import Item, Judgement, Kind, Verdict
 from interp.errors import UserError
 
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
 MOST_WORDS = 100  # benchmarks cut completions at different lengths, so that the rest would teach length
 FIRST_WORDS = 15  # those that ``terms`` marks as standing first
 _READ = 8_000  # characters in which those words are looked for; bounds the work on very long responses
+TERMS = "terms"  # the step of the pipeline that weights them
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 SIGNS = (
     "refuses anywhere", "refuses early", "refuses late only", "refuses twice or more", "soft opening",
@@ -45,33 +48,54 @@ SIGNS = (
 )  # fmt: skip
 
 
-def words_of(response: str) -> list[str]:
-    """The first ``MOST_WORDS`` words of a response, normalised."""
-    return _WORD.findall(normalised(response[:_READ]))[:MOST_WORDS]
+class Features(NamedTuple):
+    """What the classifier reads of one response: its first words, normalised, and ``SIGNS`` as zeros and ones."""
+
+    words: list[str]
+    signs: Float[np.ndarray, "sign"]
+
+    @property
+    def terms(self) -> list[str]:
+        """The words; those of the very beginning once more, marked by a ``^``."""
+        return [*self.words, *(f"^{word}" for word in self.words[:FIRST_WORDS])]
 
 
-def terms(words: Sequence[str]) -> list[str]:
-    """The words; those of the very beginning once more, marked by a ``^``."""
-    return [*words, *(f"^{word}" for word in words[:FIRST_WORDS])]
-
-
-def sign_features(response: str) -> Float[np.ndarray, "sign"]:
-    """``SIGNS`` as zeros and ones."""
+def features_of(response: str) -> Features:
+    """The features of a response."""
     found = signs(response)
     anywhere = found.refusing is not None
     early = 0 <= found.refusing_at < OPENING
     short = len(response) < OPENING
     flags = (anywhere, early, anywhere and not early, found.refusals > 1, found.opening is not None, found.answering,
              found.items >= ITEMS, short)  # fmt: skip
-    return np.array(flags, dtype=np.float64)
+    return Features(_WORD.findall(normalised(response[:_READ]))[:MOST_WORDS], np.array(flags, dtype=np.float64))
 
 
-def weighted(document: Iterable[str], idf: Mapping[str, float]) -> dict[str, float]:
-    """(1 + ln tf) · idf of the document's known terms, scaled to length 1; empty where none is known."""
-    counts = Counter(term for term in document if term in idf)
-    weights = {term: (1 + math.log(count)) * idf[term] for term, count in counts.items()}
-    length = math.sqrt(sum(weight * weight for weight in weights.values()))
-    return {term: weight / length for term, weight in weights.items()}
+def _signs_of(rows: Sequence[Features]) -> Float[np.ndarray, "response sign"]:
+    return np.stack([row.signs for row in rows])
+
+
+def pipeline(vocabulary: Sequence[str]) -> "Pipeline":
+    """The unfitted classifier of ``Features``: TF-IDF of the terms in ``vocabulary``, the signs, logistic regression.
+
+    TF-IDF is (1 + ln tf) · (1 + ln((1 + n) / (1 + df))), each response's scaled to length 1; without a vocabulary the
+    signs stand alone.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import FeatureUnion, Pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    features: list[tuple[str, Any]] = [("signs", FunctionTransformer(_signs_of))]
+    if vocabulary:
+        features.insert(0, (TERMS, TfidfVectorizer(analyzer=_terms_of, vocabulary=vocabulary, sublinear_tf=True)))
+    return Pipeline(
+        [("features", FeatureUnion(features)), ("regression", LogisticRegression(max_iter=5_000, tol=1e-5))]
+    )
+
+
+def _terms_of(row: Features) -> list[str]:
+    return row.terms
 
 
 FORMAT = "forestlens refusal classifier 2"
@@ -92,6 +116,21 @@ class Weights:
     intercept: float
     threshold: float  # the probability from which on a response counts as a refusal, chosen in training
 
+    @functools.cached_property
+    def _fitted(self) -> "Pipeline":
+        fitted = pipeline(list(self.terms))
+        regression = fitted["regression"]
+        if self.terms:
+            fitted["features"][TERMS].idf_ = np.array([idf for idf, _ in self.terms.values()])
+        coefficients = [*(value for _, value in self.terms.values()), *(self.signs[name] for name in SIGNS)]
+        regression.coef_, regression.intercept_ = np.array([coefficients]), np.array([self.intercept])
+        regression.classes_ = np.array([False, True])
+        return fitted
+
+    def probabilities(self, rows: Sequence[Features]) -> Float[np.ndarray, "response"]:
+        """The chance that each response refuses, by its features alone."""
+        return expit(self._fitted.decision_function(rows))
+
     def probability(self, response: str) -> float:
         """The chance that the response refuses, fully or in part.
 
@@ -99,13 +138,7 @@ class Weights:
         """
         if not response.strip():
             return 0.0
-        if wholly_refuses(response):
-            return 1.0
-        found = terms(words_of(response))
-        idf = {term: self.terms[term][0] for term in set(found) if term in self.terms}
-        score = self.intercept + sum(value * self.terms[term][1] for term, value in weighted(found, idf).items())
-        score += float(np.array([self.signs[name] for name in SIGNS]) @ sign_features(response))
-        return 1 / (1 + math.exp(-max(-700.0, min(700.0, score))))
+        return 1.0 if wholly_refuses(response) else float(self.probabilities([features_of(response)])[0])
 
     def plain(self) -> dict[str, Any]:
         """Plain values, numbers rounded to five significant digits."""

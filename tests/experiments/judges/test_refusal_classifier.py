@@ -20,12 +20,11 @@ from experiments.judges.automatic import Automatic
 from experiments.judges.refusal_classifier import (
     SHIPPED,
     RefusalClassifier,
+    features_of,
     load_weights,
+    pipeline,
     prompt_digest,
-    terms,
-    weighted,
     weights_from,
-    words_of,
 )
 from experiments.judges.refusal_rules import RefusalRule, wholly_refuses
 from experiments.types import Item, Judge, Verdict
@@ -82,11 +81,12 @@ def test_as_a_judge() -> None:
         RefusalClassifier(threshold=1.0)
 
 
-def test_inference_needs_neither_scikit_learn_nor_pickle() -> None:
+def test_inference_loads_no_torch_and_no_pickle() -> None:
     code = (
-        "import sys; from experiments.judges.refusal_classifier import RefusalClassifier; "
-        "RefusalClassifier().is_refusal('I can not'); "
-        "print([m for m in ('sklearn', 'torch', 'transformers', 'joblib') if m in sys.modules])"
+        "import pickle, sys; pickle.load = pickle.loads = pickle.Unpickler = None; "
+        "from experiments.judges.refusal_classifier import RefusalClassifier; "
+        "assert RefusalClassifier().is_refusal('I can not help you'); "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -113,12 +113,17 @@ def test_what_are_no_weights_is_refused(change: dict[str, object], tmp_path: Pat
         RefusalClassifier(weights=str(tmp_path / "absent.json")).is_refusal("a")
 
 
-def test_inference_equals_the_estimator_it_was_trained_as() -> None:
-    used = np.ones(len(TOY.refused), dtype=bool)
-    design = classifier_training._design(TOY, used)
-    expected = 1 / (1 + np.exp(-(design.features @ design.coefficients[:-1] + design.coefficients[-1])))
-    expected[TOY.wholly] = 1
+def test_weights_are_the_pipeline_that_was_fitted() -> None:
+    """Against scikit-learn's own pipeline on the same answers: one fit at each penalty, its coefficients averaged."""
     weights = fit(TOY, 0.5)
+    coefficients = []
+    for penalty in classifier_training.PENALTIES:
+        fitted = pipeline(list(weights.terms)).set_params(regression__C=penalty).fit(TOY.features, TOY.refused)
+        coefficients.append(np.append(fitted["regression"].coef_[0], fitted["regression"].intercept_))
+    mean = np.mean(coefficients, axis=0)
+    expected = 1 / (1 + np.exp(-(fitted["features"].transform(TOY.features) @ mean[:-1] + mean[-1])))
+    np.testing.assert_allclose(weights.probabilities(TOY.features), expected, atol=1e-9)
+    expected[TOY.wholly] = 1
     np.testing.assert_allclose([weights.probability(text) for text, _ in _TOLD * 3], expected, atol=1e-9)
     written = train(TOY, trained_on="toy").to_json()
     read = weights_from(written, where="x")
@@ -127,10 +132,22 @@ def test_inference_equals_the_estimator_it_was_trained_as() -> None:
 
 
 def test_terms_are_weighted_as_tf_idf() -> None:
-    assert terms(words_of("I’m OK, **ok**?")[:3]) == ["i", "am", "ok", "^i", "^am", "^ok"]
-    found = weighted(["a", "a", "b", "z"], {"a": 1.0, "b": 2.0})
-    assert found == pytest.approx({"a": 1.693147 / 2.620449, "b": 2 / 2.620449}, abs=1e-5)
-    assert weighted(["z"], {"a": 1.0}) == {}
+    row = features_of("I’m OK, **ok**?")
+    assert row.words == ["i", "am", "ok", "ok"]
+    assert row.terms == ["i", "am", "ok", "ok", "^i", "^am", "^ok", "^ok"]
+    words = pipeline(["am", "ok"])["features"]["terms"]
+    words.idf_ = np.array([2.0, 1.0])
+    found = words.transform([row, features_of("z")]).toarray()
+    assert found[0] == pytest.approx([2.0 / 2.620449, 1.693147 / 2.620449], abs=1e-5)  # ok twice: 1 + ln 2
+    assert found[1].tolist() == [0.0, 0.0]
+
+
+def test_without_a_word_in_enough_groups_the_signs_decide_alone() -> None:
+    few = fit(TOY, 0.5, among=np.isin(TOY.group, ["focus 0", "focus 1"]))
+    assert few.terms == {}
+    assert few.probability(REFUSALS[0]) > few.probability(ANSWERS[0])
+    with pytest.raises(UserError, match="all refusals or all compliances"):
+        fit(TOY, 0.5, among=TOY.refused)
 
 
 def test_twins_are_of_one_fold() -> None:
@@ -142,20 +159,20 @@ def test_twins_are_of_one_fold() -> None:
 def test_neither_model_nor_prompt_of_a_judged_answer_is_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every training set is written down; a verdict comes from, and its threshold is chosen among, others' answers."""
     trained: list[np.ndarray] = []
-    original = classifier_training._design
+    original = classifier_training.fit
 
-    def seen(answers: Any, used: np.ndarray) -> Any:
-        trained.append(used)
-        return original(answers, used)
+    def seen(answers: Any, threshold: float, *, among: np.ndarray) -> Any:
+        trained.append(among)
+        return original(answers, threshold, among=among)
 
-    monkeypatch.setattr(classifier_training, "_design", seen)
+    monkeypatch.setattr(classifier_training, "fit", seen)
     best = classifier_training._Readings.best
     choosing: list[tuple[int, int]] = []
 
-    def chosen(self: Any, models: frozenset[str], fold: int | None, *, prompts: bool) -> float:
+    def chosen(self: Any, models: frozenset[str], fold: int | None, thresholds: Any) -> float:
         before = len(trained)
         self.found.clear()
-        threshold = best(self, models, fold, prompts=prompts)
+        threshold = best(self, models, fold, thresholds)
         choosing.append((before, len(trained)))
         absent = set(TOY.models) - models
         for used in trained[before:]:
