@@ -29,6 +29,9 @@ Around any method
     Shifted, ShiftedTrainable    adds a constant to its margin
     Sampled                      samples its tokens
 
+Of your own
+    OwnFile                      the method in a Python file
+
 For plain ``model.generate``
     diffuse_images               the processor's inputs with noised pictures
     VisualContrastiveLogitsProcessor     VCD as a logits processor
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod
+    from mitigation.own_file import OwnFile
     from mitigation.peers.agla import AGLA
     from mitigation.peers.only import ONLY
     from mitigation.peers.opera import OPERA
@@ -79,6 +83,7 @@ _NAMES = {
     "method": ("Baseline", "Method", "TrainableMethod"),
     "peers.only": ("ONLY",),
     "peers.opera": ("OPERA",),
+    "own_file": ("OwnFile",),
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
     "learned.probe_readout": ("TruthReadout",),
     "prompting": ("ContextPrompt", "SafetyPrompt"),
