@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-all contract chromium check format clean
+.PHONY: help install install-dev demo smol gpu test test-all mutations contract chromium check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ test: install-dev chromium ## install, then the tests but for the slow ones; tho
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+mutations: install-dev ## makes faults in copies of this checkout (tests/mutations): each must fail its tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations $(NAMES)
 
 # Without TRANSFORMERS the committed table is written anew; with it, that version is installed beside .venv and compared.
 # With FAMILY=<name>[,<name>] only these families are asked, and their rows alone written: the table in pieces.

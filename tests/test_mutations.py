@@ -1,0 +1,92 @@
+"""The mutations of ``make mutations`` still apply, and what is not caught is said."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.mutations import __main__ as runner
+from tests.mutations.mutation import Mutation, Stale, mutations
+
+PATCH = """A sum that is a difference.
+tests: tests/test_sums.py
+@@
+ def add(a, b):
+-    return a + b
++    return a - b
+"""
+
+
+@pytest.mark.parametrize("mutation", mutations(), ids=lambda mutation: mutation.name)
+def test_it_applies_and_its_tests_are_there(mutation: Mutation) -> None:
+    for before, _ in mutation.hunks:
+        assert mutation.home(REPOSITORY, before)  # raises where the lines are gone
+    for test in mutation.tests:
+        file, *names = test.split("::")
+        assert (REPOSITORY / file).is_file(), file
+        assert not names or f"def {names[0]}(" in (REPOSITORY / file).read_text(encoding="utf-8")
+
+
+def test_there_are_twenty() -> None:
+    assert len(mutations()) >= 20
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "interp").mkdir()
+    (tmp_path / "interp" / "sums.py").write_text("def add(a, b):\n    return a + b\n")
+    (tmp_path / "sums.patch").write_text(PATCH)
+    return tmp_path
+
+
+def test_its_lines_are_exchanged_wherever_they_stand(checkout: Path) -> None:
+    assert Mutation.read(checkout / "sums.patch").apply(checkout) == [checkout / "interp" / "sums.py"]
+    assert (checkout / "interp" / "sums.py").read_text() == "def add(a, b):\n    return a - b\n"
+
+
+def test_lines_in_no_or_several_places_are_refused(checkout: Path) -> None:
+    mutation = Mutation.read(checkout / "sums.patch")
+    (checkout / "interp" / "more.py").write_text((checkout / "interp" / "sums.py").read_text())
+    with pytest.raises(Stale, match=r"more\.py, interp/sums\.py"):
+        mutation.apply(checkout)
+    for path in (checkout / "interp").iterdir():
+        path.unlink()
+    with pytest.raises(Stale, match="no file"):
+        mutation.apply(checkout)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("A sum that is a difference.", ""), ("tests: tests/test_sums.py\n", ""), ("a - b", "a + b"), ("@@", "")],
+    ids=["sentence", "tests", "change", "hunk"],
+)
+def test_a_patch_that_lacks_something_is_refused(checkout: Path, old: str, new: str) -> None:
+    (checkout / "sums.patch").write_text(PATCH.replace(old, new))
+    with pytest.raises(Stale, match="needs a sentence"):
+        Mutation.read(checkout / "sums.patch")
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended", "said"),
+    [
+        ((0, 1), 0, "1 of 1 mutations caught"),
+        ((0, 0), 1, "NOT CAUGHT sums"),
+        ((0, 2), 1, "EXIT 2"),  # tests that do not even run show nothing
+        ((1,), 1, "without a mutation the tests must pass"),
+    ],
+)
+def test_only_a_failing_test_catches(
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    codes: tuple[int, ...],
+    ended: int,
+    said: str,
+) -> None:
+    given = iter(codes)
+    monkeypatch.setattr(runner, "mutations", lambda: [Mutation.read(checkout / "sums.patch")])
+    monkeypatch.setattr(runner, "copied", lambda to: checkout)
+    monkeypatch.setattr(runner, "run_tests", lambda root, tests: (next(given), "FAILED tests/test_sums.py::test_add"))
+    monkeypatch.setattr("sys.argv", ["mutations"])
+    assert runner.main() == ended
+    assert said in capsys.readouterr().out
