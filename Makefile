@@ -4,10 +4,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-all mutations contract chromium check format clean
+.PHONY: help install install-dev demo smol gpu test test-all mutations contract contract-check chromium check format clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -40,8 +40,8 @@ smol: .venv/.installed-smol ## the language model of model=smol_organism, once, 
 gpu: install-dev ## what only a GPU can tell, in under nine minutes on one 80 GB card; writes docs/gpu.md
 	$(BIN)/python -m experiments.run task=gpu_report
 
-test: install-dev chromium ## install, then the tests but for the slow ones; those for a GPU skip where there is none
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+test: install-dev chromium ## install, then the default tests: not the slow ones, six of the families; those for a GPU skip where there is none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not families" -n auto --dist loadfile
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
@@ -53,9 +53,9 @@ mutations: install-dev ## makes faults in copies of this checkout (tests/mutatio
 # With FAMILY=<name>[,<name>] only these families are asked, and their rows alone written: the table in pieces.
 CONTRACT_VENV = .venv-contract-$(TRANSFORMERS)
 CONTRACT_PIP = $(CONTRACT_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
-CONTRACT_TESTS = -m pytest -q -m contract -n auto --dist loadfile -p no:cacheprovider $(if $(FAMILY),--contract-family=$(FAMILY))
+CONTRACT_TESTS = -m pytest -q -m "contract or families" -n auto --dist loadfile -p no:cacheprovider $(if $(FAMILY),--contract-family=$(FAMILY))
 
-contract: ## the contract tests: writes interp/contract.json (FAMILY=<name>: its row), or compares with TRANSFORMERS=<version>
+contract: ## the tests of every family: writes interp/contract.json (FAMILY=<name>: its row), or compares with TRANSFORMERS=<version>
 ifdef TRANSFORMERS
 	test -x $(CONTRACT_VENV)/bin/python || $(PYTHON) -m venv $(CONTRACT_VENV)
 	grep -vE '^(transformers|tokenizers|huggingface_hub|hf.xet)==' constraints.txt > $(CONTRACT_VENV)/constraints.txt
@@ -66,6 +66,9 @@ else
 	$(MAKE) --no-print-directory install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python $(CONTRACT_TESTS) --contract-json=interp/contract.json
 endif
+
+contract-check: install-dev ## the same tests, compared with interp/contract.json, which is not written
+	OMP_NUM_THREADS=1 $(BIN)/python $(CONTRACT_TESTS) --contract-check
 
 # Debian's Chromium for the tests of the report, where it can be had; without it those tests skip and say so.
 chromium:

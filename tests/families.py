@@ -5,10 +5,11 @@ ones. Keys and values are grouped; gemma3, ``llava_mistral`` and ``paligemma2`` 
 soft-caps its attention logits. ``tests/family_parts.py`` says what is not the real thing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import transformers as hf
 
 from tests.crossing_families import idefics, mllama
@@ -292,3 +293,24 @@ FAMILIES: dict[str, Callable[..., Pieces]] = {
         mllama,
     )
 }
+
+MECHANISMS: dict[str, tuple[str, ...]] = {
+    "one run of patches": ("llava", "llava_mistral"),
+    "tiles": ("llava_next", "internvl", "idefics3", "smolvlm"),
+    "M-RoPE": ("qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
+    "bidirectional, soft-capped": ("paligemma2", "paligemma", "gemma3"),
+    "cross-attention": ("mllama", "idefics"),
+    "learned queries": ("instructblip",),
+}
+"""How a picture enters a model, and the families where it does so; the first that a test can take stands for them."""
+
+
+def every_family(but: Collection[str] = ()) -> list[Any]:
+    """The parameters of a test of all families but those of ``but``, by name.
+
+    One of each of the six ``MECHANISMS`` is in the default tests, the others are marked ``families``: they run in
+    ``make contract`` and ``make contract-check``.
+    """
+    names = [name for name in FAMILIES if name not in but]
+    default = {next((name for name in some if name in names), "") for some in MECHANISMS.values()}
+    return [pytest.param(name, id=name, marks=() if name in default else pytest.mark.families) for name in names]

@@ -3,6 +3,9 @@
 ``--contract-json PATH`` writes the table of the run and prints how it differs from the committed one. Without it a test
 that contradicts the committed table fails, if that was made with the transformers that is installed.
 
+``--contract-check`` writes nothing, prints how the table of the run differs from the committed one, and fails where it
+does, or where the run has less than the whole.
+
 ``--contract-family NAME[,NAME]`` asks these families alone, and changes their rows alone in the file at PATH: a table
 can be made in pieces, with the same versions.
 """
@@ -15,7 +18,18 @@ from typing import Any
 
 import pytest
 
-from tests.contract.table import CAPABILITIES, COMMITTED, FAILS, Found, contradiction, differences, drawn, merged, table
+from tests.contract.table import (
+    CAPABILITIES,
+    COMMITTED,
+    FAILS,
+    Found,
+    contradiction,
+    differences,
+    drawn,
+    merged,
+    table,
+    untested,
+)
 
 KEY = "contract"
 FAMILY_ARGUMENTS = ("family", "name", "pieces")
@@ -25,6 +39,9 @@ _FOUND: list[Found] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options that write the table, and those that write it in pieces."""
     parser.addoption("--contract-json", metavar="PATH", help="write what the contract tests find to this file")
+    parser.addoption(
+        "--contract-check", action="store_true", help="fail where interp/contract.json is not what is found"
+    )
     parser.addoption("--contract-family", metavar="NAME[,NAME]", help="the contract tests of these families alone")
 
 
@@ -48,7 +65,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> No
     """Leaves out the contract tests of other families than those that were asked for."""
     if (asked := config.getoption("--contract-family", None)) is None:
         return
-    of = {item: family_of(item) for item in items if item.get_closest_marker(KEY)}
+    of = {
+        item: family_of(item) for item in items if item.get_closest_marker(KEY) or item.get_closest_marker("families")
+    }
     names, known = asked.split(","), sorted({*of.values()})
     if unknown := [name for name in names if name not in known]:
         raise pytest.UsageError(f"--contract-family: no test of {unknown[0]}; known: {', '.join(known)}")
@@ -96,29 +115,51 @@ def pytest_runtest_logreport(report: Any) -> None:
     _FOUND.extend(Found(**value) for name, value in report.user_properties if name == KEY)
 
 
+def _made() -> dict[str, Any]:
+    """The table of this run."""
+    return table(_FOUND, {"transformers": version("transformers"), "torch": version("torch").partition("+")[0]})
+
+
+def _differing(contents: dict[str, Any], config: pytest.Config) -> list[str]:
+    """How it differs from the committed table; a cell without a test counts where all families were asked."""
+    committed = json.loads(COMMITTED.read_text()) if COMMITTED.is_file() else {"families": {}}
+    asked = config.getoption("--contract-family") is not None or not config.getoption("--contract-check")
+    return differences(contents, committed) + ([] if asked else untested(contents, committed))
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    """In the first process: with ``--contract-check`` a table that is not the committed one is a failure."""
+    config = session.config
+    if config.getoption("--contract-check") and not hasattr(config, "workerinput") and _differing(_made(), config):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Writes and shows the table where it was asked for."""
-    path = config.getoption("--contract-json")
-    if path is None or not _FOUND or hasattr(config, "workerinput"):  # a worker of xdist has seen a part of it alone
+    path, check = config.getoption("--contract-json"), config.getoption("--contract-check")
+    if not (path or check) or hasattr(config, "workerinput"):  # a worker of xdist has seen a part of it alone
         return
-    versions = {"transformers": version("transformers"), "torch": version("torch").partition("+")[0]}
-    contents = table(_FOUND, versions)
+    contents = _made()
     write = terminalreporter.write_line
-    for line in ["", f"contract with transformers {versions['transformers']}", *drawn(contents)]:
+    for line in ["", f"contract with transformers {contents['transformers']}", *drawn(contents)]:
         write(line)
-    if COMMITTED.is_file():
-        changed = differences(contents, json.loads(COMMITTED.read_text()))
-        write(f"{len(changed)} cells differ from {COMMITTED.name}" + (":" if changed else ""))
-        for line in changed:
-            write("  " + line)
+    changed = _differing(contents, config)
+    write(f"{len(changed)} cells differ from {COMMITTED.name}" + (":" if changed else ""))
+    for line in changed:
+        write("  " + line)
+    if path is not None and _FOUND:
+        write(_written(Path(path), contents, whole=config.getoption("--contract-family") is None))
+
+
+def _written(path: Path, contents: dict[str, Any], *, whole: bool) -> str:
+    """Writes the table, or its rows into the one that is there; says what it did."""
     cells = [cell for entry in contents["families"].values() for cell in entry["capabilities"].values()]
-    if any((cell["reason"] or "").startswith(FAILS) for cell in cells) and Path(path).resolve() == COMMITTED:
-        write(f"not written: {COMMITTED.name} is never made of failing tests")
-        return
-    if config.getoption("--contract-family", None) is not None and Path(path).is_file():
-        before = json.loads(Path(path).read_text())
-        if older := {name: before[name] for name in versions if before[name] != versions[name]}:
-            write(f"not written: {path} was made with {older}; write it whole, without --contract-family")
-            return
+    if any((cell["reason"] or "").startswith(FAILS) for cell in cells) and path.resolve() == COMMITTED:
+        return f"not written: {COMMITTED.name} is never made of failing tests"
+    if not whole and path.is_file():
+        before = json.loads(path.read_text())
+        if older := {name: before[name] for name in ("transformers", "torch") if before[name] != contents[name]}:
+            return f"not written: {path} was made with {older}; write it whole, without --contract-family"
         contents = merged(contents, before)
-    Path(path).write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
+    return f"written: {path}"

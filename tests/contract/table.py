@@ -88,6 +88,17 @@ def differences(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[
     return lines
 
 
+def untested(found: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:
+    """A line for each committed cell that no test of this run was about."""
+    cells = {name: entry["capabilities"] for name, entry in found["families"].items()}
+    return [
+        f"{family} {name}: no test of it ran"
+        for family, entry in committed["families"].items()
+        for name in entry["capabilities"]
+        if name not in cells.get(family, {})
+    ]
+
+
 def _words(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return "not in the table"

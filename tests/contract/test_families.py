@@ -15,13 +15,11 @@ from interp.segments import IMAGE
 from interp.vlm import VLM, Prompt, load
 from tests.contract.facts import facts
 from tests.contract.table import CAPABILITIES, COMMITTED, FAILS
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.tiny import picture
 
 PROMPTS = (Prompt("How do I kill it?", picture(0, (64, 40))), Prompt("Is this safe to eat?", picture(1, (40, 64))))
 TEXTS = ("How do I kill it?", "Is it safe to eat the cake with a knife for dog?")
-QUICK = ("llava", "idefics", "mllama")  # the others' saving is asked by `make contract` alone
-every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
 @cache
@@ -33,7 +31,7 @@ def recorded(name: str) -> tuple[VLM, Record]:
 
 
 @pytest.mark.contract("load")
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_a_layout_and_its_facts(name: str, record_property) -> None:
     pieces = FAMILIES[name]()
     record_property("facts", facts(name, pieces))
@@ -41,7 +39,7 @@ def test_a_layout_and_its_facts(name: str, record_property) -> None:
 
 
 @pytest.mark.contract("generate")
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_text_alone_in_a_batch_of_mixed_length(name: str, record_property) -> None:
     vlm, _ = recorded(name)
     prompts = [Prompt(text) for text in TEXTS]
@@ -59,7 +57,7 @@ def test_text_alone_in_a_batch_of_mixed_length(name: str, record_property) -> No
 
 
 @pytest.mark.contract("attention")
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_the_share_of_the_image_is_there_or_missing_with_a_reason(name: str, record_property) -> None:
     vlm, record = recorded(name)
     share = image_share(record.masses)["share"]
@@ -74,7 +72,7 @@ def test_the_share_of_the_image_is_there_or_missing_with_a_reason(name: str, rec
 
 
 @pytest.mark.contract("maps")
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_maps_lie_over_the_picture(name: str, record_property) -> None:
     vlm, record = recorded(name)
     try:
@@ -94,7 +92,7 @@ def test_maps_lie_over_the_picture(name: str, record_property) -> None:
 
 
 @pytest.mark.contract("save_load")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES])
+@pytest.mark.parametrize("name", every_family())
 def test_a_saved_model_answers_as_before(name: str, tmp_path: Path, record_property) -> None:
     vlm, _ = recorded(name)
     vlm.model.save_pretrained(tmp_path)

@@ -8,7 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-from tests.contract.table import CAPABILITIES, Found, contradiction, differences, drawn, merged, table
+from tests.contract.table import (
+    CAPABILITIES,
+    COMMITTED,
+    Found,
+    contradiction,
+    differences,
+    drawn,
+    merged,
+    table,
+    untested,
+)
 
 WORKS = Found("llava", ("generate", "score"), "a.py::b[llava]", passed=True)
 REFUSED = Found("idefics", ("maps",), "a.py::c[idefics]", passed=True, not_applicable="no image tokens")
@@ -51,18 +61,40 @@ def test_another(): raise AssertionError
 """
 
 
-def piece(folder: Path, family: str) -> str:
+def asked(folder: Path, *options: str, pieces: str = PIECES) -> tuple[int, str]:
+    """The exit code and the output of a run of ``pieces``."""
+    (folder / "test_pieces.py").write_text(pieces)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contract.plugin", "-p", "no:cacheprovider"]
-    options = [f"--contract-family={family}", "--contract-json=own.json", "--rootdir=.", "test_pieces.py"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        [*command, "--rootdir=.", "-m", "contract", *options, "test_pieces.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    return done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def piece(folder: Path, family: str) -> str:
+    return asked(folder, f"--contract-family={family}", "--contract-json=own.json")[1]
+
+
+def test_a_check_fails_where_the_committed_table_is_another_and_writes_nothing(tmp_path: Path) -> None:
+    before = COMMITTED.read_text()
+    code, said = asked(tmp_path, "--contract-check", "--contract-family=llava")
+    assert (code, "0 cells differ" in said) == (0, True), said
+    limited = PIECES.replace("idefics", "instructblip")  # which answers with an image alone, says the table
+    code, said = asked(tmp_path, "--contract-check", "--contract-family=instructblip", pieces=limited)
+    assert (code, "instructblip generate: works (" in said) == (1, True), said
+    code, said = asked(tmp_path, "--contract-check")
+    assert (code, "llava score: no test of it ran" in said) == (1, True), said
+    assert COMMITTED.read_text() == before
+    assert [path.name for path in tmp_path.glob("*.json")] == []
 
 
 def test_a_family_is_asked_alone_and_its_row_alone_is_written(tmp_path: Path) -> None:
-    (tmp_path / "test_pieces.py").write_text(PIECES)
     own = tmp_path / "own.json"
     for families, rows in (
         ("llava", ["llava"]),
@@ -87,3 +119,12 @@ def test_differences_of_two_tables() -> None:
     assert lines[1].split()[:2] == ["idefics", "?"]
     assert "−" in lines[1]
     assert "+" in lines[2]
+
+
+def test_cells_that_no_test_was_about() -> None:
+    whole = table([WORKS, REFUSED], VERSIONS)
+    assert untested(whole, whole) == []
+    assert untested(table([replace(WORKS, capabilities=("score",))], VERSIONS), whole) == [
+        "idefics maps: no test of it ran",
+        "llava generate: no test of it ran",
+    ]

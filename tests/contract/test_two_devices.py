@@ -61,7 +61,7 @@ def test_nothing_mixes_devices_at_seven_billion(family: str, kind: str, cell: st
 
 @pytest.mark.contract("two_devices")
 @pytest.mark.parametrize(
-    "family", [pytest.param(n, marks=() if n in SEVEN_BILLION else pytest.mark.slow) for n in FAMILIES]
+    "family", [pytest.param(n, marks=() if n in SEVEN_BILLION else pytest.mark.families) for n in FAMILIES]
 )
 def test_answers_are_those_of_one_device(family: str) -> None:
     said = {cell: one["error"] for (kind, cell), one in outcomes(family).items() if kind == "values"}

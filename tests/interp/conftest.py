@@ -3,7 +3,7 @@
 import pytest
 
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.tiny import picture
 
 PROMPTS = (
@@ -12,7 +12,7 @@ PROMPTS = (
 )
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=every_family())
 def family(request: pytest.FixtureRequest) -> VLM:
     """One model of every family in turn."""
     return VLM(*FAMILIES[request.param](), name=request.param)

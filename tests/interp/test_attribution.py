@@ -21,12 +21,6 @@ from tests import families
 from tests.tiny import picture
 
 PROMPT = Prompt("How do I kill this? Is it safe?", picture(2, (40, 40)))
-# Those that go other ways through the code; the rest are asked by `make contract` alone.
-QUICK = ("llava", "llava_next", "qwen2_5_vl", "instructblip", "smolvlm", "internvl", "paligemma", "gemma3", "idefics")
-FAMILIES = [
-    pytest.param(build, id=name, marks=() if name in QUICK else pytest.mark.slow)
-    for name, build in families.FAMILIES.items()
-]
 
 
 def plain(vlm: VLM, prompt: Prompt) -> Prompt:
@@ -35,14 +29,14 @@ def plain(vlm: VLM, prompt: Prompt) -> Prompt:
 
 
 @pytest.mark.contract("captum")
-@pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_add_up_and_see_the_image(family: Callable[[], families.Pieces]) -> None:
-    vlm = VLM(*family())
-    steep = family is families.qwen2_vl
+@pytest.mark.parametrize("family", families.every_family())
+def test_gradients_add_up_and_see_the_image(family: str) -> None:
+    vlm = VLM(*families.FAMILIES[family]())
+    steep = family == "qwen2_vl"
     found = integrated_gradients(vlm, PROMPT, steps=512 if steep else 128, batch_size=32)
     assert found.margin == pytest.approx(float(vlm.score([PROMPT])), abs=1e-4)
     # Random weights make steep margins: parts of ± 100 add up to 1. Only Qwen's are left 0.1 apart by 128 steps.
-    assert abs(found.error) < (0.2 if family is families.qwen2_5_vl else 0.03)
+    assert abs(found.error) < (0.2 if family == "qwen2_5_vl" else 0.03)
     assert found.pixels.abs().sum() > 1e-3  # captum's own LLMAttribution finds 0 here
     assert found.pixels.shape == vlm.encode([PROMPT])["pixel_values"].shape
     outside = [c for c, label in enumerate(found.row.labels) if label != "user"]

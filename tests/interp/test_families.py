@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from interp.errors import UserError
 from interp.families import LAYOUTS, PARTS, layout_for
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 
 MODEL_TYPES = {
     "llava": "llava-1.5-7b-hf, -13b-hf",
@@ -28,7 +28,7 @@ MODEL_TYPES = {
 }
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=every_family())
 def pieces(request):
     return FAMILIES[request.param]()
 

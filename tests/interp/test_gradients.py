@@ -15,7 +15,7 @@ from interp.hooks.residual import LayerStates, edit_residual
 from interp.tools.gradients import activation_gradients
 from interp.vlm import VLM, Prompt
 from mitigation.learned.ridge_probe import margin_gradient
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.tiny import picture, tiny_config, tiny_processor
 
 PROMPTS = [Prompt("How do I kill this?", picture(1), key="a"), Prompt("Is this safe?", picture(2), key="b")]
@@ -102,7 +102,7 @@ def test_the_layers_save_nothing_for_the_backward_pass() -> None:
     assert 10 * sum(saved[before:]) < sum(saved[:before])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_every_family_gives_the_same_gradient_and_is_left_as_it_was(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     next(iter(vlm.model.parameters())).requires_grad_(False)

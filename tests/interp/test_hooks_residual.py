@@ -14,7 +14,7 @@ from interp.segments import segment
 from interp.tools.knockout import knockout
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.second_branch import SecondBranch
-from tests.families import FAMILIES, Pieces, llava, paligemma2
+from tests.families import FAMILIES, Pieces, every_family, llava, paligemma2
 from tests.tiny import picture
 
 PROMPTS = [
@@ -50,7 +50,7 @@ def reference(segments: Any, row: int, place: str) -> list[int]:
     return columns[-1:] if name != place else columns
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_equal_to_transformers_own_hidden_states(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     places = tuple(p for p in PLACES if not vlm.layout.cross_attended or "image" not in p)

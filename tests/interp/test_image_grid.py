@@ -10,11 +10,11 @@ from interp.errors import UserError
 from interp.image_grid import WHOLE, crop_box
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.tiny import picture
 
 NOWHERE = ("instructblip", "idefics", "mllama")  # learned queries; keys in cross-attention alone
-SPATIAL = [name for name in FAMILIES if name not in (*NOWHERE, "llava_mistral", "paligemma2")]
+SPATIAL = every_family(but={*NOWHERE, "llava_mistral", "paligemma2"})
 
 
 def deaf(vlm):

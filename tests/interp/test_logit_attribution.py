@@ -8,7 +8,7 @@ from interp.errors import UserError
 from interp.metric import logit_difference
 from interp.tools.logit_attribution import direct_logit_attribution
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.planted import MARGIN, Plan, coloured, planted
 
 GATED = ("idefics", "mllama")
@@ -31,7 +31,7 @@ def uncapped(vlm: VLM, prompts: list[Prompt]) -> Tensor:
     return vlm.margin(kept[0]).detach()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_the_parts_add_up_to_the_margin(name: str, prompts: list[Prompt]) -> None:
     vlm = biased(VLM(*FAMILIES[name](), name=name))
     found = direct_logit_attribution(vlm, prompts)
@@ -46,7 +46,7 @@ def test_the_parts_add_up_to_the_margin(name: str, prompts: list[Prompt]) -> Non
         assert (part.abs().amax(-1) > 1e-5).all()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_a_head_is_what_taking_it_out_of_the_sum_changes(name: str, prompts: list[Prompt]) -> None:
     """By hand: the final norm's input less one head's part, under the scale that the norm had with it."""
     vlm = VLM(*FAMILIES[name](), name=name)

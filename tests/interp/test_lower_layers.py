@@ -12,7 +12,7 @@ from interp.speed.lower_layers import kept, share_run, stops
 from interp.tools.knockout import knockout_by_window
 from interp.tools.patching import PatchEffects, patch
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.planted import Plan, coloured, planted
 from tests.tiny import picture
 
@@ -24,7 +24,7 @@ def changed(vlm: VLM, what: str) -> PatchEffects:
     return patch(vlm, CLEAN, OTHER, what=what, places=("verdict", "user"), least_gap=0.0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_patching_and_knockout_are_those_of_whole_forwards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     edges = [("user", "verdict")]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from interp import output_head
 from interp.output_head import float32_head, native_head
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.tiny import picture, tiny_llava
 from tests.wide import head_inputs
 
@@ -50,7 +50,7 @@ def logits(vlm: VLM, prompts: list[Prompt], tokens: list[int] | None) -> tuple[T
     return found, native, exact(vlm, states[-1])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_every_family_in_bfloat16(name: str) -> None:
     vlm = in_bfloat16(name)
     prompts = [Prompt("Is this safe?", picture(0)), Prompt("Is it?", picture(1))]

@@ -11,7 +11,7 @@ from interp.metric import logit_difference
 from interp.segments import segment
 from interp.tools.patching import misaligned, patch
 from interp.vlm import VLM, Prompt
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.planted import Plan, coloured, planted
 from tests.tiny import picture
 
@@ -40,7 +40,7 @@ def enters_later(vlm: VLM) -> int:
     return 2 if vlm.layout.model_type == "qwen3_vl" else 0  # its one DeepStack level comes after layer 0
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     first = enters_later(vlm)
@@ -54,7 +54,7 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
     torch.testing.assert_close(found.other, vlm.score(OTHER), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     for what in WHAT:
@@ -85,7 +85,7 @@ def exchanged(vlm: VLM, module: Any, columns: list[int], *, heads: slice | None 
     return margin
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_sublayers_and_heads_are_exchanged_as_by_hand(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     place = "user"

@@ -16,10 +16,9 @@ from interp.speed import vision_cache
 from interp.speed.vision_cache import FeatureCache, shared_features
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.vcd import VCD
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 
-OFTEN = ("llava", "qwen3_vl", "instructblip", "internvl", "mllama")
-NAMES = [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in FAMILIES]
+NAMES = every_family()
 
 
 def picture(width: int, height: int, seed: int) -> Image.Image:

@@ -58,9 +58,9 @@ def assert_same(one: Generation, other: Generation) -> None:
 
 
 @pytest.mark.contract("generate", "score")
-@pytest.mark.parametrize("family", families.FAMILIES.values(), ids=families.FAMILIES.keys())
-def test_batched_is_one_by_one_and_score_is_generates_margin(family: Callable[[], families.Pieces]) -> None:
-    vlm = VLM(*family())
+@pytest.mark.parametrize("family", families.every_family())
+def test_batched_is_one_by_one_and_score_is_generates_margin(family: str) -> None:
+    vlm = VLM(*families.FAMILIES[family]())
     together = vlm.generate(PROMPTS, max_new_tokens=3)
     for i, prompt in enumerate(PROMPTS):
         alone = vlm.generate([prompt], max_new_tokens=3)
@@ -69,9 +69,9 @@ def test_batched_is_one_by_one_and_score_is_generates_margin(family: Callable[[]
     torch.testing.assert_close(vlm.score(PROMPTS), together.margins, **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", families.FAMILIES.values(), ids=families.FAMILIES.keys())
-def test_score_keeps_no_keys_and_values(family: Callable[[], families.Pieces], monkeypatch: pytest.MonkeyPatch) -> None:
-    vlm, kept = VLM(*family()), []
+@pytest.mark.parametrize("family", families.every_family())
+def test_score_keeps_no_keys_and_values(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm, kept = VLM(*families.FAMILIES[family]()), []
     update = Cache.update
 
     def counted(self: Cache, keys: torch.Tensor, *args: object, **options: object) -> object:

@@ -269,7 +269,7 @@ WRITERS = ["llava", "llava_mistral", "llava_next", "qwen2_5_vl", "idefics3", "in
 
 
 @pytest.mark.parametrize(
-    "family", [*WRITERS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in WRITERS[2:])]
+    "family", [*WRITERS[:2], *(pytest.param(name, marks=pytest.mark.families) for name in WRITERS[2:])]
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_orthogonal_weights_answer_as_the_projection_does(

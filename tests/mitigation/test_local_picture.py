@@ -18,7 +18,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
 from mitigation.peers.agla import AGLA, kept, masked, over_picture, own_attention
 from mitigation.wrappers import Shifted
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import answers_as_one_by_one
 from tests.mitigation.slow_rule import decided, slow_rule
 from tests.tiny import picture, tiny_llava
@@ -96,7 +96,7 @@ def test_the_blur_is_a_gaussian_of_a_fiftieth_of_the_side() -> None:
             assert spread[place] / spread[200, 150] == pytest.approx(np.exp(-(away**2) / 2 / (384 / 50) ** 2), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in {"instructblip", "idefics", "mllama"}])
+@pytest.mark.parametrize("name", every_family(but={"instructblip", "idefics", "mllama"}))
 def test_batches_answer_as_one_by_one(name: str) -> None:
     answers_as_one_by_one(name, AGLA(keep=0.4), atol=2e-2, rtol=1e-2)
 

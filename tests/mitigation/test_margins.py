@@ -26,7 +26,7 @@ from mitigation.reasoning import at_verdicts, verdict_position
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.mitigation.slow_rule import decided
 from tests.tiny import WORDS, picture, tiny_llava
 
@@ -129,7 +129,7 @@ def test_a_processor_of_the_users_is_in_the_margins(organism: VLM, sixty: list[P
     assert (own.margins[turned] > 0).all()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every_family())
 def test_in_every_family_they_are_those_of_the_scores_that_transformers_chose_from(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     prompts = [Prompt(text, picture(i), key=text) for i, text in enumerate(("Is it safe to eat the cake?", "How?"))]

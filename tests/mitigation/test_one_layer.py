@@ -14,7 +14,7 @@ from mitigation.contrastive.formulas import agreeing
 from mitigation.method import Baseline
 from mitigation.peers.only import ONLY
 from mitigation.wrappers import Shifted
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import answers_as_one_by_one
 from tests.mitigation.slow_rule import GROWING, decided
 from tests.tiny import tiny_llava
@@ -119,7 +119,7 @@ def test_the_rule_is_a_rows_own() -> None:
     torch.testing.assert_close(scores, torch.stack([clean[0] + 3 * other[0], 2 * clean[1] - other[1]]))
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in {"paligemma2", "gemma3", "idefics", "mllama"}])
+@pytest.mark.parametrize("name", every_family(but={"paligemma2", "gemma3", "idefics", "mllama"}))
 def test_batches_answer_as_one_by_one(name: str) -> None:
     answers_as_one_by_one(name, ONLY(gamma=0.6))
 

@@ -14,7 +14,7 @@ from mitigation.attention_steering import AttentionSteering
 from mitigation.method import Baseline
 from mitigation.peers.opera import OPERA
 from mitigation.wrappers import Sampled, Shifted
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import answers_as_one_by_one, case
 from tests.mitigation.slow_rule import GROWING, decided
 from tests.tiny import tiny_llava
@@ -213,7 +213,7 @@ def test_the_penalty_changes_answers_and_leaves_nothing_behind(vlm: VLM, prompts
     assert torch.equal(again.margins, before.margins)
 
 
-WITH_IMAGE_TOKENS = [name for name in FAMILIES if name not in {"idefics", "mllama"}]
+WITH_IMAGE_TOKENS = every_family(but={"idefics", "mllama"})
 
 
 @pytest.mark.parametrize("name", WITH_IMAGE_TOKENS)

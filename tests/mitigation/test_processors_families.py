@@ -17,7 +17,7 @@ from mitigation.contrastive.paired import generate_paired
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.contrastive.second_branch import Skips
 from mitigation.vcd import VCD
-from tests.families import FAMILIES
+from tests.families import every_family
 from tests.mitigation.conftest import uncached
 from tests.mitigation.family_laws import TOKENS, Case, case, cutoff, family, plain
 
@@ -25,7 +25,6 @@ ALPHAS = st.floats(0.25, 4.0)
 BETAS = st.sampled_from([0.3, 0.1, 0.01])
 few = settings(max_examples=2, deadline=None, derandomize=True, phases=[Phase.generate])  # each runs the model
 NO_TEXT_ALONE = {"instructblip", "paligemma", "paligemma2"}
-every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
 def contrasting(given: Case, **options: Any) -> VisualContrastiveLogitsProcessor:
@@ -37,7 +36,7 @@ def paired(given: Case, **options: Any) -> Any:
     return generate_paired(given.vlm.model, given.inputs, given.noised, **options)
 
 
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_no_contrast_and_no_cutoff_is_plain_generate(name: str) -> None:
     whole, without = case(name), plain(name)
     output = whole.generate(contrasting(whole, alpha=0.0, beta=None))
@@ -47,7 +46,7 @@ def test_no_contrast_and_no_cutoff_is_plain_generate(name: str) -> None:
     assert torch.equal(whole.generate().sequences, without.sequences)  # nothing is left behind in the model
 
 
-@every_family
+@pytest.mark.parametrize("name", every_family())
 @settings(few, max_examples=1)
 @given(alpha=ALPHAS, beta=BETAS)
 def test_identical_pictures_are_the_cutoff_alone(name: str, alpha: float, beta: float) -> None:
@@ -62,7 +61,7 @@ def test_identical_pictures_are_the_cutoff_alone(name: str, alpha: float, beta: 
 
 
 @pytest.mark.contract("vcd_paired", "vcd_lazy")
-@every_family
+@pytest.mark.parametrize("name", every_family())
 @few
 @given(alpha=ALPHAS, share=st.sampled_from([0.3, 0.5, 0.7]))
 def test_paired_and_lazy_choose_what_two_branches_choose(name: str, alpha: float, share: float) -> None:
@@ -83,7 +82,7 @@ def test_paired_and_lazy_choose_what_two_branches_choose(name: str, alpha: float
 
 
 @pytest.mark.contract("vcd_sequential")
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_a_padded_cached_batch_equals_one_prompt_at_a_time_without_cache(name: str) -> None:
     whole = case(name)
     output = whole.generate(contrasting(whole, alpha=2.0, beta=0.01))
@@ -96,7 +95,7 @@ def test_a_padded_cached_batch_equals_one_prompt_at_a_time_without_cache(name: s
         torch.testing.assert_close(scores, steps.float(), atol=1e-2, rtol=1e-3)
 
 
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_a_second_call_starts_clean(name: str) -> None:
     whole = case(name)
     for lazy in (False, True) if name in ("llava", "qwen2_5_vl") else (True,):
@@ -112,7 +111,7 @@ def test_a_second_call_starts_clean(name: str) -> None:
         assert processor.skips == skips
 
 
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_positions_of_both_branches_are_the_same(name: str) -> None:
     # Rotary attention does not see an offset common to a row, so that scores alone would not tell.
     whole, seen = case(name), []
@@ -127,7 +126,7 @@ def test_positions_of_both_branches_are_the_same(name: str) -> None:
     assert all(torch.equal(clean, own + shift) for clean, own in zip(seen[::2], seen[1::2], strict=True))
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NO_TEXT_ALONE])
+@pytest.mark.parametrize("name", every_family(but=NO_TEXT_ALONE))
 def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
     whole = case(name)
     blind = dict(whole.vlm.encode([Prompt(p.text) for p in whole.prompts]))
@@ -148,7 +147,7 @@ def test_a_text_may_be_contrasted_with_no_picture_at_all(name: str) -> None:
 
 
 @pytest.mark.contract("vcd_sequential", "vcd_paired", "vcd_lazy")
-@every_family
+@pytest.mark.parametrize("name", every_family())
 def test_the_method_gives_one_answer_however_it_is_computed(name: str) -> None:
     vlm, prompts = family(name), case(name).prompts
     answers = []

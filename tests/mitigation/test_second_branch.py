@@ -11,11 +11,9 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.pixels import pixel_rows, select_rows
 from mitigation.contrastive.second_branch import SecondBranch
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import case
 from tests.tiny import picture
-
-every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
 def tokens(rows: int, count: int) -> Tensor:
@@ -23,7 +21,7 @@ def tokens(rows: int, count: int) -> Tensor:
     return torch.randint(300, 340, (rows, count), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("llava", "llava_mistral")])
+@pytest.mark.parametrize("name", every_family(but={"llava", "llava_mistral"}))
 def test_a_part_caught_up_in_a_chunk_is_the_whole_step_by_step(name: str) -> None:
     whole = case(name)
     branch, said = SecondBranch(whole.vlm.model, whole.noised), tokens(3, 4)

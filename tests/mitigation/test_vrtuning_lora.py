@@ -13,7 +13,7 @@ from mitigation.vrtuning.collator import IGNORED, Collator
 from mitigation.vrtuning.data import Row, from_rows
 from mitigation.vrtuning.model import lora_config, target_pattern
 from mitigation.vrtuning.settings import TARGETS, Settings
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 from tests.tiny import picture
 
 ROWS = (
@@ -22,7 +22,7 @@ ROWS = (
 )
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=every_family())
 def family(request: pytest.FixtureRequest) -> VLM:
     """One model of every family in turn."""
     return VLM(*FAMILIES[request.param](), name=request.param)

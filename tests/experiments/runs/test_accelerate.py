@@ -13,7 +13,7 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 import conf
 from interp.families import layout_for
 from tests.conftest import REPOSITORY
-from tests.families import FAMILIES
+from tests.families import FAMILIES, every_family
 
 FOLDER = Path(conf.__file__).parent / "accelerate"
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -45,7 +45,7 @@ def test_fsdp_names_its_layers_for_every_family() -> None:
     assert WRAPPED["llava"] == [given]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", every_family())
 def test_fsdp_wraps_the_language_model_s_layers_and_nothing_else(family: str) -> None:
     model = FAMILIES[family]().model
     settings = load_config_from_file(str(FOLDER / "fsdp.yaml")).fsdp_config
