@@ -37,7 +37,7 @@ def copied(to: Path) -> Path:
 
 def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
     """The exit code of ``tests`` in ``root``, up to the first failure, and the last lines."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT)
