@@ -54,11 +54,12 @@ if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
     from interp.errors import UserError
     from interp.figures.attention import head_grid, image_overlay, layer_curves, layer_groups, text_heat
+    from interp.first_scores import Metric
     from interp.generation import Generation
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
     from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
-    from interp.metric import Metric, logit_difference
+    from interp.metric import logit_difference
     from interp.output_head import float32_head, native_head
     from interp.prompt import Prompt
     from interp.segments import segment
@@ -105,7 +106,8 @@ _NAMES = {
     "hooks.sublayers": ("activations", "edit_activations", "load_activations", "save_activations"),
     "tools.lens": ("logit_lens",),
     "tools.logit_attribution": ("direct_logit_attribution",),
-    "metric": ("Metric", "logit_difference"),
+    "first_scores": ("Metric",),
+    "metric": ("logit_difference",),
     "tools.patching": ("misaligned", "patch"),
     "figures.attention": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
     "tools.probes": ("Probe", "probe"),

@@ -18,7 +18,7 @@ declare, as an attribute or a property:
     samplers of transformers (``TemperatureLogitsWarper`` and all others of that name).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 # Options of generate() that choose tokens from scores which no processor of ours sees.
 UNSEEN = ("assistant_model", "assistant_early_exit", "watermarking_config", "custom_generate")
+
+Metric = Callable[[Float[Tensor, "row vocab"]], Float[Tensor, "row"]]
+"""What a tool measures: one number a prompt, from the logits of its first answer token. ``VLM.margin`` is one."""
 
 
 def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Float[Tensor, "row"]:

@@ -1,18 +1,14 @@
-"""What a tool measures: a number from the logits of the first answer token, by default the Yes/No margin."""
+"""The logit difference of two words at the first answer token, for tools to measure in the margin's place."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.first_scores import margin_of
+from interp.first_scores import Metric, margin_of
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
-
-Metric = Callable[[Float[Tensor, "row vocab"]], Float[Tensor, "row"]]
-"""One number for each prompt, from the logits of its first answer token. ``VLM.margin`` is one."""
 
 
 def logit_difference(vlm: "VLM", one: str, other: str) -> Metric:

@@ -22,9 +22,8 @@ from interp.checkpoints.load import read_checkpoint
 from interp.checkpoints.memory import input_device
 from interp.errors import UserError
 from interp.families import encode_pieces, layout_for
-from interp.first_scores import FirstScores, margin_of
+from interp.first_scores import FirstScores, Metric, margin_of
 from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
-from interp.metric import Metric
 from interp.output_head import float32_head, native_head
 from interp.prompt import Prompt, render, to_rgb
 

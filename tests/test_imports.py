@@ -1,4 +1,4 @@
-"""The graph of imports: lazy ones inside functions count, those for type checkers alone do not."""
+"""The graph of imports: lazy ones inside functions count, and so do those for annotations alone."""
 
 from collections.abc import Mapping, Set
 from graphlib import CycleError, TopologicalSorter
@@ -18,9 +18,15 @@ def circle(imports: Mapping[str, Set[str]]) -> list[str]:
     return []
 
 
+BETWEEN_TWO_ROOMS = ("experiments.evaluation.analyses", "experiments.evaluation.study")
+"""The circle that is left: an analysis is annotated with the study that it is given."""
+
+
 def test_no_circle_of_files() -> None:
-    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
-    found = circle({file: graph.find_modules_directly_imported_by(file) for file in graph.modules})
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False, cache_dir=None)
+    imports = {file: set(graph.find_modules_directly_imported_by(file)) for file in graph.modules}
+    imports[BETWEEN_TWO_ROOMS[0]].remove(BETWEEN_TWO_ROOMS[1])
+    found = circle(imports)
     assert not found, " → ".join(found)
 
 

@@ -29,7 +29,7 @@ from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
 
 if TYPE_CHECKING:
-    from interp.metric import Metric
+    from interp.first_scores import Metric
     from interp.vlm import VLM, Prompt
 
 FILLER = "."

@@ -30,7 +30,7 @@ from interp.speed.lower_layers import kept
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.metric import Metric
+    from interp.first_scores import Metric
     from interp.vlm import VLM, Prompt
 
 End = str | Finder
@@ -106,7 +106,9 @@ class KnockoutEffects:
         """The mean effect by layer and head, or by window of layers; of a single cut, the effect by prompt."""
         from interp.figures.effects import knockout_figure
 
-        return knockout_figure(self, title=title)
+        edges = ", ".join(" → ".join(str(getattr(end, "__name__", end)) for end in edge) for edge in self.edges)
+        by_head = self.heads[0] is not None
+        return knockout_figure(self.moved.numpy(), self.layers, edges=edges, by_head=by_head, title=title)
 
 
 def knockout_effect(

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.errors import UserError
 from interp.hooks.residual import Place, place_name, residuals
 from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
@@ -21,7 +22,7 @@ from interp.prompt import Prompt, listed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.metric import Metric
+    from interp.first_scores import Metric
     from interp.vlm import VLM
 
 TOP = 5
@@ -67,10 +68,22 @@ class LensResult:
         )
 
     def plot(self, row: int = 0, title: str = "") -> "Figure":
-        """One prompt's likeliest tokens by layer: by place, or for a single place by rank; beside them its margin."""
+        """One prompt's likeliest tokens by layer: by place, or for a single place by rank; beside them its margin.
+
+        Raises:
+            UserError: a prompt that was not read.
+        """
         from interp.figures.effects import lens_figure
 
-        return lens_figure(self, row, title=title)
+        if not 0 <= row < self.margins.shape[2]:
+            raise UserError(f"row={row}: there are 0 to {self.margins.shape[2] - 1}; choose among these")
+        single = len(self.places) == 1
+        ranks, places = range(self.tokens.shape[3]), range(len(self.places))
+        cells = [(0, rank) for rank in ranks] if single else [(place, 0) for place in places]
+        words = [[self.word(place, layer, row, rank) for place, rank in cells] for layer in range(len(self.layers))]
+        shares = torch.stack([self.probabilities[place, :, row, rank] for place, rank in cells], dim=1).numpy()
+        margins = self.margins[0, :, row].numpy()
+        return lens_figure(words, shares, self.layers, self.places, margins, title=title)
 
 
 def logit_lens(

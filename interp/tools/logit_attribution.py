@@ -39,7 +39,7 @@ from interp.prompt import Prompt, listed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.metric import Metric
+    from interp.first_scores import Metric
     from interp.vlm import VLM
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -112,7 +112,15 @@ class LogitAttribution:
         """Each head's effect and, beside it, that of the other parts; means over the prompts."""
         from interp.figures.effects import attribution_figure
 
-        return attribution_figure(self, title=title)
+        parts = {
+            "MLP": (self.layers, self.mlps),
+            "bias of attention": (self.layers, self.biases),
+            "cross-attention block": (self.crossing_layers, self.crossings),
+        }
+        shown = {name: (at, some.mean(-1).numpy()) for name, (at, some) in parts.items() if bool((some != 0).any())}
+        rest = {"embedding": self.embedding, "constant": self.constant, "all together": self.total}
+        means = {name: float(some.mean()) for name, some in rest.items()}
+        return attribution_figure(self.heads.mean(-1).numpy(), self.layers, shown, means, title=title)
 
 
 def direct_logit_attribution(

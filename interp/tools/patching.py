@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +32,7 @@ from interp.speed.lower_layers import LowerLayers, kept
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.metric import Metric
+    from interp.first_scores import Metric
     from interp.vlm import VLM
 
 PATCHABLE = (*READABLE, "all")
@@ -97,10 +98,21 @@ class PatchEffects:
         )
 
     def plot(self, title: str = "") -> "Figure":
-        """The mean effect by place and layer; of heads by layer and head, a panel for each place."""
+        """The mean effect by place and layer; of heads by layer and head, a panel for each place.
+
+        Raises:
+            UserError: no effect is known.
+        """
         from interp.figures.effects import patch_figure
 
-        return patch_figure(self, title=title)
+        values = self.values.numpy()
+        known = ~np.isnan(values)
+        if not known.any():
+            reason = next((reason for rows in self.reasons for reason in rows if reason), "no pair")
+            raise UserError(f"no effect of patching to draw ({reason}); each is a share of a gap; patch other pairs")
+        means = np.where(known, values, 0).sum(-1) / np.maximum(known.sum(-1), 1)
+        means[~known.any(-1)] = np.nan
+        return patch_figure(means, self.places, self.layers, what=self.what, title=title)
 
 
 def patch(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from interp.errors import UserError
-from mitigation.validation import check_number, check_pictured, check_weight
+from mitigation.peers.opera_rule import OverTrustRule
+from mitigation.validation import check_pictured
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
@@ -17,7 +17,7 @@ ROLLBACKS = "the places that it goes back to depend on its attention; each costs
 
 
 @dataclass(frozen=True)
-class OPERA:
+class OPERA(OverTrustRule):
     """OPERA (Huang et al., CVPR 2024, arXiv 2311.17911): beam search with an over-trust penalty and rollback.
 
     ω is the last layer's attention of a token of the answer, the maximum over heads, rescaled to sum to 1. At each step
@@ -47,29 +47,7 @@ class OPERA:
     for each rollback. Needs image tokens in the sequence, so IDEFICS and Llama 3.2 Vision are refused.
     """
 
-    beams: int = 5
-    candidates: int = 5
-    scale: float = 50.0
-    weight: float = 1.0
-    threshold: int | None = 15
-    rollbacks: int = 5
-    early: int = 10
-    unit: float = 1e-7
     one_by_one: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name, least in (("beams", 1), ("candidates", 1), ("rollbacks", 1), ("early", 0)):
-            _check_count(name, getattr(self, name), least)
-        if self.threshold is not None:
-            _check_count("threshold", self.threshold, 2)
-        check_number("scale", self.scale, least=1e-6)
-        check_number("unit", self.unit, least=0.0)
-        check_weight(self.weight, least=0.0)
-
-    @property
-    def looks(self) -> bool:
-        """Whether it needs any attention."""
-        return bool(self.weight) or self.threshold is not None
 
     @property
     def unplanned(self) -> str:
@@ -87,8 +65,3 @@ class OPERA:
 
         check_pictured(prompts, "OPERA looks at the attention on it")
         return search(vlm, prompts, self, max_new_tokens=max_new_tokens)
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name}={value!r}; {name} is a whole number of at least {least}; choose one")

@@ -27,10 +27,10 @@ from interp.host import to_device
 from interp.output_head import float32_head
 from interp.segments import IMAGE, segment
 from mitigation.contrastive.second_branch import SecondBranch
+from mitigation.peers.opera_rule import OverTrustRule
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
-    from mitigation.peers.opera import OPERA
 
 MOST = 1e4
 """The largest penalty, in logits: any number that no difference of logits makes up for, and that is finite."""
@@ -38,7 +38,7 @@ MOST = 1e4
 LARGEST = torch.finfo(torch.float32).max
 
 
-def search(vlm: "VLM", prompts: "Sequence[Prompt]", rule: "OPERA", *, max_new_tokens: int) -> Generation:
+def search(vlm: "VLM", prompts: "Sequence[Prompt]", rule: OverTrustRule, *, max_new_tokens: int) -> Generation:
     """The best beam of each prompt. See ``OPERA.generate``.
 
     Raises:
@@ -95,7 +95,7 @@ class _Fed:
 class _Search:
     """The search for one answer."""
 
-    def __init__(self, vlm: "VLM", prompt: "Prompt", rule: "OPERA", max_new_tokens: int) -> None:
+    def __init__(self, vlm: "VLM", prompt: "Prompt", rule: OverTrustRule, max_new_tokens: int) -> None:
         encoded: Mapping[str, Any] = vlm.encode([prompt])
         self._rule, self._most, self._ends = rule, max_new_tokens, vlm.end_ids
         self._yes, self._no = vlm.answer_ids

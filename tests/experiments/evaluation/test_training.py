@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -217,8 +218,19 @@ def test_folds_leave_both_labels_to_learn_from() -> None:
     for golds in (("yes", "no"), ("yes", "no", "no", "no"), ("no",) * 8):
         with pytest.raises(UserError, match="too few to learn from in folds"):
             learning_folds(of(*golds))
-    joined = [replace(sample, pair="p") if sample.id in ("c0", "c3") else sample for sample in of(*["yes", "no"] * 4)]
-    assert learning_folds(joined)["c0"] == learning_folds(joined)["c3"]
+
+
+def test_clusters_and_pairs_stay_in_one_fold() -> None:
+    first = IconWorld().load().samples[0]
+    apart = [
+        replace(first, id=f"c{n}", cluster=f"k{n}", pair=None, gold=gold, subset="typical")
+        for n, gold in enumerate(("yes", "no") * 6)
+    ]
+    clustered = learning_folds([replace(sample, cluster=f"k{n // 3}") for n, sample in enumerate(apart)])
+    assert all(len({clustered[f"c{n}"] for n in range(start, start + 3)}) == 1 for start in range(0, 12, 3))
+    for twins in combinations(range(12), 2):
+        paired = learning_folds([replace(s, pair="p") if n in twins else s for n, s in enumerate(apart)])
+        assert len({paired[f"c{n}"] for n in twins}) == 1
 
 
 def test_too_little_to_learn_from_is_said_before_any_weights(saved: Path, tmp_path: Path, no_weights: None) -> None:
