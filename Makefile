@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-all mutations contract contract-check chromium check format clean
+.PHONY: help install install-dev demo smol gpu test test-all mutations contract contract-check chromium docs check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -77,6 +77,16 @@ chromium:
 	&& { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1; } \
 	|| echo "no Chromium here: the tests of the report in a browser will skip"
 
+.venv/.installed-docs: .venv/.installed
+	$(PIP) --editable '.[docs]'
+	@touch $@
+
+docs: .venv/.installed-docs ## the documentation as a site in build/site, with search; links and anchors are checked
+	rm -rf build/docs && mkdir -p build/docs
+	git ls-files --cached --others --exclude-standard '*.md' docs LICENSE interp/contract.json ':!.github' | xargs cp --parents --target-directory build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open build/site/index.html"
+
 check: install-dev ## ruff, mypy, import-linter; no circle of files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -88,5 +98,5 @@ format: install-dev ## let ruff put the code in form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove .venv and caches; outputs/ stays
+clean: ## remove .venv, build and caches; outputs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build *.egg-info
