@@ -28,18 +28,18 @@ ASKED_FOR_WHOLE_ERRORS = os.environ.get(WHOLE_ERRORS) == "1"
 
 
 def main() -> None:
-    """Replaces former names on the command line, then hands it to Hydra."""
+    """Hands the command line to Hydra; while the task runs, ``sys.argv`` is what was typed for this run."""
     signal.signal(signal.SIGINT, _nothing_yet)
     _packages_before_the_working_directory()
     import hydra
 
     from experiments.command_line import (
+        for_hydra,
         greeting,
         in_a_sentence,
-        in_todays_words,
+        of_this_run,
         register_help,
         unknown_flag,
-        with_plan_apart,
     )
 
     if not sys.argv[1:]:
@@ -70,22 +70,23 @@ def main() -> None:
         launch = Launch.current()
         if said := unknown_flag(sys.argv[1:]):
             raise UserError(said)
-        arguments, notes = in_todays_words(sys.argv[1:])
-        sys.argv[1:] = with_plan_apart(arguments)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
-    if launch.first:
-        for note in notes:
-            print(note, file=sys.stderr)
     arguments = sys.argv[1:]
+    sys.argv[1:] = composed = for_hydra(arguments)
+
+    def task(config: "DictConfig") -> None:
+        sys.argv[1:] = of_this_run(arguments)
+        start(config)
+
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
-        hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(start)()
+        hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        if ASKED_FOR_WHOLE_ERRORS or (said := in_a_sentence(error, arguments)) is None:
+        if ASKED_FOR_WHOLE_ERRORS or (said := in_a_sentence(error, composed)) is None:
             raise
         stop(launch, f"error: {said}", 2)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.command_line import in_a_sentence, in_todays_words, with_plan_apart
+from experiments.command_line import for_hydra, in_a_sentence
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
 
@@ -94,7 +94,7 @@ def test_every_command_in_a_document_composes(document: str) -> None:
     for command in typed((REPOSITORY / document).read_text(encoding="utf-8")):
         arguments = shlex.split(command, comments=True)
         try:
-            composed(*with_plan_apart(in_todays_words(arguments)[0]))
+            composed(*for_hydra(arguments))
         except Exception as error:
             refused[command] = in_a_sentence(error, arguments) or repr(error)
     assert refused == {}

@@ -1,5 +1,6 @@
 """Every file in the guide to one's own methods is run as it stands, and does what the guide says."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -16,7 +17,6 @@ from mitigation.method import abilities
 from mitigation.own_file import OwnFile
 from mitigation.prompting import ContextPrompt
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import composed
 from tests.tiny import picture
 
 GUIDE = (REPOSITORY / "docs" / "guide-own-method.md").read_text(encoding="utf-8")
@@ -70,28 +70,41 @@ def test_each_is_what_it_says(written: Path, vlm: VLM) -> None:
     assert abilities(ContextPrompt()).by_words
 
 
-def test_the_commands_compose(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(written)
-    commands = [line.partition("  #")[0] for line in re.findall(r"^forestlens (.*)$", GUIDE, re.MULTILINE)]
-    assert len(commands) == 3
-    for command in commands[:2]:
-        assert composed(*shlex.split(command))
-    folder, option, setting = re.fullmatch(r"--config-dir (\w+) method=(\w+) (\S+)", commands[2]).groups()  # type: ignore[union-attr]
-    assert yaml.safe_load(FILES[f"{folder}/method/{option}.yaml"])["_target_"] == "my_class.SecondLook"
-    assert setting.startswith("method.angle=")
+COMMANDS = [line.partition("  #")[0] for line in re.findall(r"^forestlens (.*)$", GUIDE, re.MULTILINE)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "arm"),
-    [
-        (["method=file", "method.path=my_rule.py"], "my_rule"),
-        (["--config-dir", "mine", "method=second_look", "method.angle=45"], "second_look"),
-    ],
-)
-def test_from_a_file_to_a_row_of_the_table(written: Path, arguments: list[str], arm: str) -> None:
+def test_the_guide_has_its_commands() -> None:
+    assert len(COMMANDS) == 5
+    assert yaml.safe_load(FILES["mine/method/second_look.yaml"])["_target_"] == "my_class.SecondLook"
+
+
+def typed(folder: Path, command: str) -> str:
+    """What the command prints that is typed in ``folder``, of two cases."""
     code = "from experiments.run import main; main()"
     environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", f"import sys; sys.path.pop(0); {code}", *arguments, "limit=2", "draws=10"]
-    answer = subprocess.run(command, cwd=written, env=environment, capture_output=True, text=True)
+    words = [sys.executable, "-c", f"import sys; sys.path.pop(0); {code}", *shlex.split(command)]
+    answer = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
-    assert re.search(rf"^{arm} +[\d.]+ ", answer.stdout, re.MULTILINE), answer.stdout
+    return answer.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_ends_with_a_row_of_the_table(written: Path, command: str) -> None:
+    said = typed(written, f"{command} limit=2 draws=10")
+    arm = "second_look" if "second_look" in command else "my_rule"
+    assert re.search(rf"^{arm} +[\d.]+ ", said, re.MULTILINE), said
+    if "strength" in command:
+        (settings,) = written.glob("outputs/*/*/.hydra/config.yaml")
+        assert "strength: 2\n" in settings.read_text()
+
+
+def test_what_is_to_be_typed_next_asks_the_same_method(written: Path) -> None:
+    said = typed(written, "method=file method.path=my_rule.py 'method.settings={strength: 2}' limit=2 draws=10")
+    (following,) = re.findall(r"experiments\.run (.*) model\.path=FOLDER_OR_HUB_ID", said)
+    again = typed(written, f"{following} model.path=organism:llava")
+    paths = sorted(written.glob("outputs/study/*/predictions.jsonl"))
+    of_both = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    answers = [[(line["arm"], line["case"], line["response"], line["margin"]) for line in lines] for lines in of_both]
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+    assert re.search(r"^my_rule +[\d.]+ ", again, re.MULTILINE)

@@ -24,7 +24,7 @@ from experiments.evaluation.answer import Answering
 from experiments.evaluation.arms import check_arms, check_contrasts, undescribed
 from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.evaluation.environment import branches, describe
-from experiments.report import terminal
+from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.page import cost_said
 from experiments.runs import analyses as states
@@ -107,7 +107,9 @@ def opened(
             run = replace(run, arms=dict(prepare(store)))
             excluded = check_arms(run) | undescribed(run, loaded.samples)
         if announce:
-            console.print(_plan(run, loaded, store), highlight=False, soft_wrap=run.verbose, markup=False)
+            console.print(
+                _plan(run, loaded, len(complete.samples), store), highlight=False, soft_wrap=run.verbose, markup=False
+            )
         vlm = connected(run) if vlm is None else vlm
         environment = describe(run, vlm, loaded)
         store.write_json("environment.json", environment)
@@ -191,11 +193,15 @@ class Study:
         here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in cases)
         return records.current(here)
 
-    def complete(self, after: Sequence[Analysis] = ()) -> None:
-        """Answers every case under every arm and concludes; analyses of attention come before those of ``after``."""
+    def complete(self, after: Sequence[Analysis] = (), *, alone: bool = True) -> None:
+        """Answers every case under every arm and concludes; analyses of attention come before those of ``after``.
+
+        Raises:
+            UserError: see ``conclude``.
+        """
         self.answer_all()
         attention = [] if self.run.attention_analysis is None else self.run.attention_analysis(self)
-        self.conclude([*attention, *after])
+        self.conclude([*attention, *after], alone=alone)
 
     def answer_all(self) -> None:
         """Answers every case under every arm, skipping recorded ones; the baseline first: shifts are fitted on it.
@@ -226,9 +232,13 @@ class Study:
         for needed in training.arms_needed(method, self.run.arm, self.run.arms):
             if needed in self.faults:
                 raise MethodFault(f"arm {arm} is fitted to arm {needed}, which failed")
-        for fold, shift in self._fitted_shifts(method).items():
+        shifts = self._fitted_shifts(method)
+        if len(shifts) > 1:
+            said = f"{arm}: in each of {len(shifts)} folds of the cases, one constant, fitted on those of the others"
+            self.console.print(said, highlight=False, markup=False)
+        for fold, shift in shifts.items():
             members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
-            label = f"{arm}{'' if fold is None else f' {fold}'}"
+            label = arm if fold is None else f"{arm}, fold {fold + 1} of {len(shifts)}"
             self.answering.answer(arm, shift, members, self.loaded.manifest, label=label)
 
     def in_folds(self, arm: str) -> bool:
@@ -274,12 +284,16 @@ class Study:
             self.answering.answer(arm, self.ready(arm), samples, development.manifest, file=DEVELOPMENT, label=label)
         return {None: training.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
-    def conclude(self, analyses: Sequence[Analysis] = ()) -> None:
+    def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Writes metrics, thumbnails and report and prints the results; then does the ``analyses``, each on its own.
 
         An analysis that raises takes nothing with it (``experiments.evaluation.analyses.perform``). The run counts as
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
-        does it all, but for analyses that are done together.
+        does it all, but for analyses that are done together. What to type next is said at the end of a study that is
+        ``alone``, not one of several.
+
+        Raises:
+            MethodFault: at the very end, where an arm has failed; that of the arm under study comes first.
         """
         by_itself = all(analysis.detail for analysis in analyses)
         analyses = [*map(_failed_arm, self.faults, self.faults.values()), *analyses]
@@ -288,7 +302,10 @@ class Study:
         perform(self, analyses)
         if self.store.launch.first:
             states.settle(self.store.path)
-            self._say_next()
+            if alone and not self.faults:
+                self.say_next()
+        if self.faults:
+            raise self.faults.get(self.run.arm) or next(iter(self.faults.values()))
 
     def _report(self, to_come: Mapping[str, str], *, by_itself: bool) -> None:
         """Metrics, thumbnails and report of the arms, noting the analyses that are ``to_come``.
@@ -305,6 +322,8 @@ class Study:
             missing=self.not_applicable,
         )
         result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"], current)
+        if fault := self.faults.get(self.run.arm):
+            result["summary"] = [f"The method under study failed: {fault}.", *result["summary"]]
         self.store.write_json("metrics.json", result)
         write_thumbnails(self.store.path, self.samples)
         lost = sum(
@@ -321,7 +340,12 @@ class Study:
         self._close(more | self.answering.efficiency(), finished=not lost)
         page = build(self.store.path)
         self.console.print()
-        self.console.print(terminal.shown(result, verbose=self.run.verbose, width=self.console.width, whole=by_itself))
+        named = next_commands.named_arms(self.environment)
+        self.console.print(
+            terminal.shown(
+                result, verbose=self.run.verbose, width=self.console.width, named=named, whole=by_itself or bool(fault)
+            )
+        )
         savings = [*_savings(skips), *self.answering.shared(), *cost_said(cost)] if self.run.verbose else []
         for sentence in [*savings, *states.failures(self.store.path, states.REPORT)]:
             self.console.print(sentence, highlight=False, markup=False)
@@ -331,8 +355,15 @@ class Study:
             total = f"{lost} of {len(current)} requests never got through"
             self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
 
-    def _say_next(self) -> None:
-        for at, (command, said) in enumerate(what_next.next_commands(self.run, self.store.path).items()):
+    def say_next(self) -> None:
+        """Prints what may be typed now."""
+        commands = next_commands.next_commands(
+            self.environment,
+            str(self.store.path),
+            refusals=self.run.benchmark.kind == "refusal",
+            program=what_next.program(),
+        )
+        for at, (command, said) in enumerate(commands.items()):
             line = f"{'next:' if not at else '':<7} {command:<44}  # {said}"
             self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
@@ -379,13 +410,27 @@ def _failed_arm(arm: str, fault: MethodFault) -> Analysis:
     return Analysis(f"arm {arm}", f"{arm} is in no table", say_again)
 
 
-def _plan(run: Run, loaded: Loaded, store: RunStore) -> str:
-    """What is printed before the weights load: directory, model, benchmark and arms, with their settings if verbose."""
+def _composition(samples: Sequence[Sample], complete: int) -> str:
+    """In brackets, how many cases of which kind a limit has left of ``complete``, and which of them do not count."""
+    controls = sum(sample.subset == "control" for sample in samples)
+    left_out = f"{controls} of them controls, which the answer leaves out" if controls else ""
+    if len(samples) == complete:
+        return f" ({left_out})" if left_out else ""
+    scored = [sample for sample in samples if sample.subset != "control"]
+    unsafe = sum(sample.gold in ("no", "refuse") for sample in scored)
+    kinds = [f"{unsafe} unsafe", f"{len(scored) - unsafe} harmless"]
+    kinds += [f"{controls} controls, which the answer leaves out"] if controls else []
+    return f" (of {complete}, the subsets in turn: {', '.join(kinds)})"
+
+
+def _plan(run: Run, loaded: Loaded, complete: int, store: RunStore) -> str:
+    """What is printed before the weights load: directory, model, benchmark and arms, with their settings if verbose.
+
+    ``complete`` is how many cases there are without the run's limit.
+    """
     studied = run.arms[run.arm]
     name = studied.name if isinstance(studied, AnsweredElsewhere) else run.model.name
-    controls = sum(sample.subset == "control" for sample in loaded.samples)
-    apart = f" ({controls} of them controls, which the answer leaves out)" if controls and not run.verbose else ""
-    subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}{apart}"
+    subject = f"{name} on {len(loaded.samples)} cases of {run.benchmark.name}{_composition(loaded.samples, complete)}"
     place = f"{'continuing' if store.resumed else 'run'} {store.path}"
     if not run.verbose:
         others = ", ".join(arm for arm in run.arms if arm != run.arm)

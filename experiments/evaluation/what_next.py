@@ -1,6 +1,5 @@
-"""What a study says around its answer: what a bundled model is, and what to type next."""
+"""What a study says around its answer: what a bundled model is, and how this program was started."""
 
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -17,38 +16,13 @@ SMALL = (
     "numbers say nothing of larger models."
 )
 SMOL = f"{ORGANISM}smol"
-ASKED = ("+exp=", "task", "benchmark", "method", "+method@", "~method@", "arms.")  # what is asked, and in which ways
-OWN_MODEL = "model.path=FOLDER_OR_HUB_ID"
-
-
-def is_bundled(run: Run) -> bool:
-    """Whether the model is one of those bundled with this project."""
-    return isinstance(run.model, ModelConfig) and run.model.path.startswith(ORGANISM)
 
 
 def bundled(run: Run) -> list[str]:
-    """A sentence that says so, of the bundled models."""
-    if not is_bundled(run):
+    """A sentence that says so, of the models bundled with this project."""
+    if not (isinstance(run.model, ModelConfig) and run.model.path.startswith(ORGANISM)):
         return []
     return [(SMALL if run.weights.path == SMOL else TOY).format(name=run.model.name)]
-
-
-def next_commands(run: Run, folder: Path) -> dict[str, str]:
-    """Command → what it is for, as they are typed here: at most three, of a run in ``folder``."""
-    if not isinstance(run.model, ModelConfig):
-        return {}
-    found = {}
-    if run.benchmark.kind == "yes_no" and run.attention_analysis is None:
-        found[f"task=attention run={shlex.quote(str(folder))}"] = "where the attention of its failures went"
-    if is_bundled(run):
-        model = f" model={run.model.name}" if run.model.path == SMOL else ""
-        found[f"+exp=heatmap_llava{model}"] = "one case, its answers, and where the model looked"
-        kept = [one for one in sys.argv[1:] if one.startswith(ASKED)]
-        found[shlex.join([*kept, OWN_MODEL])] = "the same with your own model"
-        found["task=preview benchmark=table benchmark.path=cases.csv"] = "your own cases"
-    else:
-        found[f"+exp=mechanism model.path={shlex.quote(run.model.path)}"] = "why it fails"
-    return {f"{program()} {arguments}": said for arguments, said in list(found.items())[:3]}
 
 
 def program() -> str:

@@ -4,7 +4,6 @@ Says in fewer words what metrics.json holds; decides nothing. ``Measure`` is one
 statement on its change; a benchmark has one headline measure, or two where safety and oversensitivity are apart.
 """
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from experiments.metrics.findings import SMALL, Answer, found, spoken
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.findings.statements import by_less, judged, more_cases, too_few, word
+from experiments.report.next_commands import next_commands
 from experiments.report.numbers import Interval, brief, complete, fixed, interval_of, share
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
@@ -39,7 +39,6 @@ _VERDICTS_WRONG = (
     ("does not answer", "answers every harmless request", "answers no harmless request", "harmless requests"),
     ("does not catch", "catches every unsafe one", "catches no unsafe one", "unsafe ones"),
 )
-_NOT_KEPT = ("model=", "model.", "limit=", "output_root=", "fresh=", "run=", "runs=", "force=")
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,11 @@ class Opening:
     note: str = ""  # why the headline measure is not among ``measures``
     wrong: str = ""
     trust: list[str] = field(default_factory=list)
-    command: str = ""
+    commands: Mapping[str, str] = field(default_factory=dict)  # what to type next → what it is for
 
 
-def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str) -> Opening:
-    """What to open with about ``arm``, the arm under study."""
+def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str, folder: str = ".") -> Opening:
+    """What to open with about ``arm``, the arm under study, of the run in ``folder``."""
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
     refusals = metrics.get("kind") == "refusal"
     comparison = (metrics.get("comparisons") or {}).get(arm)
@@ -122,7 +121,7 @@ def opening(metrics: Mapping[str, Any], environment: Mapping[str, Any], arm: str
             *(_TRUST[one.badge.icon] for one in measures[:1] if one.badge),
             *_trust(metrics, arm, comparison, bundled=bundled, refusals=refusals),
         ],
-        command=_command(environment),
+        commands=next_commands(environment, folder, refusals=refusals),
     )
 
 
@@ -249,17 +248,3 @@ def _trust(
     if bundled:
         said.append(_NOTHING_FOLLOWS[bundled])
     return said
-
-
-def _command(environment: Mapping[str, Any]) -> str:
-    """The run's own command for another model; empty where no model was asked."""
-    if (environment.get("model") or {}).get("made_elsewhere") or environment.get("joined"):
-        return ""
-    try:
-        words = shlex.split(str(environment.get("command") or ""))
-    except ValueError:
-        return ""
-    if words[:3] != ["python", "-m", "experiments.run"]:
-        return ""
-    kept = [one for one in words[3:] if not one.startswith(_NOT_KEPT)]
-    return f"{shlex.join(['forestlens', *kept])} model.path=<folder or hub id>"

@@ -28,7 +28,7 @@ def context(run: SavedRun) -> dict[str, Any]:
         "question": question,
         "summary": [str(sentence) for sentence in metrics.get("summary") or ()],
         "caveats": [str(sentence) for sentence in metrics.get("caveats") or ()],
-        "opening": opening(metrics, run.environment, studied),
+        "opening": opening(metrics, run.environment, studied, str(run.directory)),
         "glance": glance_table({**metrics, "study": metrics.get("study", studied)}),
         "parts": parts_table({**metrics, "study": studied}),
         "facts": _facts(run.environment),

@@ -4,7 +4,7 @@
 ``verbose=true``, has all tables, their legend and every sentence. Both fit 80 columns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,42 +38,62 @@ REFUSAL_LEGEND = (
 )
 
 SENTENCES = 2  # of the summary, at the end of a study
+NOTES = 2  # of the caveats
 LINES = 21  # that the answer takes, at most, where its sentences leave room: with what follows it they are 25
 HEADING, FEWEST_ROWS = 3, 3  # lines beside a table's rows; rows that are shown in any case
 
 
-def shown(metrics: Mapping[str, Any], *, verbose: bool, width: int, whole: bool = True) -> Group:
+def shown(
+    metrics: Mapping[str, Any], *, verbose: bool, width: int, named: Collection[str] = (), whole: bool = True
+) -> Group:
     """``results`` or, unless ``verbose``, ``answer`` for a terminal of ``width`` columns, or of it a sentence alone."""
     if verbose:
         return results(metrics)
-    return answer(metrics, width=width) if whole else Group(Text(str(metrics["summary"][0]), style="bold"), "")
+    return (
+        answer(metrics, width=width, named=named)
+        if whole
+        else Group(Text(str(metrics["summary"][0]), style="bold"), "")
+    )
 
 
-def answer(metrics: Mapping[str, Any], *, width: int) -> Group:
-    """The summary's first sentences, a row an arm, and what must be known beside them, in ``LINES`` lines."""
+def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = ()) -> Group:
+    """The summary's first sentences, a row an arm, and what must be known beside them, in ``LINES`` lines.
+
+    Where there are more arms than lines, ``named`` ones are all shown, then the arm under study, the baseline, the
+    controls, and others as far as there is room.
+    """
     said = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
     note = _note(metrics.get("caveats") or ())
     table = in_one_line(glance_table({"study": None, **metrics}))
-    room = LINES - HEADING - sum(1 + _lines(text, width) for text in (*said, *note)) - 1
+    room = LINES - HEADING - sum(_lines(text, width) for text in (*said, *note)) - len(said) - 2
     parts: list[RenderableType] = [part for text in said for part in (text, "")]
     if len(table.rows) > 1:
-        count = len(table.rows) if len(table.rows) <= room else max(FEWEST_ROWS, room - 1)
-        first = sorted(table.rows, key=lambda row: not row.marked and row is not table.rows[0])[:count]
+        ranks = {str(row.cells[0]): _rank(str(row.cells[0]), metrics, named) for row in table.rows}
+        most = len(table.rows) if len(table.rows) <= room else max(FEWEST_ROWS, room - 1)
+        count = max(most, sum(rank == 0 for rank in ranks.values()))
+        first = sorted(table.rows, key=lambda row: ranks[str(row.cells[0])])[:count]
         rows = [replace(row, style="bold" if row.marked else "") for row in table.rows if row in first]
         parts.append(terminal(replace(table, rows=rows), stacked=False))
         if more := len(table.rows) - len(rows):
             parts.append(Text(f"({more} more arm{'s' * (more > 1)} in the report)", style="dim"))
         parts.append("")
-    return Group(*parts, *(part for text in note for part in (text, "")))
+    return Group(*parts, *note, *([""] if note else []))
+
+
+def _rank(arm: str, metrics: Mapping[str, Any], named: Collection[str]) -> int:
+    """The place of an arm among those that are shown first."""
+    compared = metrics.get("comparisons") or {}
+    against = {str(comparison.get("against")) for comparison in compared.values()}
+    is_control = bool((compared.get(arm) or {}).get("is_control"))
+    return [arm in named, arm == metrics.get("study"), arm in against, is_control, True].index(True)
 
 
 def _note(caveats: Sequence[str]) -> list[Text]:
-    """The first caveat, with how many more there are."""
-    if not caveats:
-        return []
-    more = len(caveats) - 1
-    counted = f" ({more} more such note{'s' * (more > 1)} in the report)" if more else ""
-    return [Text(f"note: {caveats[0]}{counted}")]
+    """The first caveats, with how many more there are."""
+    said = [Text(f"note: {caveat}") for caveat in caveats[:NOTES]]
+    if more := len(caveats) - NOTES if len(caveats) > NOTES else 0:
+        said[-1].append(f" ({more} more such note{'s' * (more > 1)} in the report)")
+    return said
 
 
 def _lines(text: Text, width: int) -> int:

@@ -15,7 +15,6 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
 from experiments.evaluation.cases import check_cases, on_benchmark
-from experiments.runs.directory import read_object
 from experiments.runs.launch import Launch, sharded
 from experiments.types import Benchmark
 from interp.errors import UserError
@@ -45,7 +44,7 @@ class BothPapers:
             raise UserError(f"task.answer_tokens={self.answer_tokens}: must be at least 1")
 
     def __call__(self, run: Run) -> None:
-        """Runs one study after the other; ends with the two summaries side by side, and where the reports are."""
+        """Runs one study after the other; ends with where their reports are."""
         runs = self._runs(run)
         if not runs:
             cloned = "; ".join(f"git clone {url}, then {name}=<its folder>" for name, url in CLONES.items())
@@ -59,11 +58,12 @@ class BothPapers:
         for one in runs:
             with study.opened(one, vlm=vlm, announce=True) as work:
                 vlm = work.vlm
-                work.complete()
+                work.complete(alone=False)
                 folders.append(work.store.path)
         if Launch.current().first:
             for line in _lines(runs, folders):
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
+            work.say_next()
 
     def _runs(self, run: Run) -> list[Run]:
         """The study of each benchmark at hand."""
@@ -85,11 +85,11 @@ def _study(run: Run, benchmark: Benchmark, *, root: str, tokens: int, **more: st
 
 
 def _lines(runs: Sequence[Run], folders: Sequence[Path]) -> list[str]:
-    """What was found on each benchmark, and what was left out."""
-    lines = []
-    for one, folder in zip(runs, folders, strict=True):
-        lines += ["", f"{one.benchmark.name}:", *read_object(folder / "metrics.json")["summary"]]
-        lines.append(f"report, with the published rows beside: {folder / 'report.html'}")
+    """Where each benchmark's report is, and what was left out."""
+    lines = [
+        f"{one.benchmark.name}, with the published rows beside: {folder / 'report.html'}"
+        for one, folder in zip(runs, folders, strict=True)
+    ]
     asked = {one.benchmark.name for one in runs}
     lines += [f"{name} was left out; git clone {url} and add {name}=<its folder>"
               for name, url in CLONES.items() if name not in asked]  # fmt: skip

@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments.config import Run, digest
 from experiments.evaluation import scoring
 from experiments.evaluation.arms import check_contrasts
-from experiments.report import terminal
+from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
 from experiments.runs import analyses, records
@@ -34,12 +34,15 @@ class BuildReport:
     """The task: builds the report of ``run.run`` again, or joins ``run.runs``; the first baseline is the reference."""
 
     def __call__(self, run: Run) -> None:
-        """Writes report.html and prints where it is."""
+        """Writes report.html, and prints the results and where it is."""
         console = Console()
         if run.runs:
             page = self._joined(run, [read_run(Path(folder)) for folder in run.runs], console)
         elif run.run:
             page = build(Path(run.run))
+            saved = read_run(Path(run.run))
+            named = next_commands.named_arms(saved.environment)
+            console.print(terminal.shown(saved.metrics, verbose=run.verbose, width=console.width, named=named))
             for sentence in analyses.failures(Path(run.run), analyses.REPORT):
                 console.print(sentence, highlight=False, soft_wrap=True, markup=False)
             analyses.settle(Path(run.run))

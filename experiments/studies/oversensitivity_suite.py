@@ -72,7 +72,7 @@ class OversensitivitySuite:
         for name, one in runs.items():
             with study.opened(one, vlm=vlm, announce=True) as work:
                 vlm = work.vlm
-                work.complete()
+                work.complete(alone=False)
                 folders[name] = work.store.path
                 title = work.model_title
         if Launch.current().first:

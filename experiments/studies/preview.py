@@ -37,7 +37,7 @@ def run(run: Run, *, columns: int, rows: int) -> None:
     The sheet shows the first cases, subsets by turns. Cases that fail their checks are listed at the end.
 
     Raises:
-        UserError: no case can be shown.
+        UserError: no case can be shown, or some fail their checks and ``benchmark.skip_bad`` is not set.
     """
     if columns < 1 or rows < 1:
         raise UserError(f"task.columns={columns}, task.rows={rows}: both must be at least 1")
@@ -57,6 +57,8 @@ def run(run: Run, *, columns: int, rows: int) -> None:
         (store.path / "understood.txt").write_text(said, encoding="utf-8", errors="replace")
         console.print(said, highlight=False, markup=False, soft_wrap=True)
         console.print(f"{_so_many(samples)}: {path}", highlight=False, markup=False, soft_wrap=True)
+    if bad and not run.skip_bad:
+        raise UserError(f"some cases of {name} cannot be asked; they are listed above, with what is wrong")
 
 
 def _so_many(samples: Sequence[Sample]) -> str:

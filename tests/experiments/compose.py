@@ -1,5 +1,7 @@
 """Configurations as the command line makes them, for tests."""
 
+from pathlib import Path
+
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -11,9 +13,12 @@ from experiments.config import Run, build_run, register
 def composed(*overrides: str) -> DictConfig:
     """The configuration that ``python -m experiments.run <overrides>`` would see."""
     register()
+    words = list(overrides)
+    if words[:1] == ["--config-dir"]:
+        words = [f"hydra.searchpath=[file://{Path(words[1]).absolute()}]", *words[2:]]
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base="1.3"):
-        config = compose("config", overrides=list(overrides), return_hydra_config=True)
+        config = compose("config", overrides=words, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config["hydra"]

@@ -1,67 +1,18 @@
-"""What the command line showed in earlier versions still works, or is told what it is called now."""
+"""What the command line prints by itself: its help, its greeting, and how it ends."""
 
 import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from experiments.command_line import COMMANDS, FIRST, FORMER, greeting, in_todays_words, top_level_options
+from experiments.command_line import COMMANDS, FIRST, for_hydra, greeting, of_this_run, top_level_options
 from experiments.config import Schema
-from interp.errors import UserError
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import composed
+from tests.experiments.compose import composed, run_of
 from tests.experiments.test_config import options
-
-EXPERIMENTS = [
-    "ablation_llava", "bench_attention", "bench_eval", "bench_kernels", "bench_report", "bench_vcd", "frontier_llava",
-    "heatmap_llava", "judge_xstest", "languages", "mechanism_llava", "mmsafeaware_table1", "mmsafeaware_table2",
-    "mmsafeaware_table3", "mossbench_leaderboard", "mossbench_safety", "organism_family", "stages_llava",
-    "train_organism", "train_refusal_classifier", "vcd_frontier", "vcd_llava", "vcd_sampled", "vrtuning_ablations",
-    "vrtuning_llava", "vrtuning_llava_7b",
-]  # fmt: skip
-TASKS = [
-    "ablation", "attention", "bench_attention", "bench_eval", "bench_kernels", "bench_report", "bench_vcd", "export",
-    "failure_modes", "frontier", "heatmap", "judge_card", "labels", "languages", "mechanism", "mitigations",
-    "mmsafeaware_table1", "mmsafeaware_table2", "mmsafeaware_table3", "models", "mossbench_leaderboard",
-    "mossbench_safety", "organism_family", "preview", "rejudge", "report", "stages", "study", "train_organism",
-    "train_refusal_classifier", "vrtuning",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("argument", [*(f"+exp={name}" for name in EXPERIMENTS), *(f"task={name}" for name in TASKS)])
-def test_every_name_that_was_ever_documented_composes(argument: str) -> None:
-    today, notes = in_todays_words([argument])
-    assert composed(*today).task._target_
-    assert notes == ([f"{argument} is now called {' '.join(today)}."] if argument in FORMER else [])
-
-
-def test_former_options_of_tasks_are_the_runs_own() -> None:
-    said, notes = in_todays_words(["task=attention", "task.run=outputs/a=b"])
-    assert said == ["task=attention", "run=outputs/a=b"]
-    assert notes == ["task.run=outputs/a=b is now called run=outputs/a=b."]
-
-
-def test_a_sweep_over_former_names() -> None:
-    assert in_todays_words(["task=models,preview"])[0] == ["task=model_table,preview"]
-    with pytest.raises(UserError, match=r"vcd_frontier \(task=vcd_grid\); sweep them apart"):
-        in_todays_words(["+exp=vcd_frontier,vcd_llava"])
-
-
-def test_what_is_called_as_ever_stays_as_it_is() -> None:
-    said = ["+exp=vcd_llava", "method=readout", "seed=0,1", "--multirun", "~task.candidates.pai"]
-    assert in_todays_words(said) == (said, [])
-    assert not {argument.partition("=")[2] for argument in FORMER if argument.startswith("task=")} & set(
-        options("task")
-    )
-
-
-def test_the_command_says_the_new_name_and_goes_on() -> None:
-    command = [sys.executable, "-m", "experiments.run", "+exp=frontier_llava", "--cfg", "job"]
-    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert answer.stderr == "+exp=frontier_llava is now called +exp=mitigation_selection.\n"
-    assert "MitigationSelection" in answer.stdout or "mitigation_selection" in answer.stdout
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +64,25 @@ def test_the_greeting_fits_a_screen_and_says_where_to_read_on() -> None:
 def test_the_commands_that_help_and_the_greeting_show_compose() -> None:
     for command in (*COMMANDS, *FIRST):
         assert composed(*command.split())
+
+
+def test_settings_of_a_method_file_may_be_new_keys(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def rule(scores, step, *, gain=1, name='a'):\n    return scores\n")
+    for prefix, chosen in (
+        ("method", ["method=file", f"method.path={tmp_path}/mine.py"]),
+        ("arms.x", ["+method@arms.x=file", f"arms.x.path={tmp_path}/mine.py"]),
+    ):
+        for given in (
+            [f"{prefix}.settings={{gain: 2, name: b}}"],
+            [f"{prefix}.settings.gain=2", f"{prefix}.settings.name=b"],
+            [f"+{prefix}.settings.gain=2", f"{prefix}.settings={{name: b}}"],
+        ):
+            arms = run_of(*for_hydra([*chosen, *given])).arms
+            assert arms["x" if prefix == "arms.x" else "mine"].settings == {"gain": 2, "name": "b"}
+
+
+def test_of_a_sweep_each_run_has_its_own_command() -> None:
+    assert of_this_run(["seed=0", "method=prompt"]) == ["seed=0", "method=prompt"]
+    composed("seed=1", "method=prompt")
+    typed = ["-m", "seed=0,1", "method=prompt", "--config-dir", "mine", "hydra/launcher=processes"]
+    assert of_this_run(typed) == ["--config-dir", "mine", "seed=1", "method=prompt"]

@@ -37,7 +37,6 @@ _LIMITS = {
     rules.MISSING: "{missing} of {n_of} cases have no answer of {arm}; with them its overall accuracy could be "
     "anything from {low} to {high}.",
     rules.ABSENT: "No {absent} case has an answer of {arm}: overall is the mean of {present} alone.",
-    rules.SILENT: "{silent} of {n} answers of {arm} hold no readable Yes or No and count as wrong.",
     rules.DISAGREE: "In {wrong} of {n} answers of {arm} the verdict goes against the sign of the margin; nothing is "
     "concluded from its margins.",
     rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a mere shift of the threshold moves it a lot.",
@@ -83,8 +82,19 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 
 
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
-    """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
-    return ([text] if text else []) + limits(metrics, arm, _LIMITS, values=_absent)
+    """What limits the summary, a sentence each: unreadable answers, then ``text``, then what else the numbers show."""
+    return _silent(metrics, arm) + ([text] if text else []) + limits(metrics, arm, _LIMITS, values=_absent)
+
+
+def _silent(metrics: Mapping[str, Any], arm: str) -> list[str]:
+    """How many answers count as wrong without saying Yes or No: of ``arm``, and of what it is compared with."""
+    comparison = (metrics.get("comparisons") or {}).get(arm)
+    arms = [arm] if comparison is None else [arm, str(comparison["against"])]
+    found = [(name, finding_of(metrics, rules.SILENT, name)) for name in arms]
+    if all(one.answer is not Answer.YES for _, one in found):
+        return []
+    counts = [f"{one.evidence['silent']} of {one.evidence['n']} answers of {name}" for name, one in found]
+    return [f"{' and '.join(counts)} hold no readable Yes or No and count as wrong."]
 
 
 def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:

@@ -129,7 +129,8 @@ def test_the_preview_says_it_first(tmp_path: Path, no_weights: None, capsys: pyt
     development.write_text(development.read_text().replace("text 8,unsafe", "text 8,perhaps"))
     options = ("benchmark=table", f"benchmark.path={test}", f"benchmark.development={development}")
     run = run_of("task=preview", *options, f"output_root={tmp_path / 'out'}")
-    run.task(run)
+    with pytest.raises(UserError, match=r"some cases of test\.csv cannot be asked; they are listed above"):
+        run.task(run)
     said = capsys.readouterr().out
     assert "to learn and calibrate on: 2 further cases" in said
     assert "test.csv, development split: 1 of 4 cases cannot be asked" in said

@@ -1,6 +1,9 @@
 """A method that fails or forgets something leaves the study with a sentence; the other arms go on."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,9 @@ import pytest
 from experiments.config import Run
 from experiments.runs.directory import IDENTITY
 from interp.errors import UserError
+from mitigation.method import MethodFault
 from mitigation.own_file import OwnFile
+from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
 from tests.experiments.evaluation.test_study import lines
 
@@ -54,12 +59,15 @@ def test_what_it_forgets_is_said_and_the_others_go_on(
 ) -> None:
     returned, sentence = FORGETFUL[what]
     run = own(saved, tmp_path, f"{CLASS}        return {returned}\n", "+method@arms.prompt=prompt")
-    run.task(run)
+    with pytest.raises(MethodFault, match=re.escape(sentence)):
+        run.task(run)
     folder = only_run(run)
     assert {line["arm"] for line in lines(folder)} == {"baseline", "prompt"}
     said = " ".join(capsys.readouterr().out.split())
     assert "arm mine (OwnFile(settings={}, name='mine.py', digest=" in said
-    assert sentence in said
+    assert f"The method under study failed: arm mine ({run.arms['mine']}): {sentence}" in said
+    assert said.index("The method under study failed") < said.index("baseline calls")
+    assert "next:" not in said
     report = (folder / "report.html").read_text(encoding="utf-8")
     assert "mine is in no table" in report
     assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "prompt"}
@@ -73,7 +81,8 @@ def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
     crash = "prompt if len(calls) < 3 else prompt.words"
     more = ("+method@arms.yes_bias=yes_bias", "+method@arms.prompt=prompt")
     run = own(saved, tmp_path, counted.format(crash), *more)
-    run.task(run)
+    with pytest.raises(MethodFault, match=r"arm mine .* raised AttributeError"):  # the first cause, not what follows
+        run.task(run)
     folder = only_run(run)
     said = " ".join(capsys.readouterr().out.split())
     assert "raised AttributeError: 'Prompt' object has no attribute 'words' (mine.py, line 6); a method owes" in said
@@ -89,6 +98,17 @@ def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
     assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "mine", "yes_bias", "prompt"}
     assert "is in no table" not in (folder / "report.html").read_text(encoding="utf-8")
     assert json.loads((folder / IDENTITY).read_text())["finished"]
+
+
+def test_from_the_shell_it_is_the_last_sentence_and_the_exit_code(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def ask(prompt):\n    return prompt.words\n")
+    command = [sys.executable, "-m", "experiments.run", "method=file", f"method.path={tmp_path}/mine.py", "limit=2",
+               f"model.path={saved}", f"output_root={tmp_path}/outputs", "draws=20", "max_new_tokens=1",
+               "+method@arms.prompt=prompt"]  # fmt: skip
+    answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines()[-1].startswith("error: arm mine (OwnFile(settings={}, name='mine.py'")
+    assert re.search(r"^prompt +[\dn]", answer.stdout, re.MULTILINE)
 
 
 def test_a_baseline_that_fails_ends_the_run(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +156,7 @@ def test_what_else_can_be_wrong_with_a_file(tmp_path: Path) -> None:
 
 def test_a_rule_owes_scores(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = own(saved, tmp_path, "def rule(scores, step):\n    scores * 2\n")
-    run.task(run)
+    with pytest.raises(MethodFault):
+        run.task(run)
     said = " ".join(capsys.readouterr().out.split())
     assert "rule(scores, step) returned NoneType; it owes scores of the shape that it was given, (2, " in said

@@ -249,9 +249,14 @@ class WithoutDevelopment:
         return None
 
 
-def test_without_a_development_split_the_shift_is_cross_fitted(saved: Path, tmp_path: Path) -> None:
+def test_without_a_development_split_the_shift_is_cross_fitted(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = study(saved, tmp_path, "limit=24")
     folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
+    said = capsys.readouterr().out
+    assert "calibrated_shift: in each of 5 folds of the cases, one constant, fitted on those of the others" in said
+    assert "calibrated_shift, fold 5 of 5" in said
     margins: dict[str, dict[str, float]] = {}
     for record in lines(folder):
         margins.setdefault(record["arm"], {})[record["case"]] = record["margin"]
@@ -274,6 +279,16 @@ def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path
     statuses = [record["status"] for record in lines(folder) if record["arm"] == "baseline"]
     assert len(statuses) + len(environment["benchmark"]["missing"]) >= 12
     assert broken.stem in environment["benchmark"]["missing"] or "bad_image" in statuses
+
+
+def test_what_a_limit_leaves_is_said_by_kind(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of("limit=20", f"model.path={saved}", f"output_root={tmp_path}", "draws=20", "max_new_tokens=1")
+    run.task(run)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "on 20 cases of iconworld (of 732, the subsets in turn: 10 unsafe, 5 harmless, 5 controls, which the answer "
+        "leaves out)" in said
+    )
 
 
 def test_limits_take_the_subsets_by_turns_in_the_benchmarks_order() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.command_line import with_plan_apart
+from experiments.command_line import for_hydra
 from experiments.planning import measure
 from experiments.planning.advice import advice
 from experiments.planning.measure import Measured, Outcome, Stage, room_of
@@ -268,9 +268,9 @@ print("torch" in sys.modules)
 
 def test_a_plan_composes_the_command_without_itself() -> None:
     command = ["task=plan", "+exp=mechanism", "task.width=8", "task.gpu_gib=24"]
-    assert with_plan_apart(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
-    assert with_plan_apart(command[1:]) == command[1:]
-    run = run_of(*with_plan_apart(command))
+    assert for_hydra(command) == ["+task@plan=plan", "+exp=mechanism", "task.width=8", "plan.gpu_gib=24"]
+    assert for_hydra(command[1:]) == command[1:]
+    run = run_of(*for_hydra(command))
     assert isinstance(run.plan, Plan)
     assert run.plan.gpu_gib == 24
     assert run.task == Mechanism(width=8)
@@ -278,7 +278,7 @@ def test_a_plan_composes_the_command_without_itself() -> None:
 
 
 def test_a_benchmark_that_is_not_here_is_planned_for() -> None:
-    run = run_of(*with_plan_apart(["task=plan", "benchmark=mossbench", "task.cases=7"]))
+    run = run_of(*for_hydra(["task=plan", "benchmark=mossbench", "task.cases=7"]))
     assert run.plan is not None
     asked, cases, said = run.plan.prompts(run)  # type: ignore[attr-defined]
     assert (asked.words, cases) == (128, 7)

@@ -41,6 +41,18 @@ def test_a_report_is_built_again_from_a_runs_files(tmp_path: Path) -> None:
     assert (folder / "report.html").read_bytes() == first
 
 
+def test_the_results_of_a_run_are_printed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(tmp_path / "run", predictions(40))
+    report(f"run={folder}", "verbose=true")
+    said = capsys.readouterr().out
+    assert "Arms" in said
+    assert "calibrated_shift" in said
+    report(f"run={folder}")
+    short = capsys.readouterr().out
+    assert "calibrated_shift" in short
+    assert len(short.splitlines()) < len(said.splitlines()) / 2
+
+
 def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", predictions(40))
     other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")

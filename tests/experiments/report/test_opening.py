@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import results as refusals
 from experiments.report.build import build
 from experiments.report.findings.refusal import worded
+from experiments.report.next_commands import next_commands
 from experiments.report.numbers import brief, share
 from experiments.report.opening import badge, opening
 from experiments.report.sections import Section, write_section
@@ -170,23 +172,23 @@ def test_the_bundled_one_with_real_language_is_called_small_and_no_toy(tmp_path:
     assert "toy" not in words
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"),
-    [
-        ("python -m experiments.run +exp=vcd limit=20", "forestlens +exp=vcd model.path=<folder or hub id>"),
-        ("python -m experiments.run method=icd model=llava_organism 'note=two words'",
-         "forestlens method=icd 'note=two words' model.path=<folder or hub id>"),
-        ("make demo", ""), ("python -m experiments.run 'broken", ""), (None, ""),
-    ],
-)  # fmt: skip
-def test_the_next_command_is_the_runs_own_for_another_model(tmp_path: Path, command: str | None, shown: str) -> None:
+def test_what_to_type_next_stands_on_the_page_as_in_the_terminal(tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(24))
-    assert opening(metrics_of(folder), environment() | {"command": command}, "vcd").command == shown
+    commands = next_commands(environment(), str(folder), refusals=False)
+    assert opening(metrics_of(folder), environment(), "vcd", str(folder)).commands == commands
+    assert commands
+    page = unescape(build(folder).read_text(encoding="utf-8"))
+    assert all(f"{purpose}: <code>{command}</code>" in page for command, purpose in commands.items())
 
 
 def test_the_five_questions_are_on_the_first_screen(tmp_path: Path) -> None:
     words = plain(first_screen(write_run(tmp_path, lenient(vcd=(2.6, 0.2)))))
-    for question in ("What is wrong with this model?", "May I trust that?", "Where did it look?", "my own model?"):
+    for question in (
+        "What is wrong with this model?",
+        "May I trust that?",
+        "Where did it look?",
+        "What do I type next?",
+    ):
         assert question in words
     accuracy = metrics_of(tmp_path)["arms"]["baseline"]["accuracy"]
     assert f"baseline does not answer {share(1 - accuracy['over_safety'])} of the harmless requests" in words

@@ -1,13 +1,16 @@
 """The tables of the terminal, and the numbers and published rows that they and the page print."""
 
 import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from experiments.benchmarks.published import MMSAFEAWARE
 from experiments.report.glance import glance_table, in_one_line
 from experiments.report.numbers import fixed, fixed_interval, p_value, percent, percent_interval
+from experiments.report.terminal import shown
 from experiments.report.yes_no import arms_table, comparisons_table
 from tests.experiments.synthetic_run import by_heading, metrics_of, predictions, printed, write_run
 
@@ -83,12 +86,43 @@ def test_the_end_of_a_study_is_25_lines_with_many_arms_and_caveats(metrics: dict
     for number in range(9):
         metrics["arms"][f"further_{number}"] = metrics["arms"]["prompt"]
         metrics["comparisons"][f"further_{number}"] = metrics["comparisons"]["prompt"]
-    metrics["caveats"] = ["First of all this must be known.", "This too.", "And this."]
+    metrics["caveats"] = ["First of all this must be known.", "This too.", "And this.", "And that."]
     text = printed(metrics, width, verbose=False)
     assert len(text.splitlines()) <= 25 - 4  # the report and what to type next
     assert re.search(r"\(\d+ more arms in the report\)", text)
-    assert "note: First of all this must be known. (2 more such notes in the report)" in text
+    assert "note: First of all this must be known.\n" in text
+    assert "note: This too. (2 more such notes in the report)" in text
     assert f"{metrics['study']} " in text
+
+
+@pytest.mark.parametrize("named", [{"further_8"}, {f"further_{number}" for number in range(9)}])
+def test_arms_of_the_command_line_are_shown_then_those_that_the_answer_is_about(metrics: dict, named: set) -> None:
+    for number in range(9):
+        metrics["arms"][f"further_{number}"] = metrics["arms"]["prompt"]
+        metrics["comparisons"][f"further_{number}"] = metrics["comparisons"]["prompt"]
+    metrics["arms"] = {name: metrics["arms"][name] for name in reversed(metrics["arms"])}  # no help from their order
+    metrics["summary"] = ["The answer.", "And the verdicts."]
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(shown(metrics, verbose=False, width=80, named=named))
+    text = console.export_text()
+    rows = {line.split()[0] for line in text.splitlines() if re.match(r"\w+ +[\d.]+ ", line)}
+    assert named <= rows
+    assert re.search(r"\(\d+ more arms in the report\)", text)
+    if len(named) == 1:
+        assert {"vcd", "baseline", "calibrated_shift"} <= rows
+
+
+def test_answers_without_a_verdict_are_counted_first_of_both_arms(tmp_path: Path) -> None:
+    records = predictions(80)
+    for record in records[:8]:
+        record["verdict"] = "no_verdict"
+    silent = {arm: sum(r["verdict"] == "no_verdict" for r in records if r["arm"] == arm) for arm in ("baseline", "vcd")}
+    metrics = metrics_of(write_run(tmp_path, records, thumbnails=()))
+    metrics["caveats"] += ["Another note."] * 3
+    said = " and ".join(f"{silent[arm]} of 80 answers of {arm}" for arm in ("vcd", "baseline"))
+    assert sum(silent.values()) > 0
+    text = " ".join(printed(metrics, verbose=False).split())
+    assert f"note: {said} hold no readable Yes or No and count as wrong." in text
 
 
 def test_numbers_in_words() -> None:

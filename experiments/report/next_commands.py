@@ -1,0 +1,80 @@
+"""What to type after a run: commands for terminal and report, made from the one that was typed."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from interp.checkpoints.config import ORGANISM
+
+PROGRAM = ("python", "-m", "experiments.run")  # what a recorded command begins with
+MOST = 3
+OWN_MODEL = "model.path=FOLDER_OR_HUB_ID"
+PREVIEW = "task=preview benchmark=table benchmark.path=cases.csv"
+OF_MODEL = ("model", "model.path", "model.name", "model.revision", "model.force")  # keys that name one model
+OF_RUN = ("run", "runs", "fresh", "force")  # keys that name one run, or how it goes on
+FLAG = ("-cd", "--config-dir")  # where options of the user's own are found
+ARM = re.compile(r"\+{0,2}(?:method@arms|arms)\.([^.=]+)")
+
+
+def typed(environment: Mapping[str, Any]) -> list[str] | None:
+    """The arguments of the run's command; None where none is recorded that can be read."""
+    try:
+        words = shlex.split(str(environment.get("command") or ""))
+    except ValueError:
+        return None
+    return words[len(PROGRAM) :] if tuple(words[: len(PROGRAM)]) == PROGRAM else None
+
+
+def named_arms(environment: Mapping[str, Any]) -> set[str]:
+    """The arms that the run's command names, by adding or setting them."""
+    return {found[1] for word in typed(environment) or () if (found := ARM.match(word))}
+
+
+def next_commands(
+    environment: Mapping[str, Any], folder: str, *, refusals: bool, program: str = "forestlens"
+) -> dict[str, str]:
+    """Command → what it is for: at most three, of the run in ``folder``; none where no model's weights were loaded.
+
+    Args:
+        environment: of the run's environment.json.
+        folder: the run's, as it is typed.
+        refusals: whether the benchmark is one of refusals.
+        program: how this one is started.
+    """
+    model, config = environment.get("model") or {}, environment.get("config") or {}
+    words, path = typed(environment), str(model.get("path") or "")
+    if not path or words is None or environment.get("joined"):
+        return {}
+    found: list[tuple[list[str], str]] = []
+    task = str((config.get("task") or {}).get("_target_"))
+    if task == "experiments.evaluation.study.run" and not refusals and not config.get("attention"):
+        same = without(words, "task", *OF_RUN)
+        found.append(([*same, "task=attention", f"run={folder}"], "where the attention of its failures went"))
+    if path.startswith(ORGANISM):
+        drawn = [*_same_model(words, path), "+exp=heatmap_llava"]
+        found.append((drawn, "one case, its answers, and where the model looked"))
+        found.append(([*without(words, *OF_MODEL, *OF_RUN), OWN_MODEL], "the same with your own model"))
+        found.append((shlex.split(PREVIEW), "your own cases"))
+    elif not task.startswith("experiments.studies.mechanism."):
+        found.append(([*_same_model(words, path), "+exp=mechanism"], "why it fails"))
+    return {f"{program} {shlex.join(command)}": why for command, why in found[:MOST]}
+
+
+def without(words: Sequence[str], *keys: str) -> list[str]:
+    """The arguments but for those that set one of ``keys``; of ``task`` also its options, ``task.…``."""
+    kept = []
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if key not in keys and not ("task" in keys and key.startswith("task.")):
+            kept.append(word)
+    return kept
+
+
+def _same_model(words: Sequence[str], path: str) -> list[str]:
+    """What loads the run's model: the arguments about it, and the folder that options of the user's own are in."""
+    flags = [word for at, word in enumerate(words) if word.partition("=")[0] in FLAG or (at and words[at - 1] in FLAG)]
+    about = [word for word in words if re.match(r"\+{0,2}model[.=]", word)]
+    named = any(re.match(r"model(\.path)?=", word) for word in about)
+    chosen = {f"{ORGANISM}llava": [], f"{ORGANISM}smol": ["model=smol_organism"]}.get(path, [f"model.path={path}"])
+    return [*flags, *about, *([] if named else chosen)]

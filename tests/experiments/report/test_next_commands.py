@@ -1,0 +1,93 @@
+"""What a run says may be typed next: commands made from the one that was typed, with all that defines the run."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.command_line import for_hydra
+from experiments.report.next_commands import OWN_MODEL, named_arms, next_commands
+from tests.experiments.compose import composed
+
+TYPED = {
+    "the demo": "+exp=vcd_llava",
+    "a setting of an own method": "method=file method.path=my_rule.py +method.settings.strength=2",
+    "settings as the guide writes them": "method=file method.path=my_rule.py 'method.settings={strength: 2}'",
+    "an own arm beside others": "+exp=vcd_llava +method@arms.mine=file arms.mine.path=my_rule.py "
+    "'arms.mine.settings={strength: 2}' ~method@arms.text_only",
+    "options of the user's own": "--config-dir mine method=second method.alpha=4",
+    "both papers": "+exp=papers mmsafeaware=clones/MMSafetyAwareness 'mossbench=a clone' limit=20",
+    "an own table": "benchmark=table 'benchmark.path=my cases.csv' seed=3 limit=20",
+    "the other bundled model": "+exp=mechanism model=smol_organism model.dtype=bfloat16 task.width=2",
+    "a real model": "+exp=vcd_llava model=llava_1_5_7b model.dtype=bfloat16 method.alpha=2",
+    "settings of the run": "task=study method=prompt batch_size=8 fresh=true 'note=two words'",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's own files are."""
+    (tmp_path / "mine" / "method").mkdir(parents=True)
+    (tmp_path / "mine" / "method" / "second.yaml").write_text("_target_: mitigation.vcd.VCD\nalpha: 1.0\n")
+    (tmp_path / "my_rule.py").write_text("def rule(scores, step, *, strength=1.0):\n    return scores\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plain(words: list[str]) -> dict[str, Any]:
+    """The configuration of a command, its nodes and choices as plain values."""
+    from omegaconf import OmegaConf
+
+    found = OmegaConf.to_container(composed(*for_hydra(words)), resolve=False)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def after(words: list[str]) -> dict[str, str]:
+    config = plain(words)
+    path = config["model"]["path"]
+    environment = {"command": shlex.join(["python", "-m", "experiments.run", *words]), "config": config,
+                   "model": {"name": "m", "path": path}}  # fmt: skip
+    return next_commands(environment, "outputs/a run/now", refusals=False)
+
+
+@pytest.mark.parametrize("what", TYPED)
+def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -> None:
+    words = shlex.split(TYPED[what])
+    before = plain(words)
+    commands = after(words)
+    assert 1 <= len(commands) <= 3
+    for command, purpose in commands.items():
+        arguments = shlex.split(command.removeprefix("forestlens "))
+        then = plain(arguments)
+        if OWN_MODEL in arguments:
+            assert then.pop("model")["path"] == "FOLDER_OR_HUB_ID"
+            known = {key: value for key, value in before.items() if key not in ("model", "parts")}
+            assert then == known | {"fresh": False, "parts": None}  # the parts are what that model has seen
+        elif "task=preview" not in arguments:
+            assert then["model"] == before["model"], purpose
+        if "task=attention" in arguments:
+            assert then["run"] == "outputs/a run/now"
+            assert [then[key] for key in ("benchmark", "method", "arms", "seed", "limit")] == [
+                before[key] for key in ("benchmark", "method", "arms", "seed", "limit")
+            ]
+
+
+def test_of_a_real_model_what_comes_next_is_about_that_model(folder: Path) -> None:
+    (command,) = [one for one in after(shlex.split(TYPED["a real model"])) if "+exp=mechanism" in one]
+    assert command == "forestlens model=llava_1_5_7b model.dtype=bfloat16 +exp=mechanism"
+
+
+def test_nothing_follows_without_weights_or_a_command() -> None:
+    assert next_commands({"model": {"name": "api", "endpoint": {}}, "command": "python -m x"}, "", refusals=False) == {}
+    bundled = {"model": {"name": "m", "path": "organism:llava"}}
+    for command in (None, "make demo", "python -m experiments.run 'broken"):
+        assert next_commands(bundled | {"command": command}, "", refusals=True) == {}
+
+
+def test_the_arms_that_a_command_names() -> None:
+    words = (
+        "+exp=vcd_llava +method@arms.mine=file arms.mine.path=a.py arms.prompt.name=b method.alpha=2 ~arms.text_only"
+    )
+    assert named_arms({"command": f"python -m experiments.run {words}"}) == {"mine", "prompt"}
