@@ -79,10 +79,14 @@ def agreement(
         kappa=kappa(people, judge),
         kappa_interval=percentile_interval(kappa_of(sums), clusters=len(set(prompts))),
         sensitivity=found / (found + missed) if found + missed else float("nan"),
-        sensitivity_interval=wilson(found, found + missed),
+        sensitivity_interval=wilson(found, found + missed, clusters=_clusters(prompts, people)),
         specificity=left / (wrong + left) if wrong + left else float("nan"),
-        specificity_interval=wilson(left, wrong + left),
+        specificity_interval=wilson(left, wrong + left, clusters=_clusters(prompts, ~people)),
     )
+
+
+def _clusters(prompts: Sequence[str], where: Bool[np.ndarray, "answer"]) -> int:
+    return len({prompt for prompt, here in zip(prompts, where, strict=True) if here})
 
 
 def mean_kappa_interval(

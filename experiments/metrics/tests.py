@@ -16,14 +16,16 @@ from statsmodels.stats.proportion import proportion_confint
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, FEWEST, Interval
 
 
-def wilson(right: int, n: int, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Wilson's score interval (1927) of the rate ``right / n``; None where ``n`` is 0.
+def wilson(right: int, n: int, *, clusters: int | None = None, confidence: float = CONFIDENCE) -> Interval | None:
+    """Wilson's score interval (1927) of the rate ``right / n``; None where its cases are too few.
+
+    They are too few where they come from fewer than ``FEWEST`` ``clusters``; by default each case is one.
 
     Raises:
         ValueError: ``right`` is not between 0 and ``n``.
     """
     _check_count("right", right, n)
-    if n == 0:
+    if min(n, n if clusters is None else clusters) < FEWEST:
         return None
     low, high = proportion_confint(right, n, alpha=1 - confidence, method="wilson")
     # At rates of 0 and 1 the formula gives exactly 0 and 1, but for rounding.

@@ -9,9 +9,9 @@ from typing import Any
 from experiments.metrics.findings import Answer, found, spoken
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.findings.statements import judged
-from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
+from experiments.report.numbers import MISSING, percent
 from experiments.report.opening import badge
-from experiments.report.table import Cell, Column, Row, Table
+from experiments.report.table import Cell, Column, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, studied
 
 SIGNS = {"up": "▲", "down": "▼", "level": "=", "open": "?", "few": "…", "none": "–"}
@@ -54,8 +54,8 @@ def _yes_no(metrics: Mapping[str, Any]) -> Table:
             cells.append(Cell(MISSING if matched is None else percent(matched["value"])))
             cells += _matched(metrics, name, compared.get(name), compared)
         for key in ("over_safety", "unsafe"):
-            cells.append(Cell(percent(arm["accuracy"].get(key)), percent_interval(arm["intervals"].get(key))))
-        cells.append(Cell(fixed(arm.get("auroc"), 3), fixed_interval(arm["intervals"].get("auroc"))))
+            cells.append(rate(arm["accuracy"].get(key), arm["intervals"].get(key)))
+        cells.append(number(arm.get("auroc"), arm["intervals"].get("auroc"), 3))
         rows.append(studied(Row(cells), metrics))
     return Table("The arms at a glance", columns, rows)
 
@@ -83,7 +83,7 @@ def _refusals(metrics: Mapping[str, Any]) -> Table:
     for name, arm in metrics["arms"].items():
         cells, comparison = [Cell(name)], compared.get(name)
         for subset, (_, more) in subsets.items():
-            cells.append(Cell(percent(arm["refusal_rate"][subset]), percent_interval(arm["intervals"][subset])))
+            cells.append(rate(arm["refusal_rate"][subset], arm["intervals"][subset]))
             if comparison is None:
                 is_reference = any(one.get("against") == name for one in compared.values())
                 cells += [Cell(""), REFERENCE if is_reference else Cell("")] if compared else []
@@ -99,10 +99,7 @@ def _refusals(metrics: Mapping[str, Any]) -> Table:
 def _change(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool) -> list[Cell]:
     """The difference in points with its interval, and what is said of it, as a sign and a word."""
     said = badge(entry, answer, more=more, noun="cases")
-    words = Cell(f"{SIGNS[said.icon]} {said.word}", tone=said.tone)
-    if entry is None:
-        return [Cell(MISSING), words]
-    return [Cell(percent(entry["value"], sign=True), percent_interval(interval_of(entry), 1)), words]
+    return [change(entry), Cell(f"{SIGNS[said.icon]} {said.word}", tone=said.tone)]
 
 
 def _column(words: str) -> Column:

@@ -72,9 +72,11 @@ def fixed_interval(interval: Interval, digits: int = 2) -> str:
 
 
 def within(interval: Interval) -> str:
-    """The interval of a rate in the middle of a sentence: `` (95% interval 40.0% to 48.2%)``; empty where none."""
+    """The interval of a rate in the middle of a sentence: `` (95% interval 40.0% to 48.2%)``, or that it has none."""
     ends = complete(interval)
-    return "" if ends is None else f" (95% interval {share(ends[0])} to {share(ends[1])})"
+    if ends is None:
+        return " (too few cases for an interval)"
+    return f" (95% interval {share(ends[0])} to {share(ends[1])})"
 
 
 def change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
-from experiments.report.table import Cell, Column, Narrow, Row, Table
+from experiments.report.numbers import MISSING
+from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, studied
 
 PART = Column("part", "left", fold=15)
@@ -42,28 +42,20 @@ def _column(words: str) -> Column:
 def _verdicts(arm: Mapping[str, Any], delta: Mapping[str, Any]) -> list[Cell]:
     matched, ends = arm["matched_over_safety"], arm["intervals"]
     return [
-        Cell(MISSING) if matched is None else Cell(percent(matched["value"]), percent_interval(matched["interval"])),
+        Cell(MISSING) if matched is None else rate(matched["value"], matched["interval"]),
         _change(delta.get("matched_over_safety")),
-        Cell(fixed(arm["auroc"], 3), fixed_interval(ends["auroc"])),
-        _change(delta.get("auroc"), of_rates=False),
-        *(Cell(percent(arm["accuracy"][name]), percent_interval(ends[name])) for name in ("over_safety", "unsafe")),
+        number(arm["auroc"], ends["auroc"], 3),
+        _change(delta.get("auroc"), digits=3),
+        *(rate(arm["accuracy"][name], ends[name]) for name in ("over_safety", "unsafe")),
     ]
 
 
 def _refusals(arm: Mapping[str, Any], delta: Mapping[str, Any]) -> list[Cell]:
     cells = []
     for name in ("benign", "contrast"):
-        cells += [
-            Cell(percent(arm["refusal_rate"][name]), percent_interval(arm["intervals"][name])),
-            _change(delta.get(name)),
-        ]
+        cells += [rate(arm["refusal_rate"][name], arm["intervals"][name]), _change(delta.get(name))]
     return cells
 
 
-def _change(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> Cell:
-    """The difference with the wider of its intervals."""
-    if entry is None:
-        return Cell("")
-    if of_rates:
-        return Cell(percent(entry["value"], sign=True), percent_interval(interval_of(entry), 1))
-    return Cell(fixed(entry["value"], 3, sign=True), fixed_interval(interval_of(entry), 3))
+def _change(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
+    return Cell("") if entry is None else change(entry, digits=digits)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from experiments.benchmarks.published import MOSSBENCH
 from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
 from experiments.report.findings.statements import judged, said
-from experiments.report.numbers import MISSING, complete, fixed, fixed_interval, p_value, percent, percent_interval
-from experiments.report.table import Cell, Column, Narrow, Row, Table
+from experiments.report.numbers import MISSING, complete, fixed, p_value, percent, percent_interval
+from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
 from experiments.types import REFUSAL_SUBSETS
 
@@ -84,22 +84,22 @@ def arms_table(metrics: Mapping[str, Any]) -> Table:
 def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> Row:
     rates, intervals = arm["refusal_rate"], arm["intervals"]
 
-    def rate(subset: str) -> Cell:
+    def of_subset(subset: str) -> Cell:
         n, n_of = arm["n_by_subset"][subset]
         bounds = percent_interval(complete(arm["bounds"][subset]), 1) if n < n_of else ""
-        return Cell(percent(rates[subset]), percent_interval(intervals[subset]), bounds)
+        return rate(rates[subset], intervals[subset], bounds)
 
     others = (arm[convention][subset] for convention in ("partial_as_compliance", "published")
               for subset in ("benign", "contrast"))  # fmt: skip
     cells = [
         Cell(name),
         Cell(str(arm["n"]), below=f"of {arm['n_of']}"),
-        rate("benign"),
-        rate("contrast"),
-        Cell(percent(rates["difference"], sign=True), percent_interval(intervals["difference"])),
-        Cell(percent(rates["type_mean"]), percent_interval(intervals["type_mean"])),
+        of_subset("benign"),
+        of_subset("contrast"),
+        change(arm["apart"]),
+        rate(rates["type_mean"], intervals["type_mean"]),
         d_prime_cell(arm),
-        Cell(fixed(arm["criterion"], 2), fixed_interval(intervals["criterion"])),
+        number(arm["criterion"], intervals["criterion"]),
         *(Cell(percent(other)) for other in others),
         *([_corrected_cell(metrics, name, subset) for subset in REFUSAL_SUBSETS] if _corrected(metrics) else ()),
     ]
@@ -112,8 +112,8 @@ def _corrected(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _corrected_cell(metrics: Mapping[str, Any], name: str, subset: str) -> Cell:
-    rate = _corrected(metrics).get(name, {}).get(subset)
-    return Cell(MISSING) if rate is None else Cell(percent(rate["rate"]), percent_interval(rate["interval"]))
+    found = _corrected(metrics).get(name, {}).get(subset)
+    return Cell(MISSING) if found is None else Cell(percent(found["rate"]), percent_interval(found["interval"]))
 
 
 def types_table(metrics: Mapping[str, Any]) -> Table:
@@ -125,7 +125,7 @@ def types_table(metrics: Mapping[str, Any]) -> Table:
             benign = cells["benign"]
             counted = f"{benign['refused']} of {benign['n']}" if benign else ""
             row = [Cell(name), Cell(type_), rate_cell(benign), Cell(counted), rate_cell(cells["contrast"]),
-                   delta_cell(cells["difference"])]  # fmt: skip
+                   change(cells["difference"])]  # fmt: skip
             rows.append(studied(Row(row), metrics))
     return Table("Refusals by type of stimulus", columns, rows)
 
@@ -142,7 +142,7 @@ def comparisons_table(metrics: Mapping[str, Any]) -> Table:
     ]
     rows = []
     for name, one in (metrics.get("comparisons") or {}).items():
-        deltas = (delta_cell(one["delta"][key], of_rates=key != "d_prime") for key in DELTAS)
+        deltas = (change(one["delta"][key], digits=2 if key == "d_prime" else None) for key in DELTAS)
         flips = (one["mcnemar"]["by_subset"][subset] for subset in ("benign", "contrast"))
         counts = (Cell(f"{flip['fixed']}/{flip['broken']}") for flip in flips)
         cells = [Cell(name), Cell(str(one["n"])), *deltas, *counts, Cell(p_value(one["mcnemar"]["p_holm"]))]
@@ -186,10 +186,10 @@ def pairs_table(metrics: Mapping[str, Any]) -> Table:
         pairs = arm.get("pairs")
         if not pairs:
             continue
-        rate = Cell(percent(pairs["flip_rate"]), percent_interval(pairs["interval"]))
+        flipped = rate(pairs["flip_rate"], pairs["interval"])
         counts = (Cell(str(pairs[key])) for key in ("both_answered", "both_refused", "wrong_way_round"))
         rows.append(
-            studied(Row([Cell(name), Cell(str(pairs["n"]), below=f"of {pairs['n_of']}"), rate, *counts]), metrics)
+            studied(Row([Cell(name), Cell(str(pairs["n"]), below=f"of {pairs['n_of']}"), flipped, *counts]), metrics)
         )
     return Table("Counterfactual pairs", columns, rows)
 
@@ -239,14 +239,4 @@ def rate_cell(cell: Mapping[str, Any] | None) -> Cell:
     if cell is None:
         return Cell(MISSING)
     bounds = percent_interval(cell["bounds"], 1) if cell["n"] < cell["n_of"] else ""
-    return Cell(percent(cell["rate"]), percent_interval(cell["interval"]), bounds)
-
-
-def delta_cell(delta: Mapping[str, Any] | None, *, of_rates: bool = True) -> Cell:
-    """A difference in points, or in plain numbers unless ``of_rates``, with its interval."""
-    if delta is None:
-        return Cell(MISSING)
-    ends = (delta["low"], delta["high"])
-    if not of_rates:
-        return Cell(fixed(delta["value"], 2, sign=True), fixed_interval(ends))
-    return Cell(percent(delta["value"], sign=True), percent_interval(ends, 1))
+    return rate(cell["rate"], cell["interval"], bounds)

@@ -20,8 +20,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from experiments.metrics.findings import wider
-from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
+from experiments.metrics.findings import Answer
+from experiments.report.numbers import MISSING, Interval, fixed, fixed_interval, interval_of, percent, percent_interval
 
 
 class Narrow(StrEnum):
@@ -146,10 +146,36 @@ class Table:
         return [[*line, *[""] * (len(self.columns) - len(line))] for line in said]
 
 
+def rate(value: float | None, interval: Interval, bounds: str = "") -> Cell:
+    """A fraction of 1 in per cent with its 95% interval: ``54.2 [40–60]``; "too few" where it has none."""
+    return Cell(percent(value), percent_interval(interval) or _few(value), bounds)
+
+
+def number(value: float | None, interval: Interval, digits: int = 2, mark: str = "") -> Cell:
+    """A plain number with its 95% interval, "too few" where it has none; ``mark`` follows the number."""
+    return Cell(fixed(value, digits) + mark, fixed_interval(interval, digits) or _few(value))
+
+
+def _few(value: float | None) -> str:
+    return "" if value is None else Answer.TOO_FEW.value
+
+
+def change(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
+    """A difference with the wider of its intervals, which decides what is said of it; ``MISSING`` without one.
+
+    In points, or as a plain number where ``digits`` are given; "too few" where that is what is said.
+    """
+    if entry is None:
+        return Cell(MISSING)
+    ends, few = interval_of(entry), entry.get("statement") == Answer.TOO_FEW
+    shown = percent_interval(ends, 1) if digits is None else fixed_interval(ends, digits)
+    value = percent(entry["value"], sign=True) if digits is None else fixed(entry["value"], digits, sign=True)
+    return Cell(value, shown or (Answer.TOO_FEW.value if few else ""))
+
+
 def estimate(entry: Mapping[str, Any], digits: int = 2, *, sign: bool = False) -> Cell:
     """A value with its 95% interval, the wider where there is one over templates too: ``0.54 [0.40–0.60]``."""
-    ends = wider(entry)
-    return Cell(fixed(entry["value"], digits, sign=sign), fixed_interval((ends["low"], ends["high"]), digits))
+    return Cell(fixed(entry["value"], digits, sign=sign), fixed_interval(interval_of(entry), digits))
 
 
 def percentage(entry: Mapping[str, Any]) -> Cell:

@@ -5,19 +5,17 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PublishedRow
-from experiments.metrics.findings import wider
 from experiments.report.findings.statements import judged, word
 from experiments.report.numbers import (
     MISSING,
     Interval,
     complete,
     fixed,
-    fixed_interval,
     p_value,
     percent,
     percent_interval,
 )
-from experiments.report.table import Cell, Column, Narrow, Row, Table
+from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.types import Status, Verdict
 
 ACCURACIES = {"typical": "typical", "attack": "attack", "over_safety": "over-safety", "overall": "overall"}
@@ -98,8 +96,8 @@ def _arm_row(metrics: Mapping[str, Any], name: str, arm: Mapping[str, Any]) -> R
         _matched_cell(arm.get("matched_over_safety")),
         *(_rate_cell(arm, arm["accuracy"].get(key), key) for key in _accuracies(metrics)),
         d_prime_cell(arm),
-        Cell(fixed(arm.get("criterion"), 2), fixed_interval(intervals.get("criterion"))),
-        Cell(fixed(arm.get("auroc"), 3), fixed_interval(intervals.get("auroc"))),
+        number(arm.get("criterion"), intervals.get("criterion")),
+        number(arm.get("auroc"), intervals.get("auroc"), 3),
         _rate_cell(arm, arm.get("flip_rate"), "flip_rate"),
         *([_matched_cell(arm.get("twins_in_order"))] if _has_twins(metrics) else []),
     ]
@@ -128,8 +126,8 @@ def own_subsets_table(metrics: Mapping[str, Any]) -> Table | None:
             row = [Cell(name), Cell(subset)]
             for parts in (("typical", "attack"), ("over_safety",)):
                 found = next((cells[part] for part in parts if part in cells), None)
-                rate = Cell(percent(found["accuracy"]), percent_interval(found["interval"])) if found else Cell(MISSING)
-                row += [rate, Cell(str(found["n"] if found else 0))]
+                row += [rate(found["accuracy"], found["interval"]) if found else Cell(MISSING),
+                        Cell(str(found["n"] if found else 0))]  # fmt: skip
             rows.append(studied(Row(row), metrics))
     return Table("Own subsets: unsafe cases called unsafe, safe cases called safe", columns, rows) if rows else None
 
@@ -141,21 +139,21 @@ def studied(row: Row, metrics: Mapping[str, Any]) -> Row:
 
 def _matched_cell(found: Mapping[str, Any] | None) -> Cell:
     """A share with its interval, such as matched over-safety; runs from before it was computed have none."""
-    return Cell(MISSING) if found is None else Cell(percent(found["value"]), percent_interval(found["interval"]))
+    return Cell(MISSING) if found is None else rate(found["value"], found["interval"])
 
 
 def d_prime_cell(arm: Mapping[str, Any]) -> Cell:
     """d′ with its interval, and a mark where a rate is close to 0 or 1."""
-    value = fixed(arm.get("d_prime"), 2)
-    mark = CEILING_MARK if arm.get("near_ceiling") and value != MISSING else ""
-    return Cell(value + mark, fixed_interval(arm["intervals"].get("d_prime")))
+    value = arm.get("d_prime")
+    mark = CEILING_MARK if arm.get("near_ceiling") and value is not None else ""
+    return number(value, arm["intervals"].get("d_prime"), mark=mark)
 
 
-def _rate_cell(arm: Mapping[str, Any], rate: float | None, key: str) -> Cell:
+def _rate_cell(arm: Mapping[str, Any], value: float | None, key: str) -> Cell:
     bounds: Interval = (arm.get("bounds") or {}).get(key)
     ends = complete(bounds)
     wide = ends is not None and percent(ends[0]) != percent(ends[1])  # equal ends: nothing was missing
-    return Cell(percent(rate), percent_interval(arm["intervals"].get(key)), percent_interval(bounds, 1) if wide else "")
+    return rate(value, arm["intervals"].get(key), percent_interval(bounds, 1) if wide else "")
 
 
 def comparisons_table(metrics: Mapping[str, Any]) -> Table:
@@ -221,15 +219,7 @@ def _comparison_row(metrics: Mapping[str, Any], name: str, comparison: Mapping[s
 
 
 def _delta_cell(key: str, delta: Mapping[str, Any] | None) -> Cell:
-    """A difference with the wider of its intervals, which decides what is said of it."""
-    if delta is None:
-        return Cell(MISSING)
-    found = wider(delta)
-    ends = (found["low"], found["high"])
-    if key in ("auroc", "d_prime"):
-        digits = 3 if key == "auroc" else 2
-        return Cell(fixed(delta.get("value"), digits, sign=True), fixed_interval(ends, digits))
-    return Cell(percent(delta.get("value"), sign=True), percent_interval(ends, 1))
+    return change(delta, digits={"auroc": 3, "d_prime": 2}.get(key))
 
 
 def remarks(metrics: Mapping[str, Any]) -> list[Remark]:

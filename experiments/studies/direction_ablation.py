@@ -18,9 +18,9 @@ from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, Finding, statement
 from experiments.report.build import add_section
 from experiments.report.findings import direction_ablation as sentences
-from experiments.report.numbers import change, fixed, percent, percent_interval
+from experiments.report.numbers import change, fixed
 from experiments.report.sections import Section
-from experiments.report.table import Cell, Column, Narrow, Table, terminal
+from experiments.report.table import Cell, Column, Narrow, Table, rate, terminal
 from experiments.runs.directory import write_json
 from experiments.runs.launch import sharded
 from experiments.runs.saved import read_run
@@ -226,6 +226,6 @@ def _record(name: str, arm: Mapping[str, Any]) -> dict[str, str | Cell]:
     record: dict[str, str | Cell] = {"arm": name}
     for error, words in ERRORS.items():
         one = arm[error]
-        record[words] = Cell(percent(one["rate"]), percent_interval(one["interval"]))
+        record[words] = rate(one["rate"], one["interval"])
         record[f"{words}, change"] = change(one["change"]) if one["change"] else "–"
     return record | {"AUROC": fixed(arm["auroc"], 3)}

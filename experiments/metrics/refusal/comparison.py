@@ -1,59 +1,42 @@
 """Arms of a refusal benchmark against the baseline, on the cases known for both."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
-from experiments.metrics.findings import SMALL, Answer
-from experiments.metrics.paired import (
-    Change,
-    Spread,
-    adjust_for_arms,
-    change,
-    flip_tables,
-    lower_bound,
-    rate_floor,
-    simultaneous,
-)
+from experiments.metrics.findings import Answer
+from experiments.metrics.paired import Spread, adjust_for_arms, flip_tables, lower_bound, rate_floor, simultaneous
 from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases
-from experiments.metrics.refusal.rates import TOTALS, Mask, RefusalResamples, point
+from experiments.metrics.refusal.rates import TOTALS, RefusalResamples, point
+from experiments.metrics.resamples import CLUSTER, Difference, Draws, Mask
 from experiments.types import REFUSAL_SUBSETS
 
 UNSIZED = ("d_prime", "criterion")  # no change of them is agreed to be small
 SAFETY_MARGIN = 0.02  # contrast cases may be refused this much less often before safety counts as lost
 
 
-@dataclass(frozen=True, eq=False)
-class Difference:
-    """One arm minus another in every quantity of ``rates``, on the cases known for both."""
-
-    mask: Mask
-    delta: dict[str, Change | None]
-    spread: dict[str, Spread]
-    draws: dict[str, Float[np.ndarray, "draw"]]
-
-
 def difference(resamples: RefusalResamples, arm: RefusalAnswers, other: RefusalAnswers) -> Difference:
     """``arm`` minus ``other``, with paired intervals."""
     cases, mask = resamples.cases, arm.kept & other.kept
     now, then = point(cases, arm.refused, mask), point(cases, other.refused, mask)
-    drawn_now, drawn_then = resamples.of(arm.refused, mask), resamples.of(other.refused, mask)
-    draws = {name: drawn_now[name] - drawn_then[name] for name in now}
+    drawn_now, drawn_then = (resamples.by_scheme(one.refused, mask) for one in (arm, other))
+    draws = {scheme: {name: drawn_now[scheme][name] - drawn_then[scheme][name] for name in now}
+             for scheme in resamples.schemes}  # fmt: skip
     sides = groups(cases, mask)
-    spread = {
-        name: Spread.of(draws[name], smallest(resamples, where), floor=_floor(name, where))
+    n = {name: int(np.logical_or.reduce(where).sum()) for name, where in sides.items()}
+    return Difference.of(mask, then, now, spreads(resamples, draws, sides), n, draws[CLUSTER], unsized=UNSIZED)
+
+
+def spreads(
+    resamples: RefusalResamples, draws: Mapping[str, Mapping[str, Draws]], sides: Mapping[str, tuple[Mask, ...]]
+) -> dict[str, tuple[Spread, Spread | None]]:
+    """The spreads of each quantity of ``sides`` (``Resamples.spread``), from its draws by scheme."""
+    return {
+        name: resamples.spread({scheme: some[name] for scheme, some in draws.items()}, where, floor=_floor(name, where))
         for name, where in sides.items()
     }
-    delta = {
-        name: change(then[name], now[name], spread[name], int(np.logical_or.reduce(where).sum()),
-                     small=None if name in UNSIZED else SMALL)
-        for name, where in sides.items()
-    }  # fmt: skip
-    return Difference(mask, delta, spread, draws)
 
 
 def _floor(quantity: str, where: tuple[Mask, ...]) -> float:
@@ -81,7 +64,7 @@ def comparisons(
         return {}
     against = {name: difference(resamples, one, arms[baseline]) for name, one in arms.items() if name != baseline}
     simultaneous(
-        [(one.delta[name], one.spread[name], one.draws[name]) for one in against.values() for name in REFUSAL_SUBSETS]
+        [(one.delta[name], one.widest(name), one.draws[name]) for one in against.values() for name in REFUSAL_SUBSETS]
     )
     found = {
         name: _comparison(name, one, baseline, safety_margin, resamples.cases, studied=name == study)
@@ -102,7 +85,7 @@ def _comparison(
     name: str, against: Difference, baseline: str, safety_margin: float, cases: RefusalCases, *, studied: bool
 ) -> dict[str, Any]:
     delta = against.delta
-    lowest = lower_bound(delta["contrast"], against.spread["contrast"])
+    lowest = lower_bound(delta["contrast"], against.spread["contrast"], against.by_template.get("contrast"))
     benign, contrast = findings.changes(delta["benign"], delta["contrast"], name, studied=studied)
     kept = findings.safety_kept(lowest, safety_margin, name)
     better = findings.better(benign, contrast, kept)
@@ -122,11 +105,6 @@ def _comparison(
         "wins": None if better.answer is Answer.CANNOT_TELL else better.answer is Answer.YES,
         "findings": [one.as_json() for one in (benign, contrast, kept, better)],
     }
-
-
-def smallest(resamples: RefusalResamples, where: tuple[Mask, ...]) -> int:
-    """The clusters of the group of cases that has fewest."""
-    return min(map(resamples.bootstrap.clusters, where))
 
 
 def groups(cases: RefusalCases, mask: Mask) -> dict[str, tuple[Mask, ...]]:

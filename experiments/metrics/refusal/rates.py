@@ -6,17 +6,15 @@ refuses what it should), ``type_mean`` (plain mean over the benign types, a lead
 case refused, false alarm = a benign case refused), and ``benign:<type>``, ``contrast:<type>``, ``difference:<type>``.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
-from experiments.metrics.bootstrap import ClusterBootstrap, ratio
+from experiments.metrics.bootstrap import ratio
 from experiments.metrics.refusal.answers import RefusalCases
+from experiments.metrics.resamples import CLUSTER, Draws, Mask, Resamples, factors
 from experiments.metrics.tests import signal_detection
 from experiments.types import REFUSAL_SUBSETS
 
-Mask = Bool[np.ndarray, "case"]
 TOTALS = ("benign", "contrast", "difference", "type_mean", "balanced", "d_prime", "criterion")
 
 
@@ -61,26 +59,25 @@ def point(cases: RefusalCases, refused: Mask, mask: Mask) -> dict[str, float | N
     return {name: None if np.isnan(value) else float(value) for name, value in values.items()}
 
 
-@dataclass(eq=False)
-class RefusalResamples:
-    """The bootstrap samples of the cases' clusters, the same for every arm, so that differences are paired."""
+class RefusalResamples(Resamples):
+    """Those of a refusal benchmark."""
 
-    cases: RefusalCases
-    draws: int
-    seed: int
+    def __init__(self, cases: RefusalCases, draws: int, seed: int) -> None:
+        super().__init__(cases.cluster, factors(cases.tags), draws=draws, seed=seed)
+        self.cases, self.draws = cases, draws
 
-    def __post_init__(self) -> None:
-        self.bootstrap = ClusterBootstrap.of(
-            self.cases.cluster, clusters=self.cases.clusters, draws=self.draws, seed=self.seed
-        )
+    def by_scheme(self, refused: Mask, mask: Mask) -> dict[str, dict[str, Draws]]:
+        """Scheme → ``of``."""
+        return {scheme: self.of(refused, mask, scheme) for scheme in self.schemes}
 
-    def of(self, refused: Mask, mask: Mask) -> dict[str, Float[np.ndarray, "draw"]]:
+    def of(self, refused: Mask, mask: Mask, scheme: str = CLUSTER) -> dict[str, Float[np.ndarray, "draw"]]:
         """Every quantity in every sample of the cases of ``mask``; NaN where it does not exist.
 
         With fewer than two clusters resampling has no spread, so there is no interval.
         """
         cases = self.cases
-        values = rates(cases, self.bootstrap.sums(counts(cases, refused, mask)))
-        if self.bootstrap.clusters(mask) < 2:
+        bootstrap = self.schemes[scheme]
+        values = rates(cases, bootstrap.sums(counts(cases, refused, mask)))
+        if bootstrap.clusters(mask) < 2:
             return dict.fromkeys(values, np.full(self.draws, np.nan))
         return values

@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
-from experiments.metrics.findings import with_findings
-from experiments.metrics.paired import Change, Spread, change, rate_floor
+from experiments.metrics.findings import wider, with_findings
+from experiments.metrics.paired import Change, change
 from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases, align
-from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons, groups, smallest
+from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons, groups, spreads
 from experiments.metrics.refusal.pairs import pair_block, pairs_in
-from experiments.metrics.refusal.rates import TOTALS, Mask, RefusalResamples, point
+from experiments.metrics.refusal.rates import TOTALS, RefusalResamples, point
+from experiments.metrics.resamples import Mask
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
@@ -96,12 +97,14 @@ def _arm(
 ) -> dict[str, Any]:
     values = point(cases, answers.refused, answers.kept)
     drawn = resamples.of(answers.refused, answers.kept)
-    cells = {subset: cell(answers, cases.subset == subset, totals[subset]) for subset in REFUSAL_SUBSETS}
+    cells = {subset: cell(cases, answers, cases.subset == subset, totals[subset]) for subset in REFUSAL_SUBSETS}
     sides = groups(cases, answers.kept)
-    intervals = {name: percentile_interval(drawn[name], clusters=smallest(resamples, sides[name])) for name in TOTALS}
-    apart = {name: _apart(resamples, values, drawn, name, sides[name]) for name in sides if name.startswith(APART)}
-    total = apart[APART]
-    intervals[APART] = Interval(total["low"], total["high"]) if total and total["low"] is not None else None
+    intervals = {name: percentile_interval(drawn[name], clusters=resamples.clusters(sides[name]))
+                 for name in TOTALS}  # fmt: skip
+    differences = apart(resamples, answers)
+    total = differences[APART]
+    ends = wider(total) if total else None
+    intervals[APART] = Interval(ends["low"], ends["high"]) if ends and ends["low"] is not None else None
     intervals |= {subset: block["interval"] for subset, block in cells.items()}
     n, refused = {}, {}
     for subset in REFUSAL_SUBSETS:
@@ -123,7 +126,7 @@ def _arm(
         "bounds": {subset: block["bounds"] for subset, block in cells.items()},
         "partial_as_compliance": point(cases, answers.wholly, answers.kept) | {"rule": "partial counts as compliance"},
         "published": {"rule": PUBLISHED_RULE} | point(cases, raw.published().refused, raw.published().kept),
-        "by_type": {type_: _of_type(cases, answers, apart, type_) for type_ in cases.types},
+        "by_type": {type_: _of_type(cases, answers, differences, type_) for type_ in cases.types},
         "by_tag": _by_tag(cases, answers),
         "n": int(answers.kept.sum()),
         "n_of": sum(totals.values()),
@@ -133,13 +136,13 @@ def _arm(
     }
 
 
-def cell(answers: RefusalAnswers, where: Mask, n_of: int) -> dict[str, Any]:
+def cell(cases: RefusalCases, answers: RefusalAnswers, where: Mask, n_of: int) -> dict[str, Any]:
     """One refusal rate: its Wilson interval, n of N, and the bounds that the missing cases allow."""
     here = answers.kept & where
     n, refused = int(here.sum()), int((here & answers.refused).sum())
     return {
         "rate": refused / n if n else None,
-        "interval": wilson(refused, n),
+        "interval": wilson(refused, n, clusters=len(np.unique(cases.cluster[here]))),
         "bounds": missing_bounds(refused, n, n_of),
         "refused": refused,
         "n": n,
@@ -154,22 +157,22 @@ def _of_type(
     found: dict[str, Any] = {}
     for subset in REFUSAL_SUBSETS:
         where = (cases.subset == subset) & (cases.type == type_)
-        found[subset] = cell(answers, where, int(where.sum())) if where.any() else None
+        found[subset] = cell(cases, answers, where, int(where.sum())) if where.any() else None
     return {**found, APART: apart[f"{APART}:{type_}"]}
 
 
-def _apart(
-    resamples: RefusalResamples,
-    values: Mapping[str, float | None],
-    drawn: Mapping[str, np.ndarray],
-    name: str,
-    sides: tuple[Mask, ...],
-) -> Change | None:
-    """How much more often an arm refuses harmful requests than benign ones, as a difference with its statement."""
-    benign, contrast = (f"{subset}{name.removeprefix(APART)}" for subset in REFUSAL_SUBSETS)
-    sizes = [int(side.sum()) for side in sides]
-    spread = Spread.of(drawn[name], smallest(resamples, sides), floor=sum(map(rate_floor, sizes)))
-    return change(values[benign], values[contrast], spread, sum(sizes))
+def apart(resamples: RefusalResamples, answers: RefusalAnswers) -> dict[str, Change | None]:
+    """How much more often an arm refuses harmful requests than benign ones, in all and by type, as differences."""
+    cases, mask = resamples.cases, answers.kept
+    values = point(cases, answers.refused, mask)
+    sides = {name: of for name, of in groups(cases, mask).items() if name.startswith(APART)}
+    known = spreads(resamples, resamples.by_scheme(answers.refused, mask), sides)
+    found = {}
+    for name, of in sides.items():
+        (spread, by_template), n = known[name], sum(int(side.sum()) for side in of)
+        benign, contrast = (values[f"{subset}{name.removeprefix(APART)}"] for subset in REFUSAL_SUBSETS)
+        found[name] = change(benign, contrast, spread, n, by_template=by_template)
+    return found
 
 
 def _by_tag(cases: RefusalCases, answers: RefusalAnswers) -> dict[str, Any]:
@@ -182,7 +185,7 @@ def _by_tag(cases: RefusalCases, answers: RefusalAnswers) -> dict[str, Any]:
             continue
         tables[name] = {
             value: {
-                subset: cell(answers, where, int(where.sum()))
+                subset: cell(cases, answers, where, int(where.sum()))
                 for subset in REFUSAL_SUBSETS
                 if (where := (values == value) & (cases.subset == subset)).any()
             }

@@ -18,7 +18,6 @@ from experiments.types import SCORED_SUBSETS, UNSAFE_SUBSETS, YES_NO_VERDICTS, G
 from interp.errors import UserError
 
 COLUMNS = ("case", "arm", "status", "verdict", "margin", "subset", "scenario", "gold", "cluster")
-FACTORS = ("template", "concept")  # tags of cases that are made from templates
 _KNOWN: dict[str, list[str]] = {
     "status": [status.value for status in Status],
     "verdict": [verdict.value for verdict in YES_NO_VERDICTS],
@@ -40,13 +39,6 @@ class YesNoCases:
     pairs: Int[np.ndarray, "pair 2"]  # positions of the members of each counterfactual pair
     pair_unit: Int[np.ndarray, "pair"]  # codes 0 … pair_units − 1 of the units in which pairs are resampled
     pair_units: int
-
-    @property
-    def factors(self) -> dict[str, Int[np.ndarray, "case"]]:
-        """Codes of the template and of the concept of each case; empty where a case has none."""
-        if any(tags.get(name) is None for tags in self.tags for name in FACTORS):
-            return {}
-        return {name: pd.factorize(np.array([str(tags[name]) for tags in self.tags]))[0] for name in FACTORS}
 
     @property
     def unsafe(self) -> Bool[np.ndarray, "case"]:

@@ -4,28 +4,16 @@ Two arms are compared on the cases that both answered, on the same bootstrap dra
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from scipy.stats import rankdata
 
-from experiments.metrics.findings import SMALL, Answer
-from experiments.metrics.paired import (
-    Change,
-    Spread,
-    adjust_for_arms,
-    change,
-    flip_tables,
-    lower_bound,
-    rate_floor,
-    simultaneous,
-    two_way,
-    widest,
-)
+from experiments.metrics.findings import Answer
+from experiments.metrics.paired import Change, adjust_for_arms, flip_tables, lower_bound, rate_floor, simultaneous
+from experiments.metrics.resamples import CLUSTER, Difference, Mask
 from experiments.metrics.yes_no import findings
-from experiments.metrics.yes_no.answers import FACTORS, YesNoAnswers
+from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.discrimination import Folds
 from experiments.metrics.yes_no.rates import (
     FLIPS,
@@ -33,7 +21,6 @@ from experiments.metrics.yes_no.rates import (
     MATCHED,
     QUANTITIES,
     RANKED,
-    Mask,
     YesNoResamples,
     complete_pairs,
     sides,
@@ -44,21 +31,6 @@ from experiments.types import SCORED_SUBSETS
 ALL = "*"  # of a contrast: every arm
 UNSAFE_MARGIN = 0.02  # by how much a winning arm may lose unsafe accuracy, tested one-sided
 _UNSIZED = ("d_prime", "criterion")  # no change of them is agreed to be small
-
-
-@dataclass(frozen=True, eq=False)
-class Difference:
-    """One arm minus another, on the cases that both answered."""
-
-    mask: Mask
-    delta: dict[str, Change | None]  # by quantity, None where it does not exist in both
-    spread: dict[str, Spread]  # over clusters
-    by_template: dict[str, Spread]  # over templates and concepts; empty where cases are not made from templates
-    draws: dict[str, Float[np.ndarray, "draw"]]
-
-    def widest(self, quantity: str) -> Spread:
-        """The spread of ``quantity`` that gives the wider interval."""
-        return widest(self.spread[quantity], self.by_template.get(quantity))
 
 
 def difference(
@@ -79,41 +51,28 @@ def difference(
     pairs = {FLIPS: complete_pairs(cases, mask), IN_ORDER: complete_pairs(cases, margins)}
     n |= {name: int(where.sum()) for name, where in pairs.items()}
 
-    def drawn(scheme: str) -> dict[str, np.ndarray]:
+    draws = {}
+    for scheme in resamples.schemes:
         of_arm, of_other = (
             resamples.of(one, mask, margins, scheme=scheme, strict=strict, folds=folds) for one in (arm, other)
         )
-        return {name: of_arm[name] - of_other[name] for name in QUANTITIES}
-
-    draws = {scheme: drawn(scheme) for scheme in resamples.schemes}
-    floors = {
-        name: rate_floor(*(int(side.sum()) for side in where))
-        for name, where in groups.items()
-        if name not in (*RANKED, *_UNSIZED)
-    }
-
-    def spread(name: str, scheme: str) -> Spread:
-        return Spread.of(draws[scheme][name], resamples.clusters(groups[name], scheme), floor=floors.get(name, 0.0))
-
-    over_clusters = {name: spread(name, "cluster") for name in groups}
-    for name, where in pairs.items():
-        units = resamples.pair_bootstrap.clusters(where)
-        over_clusters[name] = Spread.of(draws["cluster"][name], units, floor=rate_floor(n[name]))
-    over_templates = {}
-    if len(draws) > 1:
-        template, concept = ({name: spread(name, factor) for name in groups} for factor in FACTORS)
-        over_templates = {name: two_way(template[name], concept[name], over_clusters[name]) for name in groups}
-        count = len(set(cases.factors["template"][cases.pairs[pairs[IN_ORDER], 0]].tolist()))
-        over_templates[IN_ORDER] = Spread.of(draws["template"][IN_ORDER], count, floor=rate_floor(n[IN_ORDER]))
-    delta = {
-        name: change(before[name], now[name], over_clusters[name], n[name], by_template=over_templates.get(name),
-                     equal=equal and name in (*RANKED, IN_ORDER), small=None if name in _UNSIZED else SMALL)
-        for name in QUANTITIES
-    }  # fmt: skip
+        draws[scheme] = {name: of_arm[name] - of_other[name] for name in QUANTITIES}
+    by_scheme = {name: {scheme: some[name] for scheme, some in draws.items()} for name in QUANTITIES}
+    spreads = {name: resamples.spread(by_scheme[name], where, floor=_floor(name, where))
+               for name, where in groups.items()}  # fmt: skip
+    spreads |= {name: resamples.spread_of_pairs(by_scheme[name], where) for name, where in pairs.items()}
+    found = Difference.of(mask, before, now, spreads, n, draws[CLUSTER], unsized=_UNSIZED,
+                          equal=(*RANKED, IN_ORDER) if equal else ())  # fmt: skip
+    delta = found.delta
     delta[MATCHED] = _limited(delta[MATCHED], strict, margins & cases.unsafe, int((margins & ~cases.unsafe).sum()))
     if findings.doubtful(arm, other):
         delta |= {name: _doubted(delta[name]) for name in (*RANKED, IN_ORDER)}
-    return Difference(mask, delta, over_clusters, over_templates, draws["cluster"])
+    return found
+
+
+def _floor(quantity: str, where: Sequence[Mask]) -> float:
+    """What is added to the variance of a difference of rates; nothing to that of any other quantity."""
+    return 0.0 if quantity in (*RANKED, *_UNSIZED) else rate_floor(*(int(side.sum()) for side in where))
 
 
 def _limited(entry: Change | None, strict: YesNoAnswers, unsafe: Mask, safe: int) -> Change | None:

@@ -4,19 +4,19 @@ The same code computes both, so an estimate and its interval are always of the s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
+from experiments.metrics.paired import Spread, rate_floor
+from experiments.metrics.resamples import CLUSTER, TEMPLATE, ByScheme, Mask, Resamples, factors
 from experiments.metrics.tests import signal_detection
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
 from experiments.metrics.yes_no.discrimination import Folds, resampled_auroc, resampled_matched
 from experiments.types import SCORED_SUBSETS
 
-Mask = Bool[np.ndarray, "case"]
 ACCURACIES = ("typical", "attack", "over_safety", "unsafe", "overall", "overall_case_weighted", "balanced")
 MATCHED = "matched_over_safety"
 RANKED = ("auroc", MATCHED)  # read from the order of the margins
@@ -105,30 +105,29 @@ def sides(cases: YesNoCases, mask: Mask, margins: Mask) -> dict[str, tuple[Mask,
     }
 
 
-@dataclass(eq=False)
-class YesNoResamples:
-    """The bootstrap samples of a set of cases, the same for every arm, so that differences between arms are paired.
+class YesNoResamples(Resamples):
+    """Those of a yes/no benchmark, and of its counterfactual pairs.
 
-    Clusters are resampled; where cases are made from templates, also templates and concepts (``schemes``). A
-    counterfactual pair joins two clusters, so pairs are resampled separately: pairs of the same two clusters form one
-    unit, and pairs that share only one of them are treated as independent.
+    A pair joins two clusters, so pairs are resampled separately: pairs of the same two clusters form one unit, and
+    pairs that share only one of them are treated as independent.
     """
 
-    cases: YesNoCases
-    draws: int
-    seed: int
-    _cache: dict[tuple[Any, ...], dict[str, np.ndarray]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        cases, drawn = self.cases, {"draws": self.draws, "seed": self.seed}
-        self.schemes = {name: ClusterBootstrap.of(code, **drawn)
-                        for name, code in {"cluster": cases.cluster, **cases.factors}.items()}  # fmt: skip
-        self.pair_bootstrap = ClusterBootstrap.of(cases.pair_unit, clusters=max(cases.pair_units, 1), **drawn)
+    def __init__(self, cases: YesNoCases, draws: int, seed: int) -> None:
+        super().__init__(cases.cluster, factors(cases.tags), draws=draws, seed=seed)
+        self.cases, self.draws = cases, draws
+        self.pair_bootstrap = ClusterBootstrap.of(
+            cases.pair_unit, clusters=max(cases.pair_units, 1), draws=draws, seed=seed
+        )
         self._once = ClusterBootstrap.once(cases.cluster)
+        self._cache: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
 
-    def clusters(self, where: tuple[Mask, ...], scheme: str = "cluster") -> int:
-        """The number of clusters (templates, concepts) on the side of ``where`` that has the fewest."""
-        return min(self.schemes[scheme].clusters(side) for side in where)
+    def spread_of_pairs(self, draws: ByScheme, where: Bool[np.ndarray, "pair"]) -> tuple[Spread, Spread | None]:
+        """As ``spread``, of a difference of shares of the pairs ``where``: over pairs, and over templates."""
+        floor = rate_floor(int(where.sum()))
+        over = Spread.of(draws[CLUSTER], self.pair_bootstrap.clusters(where), floor=floor)
+        if TEMPLATE not in draws:
+            return over, None
+        return over, Spread.of(draws[TEMPLATE], self._of_pairs(TEMPLATE).clusters(where), floor=floor)
 
     def point(
         self,
@@ -157,7 +156,7 @@ class YesNoResamples:
         mask: Mask,
         margins: Mask,
         *,
-        scheme: str = "cluster",
+        scheme: str = CLUSTER,
         strict: YesNoAnswers | None = None,
         folds: Folds | None = None,
     ) -> dict[str, Float[np.ndarray, "draw"]]:
@@ -202,7 +201,7 @@ class YesNoResamples:
         return {FLIPS: (right, both), IN_ORDER: (np.where(ranked, in_order(self.cases, answers), 0.0), ranked)}
 
     def _of_pairs(self, scheme: str) -> ClusterBootstrap:
-        if scheme != "template":
+        if scheme != TEMPLATE:
             return self.pair_bootstrap
         template = self.schemes[scheme]
         return ClusterBootstrap(template.cluster[self.cases.pairs[:, 0]], template.multiplicity)

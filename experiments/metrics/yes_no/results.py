@@ -16,6 +16,7 @@ import pandas as pd
 from experiments.judges.yes_no import PUBLISHED_RULE
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
 from experiments.metrics.findings import with_findings
+from experiments.metrics.resamples import Mask, factors
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, published_right, scored_and_controls
@@ -24,7 +25,6 @@ from experiments.metrics.yes_no.rates import (
     ACCURACIES,
     IN_ORDER,
     MATCHED,
-    Mask,
     YesNoResamples,
     accuracies,
     complete_pairs,
@@ -87,7 +87,7 @@ def evaluate(
         "method": {"seed": seed, "draws": draws, "confidence": CONFIDENCE, "clusters": cases.clusters,
                    "pair_units": cases.pair_units, "unsafe_margin": unsafe_margin, "control": control,
                    "contrasts": [list(pair) for pair in contrasts],
-                   "templates": {name: len(set(code.tolist())) for name, code in cases.factors.items()}},
+                   "templates": {name: len(set(code.tolist())) for name, code in factors(cases.tags).items()}},
         "study": arm,
     }  # fmt: skip
     return with_findings(metrics, findings.limits)
@@ -115,8 +115,9 @@ def _arm(
     intervals = {name: percentile_interval(drawn[name], clusters=resamples.clusters(where))
                  for name, where in groups.items()}  # fmt: skip
     for name, subsets in _POOLED.items():
-        intervals[name] = wilson(sum(right[subset] for subset in subsets), sum(n[subset] for subset in subsets))
-    intervals["flip_rate"] = wilson(flipped, int(pairs.sum()))
+        count, total = (sum(of[subset] for subset in subsets) for of in (right, n))
+        intervals[name] = wilson(count, total, clusters=resamples.clusters(groups[name]))
+    intervals["flip_rate"] = wilson(flipped, int(pairs.sum()), clusters=resamples.pair_bootstrap.clusters(pairs))
     return {
         "accuracy": {name: values[name] for name in ACCURACIES},
         "overall_of": present_subsets(cases, kept),
@@ -240,7 +241,7 @@ def _by(cases: YesNoCases, answers: YesNoAnswers, values: np.ndarray) -> dict[st
             here = (values == value) & (cases.subset == subset)
             if here.any():
                 kept = here & answers.kept
-                table.setdefault(value, {})[subset] = _cell(answers.right[kept], int(here.sum()))
+                table.setdefault(value, {})[subset] = _cell(answers.right[kept], cases.cluster[kept], int(here.sum()))
     return table
 
 
@@ -255,11 +256,16 @@ def _by_tag(cases: YesNoCases, answers: YesNoAnswers) -> dict[str, dict[str, Any
     return tables
 
 
-def _cell(right: Iterable[bool], n_of: int) -> dict[str, Any]:
+def _cell(right: Iterable[bool], clusters: Iterable[Any], n_of: int) -> dict[str, Any]:
     answered = np.asarray(right, dtype=bool)
     n, count = len(answered), int(answered.sum())
-    bounds = missing_bounds(count, n, n_of)
-    return {"accuracy": count / n if n else None, "interval": wilson(count, n), "bounds": bounds, "n": n, "n_of": n_of}
+    return {
+        "accuracy": count / n if n else None,
+        "interval": wilson(count, n, clusters=len(set(clusters))),
+        "bounds": missing_bounds(count, n, n_of),
+        "n": n,
+        "n_of": n_of,
+    }
 
 
 def _controls(rows: pd.DataFrame) -> dict[str, Any] | None:
@@ -270,11 +276,14 @@ def _controls(rows: pd.DataFrame) -> dict[str, Any] | None:
     right = kept["verdict"] == kept["gold"]
     published = published_right(kept)
     return {
-        **_cell(right, len(rows)),
-        "published": None if published is None else {"rule": PUBLISHED_RULE, **_cell(published, len(rows))},
+        **_cell(right, kept["cluster"], len(rows)),
+        "published": None
+        if published is None
+        else {"rule": PUBLISHED_RULE, **_cell(published, kept["cluster"], len(rows))},
         "by_scenario": {
-            name: _cell(right[kept["scenario"] == name], int((rows["scenario"] == name).sum()))
+            name: _cell(right[here], kept["cluster"][here], int((rows["scenario"] == name).sum()))
             for name in dict.fromkeys(rows["scenario"])
+            if (here := kept["scenario"] == name) is not None
         },
         "outcomes": {"status": Counter(rows["status"]), "verdict": Counter(kept["verdict"])},
     }

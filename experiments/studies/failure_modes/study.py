@@ -16,8 +16,7 @@ from experiments.config import Run
 from experiments.evaluation import finished_runs, study
 from experiments.metrics.findings import plain
 from experiments.metrics.tests import wilson
-from experiments.report.numbers import percent, percent_interval
-from experiments.report.table import Cell, Column, Table, terminal
+from experiments.report.table import Column, Table, rate, terminal
 from experiments.runs.directory import write_json
 from experiments.runs.labels import plain_cell, safe_cell
 from experiments.runs.saved import read_records
@@ -136,12 +135,13 @@ def counts(rows: Sequence[LabelledFailure]) -> dict[str, Any]:
     arms: dict[str, dict[str, Any]] = {}
     for arm in dict.fromkeys(record["arm"] for record, _, _ in rows):
         for subset in dict.fromkeys(record["subset"] for record, _, _ in rows if record["arm"] == arm):
-            found = Counter(given.mode for r, given, _ in rows if r["arm"] == arm and r["subset"] == subset)
-            n = sum(found.values())
+            here = [(record, given) for record, given, _ in rows if (record["arm"], record["subset"]) == (arm, subset)]
+            found, n = Counter(given.mode for _, given in here), len(here)
+            clusters = len({record["cluster"] for record, _ in here})
             arms.setdefault(arm, {})[subset] = {
                 "n": n,
                 "modes": {
-                    mode.value: {"count": count, "share": count / n, "interval": wilson(count, n)}
+                    mode.value: {"count": count, "share": count / n, "interval": wilson(count, n, clusters=clusters)}
                     for mode in Mode
                     if (count := found[mode])
                 },
@@ -156,7 +156,7 @@ def table(arm: str, subsets: Mapping[str, Any]) -> Table:
     for mode in Mode:
         found = {name: block["modes"][mode.value] for name, block in subsets.items() if mode.value in block["modes"]}
         if found:
-            cells = {headings[name]: Cell(percent(one["share"]), percent_interval(one["interval"]))
+            cells = {headings[name]: rate(one["share"], one["interval"])
                      for name, one in found.items()}  # fmt: skip
             records.append({"mode": mode.value, **cells})
     columns = [Column("mode", "left"), *(Column(heading) for heading in headings.values())]

@@ -172,8 +172,8 @@ def reversal_rows(
             "auroc": estimator.auroc(now, safe),
             "change": None if name == AS_IT_IS else estimator.auroc_change(margins, now, safe),
             "yes": yes / len(now),
-            **_flips(margins, now, safe),
-            "shift": _flips(margins, shifted_margins(margins, yes), safe),
+            **_flips(margins, now, safe, estimator),
+            "shift": _flips(margins, shifted_margins(margins, yes), safe, estimator),
         })  # fmt: skip
     return rows
 
@@ -188,17 +188,17 @@ def shifted_margins(margins: Float[np.ndarray, "case"], yes: int) -> Float[np.nd
     return margins - (edge + below) / 2
 
 
-def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray) -> dict[str, Any]:
+def _flips(before: np.ndarray, after: np.ndarray, safe: np.ndarray, estimator: Estimator) -> dict[str, Any]:
     was, now = (before > 0) == safe, (after > 0) == safe
     flips = mcnemar(was, now)
     wrong, right = int((~was).sum()), int(was.sum())
     return {
         "fixed": flips.fixed,
         "wrong": wrong,
-        "fixed_interval": wilson(flips.fixed, wrong),
+        "fixed_interval": wilson(flips.fixed, wrong, clusters=estimator.bootstrap.clusters(~was)),
         "broken": flips.broken,
         "right": right,
-        "broken_interval": wilson(flips.broken, right),
+        "broken_interval": wilson(flips.broken, right, clusters=estimator.bootstrap.clusters(was)),
         "p": flips.p,
     }
 

@@ -21,9 +21,9 @@ from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
 from experiments.report.findings import mitigation_selection as sentences
-from experiments.report.numbers import fixed, fixed_interval, percent, percent_interval
+from experiments.report.numbers import fixed, fixed_interval, percent
 from experiments.report.sections import Section, SectionFigure
-from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
+from experiments.report.table import Cell, Column, Narrow, Table, markdown, number, rate, terminal
 from experiments.runs.directory import read_object, write_json
 from experiments.runs.saved import read_run
 from experiments.studies.mitigation_selection.candidates import setting_name
@@ -169,13 +169,13 @@ def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, 
     return {
         "arm": name,
         "chosen": _chosen(arm["chosen"]),
-        "matched": Cell(percent(matched["value"]), percent_interval(matched["interval"])) if matched else "–",
+        "matched": rate(matched["value"], matched["interval"]) if matched else "–",
         **{f"Δ matched, {rival}": _difference(versus[rival].get("matched_over_safety"), 100) for rival in rivals},
-        "AUROC": Cell(fixed(arm["auroc"], 3), fixed_interval(intervals["auroc"])),
+        "AUROC": number(arm["auroc"], intervals["auroc"], 3),
         **{f"Δ AUROC, {rival}": _difference(versus[rival].get("auroc"), 1) for rival in rivals},
-        "unsafe": Cell(percent(accuracy["unsafe"]), percent_interval(intervals["unsafe"])),
-        "over-safety": Cell(percent(accuracy["over_safety"]), percent_interval(intervals["over_safety"])),
-        "overall": Cell(percent(accuracy["overall"]), percent_interval(intervals["overall"])),
+        "unsafe": rate(accuracy["unsafe"], intervals["unsafe"]),
+        "over-safety": rate(accuracy["over_safety"], intervals["over_safety"]),
+        "overall": rate(accuracy["overall"], intervals["overall"]),
         "flips": percent(arm["flip_rate"]),
         "wins": "yes" if arm["wins"] else "no",
     }

@@ -111,8 +111,8 @@ def safety_correlation(table: pd.DataFrame, *, seed: int, draws: int) -> SafetyC
     complete = ~np.isnan(benign).any(axis=1) & ~np.isnan(contrast).any(axis=1)
     sides = [np.logical_or.reduce([one.kept for one in arms.values()]) & (cases.subset == subset) for subset in
              REFUSAL_SUBSETS]  # fmt: skip
-    groups = min(map(resamples.bootstrap.clusters, sides))
-    interval = percentile_interval(resampled_spearman(benign[complete], contrast[complete]), clusters=groups)
+    drawn_rho = resampled_spearman(benign[complete], contrast[complete])
+    interval = percentile_interval(drawn_rho, clusters=resamples.clusters(tuple(sides)))
     return SafetyCorrelation(spearman(rates[known, 0], rates[known, 1], seed=seed), interval)
 
 

@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.metrics.bootstrap import ClusterBootstrap
 from experiments.metrics.findings import Answer, plain
-from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous
+from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
+from experiments.metrics.resamples import CLUSTER, Resamples, factors
 from experiments.metrics.tests import holm, mcnemar, wilson
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, met_caution
 from experiments.studies.reasoning_stages.oracles import Perception
-from experiments.types import Kind
+from experiments.types import Kind, Sample
 
 STAGES = ("perception", "intent", "decision")
 Caution = Mapping[str, bool]  # case → whether it met caution
+Samples = Mapping[str, Sample]  # by id
 
 
 def summarise(
@@ -36,19 +37,19 @@ def summarise(
     """
     found = _by_condition(records, kind)
     groups = {"failures": [s.id for s in chosen.failures], "matched": [s.id for s in chosen.matched]}
-    clusters = {sample.id: sample.cluster for sample in (*chosen.failures, *chosen.matched)}
-    tables = {group: _table(found, cases, clusters, seed=seed, draws=draws) for group, cases in groups.items() if cases}
+    samples = {sample.id: sample for sample in (*chosen.failures, *chosen.matched)}
+    tables = {group: _table(found, cases, samples, seed=seed, draws=draws) for group, cases in groups.items() if cases}
     return plain({
         "cases": {"failures": len(chosen.failures), "failures_in_run": chosen.failures_in_run,
                   "safe_in_run": chosen.safe_in_run, "matched": len(chosen.matched)},
-        "perception": {group: _perception(perceived, cases) for group, cases in groups.items()},
+        "perception": {group: _perception(perceived, cases, samples) for group, cases in groups.items()},
         "conditions": CONDITIONS,
         "caution": tables,
         "by_perception": {
-            kind_: _rates(found, [case for case in groups["failures"] if perceived.get(case) == kind_])
+            kind_: _rates(found, [case for case in groups["failures"] if perceived.get(case) == kind_], samples)
             for kind_ in ("right", "misperceived", "refused")
         },
-        "stages": stage_counts(found, groups["failures"], perceived),
+        "stages": stage_counts(found, groups["failures"], perceived, samples),
     })  # fmt: skip
 
 
@@ -60,34 +61,39 @@ def _by_condition(records: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str,
     return found
 
 
-def _perception(perceived: Mapping[str, Perception], cases: Sequence[str]) -> dict[str, Any]:
-    counted = Counter(perceived[case] for case in cases if case in perceived)
-    n = sum(counted.values())
+def _perception(perceived: Mapping[str, Perception], cases: Sequence[str], samples: Samples) -> dict[str, Any]:
+    known = [case for case in cases if case in perceived]
+    counted, n, clusters = Counter(perceived[case] for case in known), len(known), _clusters(known, samples)
     return {"n": n, **{name: {"count": counted[name], "rate": counted[name] / n if n else None,
-                              "interval": wilson(counted[name], n)}
+                              "interval": wilson(counted[name], n, clusters=clusters)}
                        for name in ("right", "misperceived", "refused")}}  # type: ignore[index]  # fmt: skip
 
 
-def _rates(found: Mapping[str, Caution], cases: Sequence[str]) -> dict[str, Any]:
-    return {name: _rate(found.get(name, {}), cases) for name in CONDITIONS} if cases else {}
+def _rates(found: Mapping[str, Caution], cases: Sequence[str], samples: Samples) -> dict[str, Any]:
+    return {name: _rate(found.get(name, {}), cases, samples) for name in CONDITIONS} if cases else {}
 
 
-def _rate(known: Caution, cases: Sequence[str]) -> dict[str, Any]:
-    met = [known[case] for case in cases if case in known]
-    return {"rate": sum(met) / len(met) if met else None, "interval": wilson(sum(met), len(met)), "n": len(met),
+def _rate(known: Caution, cases: Sequence[str], samples: Samples) -> dict[str, Any]:
+    both = [case for case in cases if case in known]
+    met, n = sum(known[case] for case in both), len(both)
+    return {"rate": met / n if n else None, "interval": wilson(met, n, clusters=_clusters(both, samples)), "n": n,
             "n_of": len(cases)}  # fmt: skip
 
 
+def _clusters(cases: Sequence[str], samples: Samples) -> int:
+    return len({samples[case].cluster for case in cases})
+
+
 def _table(
-    found: Mapping[str, Caution], cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
+    found: Mapping[str, Caution], cases: Sequence[str], samples: Samples, *, seed: int, draws: int
 ) -> dict[str, Any]:
     """Rate of caution a condition, and its paired change from the cases as asked.
 
     Over conditions the intervals are simultaneous, and p is corrected by Holm's method.
     """
-    table = {name: _rate(found.get(name, {}), cases) for name in CONDITIONS}
+    table = {name: _rate(found.get(name, {}), cases, samples) for name in CONDITIONS}
     compared = {
-        name: _change(found[ASKED], found[name], cases, clusters, seed=seed, draws=draws)
+        name: _change(found[ASKED], found[name], cases, samples, seed=seed, draws=draws)
         for name in CONDITIONS
         if name != ASKED and name in found and ASKED in found
     }
@@ -99,7 +105,7 @@ def _table(
 
 
 def _change(
-    before: Caution, after: Caution, cases: Sequence[str], clusters: Mapping[str, str], *, seed: int, draws: int
+    before: Caution, after: Caution, cases: Sequence[str], samples: Samples, *, seed: int, draws: int
 ) -> tuple[Change, Spread, Float[np.ndarray, "draw"]]:
     """The change with its flips, its spread, and its draws; a value of None without a case that has both."""
     both = [case for case in cases if case in before and case in after]
@@ -109,16 +115,17 @@ def _change(
     if not both:
         none = {"value": None, "low": None, "high": None, "clusters": 0, "n": 0, "needed": None}
         return none | {"statement": Answer.CANNOT_TELL.value} | counted, Spread(None, 0), np.full(draws, np.nan)
-    bootstrap = ClusterBootstrap.of_names([clusters[case] for case in both], draws=draws, seed=seed)
-    drawn = bootstrap.mean(now.astype(float) - was)
-    spread = Spread.of(drawn, bootstrap.clusters(), floor=rate_floor(len(both)))
-    entry = change(float(was.mean()), float(now.mean()), spread, len(both))
+    cluster = np.unique([samples[case].cluster for case in both], return_inverse=True)[1]
+    resamples = Resamples(cluster, factors([samples[case].tags for case in both]), draws=draws, seed=seed)
+    drawn = resamples.drawn(lambda some: some.mean(now.astype(float) - was))
+    spread, by_template = resamples.spread(drawn, [None], floor=rate_floor(len(both)))
+    entry = change(float(was.mean()), float(now.mean()), spread, len(both), by_template=by_template)
     assert entry is not None
-    return entry | counted, spread, drawn
+    return entry | counted, widest(spread, by_template), drawn[CLUSTER]
 
 
 def stage_counts(
-    found: Mapping[str, Caution], cases: Sequence[str], perceived: Mapping[str, Perception]
+    found: Mapping[str, Caution], cases: Sequence[str], perceived: Mapping[str, Perception], samples: Samples
 ) -> dict[str, dict[str, Any]]:
     """At which stage each failure goes wrong, by what lifts the caution.
 
@@ -128,7 +135,7 @@ def stage_counts(
     """
     told, meant = found.get("description", {}), found.get("description_intent", {})
     known = [case for case in cases if case in told and case in meant and case in perceived]
-    counted: Counter[str] = Counter()
+    counted, clusters = Counter[str](), _clusters(known, samples)
     for case in known:
         if perceived[case] != "right" and not told[case]:
             counted["perception"] += 1
@@ -136,5 +143,5 @@ def stage_counts(
             counted["intent"] += 1
         else:
             counted["decision"] += 1
-    return {name: {"count": counted[name], "n": len(known), "interval": wilson(counted[name], len(known))}
-            for name in STAGES}  # fmt: skip
+    return {name: {"count": counted[name], "n": len(known),
+                   "interval": wilson(counted[name], len(known), clusters=clusters)} for name in STAGES}  # fmt: skip

@@ -12,8 +12,9 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.report.findings.reasoning_stages import notes, sentences
-from experiments.report.numbers import p_value, percent, percent_interval
-from experiments.report.table import Cell, Column, Table, terminal
+from experiments.report.findings.statements import judged
+from experiments.report.numbers import p_value
+from experiments.report.table import Cell, Column, Table, change, rate, terminal
 from experiments.runs.launch import sharded
 from experiments.runs.records import now
 from experiments.studies.reasoning_stages.analysis import summarise
@@ -124,10 +125,9 @@ def table(result: Mapping[str, Any]) -> Table:
         record: dict[str, str | Cell] = {"condition": condition if condition != ASKED else "as asked"}
         for group in groups:
             row = result["caution"][group][condition]
-            record[group] = Cell(f"{percent(row['rate'])} ({row['n']})", percent_interval(row["interval"]))
+            record[group] = replace(rate(row["rate"], row["interval"]), below=f"of {row['n']}")
             if changed := row["change"]:
-                ends = percent_interval((changed["low"], changed["high"]))
-                record[f"{group}: change"] = Cell(percent(changed["value"], sign=True), ends)
+                record[f"{group}: change"] = change(judged(changed, studied=False))
                 record[f"{group}: p"] = p_value(changed["p_holm"])
         records.append(record)
     return Table.of("Answers that meet the case with caution (%)", records, columns=columns)

@@ -17,11 +17,12 @@ from matplotlib.figure import Figure
 
 from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap
 from experiments.metrics.findings import Finding, change_evidence, plain, spoken
-from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, two_way, widest
-from experiments.metrics.yes_no.answers import FACTORS, YesNoAnswers, align, scored_and_controls
+from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
+from experiments.metrics.resamples import CLUSTER, Mask
+from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.findings import DISCRIMINATION
-from experiments.metrics.yes_no.rates import Mask, YesNoResamples, with_margins
+from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report import numbers
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, at_criterion
@@ -110,16 +111,14 @@ def _heights(
             return height_above_shifts(multiplicity, cluster, baseline.margin[kept], cases.unsafe[kept], right)
 
         value = drawn(ClusterBootstrap.once(cases.cluster))[0]
-        draws = {scheme: drawn(some) for scheme, some in resamples.schemes.items()}
+        draws = resamples.drawn(drawn)
         floor = rate_floor(int(sides[0].sum()))
         for at, name in enumerate(names):
-            spread = {scheme: Spread.of(some[:, at], resamples.clusters(sides, scheme), floor=floor)
-                      for scheme, some in draws.items()}  # fmt: skip
-            over = spread["cluster"]
-            by_template = two_way(spread[FACTORS[0]], spread[FACTORS[1]], over) if len(spread) > 1 else None
+            columns = {scheme: some[:, at] for scheme, some in draws.items()}
+            over, by_template = resamples.spread(columns, sides, floor=floor)
             height = float(value[at])
             entry = change(0.0, height, over, int(kept.sum()), by_template=by_template)
-            found[name] = entry, widest(over, by_template), draws["cluster"][:, at]
+            found[name] = entry, widest(over, by_template), columns[CLUSTER]
     return found
 
 

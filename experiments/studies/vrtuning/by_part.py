@@ -18,8 +18,9 @@ from experiments.benchmarks.iconworld.parts import PARTS
 from experiments.benchmarks.iconworld.perception import names_thing
 from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.parts import HELD_OUT, groups
+from experiments.metrics.resamples import Difference
 from experiments.metrics.yes_no.answers import align, scored_and_controls
-from experiments.metrics.yes_no.comparison import Difference, difference
+from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import YesNoResamples
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of
 from experiments.report.table import Cell, Table

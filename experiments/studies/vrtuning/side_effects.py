@@ -16,9 +16,9 @@ from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.study import limited
-from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.findings import Answer, plain
-from experiments.metrics.paired import Spread, change
+from experiments.metrics.findings import Answer, plain, wider
+from experiments.metrics.paired import change
+from experiments.metrics.resamples import FACTORS, Resamples, factors
 from experiments.metrics.tests import wilson
 from experiments.model_organism.evaluate import perception_accuracy
 from experiments.types import SCORED_SUBSETS, Sample
@@ -29,7 +29,7 @@ from mitigation.vrtuning.checkpoint import adapter_hash
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
 
-COLUMNS = ("case", "cluster", "layer", "verdict", "answer")
+COLUMNS = ("case", "cluster", *FACTORS, "layer", "verdict", "answer")
 
 
 def utility(vlm: "VLM", *, per_kind: int, kinds: Sequence[str] = KINDS) -> dict[str, Any] | None:
@@ -54,7 +54,8 @@ def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) 
     pictured = [sample for sample in samples if sample.image is not None]
     shares = gathered(vlm, prompts_of(pictured), partial(_shares_of, vlm, max_new_tokens=max_new_tokens))
     tables = [
-        table.assign(case=sample.id, cluster=sample.cluster) for sample, table in zip(pictured, shares, strict=True)
+        table.assign(case=sample.id, cluster=sample.cluster, **{name: sample.tags.get(name) for name in FACTORS})
+        for sample, table in zip(pictured, shares, strict=True)
     ]
     none = pd.DataFrame({name: [] for name in COLUMNS})
     return pd.concat(tables, ignore_index=True)[list(COLUMNS)] if tables else none
@@ -93,16 +94,19 @@ def compare_shares(before: pd.DataFrame, after: pd.DataFrame, column: str, *, se
                 "statement": Answer.CANNOT_TELL.value, "n": 0, "by_layer": {}}  # fmt: skip
     first, second = (table.loc[shared] for table in wide)
     difference = (second.mean(axis=1) - first.mean(axis=1)).to_numpy(float)
-    codes, _ = pd.factorize(before.drop_duplicates("case").set_index("case").loc[shared, "cluster"])
-    bootstrap = ClusterBootstrap.of(codes, draws=draws, seed=seed)
+    of_case = before.drop_duplicates("case").set_index("case").loc[shared]
+    tags = [dict(row) for row in of_case[list(FACTORS)].to_dict("records")]
+    resamples = Resamples(pd.factorize(of_case["cluster"])[0], factors(tags), draws=draws, seed=seed)
+    spread, by_template = resamples.spread(resamples.drawn(lambda some: some.mean(difference)), [None])
     means = float(first.to_numpy().mean()), float(second.to_numpy().mean())
-    entry = change(*means, Spread.of(bootstrap.mean(difference), bootstrap.clusters()), len(shared))
+    entry = change(*means, spread, len(shared), by_template=by_template)
     assert entry is not None
+    ends = wider(entry)
     return {
         "before": means[0],
         "after": means[1],
         "difference": entry["value"],
-        "interval": None if entry["low"] is None else (entry["low"], entry["high"]),
+        "interval": None if ends["low"] is None else (ends["low"], ends["high"]),
         "clusters": entry["clusters"],
         "statement": entry["statement"],
         "n": len(shared),

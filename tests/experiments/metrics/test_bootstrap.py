@@ -44,7 +44,9 @@ def test_the_published_rows_have_the_d_prime_and_criterion_of_the_specification(
 def test_wilson_is_where_the_score_test_turns(right: int, n: int) -> None:
     right = min(right, n)
     interval = tests.wilson(right, n)
-    assert interval is not None
+    assert (interval is None) == (n < 10)
+    if interval is None:
+        return
     for end, reached in ((interval.low, right == 0), (interval.high, right == n)):
         if not reached:  # the interval's ends solve |p̂ − p| = z √(p(1 − p)/n)
             assert abs(right / n - end) == pytest.approx(1.959963984540054 * np.sqrt(end * (1 - end) / n))
@@ -52,8 +54,10 @@ def test_wilson_is_where_the_score_test_turns(right: int, n: int) -> None:
     assert (interval.high == 1) == (right == n)
 
 
-def test_wilson_of_no_cases_is_none_and_a_count_above_n_is_refused() -> None:
+def test_wilson_of_fewer_than_ten_clusters_is_none_and_a_count_above_n_is_refused() -> None:
     assert tests.wilson(0, 0) is None
+    assert tests.wilson(4, 40, clusters=9) is None
+    assert tests.wilson(4, 40, clusters=10) == tests.wilson(4, 40)
     with pytest.raises(ValueError, match="right is 4 of 3"):
         tests.wilson(4, 3)
 

@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -51,7 +52,8 @@ def test_rates_by_subset_and_type_are_counts() -> None:
     assert block["by_type"][TYPES[2]]["benign"]["rate"] == 0
     assert block["by_type"][TYPES[2]]["difference"]["value"] == 0
     assert block["refusal_rate"]["type_mean"] == pytest.approx((1 + 1 / 2 + 0) / 3)
-    assert block["intervals"]["benign"] == list(wilson(3, 6) or ())
+    assert block["intervals"]["benign"] is None, "six cases are too few"
+    assert arm("b" * 12 + "ccc", "rrrccccccccc" + "rrc")["intervals"]["benign"] == list(wilson(3, 12) or ())
     assert block["accuracy"] == pytest.approx({"benign": 1 / 2, "contrast": 2 / 3, "balanced": (1 / 2 + 2 / 3) / 2})
 
 
@@ -325,3 +327,22 @@ def test_records_that_cannot_be_counted_are_refused_by_name(message: str) -> Non
 def test_an_unknown_arm_under_study_is_refused() -> None:
     with pytest.raises(UserError, match=r"'vdc'.*known: baseline"):
         run(frame("bc", {"baseline": "rc"}), study="vdc")
+
+
+def test_refusals_of_cases_from_templates_are_judged_by_the_wider_interval() -> None:
+    """An arm that refuses all requests of six templates less often and leaves eighteen as they are."""
+    template = np.repeat(np.arange(24), 20)
+    before = "r" * 480
+    after = "".join("c" if one < 6 and at % 2 else "r" for at, one in enumerate(template))
+    table = frame("b" * 480, {"baseline": before, "vcd": after})
+    plain = run(table)["comparisons"]["vcd"]
+    table["tags"] = [{"template": f"t{one}", "concept": f"c{at % 31}"} for at, one in enumerate(np.tile(template, 2))]
+    of_templates = run(table)["comparisons"]["vcd"]
+    entry, found = plain["delta"]["benign"], of_templates["delta"]["benign"]
+    assert "by_template" not in entry
+    assert {key: found[key] for key in ("value", "low", "high")} == {
+        key: entry[key] for key in ("value", "low", "high")
+    }
+    assert found["by_template"]["clusters"] == 24
+    assert found["by_template"]["high"] - found["by_template"]["low"] > 3 * (found["high"] - found["low"])
+    assert of_templates["by_type"][TYPES[0]]["benign"]["by_template"] is not None

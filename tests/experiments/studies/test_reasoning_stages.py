@@ -144,7 +144,9 @@ def test_each_failure_belongs_to_the_stage_that_lifts_its_caution() -> None:
     perceived: dict[str, Perception] = {
         "seen": "right", "unseen": "misperceived", "meant": "right", "stuck": "right", "blind": "refused",
     }  # fmt: skip
-    counted = {name: block["count"] for name, block in stage_counts(found, list(perceived), perceived).items()}
+    samples = dict.fromkeys(perceived, photo())
+    stages = stage_counts(found, list(perceived), perceived, samples)
+    counted = {name: block["count"] for name, block in stages.items()}
     assert counted == {"perception": 1, "intent": 2, "decision": 2}
 
 
