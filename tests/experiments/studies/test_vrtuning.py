@@ -301,10 +301,11 @@ def test_the_image_share_is_that_of_the_query_before_the_verdict() -> None:
         assert own["verdict"].to_numpy() == pytest.approx(expected.to_numpy(), abs=1e-5)
 
 
-def table(values: list[float]) -> pd.DataFrame:
+def table(values: list[float], templates: int = 0) -> pd.DataFrame:
     cases = [f"c{index}" for index in range(len(values))]
-    return pd.concat([pd.DataFrame({"case": cases, "cluster": cases, "layer": layer, "verdict": values,
-                                    "answer": values}) for layer in (0, 1)])  # fmt: skip
+    made = [at % templates if templates else None for at in range(len(values))]
+    return pd.concat([pd.DataFrame({"case": cases, "cluster": cases, "template": made, "concept": made, "layer": layer,
+                                    "verdict": values, "answer": values}) for layer in (0, 1)])  # fmt: skip
 
 
 def test_shares_are_compared_on_the_cases_that_have_both() -> None:
@@ -317,6 +318,10 @@ def test_shares_are_compared_on_the_cases_that_have_both() -> None:
                           draws=50)  # fmt: skip
     assert many["interval"][0] < many["difference"] < many["interval"][1]
     assert (many["clusters"], many["statement"]) == (20, "rose")
+    by_template = [0.3 + 0.2 * (at % 12 < 6) for at in range(120)]  # half of the templates alone
+    plain, made = (compare_shares(table([0.2] * 120, of), table(by_template, of), "verdict", seed=0, draws=200)
+                   for of in (0, 12))  # fmt: skip
+    assert made["interval"][0] < plain["interval"][0] - 0.02
     same = compare_shares(before, before, "verdict", seed=0, draws=50)
     assert (same["difference"], same["n"]) == (0, 3)
     assert compare_shares(before, table([float("nan")] * 3), "verdict", seed=0, draws=50)["difference"] is None
