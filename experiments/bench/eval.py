@@ -1,27 +1,37 @@
 """``task=bench_eval``: cases a second of a study's answering, beside a loop that asks one case at a time.
 
-The cases are IconWorld's, with files to decode and sentences of many lengths where the model is large. Imports neither
-torch nor transformers.
+With ``task.clients`` also of the server (``task=serve``), which is in this process; the clients are threads of another,
+each with a connection that it keeps. The cases are IconWorld's, with files to decode and sentences of many lengths
+where the model is large. Imports neither torch nor transformers.
 """
 
+import base64
+import io
+import json
 import random
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
-from experiments.bench.harness import MEBIBYTE, Turns, check_budget, check_size, load_average, machine, timed
+from experiments.bench.harness import MEBIBYTE, Bench, Child, Result, Say, Turns, meter_for, repeat, result_of, timed
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
 from experiments.evaluation.study import limited
-from experiments.report.table import Table, terminal
-from experiments.runs.directory import RunStore, open_run
+from experiments.report.table import Table
+from experiments.runs.directory import open_run
 from experiments.types import Kind, Loaded, Sample
+from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt
 from mitigation.threshold import ConstantShift
@@ -67,10 +77,12 @@ def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
     return replace(sample, image=path, prompt=f"{words} {sample.prompt}".strip())
 
 
-SIZES = {"tiny": "cpu", "7b": "cuda", "7b_qwen": "cuda", "small_qwen": "cpu"}  # size → the device that its bound is for
-LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop
+SIZES = ("tiny", "7b", "7b_qwen", "small", "small_qwen")
+LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop, by device
+LEAST_SERVED = 0.8  # required of the server, of the answers a second that a study gives to the same two arms
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
-LOOP, STUDY = "one by one", "study"
+SERVED_ARMS = {arm: ARMS[arm] for arm in ("baseline", "vcd")}
+LOOP, STUDY, UNSERVED, SERVED = "one by one", "study", "two arms", "two arms, served"
 VARIANTS: dict[str, dict[str, Any]] = {
     "batches": {"feature_cache_mib": 0, "image_workers": 0},
     "+ features": {"image_workers": 0},
@@ -80,149 +92,137 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class EvalBench:
+class EvalBench(Bench):
     """The task: ``cases`` under four arms (baseline, VCD, a prompt, a shift), in turns by every variant.
 
-    Each is measured once, then again up to ``repeats`` times as far as that ends within ``seconds``. What is said on
-    the command line (``batch_size``, ``batch_tokens``, ``image_workers``, ``max_new_tokens``) holds for the study's
-    answering. On a GPU the study's peak of memory is recorded.
+    What is said on the command line (``batch_size``, ``batch_tokens``, ``image_workers``, ``max_new_tokens``) holds for
+    the study's answering. On a GPU the study's peak of memory is recorded. So many ``clients`` (0: none) also ask the
+    server, for answers of the plain model and of VCD, beside a study of these two arms that shares no features.
 
     Raises:
-        UserError: an unknown size or device, numbers below 1, or a 7b size without a GPU.
+        UserError: an unknown size, numbers below 1, or a 7b size without a GPU.
     """
 
     size: str = "tiny"
     cases: int = 64
-    repeats: int = 5
-    seconds: float = 120.0
-    device: str = "cpu"
-    seed: int = 0
+    clients: int = 0
+    name = "eval"
+    about = "answering cases in batches, beside a loop that asks one at a time"
 
     def __post_init__(self) -> None:
-        check_size(self.size, SIZES, self.device, cases=self.cases)
-        check_budget(self.repeats, self.seconds, self.device)
+        super().__post_init__()
+        self.check("size", [self.size], SIZES, cases=[self.cases])
+        if self.clients < 0:
+            raise UserError(f"task.clients={self.clients}: clients of the server; give 0 (no server) or more")
 
-    def __call__(self, run: Run) -> None:
-        """Measures, asks the full study once, writes ``metrics.json`` into a new run directory, prints the table."""
-        from interp.checkpoints.load import resolve_device
+    def measure(self, run: Run, device: str, say: Say) -> Result:
+        """Every way of asking in turns; then the full study once, for its report."""
+        from experiments.bench.models import model_of
 
-        console, device = Console(), str(resolve_device(self.device))
-        with (
-            open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store,
-            TemporaryDirectory() as folder,
-        ):
+        with TemporaryDirectory() as folder:
             benchmark: Any = EvalCases(self.cases, None if self.size == "tiny" else folder)
             loaded = benchmark.load()
-            given = replace(run, benchmark=benchmark, arms=ARMS, arm="vcd", fresh=True, output_root=str(store.path))
-            console.print(f"run {store.path}\nanswering {self.cases} cases under {len(ARMS)} arms on {device}")
-            from experiments.bench.models import model_of
-
-            texts = [sample.prompt for sample in loaded.samples]
-            bench = AnswerTimes(given, model_of(self.size, texts, device=device, seed=self.seed), loaded, Path(folder))
-            busy = load_average()
-            with console.status("measuring"):
-                bench.measure(self.repeats, self.seconds)
-            result = self._metrics(bench, device, busy)
-            store.write_json("metrics.json", result)
-            console.print(terminal(table(result["rows"])))
-            console.print(*sentences(result), sep="\n", highlight=False)
-            console.print(f"report of a whole study: {bench.study()}", highlight=False, soft_wrap=True)
-
-    def _metrics(self, bench: "AnswerTimes", device: str, busy: float) -> dict[str, Any]:
-        rows = bench.rows()
-        return {
-            "benchmark": "eval",
-            "size": self.size,
-            "weights": "the organism" if self.size == "tiny" else f"random, seed {self.seed}",
-            "cases": self.cases,
-            "arms": {arm: repr(method) for arm, method in ARMS.items()},
-            "environment": machine(device, busy) | {"dtype": str(bench.vlm.dtype).removeprefix("torch.")},
-            "rows": rows,
-            "seconds": bench.turns.rounds,
+            given = replace(run, benchmark=benchmark, arms=ARMS, arm="vcd", fresh=True)
+            vlm = model_of(self.size, [sample.prompt for sample in loaded.samples], device=device, seed=self.seed)
+            bench = AnswerTimes(given, vlm, loaded, folder)
+            say("measuring")
+            with served(given, vlm, loaded, self.clients) as ask:
+                bench.measure(self.repeats, self.seconds, ask)
+            report = bench.study()
+        metrics: dict[str, Any] = {
+            "dtype": str(vlm.dtype).removeprefix("torch."),
+            "rows": bench.rows(),
+            "rounds": bench.turns.rounds,
             "peak_mib": bench.peak,
-            "answers_unlike_the_loop": bench.answers_unlike_loop(),
-            "bound": {"times": rows[STUDY]["times"], "least": LEAST["cpu" if device == "cpu" else "cuda"]},
+            "answers_unlike_the_loop": bench.unlike(STUDY, LOOP),
+            "least": LEAST["cpu" if device == "cpu" else "cuda"],
         }
+        said = [*sentences(self, metrics), f"report of a whole study: {report}"]
+        if self.clients:
+            metrics["served_over_study"] = bench.turns.ratio(UNSERVED, SERVED)
+            metrics["answers_unlike_the_study"] = bench.unlike(SERVED, UNSERVED)
+            said.insert(0, served_sentence(metrics))
+        return Result(metrics, [table(metrics["rows"])], said)
 
 
 @dataclass
 class AnswerTimes:
-    """One model, its cases, and the variants of asking them."""
+    """One model, its cases, and the variants of asking them; answers are by variant, of a case under an arm."""
 
     run: Run
     vlm: "VLM"
     loaded: Loaded
-    folder: Path
+    folder: str
     peak: float | None = None  # MiB on a GPU, weights and all
     answers: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
     turns: Turns = field(init=False)
 
-    def __post_init__(self) -> None:
-        from experiments.bench.harness import meter_for
-
+    def measure(self, repeats: int, seconds: float, ask: "Callable[[], Served] | None") -> None:
+        """Rounds of all variants, after one untimed forward (with a server: a round of it) to warm up."""
         wait = meter_for(self.vlm.device).synchronise
-        asked: dict[str, Callable[[], object]] = {LOOP: self.loop}
-        asked |= {name: self._asking(name, changes) for name, changes in VARIANTS.items()}
-        self.turns = Turns({name: timed(work, synchronise=wait) for name, work in asked.items()})
+        work: dict[str, Callable[[], object]] = {LOOP: self._loop}
+        work |= {name: partial(self._study, name, ARMS, changes) for name, changes in VARIANTS.items()}
+        if ask is not None:
+            work[UNSERVED] = partial(self._study, UNSERVED, SERVED_ARMS, {"feature_cache_mib": 0})
+            ask()
+        variants = {name: timed(one, synchronise=wait) for name, one in work.items()}
+        if ask is not None:
+            variants[SERVED] = partial(self._served, ask)
+        self._one(Baseline(), self.loaded.samples[0])
+        self.turns = Turns(variants)
+        repeat([self.turns], repeats, seconds)
 
-    def measure(self, repeats: int, seconds: float) -> None:
-        """A round of all variants, and more as time allows, after one untimed forward to warm up."""
-        began = time.monotonic()
-        self._one(Baseline(), 0)
-        while not self.turns.rounds or (
-            len(self.turns.rounds) < repeats and time.monotonic() - began + self.turns.cost() <= seconds
-        ):
-            self.turns.run()
-
-    def loop(self) -> None:
+    def _loop(self) -> None:
         """The naive loop: open, ask, keep the text. No judge, no disk."""
         self.answers[LOOP] = {
-            (sample.id, arm): self._one(method, number)
+            (sample.id, arm): self._one(method, sample)
             for arm, method in ARMS.items()
-            for number, sample in enumerate(self.loaded.samples)
+            for sample in self.loaded.samples
         }
 
-    def _one(self, method: Any, number: int) -> str:
+    def _one(self, method: Any, sample: Sample) -> str:
         from experiments.benchmarks.images import open_image
         from interp.vlm import Prompt
 
-        sample = self.loaded.samples[number]
         assert sample.image is not None
         prompt = Prompt(sample.prompt, open_image(sample.image), key=sample.id)
-        return method.generate(self.vlm, [prompt], max_new_tokens=self.run.max_new_tokens).texts[0]
+        return str(method.generate(self.vlm, [prompt], max_new_tokens=self.run.max_new_tokens).texts[0])
 
-    def _asking(self, name: str, changes: Mapping[str, Any]) -> Callable[[], object]:
-        run = replace(self.run, output_root=str(self.folder), **changes)
+    def _study(self, name: str, arms: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+        import torch
 
-        def asking() -> None:
-            import torch
+        from experiments.evaluation.answer import Answering
 
-            from experiments.evaluation.answer import Answering
+        run = replace(self.run, output_root=self.folder, **changes)
+        cuda = self.vlm.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self.vlm.device)
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
+            answering = Answering(run, self.vlm, store, Console(quiet=True))
+            for arm, method in arms.items():
+                answering.answer(arm, method, self.loaded.samples, self.loaded.manifest)
+            self.answers[name] = {(line["case"], line["arm"]): line["response"] for line in store.records()}
+        if cuda and name == STUDY:
+            self.peak = torch.cuda.max_memory_allocated(self.vlm.device) / MEBIBYTE
 
-            cuda = self.vlm.device.type == "cuda"
-            if cuda:
-                torch.cuda.reset_peak_memory_stats(self.vlm.device)
-            with _store(run) as store:
-                answering = Answering(run, self.vlm, store, Console(quiet=True))
-                for arm, method in ARMS.items():
-                    answering.answer(arm, method, self.loaded.samples, self.loaded.manifest)
-                self.answers[name] = {(line["case"], line["arm"]): line["response"] for line in store.records()}
-            if cuda and name == STUDY:
-                self.peak = torch.cuda.max_memory_allocated(self.vlm.device) / MEBIBYTE
-
-        return asking
+    def _served(self, ask: "Callable[[], Served]") -> float:
+        found = ask()
+        self.answers[SERVED] = found.answers
+        return found.seconds
 
     def rows(self) -> dict[str, dict[str, float]]:
         """By variant: cases a second (a case under an arm is one), and how many times the loop's they are."""
-        asked = len(self.loaded.samples) * len(ARMS)
         return {
-            name: {"cases_per_second": asked / self.turns.median(name), "times": self.turns.ratio(LOOP, name)}
+            name: {
+                "cases_per_second": len(self.answers[name]) / self.turns.median(name),
+                "times": self.turns.ratio(LOOP, name) * len(self.answers[name]) / len(self.answers[LOOP]),
+            }
             for name in self.turns.variants
         }
 
-    def answers_unlike_loop(self) -> int:
-        """Answers of the study that differ from the loop's; in bfloat16 a batch rounds otherwise than a row."""
-        return sum(text != self.answers[LOOP][key] for key, text in self.answers[STUDY].items())
+    def unlike(self, name: str, other: str) -> int:
+        """Answers that differ between two variants; in bfloat16 a batch rounds otherwise than a row."""
+        return sum(text != self.answers[other][key] for key, text in self.answers[name].items())
 
     def study(self) -> Path:
         """Runs the whole study once, and returns the path of its report."""
@@ -235,8 +235,77 @@ class AnswerTimes:
             return study.store.path / "report.html"
 
 
-def _store(run: Run) -> RunStore:
-    return open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True)
+@dataclass(frozen=True)
+class Served:
+    """Seconds that the clients took, and the answers by case and arm."""
+
+    seconds: float
+    answers: dict[tuple[str, str], str]
+
+
+@contextmanager
+def served(run: Run, vlm: "VLM", loaded: Loaded, clients: int) -> "Iterator[Callable[[], Served] | None]":
+    """A server for the plain model and VCD, and a function that lets the clients ask it all; None without clients."""
+    if not clients:
+        yield None
+        return
+    from experiments.serving import served as arms
+    from experiments.serving.task import Serve, bound, configured
+
+    run = replace(run, arms=SERVED_ARMS)
+    server = Serve().server(run, arms.served(run), vlm)
+    host = configured(server)
+    names = {arm: next(name for name in server.served if ("+" in name) == (arm != "baseline")) for arm in SERVED_ARMS}
+    asked = {(one.id, arm): body(one, name) for arm, name in names.items() for one in loaded.samples}
+    with bound("127.0.0.1", 0) as listener, Child() as child:
+        thread = threading.Thread(target=host.run, kwargs={"sockets": [listener]})
+        thread.start()
+        port = listener.getsockname()[1]
+
+        def ask() -> Served:
+            waiting = child.submit(ask_all, port, list(asked.values()), clients)
+            seconds, answers = result_of(waiting, "the clients' process ended; try again")
+            return Served(seconds, dict(zip(asked, answers, strict=True)))
+
+        try:
+            yield ask
+        finally:
+            host.should_exit = True
+            thread.join()
+            server.waiting.close()
+
+
+def body(sample: Sample, name: str) -> bytes:
+    """The request that asks the case."""
+    from experiments.benchmarks.images import open_image
+
+    assert sample.image is not None
+    kind, buffer = "png", io.BytesIO()
+    if isinstance(sample.image, Path):
+        kind, data = "jpeg", sample.image.read_bytes()
+    else:
+        open_image(sample.image).save(buffer, "PNG")
+        data = buffer.getvalue()
+    url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": sample.prompt}]
+    turn = {"role": "user", "content": parts}
+    return json.dumps({"model": name, "messages": [turn], "metadata": {"key": sample.id}}).encode()
+
+
+def ask_all(port: int, bodies: Sequence[bytes], clients: int) -> tuple[float, list[str]]:
+    """Seconds that ``clients`` take to ask it all, each one request after the other; and the answers."""
+    local = threading.local()
+
+    def ask(body: bytes) -> str:
+        if not hasattr(local, "connection"):
+            local.connection = HTTPConnection("127.0.0.1", port, timeout=600)
+        local.connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        return str(json.loads(local.connection.getresponse().read())["choices"][0]["message"]["content"])
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(ask, bodies))
+    return time.perf_counter() - start, answers
 
 
 def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
@@ -248,12 +317,22 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> Table:
     return Table.of("A study's answering", records)
 
 
-def sentences(result: Mapping[str, Any]) -> list[str]:
+def sentences(bench: EvalBench, metrics: Mapping[str, Any]) -> list[str]:
     """Whether the bound is met, how many answers differ from the loop's, and the peak of memory."""
-    times, least = result["bound"]["times"], result["bound"]["least"]
+    times, least = metrics["rows"][STUDY]["times"], metrics["least"]
     kept = "kept" if times >= least else "missed"
-    said = [f"{result['size']}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]
-    said.append(f"{result['answers_unlike_the_loop']} of {result['cases'] * len(ARMS)} answers unlike the loop's")
-    if result["peak_mib"] is not None:
-        said.append(f"peak memory of the study: {result['peak_mib']:,.0f} MiB")
+    said = [f"{bench.size}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]
+    said.append(f"{metrics['answers_unlike_the_loop']} of {bench.cases * len(ARMS)} answers unlike the loop's")
+    if metrics["peak_mib"] is not None:
+        said.append(f"peak memory of the study: {metrics['peak_mib']:,.0f} MiB")
     return said
+
+
+def served_sentence(metrics: Mapping[str, Any]) -> str:
+    """Whether the server keeps to its bound, and how many of its answers differ from the study's."""
+    ratio = metrics["served_over_study"]
+    return (
+        f"the server gives {ratio:.2f} of the study's answers a second, at least {LEAST_SERVED} wanted: "
+        f"{'kept' if ratio >= LEAST_SERVED else 'missed'}; {metrics['answers_unlike_the_study']} of its answers are "
+        "unlike the study's"
+    )

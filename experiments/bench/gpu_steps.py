@@ -1,103 +1,402 @@
-"""The steps of ``task=gpu_report`` in their order: each one's command, its share of the time, and who reads its result.
+"""What each step of ``task=gpu_report`` measures, and the bounds that its numbers are held to.
 
-Imports neither torch nor transformers.
+``python -m experiments.bench.gpu_steps <part> <shape> <device> <seconds> <file>``, in a process that the task starts.
 """
 
+import json
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+import warnings
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from experiments.bench.gpu_readings import (
-    Reading,
-    read_attention,
-    read_eval,
-    read_kernels,
-    read_measured,
-    read_tests,
-    read_vcd,
-)
+import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-PLAN = "conf/task/plan.yaml"
-SIZES = {  # by bench and model
-    "7b": {"attention": ("7b", "7b_qwen"), "vcd": ("7b", "7b_qwen"), "eval": ("7b", "7b_qwen")},
-    "tiny": {"attention": ("tiny", "small_qwen"), "vcd": ("tiny", "small_qwen"), "eval": ("tiny", "small_qwen")},
-}
-MODELS = ("LLaVA-1.5", "Qwen2.5-VL")
-LENGTHS = {"7b": "[640,3072]", "tiny": "[400]"}
+from experiments.bench.eval import EvalCases
+from experiments.bench.gpu_report import ROOT, Reading
+from experiments.bench.harness import Turns, meter_for, timed
+from experiments.bench.models import model_of, prompt_of, sized
+from experiments.bench.vcd import BOUNDS
+from experiments.types import Loaded
+from interp.errors import UserError
+from interp.vlm import VLM, AnswerIds, Prompt
+from mitigation.contrastive.kernels import Fused, contrast_and_cut, fused
+from mitigation.method import Baseline
+from mitigation.vcd import VCD
+
+GIB = 2**30
+RECORDED = {"verdict": 1.10, "mass": 1.25}  # times a plain forward, at each length
+KERNEL_ERROR = 1e-4  # of the Triton kernel and torch.compile from eager torch, in logits
+PLANNED = 0.15  # of the measured peak, that an estimate may be off
+PLANNED_ROWS = 8
+WAITS = 1.0  # of the host, a token
+CALLS = 50  # of a kernel between two synchronisations; a single call is too short to time
 
 
 @dataclass(frozen=True)
-class Step:
-    """One process: ``share`` of the time that is left, its command, and how its result is read from its log."""
+class Place:
+    """The shape to measure, on which device, in how many seconds, and a folder for files."""
 
-    name: str
-    share: float
-    command: Sequence[str]
-    read: Callable[[Path], list[Reading]]
+    shape: str
+    device: str
+    seconds: float
+    folder: Path
 
-
-def steps_of(size: str, device: str, scratch: Path) -> list[Step]:
-    """All steps; ``scratch`` is where their processes write."""
-    steps = [_tests(scratch), _kernels(size, device, scratch)]
-    for bench, read in (("attention", read_attention), ("vcd", read_vcd), ("eval", read_eval)):
-        for model, shape in zip(MODELS, SIZES[size][bench], strict=True):
-            steps.append(_bench(bench, model, shape, size, device, scratch, read))
-    steps += [
-        _measure("host waits", 25, size, device, scratch),
-        _measure("study with attention", 60, size, device, scratch),
-        _measure("mechanism and read-out", 70, size, device, scratch),
-        _measure("plan and peak", 50, size, device, scratch),
-    ]
-    return steps
+    @property
+    def large(self) -> bool:
+        """Whether it is a shape of seven billion parameters."""
+        return self.shape.startswith("7b")
 
 
-def _tests(scratch: Path) -> Step:
+def at_most(what: str, value: float, limit: float, unit: str = " ×") -> Reading:
+    """A number that must not be above ``limit``."""
+    return Reading(what, f"{value:.2f}{unit}", f"≤ {limit:.2f}{unit}", value <= limit)
+
+
+def task(place: Place, *overrides: str, file: str = "metrics.json") -> dict[str, Any]:
+    """Runs a command, and returns the result that it wrote.
+
+    Raises:
+        UserError: it failed; what it said stands above in the log.
+    """
+    with TemporaryDirectory(dir=place.folder) as folder:
+        command = [sys.executable, "-m", "experiments.run", *overrides, f"output_root={folder}"]
+        done = subprocess.run(
+            command, cwd=ROOT, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=False
+        )
+        print(done.stdout)
+        if done.returncode:
+            raise UserError(f"{overrides[0]}: {' '.join(done.stdout.strip().splitlines()[-1:])}")
+        (path,) = Path(folder).rglob(file)
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def bench(place: Place, name: str, *overrides: str) -> dict[str, Any]:
+    """Half of the time is for rounds: the rest is for imports, the model and one round of everything."""
+    return task(
+        place, f"task=bench_{name}", f"task.device={place.device}", f"task.seconds={place.seconds / 2}", *overrides
+    )
+
+
+def tests(place: Place) -> list[Reading]:
+    """Every test marked ``gpu``; where all of them skipped, nothing is shown and the step fails."""
+    if find_spec("pytest") is None:
+        raise UserError("the tests need pytest, beartype and hypothesis; bring them, or leave the part tests out")
     marked = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if "mark.gpu" in path.read_text(encoding="utf-8")
     ]
-    report = scratch / "tests.xml"
+    report = place.folder / "tests.xml"
     options = ["-q", "-p", "no:cacheprovider", "-m", "gpu", f"--junitxml={report}"]
-    return Step("tests", 60, [sys.executable, "-m", "pytest", *options, *marked], read_tests(report))
+    subprocess.run([sys.executable, "-m", "pytest", *options, *marked], cwd=ROOT, check=False)
+    return counted(report)
 
 
-def _task(scratch: Path, folder: str, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "experiments.run", *overrides, f"output_root={scratch / folder}"]
+def counted(report: Path) -> list[Reading]:
+    """From pytest's XML.
+
+    Raises:
+        UserError: all tests skipped.
+    """
+    (suite,) = ElementTree.parse(report).getroot().iter("testsuite")  # written by our own pytest
+    total, skipped, failed, wrong = (int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors"))
+    if total == skipped:
+        raise UserError(f"all of {total} tests skipped")
+    names = [case.get("name", "") for case in suite.iter("testcase") if case.find("failure") is not None]
+    what = f"tests marked gpu, {skipped} skipped{'; failed: ' if names else ''}{', '.join(names)}"
+    passed = total - skipped - failed - wrong
+    return [Reading(what, f"{passed} of {total - skipped} pass", "all", not failed + wrong)]
 
 
-def _kernels(size: str, device: str, scratch: Path) -> Step:
-    few = ("task.rows=[1,8]", "task.rounds=5") if size == "7b" else ("task.rows=[1]", "task.rounds=1")
-    command = _task(scratch, "kernels", "task=bench_kernels", f"task.device={device}", *few)
-    return Step("kernels", 50, command, read_kernels(scratch / "kernels"))
+def kernels(place: Place) -> list[Reading]:
+    """Contrast and cutoff by eager torch, ``torch.compile`` and Triton: times, and how far their scores are apart."""
+    return compared(implementations, place.device, rows=(1, 8), vocabularies=(32064, 152064))
 
 
-def _bench(
-    bench: str,
-    model: str,
-    shape: str,
-    size: str,
+def implementations() -> dict[str, Fused]:
+    """Eager torch, the same under ``torch.compile`` with an empty cache, and the Triton kernel.
+
+    Raises:
+        UserError: triton is not installed.
+    """
+    torch.compiler.reset()  # after eight shapes torch.compile would fall back to eager torch, and not say so
+    compiled: Any = torch.compile(contrast_and_cut, dynamic=False)
+    return {"eager": contrast_and_cut, "compile": compiled, "Triton": fused("triton")}
+
+
+def compared(
+    make: Callable[[], dict[str, Fused]],
     device: str,
-    scratch: Path,
-    read: Callable[[Path], Callable[[Path], list[Reading]]],
-) -> Step:
-    share = {"attention": 35, "vcd": 45, "eval": 55}[bench]
-    settings = {
-        "attention": (f"task.size={shape}", f"task.lengths={LENGTHS[size]}", "task.repeats=5"),
-        "vcd": (f"task.sizes=[{shape}]", "task.items=[1,8]", "task.memory=false", "task.repeats=5"),
-        "eval": (f"task.size={shape}", f"task.cases={50 if size == '7b' else 2}", "task.repeats=1", "draws=200"),
-    }[bench]
-    folder = f"{bench}_{shape}"
-    # Repeats stop at half of the share: the rest is for imports, the model and one round of everything.
-    command = _task(
-        scratch, folder, f"task=bench_{bench}", f"task.device={device}", f"task.seconds={share / 2:.0f}", *settings
+    *,
+    rows: Sequence[int],
+    vocabularies: Sequence[int],
+    rounds: int = 9,
+) -> list[Reading]:
+    """Microseconds a call of each kernel that ``make`` returns, with and without Gumbel noise."""
+    found, worst, slower = [], 0.0, 0.0
+    generator = torch.Generator(device).manual_seed(0)
+    for vocabulary, noise, row in product(vocabularies, (False, True), rows):
+        clean, noised = (
+            3 * torch.randn(row, vocabulary, generator=generator, device=device).bfloat16() for _ in range(2)
+        )
+        gumbel = -torch.empty(row, vocabulary, device=device).exponential_(generator=generator).log()
+        variants = {
+            name: partial(kernel, clean, noised, alpha=1.0, beta=0.1, gumbel=gumbel if noise else None)
+            for name, kernel in make().items()
+        }
+        scores = {name: variant() for name, variant in variants.items()}  # also compiles
+        kept = scores["eager"].isfinite()
+        worst = max(worst, *((one[kept] - scores["eager"][kept]).abs().max().item() for one in scores.values()))
+        synchronise = meter_for(torch.device(device)).synchronise
+        turns = Turns({name: timed(partial(_often, one), synchronise=synchronise) for name, one in variants.items()})
+        for _ in range(rounds):
+            turns.run()
+        times = " / ".join(f"{1e6 * turns.median(name) / CALLS:.1f}" for name in variants)
+        case = f"{row} rows × {vocabulary}{', Gumbel' if noise else ''}"
+        found.append(Reading(f"{case}: {' / '.join(variants)}", f"{times} µs"))
+        slower = max(slower, turns.ratio("Triton", "compile"))
+    error = Reading(
+        "largest error from eager torch, logits", f"{worst:.1e}", f"≤ {KERNEL_ERROR:.0e}", worst <= KERNEL_ERROR
     )
-    return Step(f"bench_{bench} {model}", share, command, read(scratch / folder))
+    return [*found, error, at_most("Triton over torch.compile, the worst case", slower, 1.0)]
 
 
-def _measure(name: str, share: float, size: str, device: str, scratch: Path) -> Step:
-    out = scratch / f"{name.replace(' ', '_')}.json"
-    command = [sys.executable, "-m", "experiments.bench.gpu_measures", name, size, device, str(out)]
-    return Step(name, share, command, read_measured(out))
+def _often(work: Callable[[], object]) -> None:
+    for _ in range(CALLS):
+        work()
+
+
+def attention(place: Place) -> list[Reading]:
+    """Recording against a plain forward, at each length."""
+    lengths = "[700,3000]" if place.large else "[400]"
+    metrics = bench(place, "attention", f"task.size={place.shape}", f"task.lengths={lengths}", "task.repeats=5")
+    return read_attention(metrics)
+
+
+def read_attention(metrics: Mapping[str, Any]) -> list[Reading]:
+    """Of ``bench_attention``'s result."""
+    found = []
+    for row in metrics["rows"]:
+        case = f"{row['tokens']} tokens"
+        for variant, said in (("verdict", "the verdict's masses"), ("mass", "all masses")):
+            found.append(
+                at_most(f"recording {said} over plain, {case}", row[f"{variant}_over_native"], RECORDED[variant])
+            )
+        found.append(Reading(f"with maps of 8 queries, {case}", f"{row['maps_over_native']:.2f} ×"))
+        found.append(Reading(f"eager attention over recording, {case}", f"{row['eager_over_mass']:.1f} ×"))
+    return found
+
+
+def vcd(place: Place) -> list[Reading]:
+    """Contrastive decoding over plain decoding."""
+    settings = (
+        f"task.sizes=[{place.shape}]",
+        "task.items=[1,8]",
+        "task.repeats=5",
+        "task.memory=false",
+        "task.answers=0",
+    )
+    return read_vcd(bench(place, "vcd", *settings))
+
+
+def read_vcd(metrics: Mapping[str, Any]) -> list[Reading]:
+    """Of ``bench_vcd``'s result: a token, the first token, and whole answers."""
+    found = []
+    limits = {bound.items: bound.limit for bound in BOUNDS if (bound.size, bound.ratio) == ("7b", "paired_over_plain")}
+    for row, details in zip(metrics["rows"], metrics["details"], strict=True):
+        case, limit = f"{row['items']} item{'s' * (row['items'] > 1)}", limits[row["items"]]
+        whole, first = details["whole_answer_over_plain"], details["first_token_over_plain"]
+        found.append(at_most(f"paired over plain, a token, {case}", row["paired_over_plain"], limit))
+        found.append(at_most(f"paired over plain, whole answers, {case}", whole["paired"], limit))
+        for what, ratios in (("a token", {name: row.get(f"{name}_over_plain") for name in first}),
+                             ("the first token", first), ("whole answers", whole)):  # fmt: skip
+            said = ", ".join(
+                f"{name.replace('_', '-')} {ratio:.2f}" for name, ratio in ratios.items() if name != "plain"
+            )
+            found.append(Reading(f"over plain, {what}, {case}", f"{said} ×"))
+    return found
+
+
+def evaluation(place: Place) -> list[Reading]:
+    """Cases a second of a study over those of a loop that asks one at a time; then the study's report is made."""
+    cases = 50 if place.large else 2
+    settings = (f"task.size={place.shape}", f"task.cases={cases}", "task.repeats=1", "draws=200")
+    return read_eval(bench(place, "eval", *settings))
+
+
+def read_eval(metrics: Mapping[str, Any]) -> list[Reading]:
+    """Of ``bench_eval``'s result, held to the bound of a GPU."""
+    study, least = metrics["rows"]["study"], 8.0
+    times = study["times"]
+    found = [
+        Reading("evaluation over the batch-of-one loop", f"{times:.1f} ×", f"≥ {least:.0f} ×", times >= least),
+        Reading("cases a second", f"{study['cases_per_second']:.1f}"),
+        Reading("answers unlike the loop's", f"{metrics['answers_unlike_the_loop']}"),
+    ]
+    peak = metrics["peak_mib"]
+    return found if peak is None else [*found, Reading("peak memory of the study", f"{peak / 1024:.1f} GiB")]
+
+
+def plan(place: Place) -> list[Reading]:
+    """``task=plan``'s estimates of answering (peak, seconds a case) beside the measured ones, weights included."""
+    name = "llava_1_5_7b" if place.large else "llava_organism"
+    gib = torch.cuda.get_device_properties(0).total_memory / GIB if place.device == "cuda" else 8
+    settings = (
+        f"model={name}",
+        "method=vcd",
+        f"batch_size={PLANNED_ROWS}",
+        f"task.gpu_gib={gib:.1f}",
+        "max_new_tokens=16",
+    )
+    planned = task(place, "task=plan", *settings, file="plan.json")
+    steps = [one for one in planned["outcomes"] if one["rows"] and one["step"] in ("answers: baseline", "answers: vcd")]
+    if not steps:
+        raise UserError("the plan has no step of answering that fits this card")
+    if place.large:
+        longest = planned["tokens"] + 64
+        vlm = sized(place.shape, longest=longest, device=torch.device(place.device), dtype=torch.bfloat16, seed=0)
+        vlm.__dict__["answer_ids"] = AnswerIds([10], [11])  # its vocabulary has neither word
+        prompt = prompt_of(vlm, planned["tokens"], seed=0)
+    else:
+        vlm, prompts, _ = asked(place, 1)
+        prompt = prompts[0]
+    weights = sum(weight.nbytes for weight in [*vlm.model.parameters(), *vlm.model.buffers()])
+    found = []
+    for step in steps:
+        method: Any = VCD() if step["step"].endswith("vcd") else Baseline()
+        rows = [replace(prompt, key=str(row)) for row in range(step["rows"])]
+        method.generate(vlm, rows[:1], max_new_tokens=2)
+        with measured(place.device) as taken:
+            method.generate(vlm, rows, max_new_tokens=16)
+            seconds, above = taken()
+        peak = above + weights
+        off = abs(step["peak"] / peak - 1)
+        case = f"{step['step']}, {step['rows']} prompts of {planned['tokens']} tokens: planned / measured"
+        value = f"{step['peak'] / GIB:.2f} / {peak / GIB:.2f} GiB ({off:.0%} off)"
+        found.append(Reading(f"{case} peak", value, f"within {PLANNED:.0%}", off <= PLANNED))
+        found.append(Reading(f"{case} time a case", f"{step['seconds']:.3f} / {seconds / len(rows):.3f} s"))
+    return found
+
+
+def waits(place: Place) -> list[Reading]:
+    """Times a token that the host waits for the device, by torch's sync debug mode."""
+    if place.device != "cuda":
+        raise UserError("torch.cuda.set_sync_debug_mode counts waits for a CUDA device, and there is none")
+    vlm, prompts, _ = asked(place, 2)
+    methods: dict[str, Any] = {"plain generate": Baseline()}
+    methods |= {f"VCD {branch}": VCD(branch=branch) for branch in ("paired", "sequential")}
+    return [
+        at_most(f"host waits a token, {name}", _waits_a_token(vlm, prompts, method), WAITS, "")
+        for name, method in methods.items()
+    ]
+
+
+def _waits_a_token(vlm: VLM, prompts: Sequence[Prompt], method: Any) -> float:
+    short, long = 4, 12
+    counts = []
+    for tokens in (short, long, short, long):  # the first two warm up
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                method.generate(vlm, prompts, max_new_tokens=tokens)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        counts.append(sum("synchronizing" in str(one.message) for one in caught))
+    return (counts[3] - counts[2]) / (long - short)
+
+
+def tools(place: Place) -> list[Reading]:
+    """The causal tools, and the read-out's learning and answering: whether each works, its time and its peak."""
+    from interp.hooks.residual import residuals
+    from interp.tools.knockout import knockout_by_window
+    from interp.tools.lens import logit_lens
+    from interp.tools.patching import patch
+    from mitigation.learned.probe_readout import TruthReadout
+
+    vlm, prompts, loaded = asked(place, 64 if place.large else 16)
+    safe = [sample.gold == "yes" for sample in loaded.samples]
+    few, others = prompts[:4], [replace(prompt, image=prompts[-1].image) for prompt in prompts[:4]]
+    layers, path = len(vlm.layout.attentions(vlm.model)), place.folder / "readout.safetensors"
+    windows, width = [("image", "verdict")], max(1, layers // 4)
+    work: dict[str, Callable[[], object]] = {
+        "hidden states of verdict and image": partial(residuals, vlm, prompts, places=("verdict", "image")),
+        "logit lens": partial(logit_lens, vlm, prompts),
+        "knockout by windows, 4 cases": partial(knockout_by_window, vlm, few, windows, width=width),
+        "patching at 2 layers, 4 cases": partial(patch, vlm, few, others, layers=[1, layers // 2], least_gap=0.0),
+        "read-out, learning": partial(TruthReadout().learn, vlm, prompts, safe, out=path),
+        "read-out, answering": lambda: TruthReadout().read(path).generate(vlm, prompts, max_new_tokens=4),
+    }
+    return [tried(name, tool, place.device) for name, tool in work.items()]
+
+
+def tried(what: str, tool: Callable[[], object], device: str) -> Reading:
+    """Time and peak of a tool, or what it said when it failed: the others go on."""
+    try:
+        with measured(device) as taken:
+            tool()
+            seconds, peak = taken()
+    except Exception as error:
+        return Reading(what, f"failed: {type(error).__name__}: {error}"[:300], "works", met=False)
+    return Reading(what, f"{seconds:.1f} s, {peak / GIB:.1f} GiB above the weights", "works", met=True)
+
+
+@contextmanager
+def measured(device: str) -> Iterator[Callable[[], tuple[float, int]]]:
+    """A function that says, so far: seconds, and peak bytes above what was held before."""
+    meter = meter_for(torch.device(device))
+    meter.start()
+    meter.synchronise()
+    began = time.perf_counter()
+
+    def taken() -> tuple[float, int]:
+        meter.synchronise()
+        return time.perf_counter() - began, meter.peak()
+
+    yield taken
+
+
+def asked(place: Place, count: int) -> tuple[VLM, list[Prompt], Loaded]:
+    """The model, and ``count`` cases for it with their pictures open."""
+    from experiments.benchmarks.images import open_image
+
+    loaded = EvalCases(count, str(place.folder)).load()
+    texts = [sample.prompt for sample in loaded.samples]
+    vlm = model_of(place.shape, texts, device=place.device, seed=0)
+    return vlm, [Prompt(one.prompt, open_image(one.image), key=one.id) for one in loaded.samples if one.image], loaded
+
+
+MEASURES: dict[str, Callable[[Place], list[Reading]]] = {
+    "tests": tests,
+    "kernels": kernels,
+    "attention": attention,
+    "vcd": vcd,
+    "eval": evaluation,
+    "plan": plan,
+    "waits": waits,
+    "tools": tools,
+}
+
+
+def main(part: str, shape: str, device: str, seconds: str, out: str) -> None:
+    """Measures one step and writes its readings."""
+    with TemporaryDirectory() as folder:
+        found = MEASURES[part](Place(shape, device, float(seconds), Path(folder)))
+    Path(out).write_text(json.dumps([asdict(reading) for reading in found]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except UserError as error:
+        sys.exit(str(error))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: variants timed in turn, peak memory, child processes, and a record of the machine.
+"""What the benchmarks share: variants timed in turn, peak memory, child processes, and the task around them.
 
 Imports neither torch nor transformers.
 """
@@ -10,15 +10,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.report.table import Column, Table, terminal
+from experiments.runs.directory import open_run
 from experiments.runs.host_memory import return_freed_blocks
 from interp.errors import UserError
 
@@ -27,38 +34,71 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MEBIBYTE = 2**20
+Say = Callable[[str], None]
 
 
-def check_budget(repeats: int, seconds: float, device: str) -> None:
-    """Checks a benchmark's options.
+class Result(NamedTuple):
+    """What a benchmark found: ``metrics`` for metrics.json, and the tables and sentences that are printed."""
+
+    metrics: dict[str, Any]
+    tables: Sequence[Table]
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A task that times variants in turn, up to ``repeats`` rounds, as far as they end within ``seconds``.
 
     Raises:
         UserError: less than one round, a negative time, or a device that is neither a CPU nor CUDA.
     """
-    if repeats < 1 or not seconds >= 0:
-        raise UserError(f"repeats={repeats}, seconds={seconds}: at least 1 and 0; change task.repeats or task.seconds")
-    if device != "cpu" and device.partition(":")[0] != "cuda":
-        raise UserError(f"unknown device {device!r}; known: cpu, cuda, cuda:<number>; change task.device")
 
+    repeats: int = 5
+    seconds: float = 120.0
+    device: str = "cpu"
+    seed: int = 0
+    name: ClassVar[str]
+    about: ClassVar[str]
 
-def check_size(size: str, known: Iterable[str], device: str, **counts: int) -> None:
-    """Checks the size of a benchmark's model, and numbers of cases and the like, by the name of their option.
+    def __post_init__(self) -> None:
+        if self.repeats < 1 or not self.seconds >= 0:
+            raise UserError(
+                f"repeats={self.repeats}, seconds={self.seconds}: at least 1 and 0; change task.repeats or task.seconds"
+            )
+        if self.device != "cpu" and self.device.partition(":")[0] != "cuda":
+            raise UserError(f"unknown device {self.device!r}; known: cpu, cuda, cuda:<number>; change task.device")
 
-    Raises:
-        UserError: an unknown size, one that is too large for a CPU, or a number below 1.
-    """
-    if size not in known:
-        raise UserError(f"task.size={size}: known are {', '.join(known)}; choose one of them")
-    for name, count in counts.items():
-        if count < 1:
-            raise UserError(f"task.{name}={count}: must be at least 1")
-    if size.startswith("7b") and device == "cpu":
-        raise UserError(f"size {size} on a CPU takes minutes a case; add task.device=cuda")
+    def check(self, option: str, sizes: Sequence[str], known: Collection[str], **numbers: Sequence[int]) -> None:
+        """Checks sizes of models, and numbers by the name of their option.
 
+        Raises:
+            UserError: no size, an unknown one, one that is too large for a CPU, no number, or one below 1.
+        """
+        if not sizes or not set(sizes) <= set(known):
+            raise UserError(f"task.{option}={','.join(sizes)}: known are {', '.join(known)}; choose among them")
+        for name, given in numbers.items():
+            if not given or min(given) < 1:
+                raise UserError(f"task.{name}={','.join(map(str, given))}: must be at least 1")
+        if self.device == "cpu" and (large := [size for size in sizes if size.startswith("7b")]):
+            raise UserError(f"size {large[0]} on a CPU takes minutes for each answer; add task.device=cuda")
 
-def load_average() -> float:
-    """The load average of the last minute; well above 0, other processes distort the times."""
-    return os.getloadavg()[0]
+    def measure(self, run: Run, device: str, say: Say) -> Result:
+        """Measures on ``device``; ``say`` shows what is being done. Runs of its own go below ``run.output_root``."""
+        raise NotImplementedError
+
+    def __call__(self, run: Run) -> None:
+        """Measures, writes ``metrics.json`` into a new run directory, prints tables and sentences."""
+        from interp.checkpoints.load import resolve_device
+
+        console, device = Console(), str(resolve_device(self.device))
+        with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
+            console.print(f"run {store.path}\n{self.about}", highlight=False, soft_wrap=True)
+            busy, started = os.getloadavg()[0], time.monotonic()
+            with console.status("building models") as status:
+                found = self.measure(replace(run, output_root=str(store.path)), device, status.update)
+            taken = {"environment": machine(device, busy), "seconds": round(time.monotonic() - started, 1)}
+            store.write_json("metrics.json", {"benchmark": self.name, "task": asdict(self), **taken, **found.metrics})
+            console.print(*map(terminal, found.tables), *found.sentences, sep="\n", highlight=False)
 
 
 def machine(device: str, busy: float) -> dict[str, Any]:
@@ -79,22 +119,27 @@ def machine(device: str, busy: float) -> dict[str, Any]:
 class Turns:
     """Variants that are run in turn, a round at a time; every other round goes backwards.
 
-    A variant does its work and returns the seconds it took (``timed`` makes such a function), so that it may run in
-    another process. A ratio is the median of the ratios within rounds, so that what slows a whole round cancels.
+    A variant does its work and returns the seconds it took (``timed`` makes such a function). A ratio is the median of
+    the ratios within rounds, so that what slows a whole round cancels. ``once`` are left out after the first round.
     """
 
     variants: Mapping[str, Callable[[], float]]
+    once: Collection[str] = ()
     rounds: list[dict[str, float]] = field(default_factory=list)
+    spent: float = 0.0  # seconds that all rounds took, with what is not part of a variant's time
 
-    def run(self, *, without: Collection[str] = ()) -> None:
-        """One more round, without some of the variants."""
-        names = [name for name in self.variants if name not in without]
+    def run(self) -> None:
+        """One more round."""
+        names = [name for name in self.variants if not (self.rounds and name in self.once)]
         order = names if len(self.rounds) % 2 == 0 else names[::-1]
+        began = time.monotonic()
         self.rounds.append({name: self.variants[name]() for name in order})
+        self.spent += time.monotonic() - began
 
-    def cost(self, *, without: Collection[str] = ()) -> float:
-        """Seconds that a round takes, by the medians so far."""
-        return sum(self.median(name) for name in self.variants if name not in without)
+    @property
+    def cost(self) -> float:
+        """Seconds that one more round will take, by those so far."""
+        return (self.spent - sum(self.rounds[0][name] for name in self.once)) / len(self.rounds)
 
     def median(self, name: str) -> float:
         """Median seconds of one variant over the rounds that ran it."""
@@ -103,6 +148,27 @@ class Turns:
     def ratio(self, name: str, to: str) -> float:
         """Median over rounds with both of ``name``'s time over ``to``'s."""
         return median(taken[name] / taken[to] for taken in self.rounds if name in taken and to in taken)
+
+    def ratios(self, names: Iterable[str]) -> dict[str, float]:
+        """The ratios called ``a_over_b``, by their names."""
+        return {name: self.ratio(*name.split("_over_")) for name in names}
+
+
+def repeat(measured: Sequence[Turns], repeats: int, seconds: float, *, least: float = 0.0) -> None:
+    """A round of each, and more up to ``repeats`` as far as they end within ``seconds``.
+
+    Each has ``least`` seconds first, so that no bound is judged by a single short round. Then what has taken the least
+    time so far goes next, so that short rounds are repeated more often.
+    """
+    deadline = time.monotonic() + seconds
+    for turns in measured:
+        turns.run()
+        while turns.spent + turns.cost < least and len(turns.rounds) < repeats:
+            turns.run()
+    while fitting := [
+        turns for turns in measured if len(turns.rounds) < repeats and time.monotonic() + turns.cost <= deadline
+    ]:
+        min(fitting, key=lambda turns: turns.spent).run()
 
 
 def timed(work: Callable[[], object], *, synchronise: Callable[[], object] = lambda: None) -> Callable[[], float]:
@@ -118,6 +184,72 @@ def timed(work: Callable[[], object], *, synchronise: Callable[[], object] = lam
         return seconds
 
     return seconds_taken
+
+
+def columns(headings: Iterable[str], *, fold: int = 0) -> list[Column]:
+    """In a terminal, the unit of a heading, or what a time is divided by, stands below the name."""
+    return [
+        Column(name, "left", fold=fold) if name == "model"
+        else Column(name, short=name.replace(" (", "\n(").replace("/", "\n/").replace("two-", "two-\n"))
+        for name in headings
+    ]  # fmt: skip
+
+
+class Runner(Protocol):
+    """A model in a process. ``case`` tells its inputs apart: tokens of a prompt, prompts in a batch."""
+
+    device: "torch.device"
+
+    def prepare(self, case: int) -> None:
+        """Makes the inputs, where they are not there yet."""
+        ...
+
+    def once(self, variant: str, case: int) -> None:
+        """Runs a variant as far as its peak of memory."""
+        ...
+
+
+def peaks(
+    make: Callable[..., Runner], setting: Hashable, cases: Iterable[int], variants: Iterable[str], device: str, say: Say
+) -> dict[int, dict[str, int]]:
+    """By case and variant, bytes above the model itself: of torch's allocator on a GPU, elsewhere of a child process.
+
+    Raises:
+        UserError: a variant ran out of memory.
+    """
+    found: dict[int, dict[str, int]] = {}
+    with Child() as child:
+        for case, variant in product(sorted(cases), variants):
+            say(f"memory of {case}, {variant}")
+            if device == "cpu":
+                waiting = child.submit(_peak, make, setting, variant, case)
+                found.setdefault(case, {})[variant] = result_of(waiting, no_memory(variant, case))
+            else:
+                found.setdefault(case, {})[variant] = _peak(make, setting, variant, case)
+    return found
+
+
+def no_memory(variant: str, case: int) -> str:
+    """The error message for a variant that ran out of memory."""
+    return (
+        f"{variant} of {case} did not end, most likely for want of memory; leave that out with task.lengths=[...] or "
+        "task.items=[...], or choose a smaller model with task.size or task.sizes"
+    )
+
+
+@lru_cache(maxsize=1)  # one model at a time
+def runner(make: Callable[..., T], setting: Hashable) -> T:
+    """``make(setting)``, made once in this process."""
+    return make(setting)
+
+
+def _peak(make: Callable[..., Runner], setting: Hashable, variant: str, case: int) -> int:
+    model = runner(make, setting)
+    model.prepare(case)
+    meter = meter_for(model.device)
+    meter.start()
+    model.once(variant, case)
+    return meter.peak()
 
 
 STATUS = Path("/proc/self/status")

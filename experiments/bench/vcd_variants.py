@@ -1,11 +1,13 @@
-"""One batch decoded plainly and contrasted in four ways: each generation's prefill, time a token, tokens and peak."""
+"""One batch decoded plainly and contrasted in four ways: each generation's prefill, time a token and tokens.
+
+And whole answers of the bundled organism, asked one case at a time: a decoded token of random weights cannot show what
+a branch saves that is left out where the choice is certain.
+"""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -14,28 +16,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from experiments.bench.harness import Child, meter_for, result_of
-from experiments.bench.models import DECODING_SIZES, prompt_of, sized
+from experiments.bench.eval import EvalCases
+from experiments.bench.harness import Turns, meter_for, no_memory, timed
+from experiments.bench.models import DECODING_SIZES, model_of, prompt_of, sized
+from experiments.bench.vcd import DecodingSetting
 from experiments.model_organism.architecture import SPECIAL
 from interp.errors import UserError
 from interp.output_head import float32_head
+from interp.prompt import Prompt
 from interp.vlm import VLM
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import generate_paired
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+from mitigation.method import Baseline
+from mitigation.vcd import VCD
 
 ALPHA, BETA, NOISE_STEP = 1.0, 0.1, 500
 CERTAINTY = 1e4  # of a head whose second-best token is never within a factor of β
-
-
-@dataclass(frozen=True)
-class DecodingSetting:
-    """Which model and where: all that a child process needs to build the same one."""
-
-    size: str
-    dtype: str
-    device: str
-    seed: int
 
 
 class GenerationReading(NamedTuple):
@@ -110,10 +107,6 @@ def _sequential(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int, *
     return Decoded(sequences, vcd.skips.skipped / vcd.skips.steps)
 
 
-def _lazy(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
-    return _sequential(model, batch, stamps, new_tokens, lazy=True)
-
-
 def _paired(model: Any, batch: Batch, stamps: TokenTimes, new_tokens: int) -> Decoded:
     options = _options(stamps, new_tokens)
     return Decoded(generate_paired(model, batch.clean, batch.noised, alpha=ALPHA, beta=BETA, **options).sequences)
@@ -156,7 +149,7 @@ VARIANTS: dict[str, Decode] = {
     "two_forward": _two_forward,
     "sequential": _sequential,
     "paired": _paired,
-    "lazy": _lazy,
+    "lazy": partial(_sequential, lazy=True),
 }
 
 
@@ -180,21 +173,28 @@ def certain_head(vlm: VLM) -> Iterator[None]:
 
 
 class DecodingRunner:
-    """A model with random weights in this process, and batches for it."""
+    """A model with random weights in this process, and batches for it; a case is a batch's number of prompts."""
+
+    variants = tuple(VARIANTS)
 
     def __init__(self, setting: DecodingSetting) -> None:
-        size, device = DECODING_SIZES[setting.size], torch.device(setting.device)
+        self.size, self.device = DECODING_SIZES[setting.size], torch.device(setting.device)
         dtype = getattr(torch, setting.dtype)
-        longest = size.prompt_tokens + size.new_tokens
-        self.vlm = sized(setting.size, longest=longest, device=device, dtype=dtype, seed=setting.seed, shape=size.shape)
+        longest = self.size.prompt_tokens + self.size.new_tokens
+        self.vlm = sized(
+            setting.size, longest=longest, device=self.device, dtype=dtype, seed=setting.seed, shape=self.size.shape
+        )
         with torch.no_grad():  # else it may answer with an image
             self.vlm.model.get_submodule(self.vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
-        self.seed, self.size, self.device = setting.seed, size, device
+        self.seed = setting.seed
         self._batches: dict[int, Batch] = {}
+        for variant in VARIANTS:  # one-time allocations and first times belong to no variant
+            self.once(variant, 1)
 
     def read(self, variant: str, items: int, *, new_tokens: int | None = None) -> GenerationReading:
         """Decodes a batch of ``items`` prompts; lazy, with a head that is always sure."""
-        batch, stamps = self._batch(items), TokenTimes()
+        self.prepare(items)
+        batch, stamps = self._batches[items], TokenTimes()
         with certain_head(self.vlm) if variant == "lazy" else nullcontext():
             meter_for(self.device).synchronise()
             start = time.perf_counter()
@@ -207,52 +207,69 @@ class DecodingRunner:
         answers = decoded.sequences[:, batch.clean["input_ids"].shape[1] :]
         return GenerationReading(first, median(between), answers.tolist(), decoded.skipped)
 
-    def peak(self, variant: str, items: int) -> int:
-        """Bytes that a short generation holds at most, above what was there before it."""
-        self._batch(items)
-        meter = meter_for(self.device)
-        meter.start()
-        self.read(variant, items, new_tokens=3)
-        return meter.peak()
+    def once(self, variant: str, case: int) -> None:
+        """See ``Runner``."""
+        self.read(variant, case, new_tokens=3)
 
-    def _batch(self, items: int) -> Batch:
-        if items not in self._batches:
+    def prepare(self, case: int) -> None:
+        """See ``Runner``."""
+        if case not in self._batches:
             prompt = prompt_of(self.vlm, self.size.prompt_tokens, seed=self.seed)
-            clean = self.vlm.encode([prompt] * items)
-            noised = diffuse_images(
-                clean, [str(i) for i in range(items)], step=NOISE_STEP, seed=self.seed, model=self.vlm.model
-            )
-            self._batches[items] = Batch({**clean}, noised)
-        return self._batches[items]
+            self._batches[case] = _encoded(self.vlm, [prompt] * case, [str(i) for i in range(case)], self.seed)
 
 
-def peaks_in_child(
-    settings: Sequence[DecodingSetting], items: Sequence[int], say: Callable[[str], None]
-) -> dict[tuple[DecodingSetting, int], dict[str, int]]:
-    """Peaks on a CPU, each measured in one child process."""
-    found: dict[tuple[DecodingSetting, int], dict[str, int]] = {}
-    with Child() as child:
-        for setting, many, variant in product(settings, items, VARIANTS):
-            say(f"memory of {setting.size} {setting.dtype}, {many} items, {variant}")
-            waiting = child.submit(_peak, setting, variant, many)
-            found.setdefault((setting, many), {})[variant] = result_of(waiting, no_memory(variant, many))
-    return found
+def _encoded(vlm: VLM, prompts: list[Prompt], keys: list[str], seed: int) -> Batch:
+    clean = vlm.encode(prompts)
+    return Batch({**clean}, diffuse_images(clean, keys, step=NOISE_STEP, seed=seed, model=vlm.model))
 
 
-def no_memory(variant: str, items: int) -> str:
-    """The error message for a variant that ran out of memory."""
-    return (
-        f"{variant} decoding of {items} items did not end, most likely for want of memory; leave that out with "
-        "task.items=[...] or choose smaller task.sizes"
-    )
+LIMITS = (1, 24)  # tokens at most: a verdict, and all that the organism says
+METHODS: dict[str, Any] = {
+    "plain": Baseline(),
+    "paired": VCD(branch="paired"),
+    "lazy": VCD(branch="lazy"),
+    "sequential": VCD(branch="sequential"),
+}
+LOOP = "two_forward"
 
 
-@lru_cache(maxsize=1)  # one model at a time
-def _runner(setting: DecodingSetting) -> DecodingRunner:
-    runner = DecodingRunner(setting)
-    runner.read("paired", 1, new_tokens=3)  # one-time allocations belong to no variant
-    return runner
+def answer_costs(cases: int, *, device: str, seed: int, rounds: int = 5) -> list[dict[str, float]]:
+    """A row for each of ``LIMITS``: times over plain answering, medians of rounds of ``cases`` cases of IconWorld.
+
+    ``tokens`` is the mean length. Prompt, picture and noise are part of the time.
+    """
+    loaded = EvalCases(cases).load()
+    vlm = model_of("tiny", [], device=device, seed=seed)
+    prompts = [Prompt(one.prompt, one.image.render(), key=one.id) for one in loaded.samples]  # type: ignore[union-attr]
+    return [_answer_row(vlm, prompts, limit, rounds) for limit in LIMITS]
 
 
-def _peak(setting: DecodingSetting, variant: str, items: int) -> int:
-    return _runner(setting).peak(variant, items)
+def _answer_row(vlm: VLM, prompts: list[Prompt], limit: int, rounds: int) -> dict[str, float]:
+    lengths: dict[str, list[int]] = {}
+
+    def ask(name: str) -> None:
+        each = [METHODS[name].generate(vlm, [prompt], max_new_tokens=limit) for prompt in prompts]
+        lengths[name] = [len(answer.token_ids[0]) for answer in each]
+
+    def loop() -> None:
+        for prompt, length in zip(prompts, lengths["sequential"], strict=True):
+            _looped(vlm, prompt, length)
+
+    work: dict[str, Callable[[], None]] = {name: partial(ask, name) for name in METHODS}
+    work[LOOP] = loop
+    for warm in work.values():
+        warm()
+    wait = meter_for(vlm.device).synchronise
+    turns = Turns({name: timed(one, synchronise=wait) for name, one in work.items()})
+    for _ in range(rounds):
+        turns.run()
+    each = 1000 * turns.median("plain") / len(prompts)
+    ratios = turns.ratios(f"{name}_over_plain" for name in work if name != "plain")
+    return {"limit": limit, "tokens": sum(lengths["sequential"]) / len(prompts), **ratios, "plain_ms": each}
+
+
+def _looped(vlm: VLM, prompt: Prompt, tokens: int) -> str:
+    """An answer of ``tokens`` tokens by the published loop, from the same picture and noise."""
+    batch = _encoded(vlm, [prompt], [prompt.key], seed=0)
+    ids = VARIANTS[LOOP](vlm.model, batch, TokenTimes(), tokens).sequences
+    return str(vlm.tokenizer.decode(ids[0, batch.clean["input_ids"].shape[1] :], skip_special_tokens=True))

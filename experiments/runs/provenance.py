@@ -5,7 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,25 @@ def machine(vlm: "VLM | None") -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain")),
-        "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
+        "versions": {"python": platform.python_version()} | {package: installed(package) for package in PACKAGES},
         "device": _device(vlm),
         "threads": torch.get_num_threads(),
         "processes": Launch.current().size,
     }
+
+
+def installed(package: str) -> str:
+    """A package's version; a host where only some of what we need was brought need not have all."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def commit() -> str:
+    """The commit of this source tree, for people; a copy of the files alone has none."""
+    found = _git("rev-parse", "HEAD")
+    return "unknown" if found is None else found + (" with changes" if _git("status", "--porcelain") else "")
 
 
 def model_title(model: Mapping[str, Any] | None) -> str:

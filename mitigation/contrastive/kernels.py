@@ -1,7 +1,7 @@
 """Contrast and plausibility cutoff fused for a decoding step: a Triton kernel and the same in plain torch.
 
 Both compute ``mitigation.contrastive.formulas`` in float32 without synchronising with the host. Plain torch is the
-default, because the two have not been compared on a GPU yet; ``task=bench_kernels`` does that.
+default, because the two have not been compared on a GPU yet; ``task=gpu_report task.only=[kernels]`` does that.
 """
 
 import math

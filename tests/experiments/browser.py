@@ -1,5 +1,7 @@
 """A headless Chromium for tests of the report, where there is one; otherwise the tests skip and say why."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from experiments.bench.report import BROWSERS, chromium_path
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium_path() -> str | None:
+    """A Chromium on this machine: $CHROMIUM, or the first of ``BROWSERS`` on the path; None where there is none."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 @contextmanager

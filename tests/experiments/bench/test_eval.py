@@ -12,8 +12,7 @@ from interp.errors import UserError
 from tests.experiments.compose import run_of
 
 
-def measured(folder: Path, size: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> dict[str, Any]:
-    monkeypatch.setitem(bench_eval.SIZES, size, "cpu")
+def measured(folder: Path, size: str, *overrides: str) -> dict[str, Any]:
     small = (f"task.size={size}", "task.cases=3", "task.repeats=1", "max_new_tokens=2", "draws=20")
     run = run_of("task=bench_eval", f"output_root={folder}", *small, *overrides)
     run.task(run)
@@ -25,18 +24,18 @@ def measured(folder: Path, size: str, monkeypatch: pytest.MonkeyPatch, *override
 
 @pytest.mark.parametrize("size", ["small", pytest.param("small_qwen", marks=pytest.mark.slow)])
 def test_every_way_of_asking_is_measured_and_the_study_answers_as_the_loop(
-    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = measured(tmp_path, size, monkeypatch)
+    found = measured(tmp_path, size)
     assert list(found["rows"]) == ["one by one", "batches", "+ features", "study", "score"]
-    (taken,) = found["seconds"]
+    (taken,) = found["rounds"]
     for name, row in found["rows"].items():
         assert row["cases_per_second"] == pytest.approx(12 / taken[name])
         assert row["times"] == pytest.approx(taken["one by one"] / taken[name])
     assert found["answers_unlike_the_loop"] == 0
-    assert found["bound"] == {"times": found["rows"]["study"]["times"], "least": 3.0}
+    assert found["least"] == 3.0
     assert found["peak_mib"] is None
-    assert {"device", "dtype", "threads", "cores", "load_average_before", "versions"} == set(found["environment"])
+    assert found["dtype"] == "float32"
     assert f"{size}: " in capsys.readouterr().out
 
 
@@ -48,20 +47,33 @@ def test_cases_are_files_with_questions_of_many_lengths_the_same_every_time(tmp_
     assert EvalCases(6).load().samples[0].image == EvalCases(6).load().samples[0].image
 
 
+def test_the_server_is_asked_for_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = measured(tmp_path, "small", "task.clients=2")
+    (taken,) = found["rounds"]
+    rows = found["rows"]
+    assert rows["two arms, served"]["cases_per_second"] == pytest.approx(6 / taken["two arms, served"])
+    assert found["served_over_study"] == pytest.approx(taken["two arms"] / taken["two arms, served"])
+    assert found["answers_unlike_the_study"] == 0
+    assert "the server gives " in capsys.readouterr().out
+
+
 def test_the_sentence_says_whether_the_bound_is_kept() -> None:
-    result = {"size": "7b", "cases": 5, "answers_unlike_the_loop": 2, "peak_mib": 20000.0}
-    kept = bench_eval.sentences(result | {"bound": {"times": 8.5, "least": 8.0}})
+    bench = bench_eval.EvalBench(size="7b", cases=5, device="cuda")
+    result = {"answers_unlike_the_loop": 2, "peak_mib": 20000.0, "least": 8.0}
+    kept = bench_eval.sentences(bench, result | {"rows": {"study": {"times": 8.5}}})
     assert kept[0] == "7b: 8.50 times the loop, at least 8 wanted: kept"
     assert kept[1:] == ["2 of 20 answers unlike the loop's", "peak memory of the study: 20,000 MiB"]
-    assert bench_eval.sentences(result | {"bound": {"times": 7.5, "least": 8.0}})[0].endswith("missed")
+    assert bench_eval.sentences(bench, result | {"rows": {"study": {"times": 7.5}}})[0].endswith("missed")
+    served = {"served_over_study": 0.79, "answers_unlike_the_study": 3}
+    assert bench_eval.served_sentence(served).endswith("missed; 3 of its answers are unlike the study's")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", ["small", "small_qwen"])
-def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured(tmp_path, size, monkeypatch, "task.device=cuda")
+def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path) -> None:
+    found = measured(tmp_path, size, "task.device=cuda")
     assert found["peak_mib"] > 0
-    assert found["bound"]["least"] == 8.0
+    assert found["least"] == 8.0
 
 
 @pytest.mark.parametrize(
@@ -72,7 +84,8 @@ def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path, monkeypatch: p
         ("task.repeats=0", "repeats=0"),
         ("task.seconds=-1", "seconds=-1"),
         ("task.device=tpu", "unknown device 'tpu'"),
-        ("task.size=7b", "size 7b on a CPU takes minutes a case; add task.device=cuda"),
+        ("task.size=7b", "size 7b on a CPU takes minutes for each answer; add task.device=cuda"),
+        ("task.clients=-1", "task.clients=-1"),
         ("task.size=7b_qwen", "task.device=cuda"),
     ],
 )

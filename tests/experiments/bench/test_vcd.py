@@ -2,34 +2,33 @@
 
 import io
 import json
-import math
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from experiments.bench.harness import Turns
 from experiments.bench.models import DECODING_SIZES
 from experiments.bench.vcd import (
     BOUNDS,
-    DecodingCost,
+    RATIOS,
     DecodingMeasurements,
+    DecodingSetting,
     VcdBench,
     answer_sentences,
     answer_tables,
-    applicable_bounds,
+    applicable,
     bound_sentences,
     tables,
 )
-from experiments.bench.vcd_answers import AnswerCost, answer_costs
 from experiments.bench.vcd_variants import (
     BETA,
     VARIANTS,
     DecodingRunner,
-    DecodingSetting,
     GenerationReading,
+    answer_costs,
     certain_head,
 )
 from experiments.report.table import terminal
@@ -38,20 +37,6 @@ from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of
 
 TINY = DECODING_SIZES["tiny"]
-ROW_KEYS = {
-    "size",
-    "dtype",
-    "items",
-    "paired_over_plain",
-    "lazy_over_plain",
-    "sequential_over_plain",
-    "two_forward_over_paired",
-    "two_forward_over_plain",
-    "answers_over_plain",
-    "whole_over_plain",
-    "plain_ms_per_token",
-    "lazy_skipped",
-}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +68,7 @@ def test_a_row_for_each_number_of_items(metrics: dict[str, Any]) -> None:
         ("tiny", "float32", 16),
     ]
     for row in metrics["rows"]:
-        assert set(row) == ROW_KEYS
+        assert set(row) == {"size", "dtype", "items", *RATIOS, "plain_ms_per_token", "lazy_skipped"}
         assert row["lazy_skipped"] == 1
         assert min(value for value in row.values() if isinstance(value, float)) > 0
 
@@ -92,7 +77,7 @@ def test_a_row_for_each_number_of_items(metrics: dict[str, Any]) -> None:
 def test_every_variant_has_times_prompts_and_peaks_of_its_own(metrics: dict[str, Any]) -> None:
     for detail in metrics["details"]:
         assert [set(taken) for taken in detail["seconds_per_token"]] == [set(VARIANTS)] * 2
-        assert [set(taken) for taken in detail["prefill_seconds"]] == [set(VARIANTS)] * 2
+        assert {name: len(taken) for name, taken in detail["prefill_seconds"].items()} == dict.fromkeys(VARIANTS, 2)
         assert set(detail["peak_bytes"]) == set(VARIANTS)
         assert detail["same_tokens"] == {"sequential": True, "paired": True}
     one, many = (detail["peak_bytes"].values() for detail in metrics["details"])
@@ -115,10 +100,10 @@ def test_the_record_says_what_was_measured_and_on_what(metrics: dict[str, Any]) 
 
 def test_answers_of_the_organism_are_whole_and_ask_for_no_more_steps_than_its_words() -> None:
     verdict, whole = answer_costs(3, device="cpu", seed=0, rounds=1)
-    assert (verdict.limit, verdict.tokens) == (1, 1.0)
-    assert whole.limit == 24
-    assert 1 < whole.tokens < 24  # it ends its answers
-    assert min(value for row in (verdict, whole) for value in row) > 0
+    assert (verdict["limit"], verdict["tokens"]) == (1, 1.0)
+    assert whole["limit"] == 24
+    assert 1 < whole["tokens"] < 24  # it ends its answers
+    assert min(value for row in (verdict, whole) for value in row.values()) > 0
     (table,) = answer_tables([verdict, whole])
     assert [row["tokens at most"] for row in table.records()] == ["1", "24"]
     assert answer_tables([]) == []
@@ -126,7 +111,7 @@ def test_answers_of_the_organism_are_whole_and_ask_for_no_more_steps_than_its_wo
 
 @pytest.mark.parametrize(("ratio", "said"), [(1.7, "kept"), (1.71, "missed")])
 def test_the_sequential_branch_is_held_to_its_bound_on_a_cpu(ratio: float, said: str) -> None:
-    row = AnswerCost(24, 3.0, 1.3, 1.4, ratio, 1.5, 9.0)
+    row = {"limit": 24, "sequential_over_plain": ratio}
     assert answer_sentences([row], "cpu") == [
         f"an answer of at most 24 tokens: sequential over plain {ratio:.2f}, at most 1.70 wanted: {said}"
     ]
@@ -146,7 +131,8 @@ def test_all_contrasting_variants_say_the_same_and_something_else_than_plain(pro
 def test_lazy_is_measured_where_one_token_passes_the_cutoff(probe: DecodingRunner) -> None:
     head = probe.vlm.model.lm_head
     before = head.weight
-    inputs = probe._batch(3).clean
+    probe.prepare(3)
+    inputs = probe._batches[3].clean
     with torch.no_grad(), certain_head(probe.vlm):
         logits = probe.vlm.model(**inputs).logits[:, -1]
         assert plausible(logits, beta=BETA).sum(dim=1).tolist() == [1, 1, 1]
@@ -160,7 +146,8 @@ def test_lazy_is_measured_where_one_token_passes_the_cutoff(probe: DecodingRunne
 
 
 def test_prompts_are_equally_long_and_their_pictures_differently_noised(probe: DecodingRunner) -> None:
-    batch = probe._batch(3)
+    probe.prepare(3)
+    batch = probe._batches[3]
     assert batch.clean["input_ids"].shape == (3, TINY.prompt_tokens)
     assert batch.clean["attention_mask"].all()
     assert torch.equal(batch.clean["pixel_values"][0], batch.clean["pixel_values"][1])
@@ -181,27 +168,35 @@ def test_the_prompt_is_not_part_of_a_tokens_time(probe: DecodingRunner, monkeypa
     assert reading.token < 0.5
 
 
-def fake(size: str, items: int, seconds: dict[str, float], clock: float = 0.0) -> DecodingMeasurements:
-    def taking(name: str) -> Any:
-        return lambda: one.prefills[-1].setdefault(name, 2.0) and seconds[name]
+def fake(size: str, items: int, *rounds: dict[str, float]) -> DecodingMeasurements:
+    """Rounds that took these seconds a token, and 2 seconds for each first one."""
+    found = {name: iter([taken[name] for taken in rounds]) for name in VARIANTS}
 
-    one = DecodingMeasurements(
-        size, DECODING_SIZES[size].dtypes[0], items, Turns({name: taking(name) for name in seconds})
-    )
-    one.first = {name: GenerationReading(2.0, 0.1, [[1]], 1.0 if name == "lazy" else None) for name in seconds}
+    def read(name: str, items: int) -> GenerationReading:
+        return GenerationReading(2.0, next(found[name]), [[1, 1, 1]], 1.0 if name == "lazy" else None)
+
+    setting = DecodingSetting(size, DECODING_SIZES[size].dtypes[0], "cpu", 0)
+    model: Any = SimpleNamespace(variants=tuple(VARIANTS), read=read)
+    one = DecodingMeasurements(setting, items, model, lambda what: None, dict.fromkeys(VARIANTS, 2**33))
+    for _ in rounds:
+        one.turns.run()
     return one
 
 
 def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
-    float32 = {"answers": 1.0, "whole": 1.1}
-    contrasted = {"two_forward": 3.0, "sequential": 2.5, "paired": 1.5, "lazy": 1.2}
-    one = fake("tiny", 1, {"plain": 1.0, **contrasted, **float32})
-    one.round()
-    slow = {"plain": 10.0, "two_forward": 20.0, "sequential": 25.0, "paired": 14.0, "lazy": 12.0}
-    slow |= {"answers": 10.0, "whole": 11.0}
-    one.turns.rounds += [slow, {name: 2 * value for name, value in one.turns.rounds[0].items()}]
+    usual = {
+        "plain": 1.0,
+        "two_forward": 3.0,
+        "sequential": 2.5,
+        "paired": 1.5,
+        "lazy": 1.2,
+        "answers": 1.0,
+        "whole": 1.1,
+    }
+    slow = {"plain": 10.0, "two_forward": 20.0, "sequential": 25.0, "paired": 14.0, "lazy": 12.0, "answers": 10.0}
+    one = fake("tiny", 1, usual, slow | {"whole": 11.0}, {name: 2 * value for name, value in usual.items()})
     row = one.row()
-    assert row._asdict() == pytest.approx(
+    assert row == pytest.approx(
         {
             "size": "tiny",
             "dtype": "float32",
@@ -217,80 +212,53 @@ def test_a_row_is_made_of_paired_ratios_and_held_to_its_bounds() -> None:
             "lazy_skipped": 1.0,
         }
     )
-    assert [bound.met(value) for bound, value in applicable_bounds([row])] == [False, True, True]
+    assert [bound.met(value) for bound, value in applicable([row])] == [False, True, True]
     paired, two_forward, lazy = bound_sentences([row])
     assert paired == "tiny float32, 1 item: paired over plain 1.50, at most 1.40 wanted: missed"
     assert two_forward.endswith("2.00, at least 1.25 wanted: kept")
     assert lazy.endswith("kept")
-    assert [len(shown.rows) for shown in tables([one])] == [1, 1]
-    one.peaks = dict.fromkeys(VARIANTS, 2**20)
-    assert [len(shown.rows) for shown in tables([one])] == [1, 1]
-    assert not applicable_bounds([row._replace(items=2)])
+    assert not applicable([row | {"items": 2}])
+    details = one.details()
+    assert details["first_token_over_plain"]["paired"] == 1
+    # three tokens: the first takes 2 s, the others as long as a token of that round
+    assert details["whole_answer_over_plain"]["paired"] == pytest.approx(8 / 6)  # the median of three rounds
 
 
 def test_its_tables_fit_eighty_columns_and_cut_no_heading() -> None:
     rows = [fake(size, 32, dict.fromkeys(VARIANTS, 0.0123)) for size in ("tiny", "cpu", "7b_qwen")]
-    for one in rows:
-        one.round()
-        one.peaks = dict.fromkeys(VARIANTS, 2**33)
-    answered = answer_tables([AnswerCost(24, 10.0, 1.3, 1.4, 1.75, 1.5, 900.0)])
+    ratios = dict.fromkeys(RATIOS[:4], 1.5)
+    answered = answer_tables([{"limit": 24, "tokens": 10.0, "plain_ms": 900.0, **ratios}])
     console = Console(width=80, file=io.StringIO(), legacy_windows=False)
     console.print(*map(terminal, [*tables(rows), *answered]), sep="\n")
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.count("sequential") == 5  # two tables, one of them twice, the third, and the legend
-    assert {"two-", "forward", "/plain", "answers", "whole", "rounds", "MiB"} <= set(shown.split())
-    assert "two-forward/paired" in tables(rows)[0].records()[0]  # where there is room
+    assert {"two-", "forward", "/plain", "answers", "whole", "rounds", "(MiB)"} <= set(shown.split())
 
 
 def test_every_bound_is_of_a_size_type_and_ratio_that_is_measured() -> None:
     for bound in BOUNDS:
         assert bound.dtype in DECODING_SIZES[bound.size].dtypes
         assert bound.items in VcdBench().items
-        assert bound.ratio in DecodingCost._fields
-
-
-def test_short_rounds_are_repeated_more_often_and_none_is_begun_too_late() -> None:
-    seconds = dict.fromkeys(VARIANTS, 1.0)
-    short, long = fake("tiny", 1, seconds), fake("tiny", 32, seconds)
-    order: list[int] = []
-
-    def round_of(one: DecodingMeasurements) -> Any:
-        def taking() -> None:
-            order.append(one.items)
-            one.turns.run()
-            one.seconds += one.seconds / (len(one.turns.rounds) - 1)
-
-        return taking
-
-    for one, taken in ((short, 1.0), (long, 10.0)):
-        one.round()
-        one.seconds, one.round = taken, round_of(one)
-    bench = VcdBench(sizes=["tiny"], repeats=7)
-    bench._repeat([long, short], time.monotonic() + 5)
-    assert order == [1] * 6
-    bench._repeat([long, short], math.inf)
-    assert order == [1] * 6 + [32] * 6
-    bench = VcdBench(sizes=["tiny"], repeats=9)
-    bench._repeat([long, short], math.inf)
-    assert order[12:14] == [1, 1]
+        assert bound.ratio in RATIOS
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_allocator_is_asked_for_peaks() -> None:
-    bench = VcdBench(sizes=["tiny"], items=[2], repeats=1, device="cuda")
-    (one,) = bench.measure(Console(), deadline=0)
-    assert one.peaks["sequential"] > one.peaks["plain"] > 0
+    bench = VcdBench(sizes=["tiny"], items=[2], repeats=1, device="cuda", answers=0)
+    found = bench.measure(run_of(), "cuda", lambda what: None).metrics
+    peaks = found["details"][0]["peak_bytes"]
+    assert peaks["sequential"] > peaks["plain"] > 0
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task.sizes=[huge]", "task.sizes=['huge']: known are tiny, cpu, 7b"),
-        ("task.sizes=[]", "at least one of them"),
-        ("task.items=[]", "task.items=[]"),
-        ("task.items=[0]", "task.items=[0]"),
+        ("task.sizes=[huge]", "task.sizes=huge: known are tiny, cpu, 7b"),
+        ("task.sizes=[]", "choose among them"),
+        ("task.items=[]", "task.items=: must be at least 1"),
+        ("task.items=[0]", "task.items=0: must be at least 1"),
         ("task.items=[many]", "task.items"),
         ("task.repeats=0", "repeats=0"),
         ("task.seconds=-1", "seconds=-1"),
