@@ -6,12 +6,12 @@ the "Gumbel-max trick"). Each row's noise depends only on its case's key, a seed
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, TopPLogitsWarper
 
 from interp.first_scores import uncut_scores
 from interp.host import to_device
@@ -80,16 +80,23 @@ class _Steps:
 class CaseSampler(LogitsProcessor):
     """Turns greedy decoding into sampling. Must be the last processor of a ``generate`` call.
 
-    ``keys`` are the case keys of the rows. A forbidden token (−inf) stays forbidden. Draws do not depend on the batch,
-    except that rounding differences between batch sizes can swap two tokens with nearly equal noised scores.
+    ``keys`` are the case keys of the rows; ``seed`` is one for all of them, or each one's. ``top_p`` forbids the least
+    likely tokens, which together have 1 − top_p. Below the rows a paired branch may have as many others, which get the
+    same noise. A forbidden token (−inf) stays forbidden. Draws do not depend on the batch, except that rounding
+    differences between batch sizes can swap two tokens with nearly equal noised scores.
     """
 
     sampled: ClassVar[bool] = True
 
-    def __init__(self, keys: Sequence[str], *, temperature: float, seed: int) -> None:
+    def __init__(
+        self, keys: Sequence[str], *, temperature: float, seed: int | Sequence[int], top_p: float = 1.0
+    ) -> None:
         check_temperature(temperature)
-        check_seed(seed)
-        self._keys, self._temperature, self._seed = list(keys), temperature, seed
+        self._seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(keys)
+        for one in self._seeds or [seed]:
+            check_seed(one)
+        self._keys, self._temperature = list(keys), temperature
+        self._warp = TopPLogitsWarper(top_p) if top_p < 1 else None
         self._steps = _Steps()
 
     def __call__(
@@ -97,8 +104,12 @@ class CaseSampler(LogitsProcessor):
     ) -> Float[Tensor, "row vocab"]:
         """Float32 scores divided by the temperature, plus the noise of this step."""
         step = self._steps.of(input_ids)
-        noise = torch.stack([gumbel(scores.shape[1], f"{key}\nstep {step}", self._seed) for key in self._keys])
-        return scores.float() / self._temperature + to_device(noise, scores.device)
+        drawn = zip(self._keys, self._seeds, strict=True)
+        noise = torch.stack([gumbel(scores.shape[1], f"{key}\nstep {step}", seed) for key, seed in drawn])
+        warm = scores.float() / self._temperature
+        if self._warp is not None:
+            warm = self._warp(cast(Any, input_ids), cast(Any, warm))
+        return warm + to_device(noise, scores.device).repeat(len(scores) // len(noise), 1)
 
 
 class PlausibilityLogitsProcessor(LogitsProcessor):

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList, TopPLogitsWarper
+from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 
 from experiments.serving.requests import Decoding
 from interp.errors import UserError
-from interp.host import to_device
 from mitigation.method import abilities, check_answers
-from mitigation.processors import gumbel
+from mitigation.processors import CaseSampler
 from mitigation.wrappers import ProcessingVLM
 
 if TYPE_CHECKING:
@@ -219,7 +218,7 @@ class _Watch:
 
 
 class _Draw(LogitsProcessor):
-    """Runs last: keeps the scores that the token is chosen from, then draws it as ``CaseSampler`` does.
+    """Runs last: keeps the scores that the token is chosen from, then draws it (``CaseSampler``).
 
     The log-probabilities are those of the method's final scores, before temperature and top-p.
     """
@@ -227,7 +226,11 @@ class _Draw(LogitsProcessor):
     sampled: ClassVar[bool] = True  # so that margins are read before it
 
     def __init__(self, watch: _Watch) -> None:
-        self._watch = watch
+        self._watch, decoding = watch, watch.decoding
+        self._sampler: CaseSampler | None = None
+        if decoding.temperature:
+            keys, seeds = [row.draw_key for row in watch.rows], [row.seed for row in watch.rows]
+            self._sampler = CaseSampler(keys, temperature=decoding.temperature, seed=seeds, top_p=decoding.top_p)
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
@@ -236,7 +239,7 @@ class _Draw(LogitsProcessor):
         watch, decoding = self._watch, self._watch.decoding
         if watch.columns is None:
             watch.columns = input_ids.shape[1]
-        final = self._noised(scores, input_ids.shape[1] - watch.columns) if decoding.temperature else scores
+        final = scores if self._sampler is None else self._sampler(input_ids, scores)
         if decoding.alternatives is not None:
             rows = len(watch.rows)
             logprobs = scores[:rows].float().log_softmax(-1)
@@ -244,14 +247,6 @@ class _Draw(LogitsProcessor):
             likeliest = logprobs.topk(min(max(decoding.alternatives, 1), logprobs.shape[1]))
             watch.kept.append((chosen, likeliest.values, likeliest.indices))
         return final
-
-    def _noised(self, scores: Float[Tensor, "row vocab"], step: int) -> Float[Tensor, "row vocab"]:
-        rows, decoding = self._watch.rows, self._watch.decoding
-        warm = scores.float() / decoding.temperature
-        if decoding.top_p < 1:
-            warm = TopPLogitsWarper(decoding.top_p)(cast(Any, None), cast(Any, warm))
-        noise = torch.stack([gumbel(scores.shape[1], f"{row.draw_key}\nstep {step}", row.seed) for row in rows])
-        return warm + to_device(noise, scores.device).repeat(len(scores) // len(rows), 1)
 
 
 class _Stop(StoppingCriteria):

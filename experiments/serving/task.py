@@ -6,7 +6,7 @@ Importing this module loads neither torch nor transformers, nor the web framewor
 import logging
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,8 @@ class Serve:
     where it is not set, on this machine alone.
 
     ``waiting`` requests wait at most. ``gather_ms`` is how long the model waits for one more request to answer
-    together. ``max_tokens`` is the longest answer that a client may ask for. ``image_hosts`` may be asked for pictures;
-    without any, no request leaves the machine.
+    together. ``max_tokens`` is the longest answer that a client may ask for. No request
+    leaves the machine.
 
     Raises:
         UserError: a number that is out of range.
@@ -52,7 +52,6 @@ class Serve:
     max_tokens: int = 1024
     body_mib: float = 32.0
     megapixels: float = 20.0
-    image_hosts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -104,7 +103,7 @@ class Serve:
     def server(self, run: Run, arms: Any, vlm: Any, key: str = "") -> "Server":
         """The endpoints for ``arms`` (``experiments.serving.served``), with the model's thread running."""
         from experiments.serving.app import Limits, Server
-        from experiments.serving.pictures import PictureLimits, allowed_hosts
+        from experiments.serving.pictures import PictureLimits
         from experiments.serving.waiting import Waiting
 
         pixels, body = int(self.megapixels * MEGAPIXEL), int(self.body_mib * MEBIBYTE)
@@ -116,7 +115,7 @@ class Serve:
             gather=self.gather_ms / 1000,
         )
         most = max(self.max_tokens, run.max_new_tokens)
-        limits = Limits(body, most, run.max_new_tokens, PictureLimits(body, pixels, allowed_hosts(self.image_hosts)))
+        limits = Limits(body, most, run.max_new_tokens, PictureLimits(body, pixels))
         weights = f"{vlm.name} {vlm.revision} {vlm.dtype}"
         hosts = [*LOOPBACK, "[::1]"] if self.host in LOOPBACK else []
         return Server(arms, waiting, limits, weights, key, hosts)

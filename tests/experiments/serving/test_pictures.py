@@ -1,13 +1,9 @@
-"""Pictures of requests: three formats, bounded in bytes, pixels and shape, and from nowhere but where it is allowed."""
+"""Pictures of requests: three formats, bounded in bytes, pixels and shape, and sent along."""
 
 import base64
-import io
 import socket
 import struct
-import threading
 import zlib
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import numpy as np
@@ -83,54 +79,16 @@ def test_three_formats_are_read(form: str) -> None:
         ("file:///etc/passwd", "files and paths are never opened"),
         ("FILE:/etc/passwd", "files and paths are never opened"),
         ("", "files and paths are never opened"),
-        ("http://127.0.0.1:22/x.png", "a host that is not asked"),
-        ("http://169.254.169.254/latest/meta-data", "a host that is not asked"),
-        ("https://example.org/x.png", "a host that is not asked"),
-        ("HTTPS://EXAMPLE.ORG/x.png", "a host that is not asked"),
-        ("http://[::1]/x.png", "a host that is not asked"),
-        ("http://[::1/x.png", "no valid URL"),
-        ("http://host:99999/x", "no valid URL"),
+        ("http://127.0.0.1:22/x.png", "files and paths are never opened"),
+        ("http://169.254.169.254/latest/meta-data", "files and paths are never opened"),
+        ("https://example.org/x.png", "files and paths are never opened"),
+        ("HTTPS://EXAMPLE.ORG/x.png", "files and paths are never opened"),
+        ("http://[::1]/x.png", "files and paths are never opened"),
+        ("http://[::1/x.png", "files and paths are never opened"),
+        ("http://host:99999/x", "files and paths are never opened"),
     ],
 )
 def test_anything_else_is_refused_without_a_connection(url: str, said: str, no_connections: list[Any]) -> None:
     with pytest.raises(BadRequest, match=said):
         read_picture(url, LIMITS)
     assert no_connections == []
-
-
-@pytest.fixture
-def host() -> Iterator[str]:
-    """A host with a picture at /picture, a large file at /large, and redirects to itself elsewhere."""
-    buffer = io.BytesIO()
-    drawn().save(buffer, "PNG")
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = {"/picture": buffer.getvalue(), "/large": b"x" * 1_000_001}.get(self.path)
-            self.send_response(302 if found is None else 200)
-            self.send_header("Location", "/picture")
-            self.end_headers()
-            self.wfile.write(found or b"")
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_host_that_is_allowed_is_asked_and_its_redirects_are_not_followed(host: str) -> None:
-    limits = PictureLimits(1_000_000, 100_000, (host,))
-    assert read_picture(f"http://{host}/picture", limits).size == (40, 30)
-    with pytest.raises(BadRequest, match="cannot be fetched"):
-        read_picture(f"http://{host}/elsewhere", limits)
-    with pytest.raises(BadRequest, match="more than 1,000,000 bytes"):
-        read_picture(f"http://{host}/large", limits)
-    with pytest.raises(BadRequest, match="a host that is not asked"):
-        read_picture(f"http://{host}/picture", PictureLimits(1_000_000, 100_000, ("127.0.0.1",)))
-    with pytest.raises(BadRequest, match="a host that is not asked"):
-        read_picture(f"http://{host}@example.org/picture", limits)
