@@ -7,7 +7,7 @@ imported once a model is built: the shapes are named before.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -84,6 +84,16 @@ DECODING_SIZES = {
     "7b_qwen": DecodingSize(None, ("bfloat16",), 1500, 32),
     "small_qwen": DecodingSize(None, ("float32",), QWEN_TOKENS + 24, 6),
 }
+
+
+class DecodingSetting(NamedTuple):
+    """Which model and where: all that a child process needs to build the same one."""
+
+    size: str
+    dtype: str
+    device: str
+    seed: int
+
 
 WORDS = tuple(f"word{number}" for number in range(400))
 

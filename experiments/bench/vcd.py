@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Turns, columns, peaks, repeat, runner
-from experiments.bench.models import DECODING_SIZES
+from experiments.bench.models import DECODING_SIZES, DecodingSetting
 from experiments.config import Run
 from experiments.report.table import Table
 from interp.errors import UserError
@@ -116,7 +116,7 @@ class VcdBench(Bench):
         said = [*bound_sentences(rows), *answer_sentences(answered, device)]
         return Result(metrics, [*tables(measured), *answer_tables(answered)], said)
 
-    def settings(self, device: str) -> "list[DecodingSetting]":
+    def settings(self, device: str) -> list[DecodingSetting]:
         """Every model in each of its types."""
         return [
             DecodingSetting(size, dtype, device, self.seed)
@@ -124,7 +124,7 @@ class VcdBench(Bench):
             for dtype in DECODING_SIZES[size].dtypes
         ]
 
-    def _prepared(self, setting: "DecodingSetting", say: Say) -> "list[DecodingMeasurements]":
+    def _prepared(self, setting: DecodingSetting, say: Say) -> "list[DecodingMeasurements]":
         from experiments.bench.vcd_variants import VARIANTS, DecodingRunner
 
         held: dict[int, dict[str, int]] = {}
@@ -134,15 +134,6 @@ class VcdBench(Bench):
         say(f"{setting.size} {setting.dtype}, building")
         model = runner(DecodingRunner, setting)
         return [DecodingMeasurements(setting, items, model, say, held.get(items, {})) for items in self.items]
-
-
-class DecodingSetting(NamedTuple):
-    """Which model and where: all that a child process needs to build the same one."""
-
-    size: str
-    dtype: str
-    device: str
-    seed: int
 
 
 class DecodingMeasurements:

@@ -10,12 +10,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.bench.models import DECODING_SIZES
+from experiments.bench.models import DECODING_SIZES, DecodingSetting
 from experiments.bench.vcd import (
     BOUNDS,
     RATIOS,
     DecodingMeasurements,
-    DecodingSetting,
     VcdBench,
     answer_sentences,
     answer_tables,
