@@ -150,7 +150,7 @@ def prompt_of(vlm: "VLM", tokens: int, *, seed: int) -> Prompt:
 def _processor(shape: Shape, longest: int, words: Sequence[str]) -> "LlavaProcessor":
     from transformers import CLIPImageProcessorPil, LlavaProcessor
 
-    from experiments.model_organism.architecture import CHAT_TEMPLATE, build_tokenizer
+    from interp.checkpoints.word_level import CHAT_TEMPLATE, build_tokenizer
 
     tokenizer = build_tokenizer([" ".join(words), "USER ASSISTANT :"])
     tokenizer.model_max_length = longest
@@ -233,7 +233,7 @@ def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM
     """
     import torch
 
-    from experiments.model_organism.architecture import SPECIAL
+    from interp.checkpoints.word_level import SPECIAL
     from interp.vlm import load
 
     if size == "tiny":
@@ -254,7 +254,7 @@ def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM
 def _qwen(texts: Sequence[str], device: "torch.device", dtype: "torch.dtype", seed: int, *, small: bool) -> "VLM":
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil
 
-    from experiments.model_organism.architecture import build_tokenizer
+    from interp.checkpoints.word_level import build_tokenizer
 
     class WithoutVideos(Qwen2_5_VLProcessor):  # whose processor needs torchvision
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:

@@ -119,7 +119,7 @@ def stand_in(config: Any, image: dict[str, Any], model: ModelConfig) -> Any:
 
 def _tokenizer(*marks: str, longest: int) -> Any:
     from experiments.bench.models import CHAT_WORDS
-    from experiments.model_organism.architecture import build_tokenizer
+    from interp.checkpoints.word_level import build_tokenizer
 
     tokenizer = build_tokenizer([CHAT_WORDS, WORD])
     tokenizer.model_max_length = longest
@@ -131,7 +131,7 @@ def _tokenizer(*marks: str, longest: int) -> Any:
 def _llava(config: Any, image: dict[str, Any]) -> Any:
     import transformers as hf
 
-    from experiments.model_organism.architecture import CHAT_TEMPLATE
+    from interp.checkpoints.word_level import CHAT_TEMPLATE
 
     tokenizer = _tokenizer(longest=config.text_config.max_position_embeddings)
     vision = config.vision_config

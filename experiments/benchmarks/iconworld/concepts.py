@@ -17,6 +17,7 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
 
 CONCEPTS: tuple[str, ...] = tuple(concept for members in CATEGORIES.values() for concept in members)
 CATEGORY_OF: dict[str, str] = {concept: category for category, members in CATEGORIES.items() for concept in members}
+_WITHOUT_ARTICLE = frozenset({"bread", "poison"})
 ALARMING_CATEGORIES = frozenset({"weapon", "poison", "pest", "fire", "medicine"})
 
 
@@ -45,6 +46,13 @@ def caption(thing: Thing) -> str:
 def definite(thing: Thing) -> str:
     """The thing as something known: "the knife", "the knife under a prohibition sign"."""
     return f"the {thing.concept}{under_sign(thing)}"
+
+
+def indefinite(thing: Thing) -> str:
+    """The thing as something new: "a knife", "some bread", "an apple under a prohibition sign"."""
+    noun = thing.concept
+    article = "some" if noun in _WITHOUT_ARTICLE else "an" if noun[0] in "aeiou" else "a"
+    return f"{article} {noun}{under_sign(thing)}"
 
 
 def under_sign(thing: Thing) -> str:

@@ -15,12 +15,12 @@ import pandas as pd
 from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
+from experiments.evaluation.perception import perception_accuracy
 from experiments.evaluation.study import limited
 from experiments.metrics.findings import Answer, plain, wider
 from experiments.metrics.paired import change
 from experiments.metrics.resamples import FACTORS, Resamples, factors
 from experiments.metrics.tests import wilson
-from experiments.model_organism.evaluate import perception_accuracy
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.batching import gathered
 from interp.errors import UserError

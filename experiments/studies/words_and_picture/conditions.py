@@ -8,10 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.benchmarks.iconworld.concepts import Thing, definite
+from experiments.benchmarks.iconworld.concepts import Thing, definite, indefinite
 from experiments.benchmarks.iconworld.perception import CAPTION
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.smol_organism.nouns import indefinite
 from experiments.types import Sample
 from interp.errors import UserError
 

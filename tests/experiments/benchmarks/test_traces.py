@@ -20,9 +20,8 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.iconworld.sentences import BENIGN, RISKY
 from experiments.benchmarks.iconworld.traces import CONTENTS, PERCEPTION, Trace, Traces, bare_reasoning, tokens
 from experiments.judges.yes_no import anchored
-from experiments.model_organism.data import vocabulary_texts
-from experiments.smol_organism.heldout import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES
-from experiments.smol_organism.parts import part
+from experiments.organisms.biased_labels import vocabulary_texts
+from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, part
 from interp.errors import UserError
 from interp.prompt import Prompt
 from mitigation.verbalise import Verbalise

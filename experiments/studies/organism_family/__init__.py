@@ -1,1 +1,0 @@
-"""What each mitigation gains as verdicts depend less on the picture."""
