@@ -219,11 +219,12 @@ def replayed(pieces: Pieces, folder: Path) -> list[Example]:
 def _begin(recipe: Recipe, pieces: Pieces) -> None:
     """Draws the projector's parameters anew, so that its outputs are as large as the embeddings of words."""
     projector: Any = pieces.model.model.multi_modal_projector
+    words: Any = pieces.model.get_input_embeddings()
     torch.manual_seed(recipe.seed)
     for layer in (projector.linear_1, projector.linear_2):
         fresh = nn.Linear(layer.in_features, layer.out_features)
         layer.weight.copy_(fresh.weight)
         layer.bias.copy_(fresh.bias)
     probe = projector(torch.randn(64, projector.linear_1.in_features, dtype=projector.linear_1.weight.dtype))
-    projector.linear_2.weight *= pieces.model.get_input_embeddings().weight.float().std() / probe.float().std()
+    projector.linear_2.weight *= words.weight.float().std() / probe.float().std()
     projector.linear_2.bias.zero_()
