@@ -1,5 +1,6 @@
 """The mutations of ``make mutations`` still apply, and what is not caught is said."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -67,26 +68,32 @@ def test_a_patch_that_lacks_something_is_refused(checkout: Path, old: str, new: 
 
 
 @pytest.mark.parametrize(
-    ("codes", "ended", "said"),
+    ("whole", "mutated", "ended", "said"),
     [
-        ((0, 1), 0, "1 of 1 mutations caught"),
-        ((0, 0), 1, "NOT CAUGHT sums"),
-        ((0, 2), 1, "EXIT 2"),  # tests that do not even run show nothing
-        ((1,), 1, "without a mutation the tests must pass"),
+        (0, 1, 0, "1 of 1 mutations caught"),
+        (0, 0, 1, "NOT CAUGHT sums"),
+        (0, 2, 1, "EXIT 2"),  # tests that do not even run show nothing
+        (1, 1, 1, "without a mutation the tests must pass"),
     ],
 )
 def test_only_a_failing_test_catches(
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    codes: tuple[int, ...],
+    whole: int,
+    mutated: int,
     ended: int,
     said: str,
 ) -> None:
-    given = iter(codes)
-    monkeypatch.setattr(runner, "mutations", lambda: [Mutation.read(checkout / "sums.patch")])
+    def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
+        is_mutated = "a - b" in (root / "interp" / "sums.py").read_text()
+        return mutated if is_mutated else whole, "FAILED tests/test_sums.py::test_add"
+
+    mutation = Mutation.read(checkout / "sums.patch")
+    monkeypatch.setattr(runner, "mutations", lambda: [mutation])
     monkeypatch.setattr(runner, "copied", lambda to: checkout)
-    monkeypatch.setattr(runner, "run_tests", lambda root, tests: (next(given), "FAILED tests/test_sums.py::test_add"))
-    monkeypatch.setattr("sys.argv", ["mutations"])
+    monkeypatch.setattr(runner, "run_tests", run_tests)
+    monkeypatch.setattr(runner, "SLOW_TO_IMPORT", ())
+    monkeypatch.setattr("sys.argv", ["mutations", "--jobs", "1"])
     assert runner.main() == ended
     assert said in capsys.readouterr().out

@@ -7,21 +7,29 @@ applies, or broke its tests otherwise than by failing (a module that does not im
 """
 
 import argparse
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.mutations.mutation import Mutation, Stale, mutations
+import pytest
+
+from tests.mutations.mutation import PRODUCT, Mutation, Stale, mutations
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSED, FAILED = 0, 1  # pytest's exit codes
 LIMIT = 900  # seconds for the tests of one mutation
+# Imported once and inherited by every run, which is a fork: these take longer than most of the tests.
+SLOW_TO_IMPORT = (
+    *("torch", "hypothesis", "pandas", "peft", "sklearn.model_selection", "statsmodels.stats.proportion"),
+    *("transformers.generation.utils", "transformers.models.llava.modeling_llava", "transformers.models.auto"),
+)
 
 
 def copied(to: Path) -> Path:
@@ -36,14 +44,24 @@ def copied(to: Path) -> Path:
 
 
 def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """The exit code of ``tests`` in ``root``, up to the first failure, and the last lines."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return -1, f"no end after {LIMIT} s"
-    return done.returncode, "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+    """The exit code of ``tests`` in ``root``, up to the first failure, and the last lines; only in a fork."""
+    os.chdir(root)
+    os.environ |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    sys.path[:] = [str(root), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", *PRODUCT)]:
+        del sys.modules[name]
+    with (root / "output.txt").open("w+") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *tests])
+        sys.stdout.flush()
+        return int(code), "\n".join((root / "output.txt").read_text(encoding="utf-8").splitlines()[-15:])
+
+
+def unmutated(tests: Sequence[str]) -> tuple[int, str]:
+    """``run_tests`` in a copy as it is."""
+    with TemporaryDirectory(prefix="mutation-") as folder:
+        return run_tests(copied(Path(folder)), tests)
 
 
 def outcome(mutation: Mutation) -> tuple[bool, str]:
@@ -74,14 +92,22 @@ def main() -> int:
         parser.error(f"no mutation {unknown[0]}; known: {', '.join(known)}")
     chosen = [known[name] for name in given.names or known]
     print(f"{len(chosen)} mutations; first their tests without any", flush=True)
-    with TemporaryDirectory(prefix="mutation-") as folder:
-        code, said = run_tests(copied(Path(folder)), list(dict.fromkeys(test for one in chosen for test in one.tests)))
-    if code != PASSED:
-        print(f"without a mutation the tests must pass:\n{said}")
-        return 1
+    for name in SLOW_TO_IMPORT:
+        import_module(name)
     caught = 0
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for good, line in pool.map(outcome, chosen):
+    with multiprocessing.get_context("fork").Pool(given.jobs, maxtasksperchild=1) as pool:
+        tests = list(dict.fromkeys(test for one in chosen for test in one.tests))
+        code, said = pool.apply(unmutated, [tests])
+        if code != PASSED:
+            print(f"without a mutation the tests must pass:\n{said}")
+            return 1
+        done = pool.imap(outcome, chosen)
+        for mutation in chosen:
+            try:
+                good, line = done.next(timeout=LIMIT)
+            except multiprocessing.TimeoutError:
+                print(f"NO END after {LIMIT} s: {mutation.name}")
+                return 1
             print(line, flush=True)
             caught += good
     print(f"{caught} of {len(chosen)} mutations caught")

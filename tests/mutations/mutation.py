@@ -67,7 +67,7 @@ class Mutation:
 
 
 def _side(body: str, kinds: str) -> str:
-    return "".join(f"{line[1:]}\n" for line in body.splitlines() if line[:1] in kinds and line)
+    return "".join(f"{line[1:]}\n" for line in body.splitlines() if line[:1] in kinds)
 
 
 def _sources(root: Path) -> Iterator[tuple[Path, str]]:
