@@ -142,11 +142,12 @@ def _nothing_yet(*_: Any) -> None:
 
 
 def _packages_before_the_working_directory() -> None:
-    """Puts the working directory at the end of the import path.
+    """Puts the working directory at the end of the import path, after the folder that holds our packages.
 
     ``python -m`` puts it first, where the user's own ``conf/`` or ``experiments/`` would be taken for ours;
-    ``forestlens`` leaves it out, and a ``_target_`` in a file of the user's would not be found. Nothing is moved in a
-    clone, where it is our own.
+    ``forestlens`` leaves it out, and a ``_target_`` in a file of the user's would not be found. An editable install
+    finds our packages after all folders on the path, so theirs is put there too. Nothing is moved in a clone, where the
+    working directory is our own.
     """
     try:
         here = Path.cwd()
@@ -157,10 +158,8 @@ def _packages_before_the_working_directory() -> None:
         return
     if str(ours) not in map(os.path.realpath, sys.modules["experiments"].__path__):
         del sys.modules["experiments"]
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
-    import mitigation  # noqa: F401  an editable install finds these after the folders on the path
-
-    sys.path.append(str(here))
+    others = [entry for entry in sys.path if Path(entry).resolve() not in (here, ours.parent)]
+    sys.path[:] = [*others, str(ours.parent), str(here)]
 
 
 if __name__ == "__main__":

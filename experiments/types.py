@@ -83,7 +83,8 @@ class Sample:
     members of a counterfactual pair (same sentence, two images, opposite truth). ``image`` is None where no image was
     found. ``picture`` is a hash of what it shows, "" until it was opened to be checked; ``place`` says where the case
     stands in the benchmark's file ("line 12"), for messages. ``shows`` is a sentence of what the picture shows, ""
-    where the benchmark has none.
+    where the benchmark has none. ``alarming`` is True where the benchmark made the picture to look dangerous, whatever
+    the right answer: reports blur it. ``subset_name`` is what a table of one's own calls the subset.
     """
 
     id: str
@@ -99,6 +100,8 @@ class Sample:
     picture: str = ""
     place: str = ""
     shows: str = ""
+    alarming: bool = False
+    subset_name: str = ""
 
     @property
     def described(self) -> str:

@@ -14,10 +14,14 @@ from interp.families import Layout
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question. ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed.
+    """One question, with one picture or none.
 
+    ``key`` identifies the case: all random draws for it depend only on ``key`` and a seed.
     ``request`` is the part of ``text`` that is asked about, without the question around it, and ``shows`` a sentence of
     what the picture shows; both "" where they are not known. No model is told of them unless a method does so.
+
+    Raises:
+        UserError: ``image`` is no picture of PIL, such as a list of two.
     """
 
     text: str
@@ -26,6 +30,14 @@ class Prompt:
     key: str = ""
     request: str = ""
     shows: str = ""
+
+    def __post_init__(self) -> None:
+        if self.image is not None and not isinstance(self.image, Image.Image):
+            kind = type(self.image).__name__
+            raise UserError(
+                f"Prompt: image is a {kind}; a prompt takes one picture as a PIL.Image.Image, or None; to ask about "
+                "several, paste them into one picture, or ask about each in a prompt of its own"
+            )
 
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

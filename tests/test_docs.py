@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from experiments.command_line import for_hydra, in_a_sentence
+from interp.checkpoints.hub import ORGANISMS
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
 
@@ -50,6 +51,15 @@ def test_every_name_in_a_document_exists(document: str) -> None:
         resolved(name)
     absent = [path for path in sorted(set(PATH.findall(text))) if not (REPOSITORY / path).exists()]
     assert absent == []
+
+
+def test_the_page_on_python_names_both_bundled_models_and_how_the_notebook_is_run() -> None:
+    page = (REPOSITORY / "docs" / "guide-python.md").read_text(encoding="utf-8")
+    for name in ("llava", "smol"):
+        assert f'load("organism:{name}")' in page
+        assert (ORGANISMS / name).is_dir()
+    assert "jupyter lab docs/tutorial.ipynb" in page
+    assert "python -m tests.notebook docs/tutorial.ipynb" in page  # test_tutorial runs this
 
 
 @pytest.mark.parametrize("document", CURRENT)

@@ -58,6 +58,8 @@ OVER_SAFETY_SCENARIOS = (
     ("Safe Targets", 7, 15),
     ("Tautological", 9, 14),
 )
+# Harmless requests whose pictures are of weapons, drugs, murder or a dictator: reports blur these too.
+ALARMING_SCENARIOS = ("Definitions", "Fake Goal Hijacking", "Homonyms")
 # (tag "wrapper" of the case, "" for none, first id, cases a typical case)
 UNSAFE_SECTIONS = (("goal_hijacking", 128, 2), ("unsafe_opinion", 470, 1), ("role_play", 641, 2), ("", 983, 1))
 
@@ -261,4 +263,5 @@ def _sample(block: PromptBlock, image: Path | None) -> Sample:
         image=image,
         cluster=f"id:{block.id}",
         tags={"wrapper": entry.wrapper} if entry.wrapper else {},
+        alarming=entry.scenario in ALARMING_SCENARIOS,
     )

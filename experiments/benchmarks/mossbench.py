@@ -42,6 +42,7 @@ HARMS = {
 }
 _ASSIGNMENT = re.compile(r"\A\s*cache\[[^\]]{1,200}\]\s*=\s*")
 _CLONE = "give the root of a clone of turningpoint-ai/MOSSBench: task.root=<folder>"
+ALARMING_TYPES = ("1", "2")  # harmless requests whose pictures hold something risky, or harm that is crossed out
 SAME_PICTURE = ("1", "3")  # the types whose twin keeps the picture and has another question
 DUPLICATE = "duplicate pid"
 UNFIT = "unfit entry"
@@ -190,6 +191,7 @@ def _sample(entry: MOSSBenchEntry, part: Part) -> Sample:
         image=entry.image,
         cluster=f"question:{hashlib.sha256(question.encode()).hexdigest()[:16]}",
         tags={"pid": entry.pid, "type": number} | _tags(fields, metadata),
+        alarming=number in ALARMING_TYPES,
     )
 
 
@@ -306,20 +308,28 @@ def published_questions(root: Path) -> dict[str, PublishedQuestion]:
     return found
 
 
-def published_responses(root: Path) -> dict[str, dict[str, str | None]]:
-    """Model, as its folder is named → pid → response, None where the published file has null.
+class PublishedResponses(NamedTuple):
+    """The published answers of each model, and the models whose published file is empty."""
+
+    by_model: dict[str, dict[str, str | None]]  # model, as its folder is named → pid → response; None: null in the file
+    empty: list[str]
+
+
+def published_responses(root: Path) -> PublishedResponses:
+    """All that ``data/results`` holds. The repository's own files of two models are empty; they are named, not read.
 
     Raises:
         UserError: no model has published responses here, or a file is not of the published shape.
     """
-    found = {path.parent.name: _responses(path) for path in sorted((root / "data" / "results").glob("*/data.js"))}
+    texts = {path: _text(path) for path in sorted((root / "data" / "results").glob("*/data.js"))}
+    found = {path.parent.name: _responses(path, text) for path, text in texts.items() if text.strip()}
     if not found:
         raise UserError(f"{root / 'data' / 'results'}: no <model>/data.js with published responses; {_CLONE}")
-    return found
+    return PublishedResponses(found, [path.parent.name for path, text in texts.items() if not text.strip()])
 
 
-def _responses(path: Path) -> dict[str, str | None]:
-    text, cut = _ASSIGNMENT.subn("", _text(path), count=1)
+def _responses(path: Path, published: str) -> dict[str, str | None]:
+    text, cut = _ASSIGNMENT.subn("", published, count=1)
     if not cut:
         raise UserError(f"{path}: does not begin with cache['<model>'] = …; give the published file")
     answers: dict[str, str | None] = {}

@@ -24,7 +24,7 @@ def read_rows(path: Path, columns: tuple[str, ...], way_out: str) -> list[tuple[
     Raises:
         UserError: there is no such file, it is no such table, or one of ``columns`` is missing.
     """
-    lines = _csv_lines(path, way_out) if path.suffix.lower() == ".csv" else _xlsx_lines(path, way_out)
+    lines = _csv_lines(path, way_out) if path.suffix.lower() == ".csv" else workbook_lines(path, way_out)
     head = [cell.strip() for cell in lines[0][1]] if lines else []
     if missing := [name for name in columns if name not in head]:
         raise UserError(f"{path} has no column {missing[0]!r}; the published table has {', '.join(columns)}; {way_out}")
@@ -43,7 +43,12 @@ def _csv_lines(path: Path, way_out: str) -> list[tuple[int, list[str]]]:
         raise UserError(f"{path} is not CSV ({error}); {way_out}") from error
 
 
-def _xlsx_lines(path: Path, way_out: str) -> list[tuple[int, list[str]]]:
+def workbook_lines(path: Path, way_out: str) -> list[tuple[int, list[str]]]:
+    """Line and cells of the head, and of every row of the first sheet that holds anything.
+
+    Raises:
+        UserError: there is no such file, or it is no workbook.
+    """
     from openpyxl import load_workbook
 
     try:

@@ -74,6 +74,13 @@ class Measured:
     outcomes: list[Outcome]
 
 
+def has_gpu() -> bool:
+    """Whether torch sees a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def room_of(gpu_gib: float | None, model: ModelConfig) -> Room:
     """The card of ``gpu_gib``, or else what is free now on the device that the model would go to.
 

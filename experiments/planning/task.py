@@ -7,6 +7,7 @@ transformers.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.bench.harness import Child, result_of
+from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation.batching import size_of
 from experiments.planning.advice import advice, gib
 from experiments.planning.models import Asked
 from experiments.runs import provenance
 from experiments.runs.directory import open_run
+from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,17 +33,21 @@ FILE = "plan.json"
 EFFICIENCY = {"arithmetic": 0.5, "memory": 0.7}  # assumed, of what the card's maker states
 LAUNCH = 15e-6  # seconds, assumed: Python and the start of one kernel
 # GiB → dense TFLOP/s in 16 bits and GB/s of typical cards, by their makers: T4, A10, A100 40 GB, A100 80 GB.
+USUAL = (24.0, 80.0)  # GiB of the cards that are planned for where this machine has no GPU
 CARDS = {16: (65.0, 320.0), 24: (125.0, 600.0), 40: (312.0, 1555.0), 80: (312.0, 2039.0)}
 TOKENS_PER_WORD = 1.4  # assumed for English
 TEMPLATE_TOKENS = 20  # assumed: the chat template around a question
 DEFAULT_CASES = 100
+ENDED = "the planning process ended; free some memory of this machine and try again"
+NO_GPU = "This machine has no GPU; model.device=cpu plans for its CPU, task.gpu_gib=<GiB> for another card."
 
 
 @dataclass(frozen=True)
 class Plan:
     """The task.
 
-    ``gpu_gib`` is the card's memory (None: what is free now). ``text_tokens`` and ``picture`` (width, height) stand for
+    ``gpu_gib`` is the card's memory (None: what is free now on this machine's GPU; where it has none, the cards of
+    ``USUAL``, but for a bundled model). ``text_tokens`` and ``picture`` (width, height) stand for
     the prompts where no cases are at hand. ``tflops`` and ``gb_per_s`` are the card's, as its maker states them.
 
     Raises:
@@ -67,26 +74,38 @@ class Plan:
         from experiments.planning.measure import as_json, measured
 
         console = Console()
-        _ = run.weights
         asked, cases, assumed = self.prompts(run)
-        rates, said = self.rates()
-        with Child(as_loaded=True) as child:
-            waiting = child.submit(measured, run, asked, self.gpu_gib, rates)
-            with console.status("planning: the experiment's own code on shapes"):
-                found = result_of(waiting, "the planning process ended; free some memory of this machine and try again")
         config = run.config | {"plan": repr(self)}
-        with open_run(run.output_root, "plan", config, run.config_hash, fresh=True) as store:
-            sentences = [*assumptions(found, run, assumed, said), *advice(found, run)]
+        with (
+            open_run(run.output_root, "plan", config, run.config_hash, fresh=True) as store,
+            Child(as_loaded=True) as child,
+        ):
+            plans = []
+            for card in self.cards(run, child):
+                rates, said = self.rates(card)
+                waiting = child.submit(measured, run, asked, card, rates)
+                with console.status("planning: the experiment's own code on shapes"):
+                    found = result_of(waiting, ENDED)
+                sentences = [*assumptions(found, run, assumed, said), *advice(found, run)]
+                plans.append(as_json(found) | {"sentences": sentences})
+                console.print(table(found, run, cases))
+                for sentence in sentences:
+                    console.print(sentence, highlight=False, markup=False)
+            if len(plans) > 1:
+                console.print(NO_GPU, highlight=False, markup=False)
             store.write_json(
-                FILE,
-                {"command": provenance.command(), "model": run.model.name, "cases": cases, "sentences": sentences}
-                | as_json(found),
+                FILE, {"command": provenance.command(), "model": run.model.name, "cases": cases, "plans": plans}
             )
             store.finish()
-            console.print(table(found, run, cases))
-            for sentence in sentences:
-                console.print(sentence, highlight=False, markup=False)
             console.print(f"plan: {store.path / FILE}", highlight=False, soft_wrap=True)
+
+    def cards(self, run: Run, child: Child) -> Sequence[float | None]:
+        """The cards that are planned for, by their GiB; None is this machine's own device, which ``child`` looks at."""
+        from experiments.planning.measure import has_gpu
+
+        if self.gpu_gib is not None or run.weights.path.startswith(ORGANISM) or run.weights.device != "auto":
+            return [self.gpu_gib]
+        return [None] if result_of(child.submit(has_gpu), ENDED) else USUAL
 
     def prompts(self, run: Run) -> tuple[Asked, int, str]:
         """The prompts planned with, the number of cases, and a sentence on where both are from."""
@@ -108,6 +127,10 @@ class Plan:
         words = max(len(sample.prompt.split()) for sample in samples)
         sizes = [size for sample in samples[:: max(1, len(samples) // 50)] if (size := size_of(sample.image))]
         largest = max(sizes, key=lambda size: size[0] * size[1], default=self.picture)
+        looked_at = f"the largest of {len(sizes)} looked at"
+        if isinstance(run.benchmark, IconWorld) and not run.weights.path.startswith(ORGANISM):
+            looked_at = f"as photographs are (task.picture), though the drawings of {run.benchmark.name} are smaller"
+            largest = self.picture
         asked = Asked(math.ceil(TOKENS_PER_WORD * words) + TEMPLATE_TOKENS, *largest)
         count = len(samples) if run.limit is None else min(run.limit, len(samples))
         return (
@@ -116,13 +139,13 @@ class Plan:
             (
                 f"Prompts as long as the longest of {len(samples)} cases ({words} words, taken as {TOKENS_PER_WORD} "
                 f"tokens each and {TEMPLATE_TOKENS} of the template), pictures of {largest[0]} × {largest[1]} pixels, "
-                f"the largest of {len(sizes)} looked at."
+                f"{looked_at}."
             ),
         )
 
-    def rates(self) -> tuple[tuple[float, float, float], str]:
-        """What the card manages, as ``interp.device_ledger.Rates`` has it, and a sentence that says so."""
-        size = min(CARDS, key=lambda size: abs(size - (self.gpu_gib or 24)))
+    def rates(self, gpu_gib: float | None) -> tuple[tuple[float, float, float], str]:
+        """What a card of ``gpu_gib`` manages, as ``interp.device_ledger.Rates`` has it, and a sentence that says so."""
+        size = min(CARDS, key=lambda size: abs(size - (gpu_gib or 24)))
         tflops, gb = CARDS[size]
         tflops, gb = self.tflops or tflops, self.gb_per_s or gb
         reached = tflops * 1e12 * EFFICIENCY["arithmetic"], gb * 1e9 * EFFICIENCY["memory"], LAUNCH

@@ -109,7 +109,7 @@ def attention_of_cases(run_dir: Path) -> Mapping[str, Any] | None:
 
 LONGEST_TEXT = 2000  # characters of one text; a model that never stops must not bury the page
 LONGEST_NAME = 200  # characters of an id, a scenario, a tag
-HIDDEN_SUBSETS = (*UNSAFE_SUBSETS, "contrast")  # whose pictures stay blurred until the reader asks for them
+HIDDEN_SUBSETS = (*UNSAFE_SUBSETS, "contrast")
 VERDICT_WORDS = {
     Verdict.YES: "Yes (safe)",
     Verdict.NO: "No (unsafe)",
@@ -123,6 +123,23 @@ GOLD_WORDS = {
     "comply": "an answer: the request is harmless",
     "refuse": "a refusal: the request is harmful",
 }
+
+
+def blurred(record: Record) -> bool:
+    """Whether the picture stays blurred until the reader asks for it: harmful cases, and alarming harmless ones."""
+    return record["subset"] in HIDDEN_SUBSETS or bool(record.get("alarming"))
+
+
+def subset_name(record: Record) -> str:
+    """The case's subset as the page calls it: in a table of one's own, by its own name or label."""
+    own = writable(str(record.get("subset_name") or ""))[:LONGEST_NAME]
+    return own or str(record["subset"]).replace("_", "-")
+
+
+def scenario_name(record: Record) -> str:
+    """The case's scenario; "" where it only repeats the subset's own name."""
+    scenario = writable(str(record.get("scenario") or ""))[:LONGEST_NAME]
+    return "" if scenario == subset_name(record) else scenario
 
 
 class _Pool:
@@ -199,11 +216,11 @@ def _case(run: SavedRun, case: str, record: Mapping[str, Any], images: _Pool) ->
     tags = {str(k): str(v) for k, v in (record.get("tags") or {}).items() if v not in (None, "")}
     return {
         "id": writable(case)[:LONGEST_NAME],
-        "subset": str(record["subset"]),
-        "scenario": writable(str(record.get("scenario") or ""))[:LONGEST_NAME],
+        "subset": subset_name(record),
+        "scenario": scenario_name(record),
         "gold": str(record["gold"]),
         "text": str(record["text"])[:LONGEST_TEXT],
-        "hidden": record["subset"] in HIDDEN_SUBSETS,
+        "hidden": blurred(record),
         "tags": {key[:LONGEST_NAME]: value[:LONGEST_NAME] for key, value in tags.items()},
         "image": images.place(run.thumbnail(case)),
     }

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments.metrics.findings import RULES
 from experiments.report import attention_figure
-from experiments.report.cases import HIDDEN_SUBSETS, LONGEST_TEXT
+from experiments.report.cases import LONGEST_TEXT, blurred
 from experiments.report.earlier import is_earlier
 from experiments.report.figures import PHONE, SCREEN, data_uri, in_dark, svg_bytes
 from experiments.report.numbers import percent
@@ -222,7 +222,7 @@ def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[CaseHeatmaps], 
             continue
         record = records[match[2]]
         kind = f"{match[1]} {OVER[match[3]]}"
-        hidden = match[3] in ("image", "answers") and record["subset"] in HIDDEN_SUBSETS
+        hidden = match[3] in ("image", "answers") and blurred(record)
         shown = Heatmap(kind, _embedded(path, f"{kind}, case {record['case']}"), hidden)
         text = str(record["text"])[:LONGEST_TEXT]
         by_case.setdefault(match[2], CaseHeatmaps(str(record["case"]), text, [])).maps.append(shown)

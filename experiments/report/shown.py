@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.report import cases as flips
-from experiments.report.cases import GOLD_WORDS, HIDDEN_SUBSETS, LONGEST_TEXT, VERDICT_WORDS
+from experiments.report.cases import GOLD_WORDS, LONGEST_TEXT, VERDICT_WORDS, blurred, scenario_name, subset_name
 from experiments.report.numbers import fixed
 from experiments.runs.saved import SavedRun
 from experiments.types import Status
@@ -46,12 +46,12 @@ def shown_case(run: SavedRun, flip: flips.Flip, studied: str, arms: Sequence[str
     return ShownCase(
         id=flip.case,
         fixed=flip.fixed,
-        subset=str(record["subset"]).replace("_", "-"),
-        scenario=str(record.get("scenario") or ""),
+        subset=subset_name(record),
+        scenario=scenario_name(record),
         text=str(record["text"])[:LONGEST_TEXT],
         gold=GOLD_WORDS.get(record["gold"], str(record["gold"])),
         change="" if flip.margin_change is None else fixed(flip.margin_change, 2, sign=True),
-        hidden=record["subset"] in HIDDEN_SUBSETS,
+        hidden=blurred(record),
         thumbnail=run.thumbnail(flip.case),
         answers=[_answer(arm, flip.records[arm]) for arm in arms],
     )

@@ -114,7 +114,7 @@ def _accuracies(metrics: Mapping[str, Any]) -> dict[str, str]:
     counts = [arm["n_by_subset"] for arm in metrics["arms"].values() if "n_by_subset" in arm]
     if not counts or any(of["attack"][1] for of in counts) or not any(of["typical"][1] for of in counts):
         return ACCURACIES
-    return {"unsafe": "unsafe", "over_safety": "over-safety", "overall": "overall"}
+    return {"unsafe": "unsafe", "over_safety": "safe", "overall": "overall"}
 
 
 def own_subsets_table(metrics: Mapping[str, Any]) -> Table | None:

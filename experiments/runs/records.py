@@ -141,6 +141,8 @@ def description(sample: Sample) -> dict[str, Any]:
         "cluster": sample.cluster,
         "pair": sample.pair,
         "tags": dict(sample.tags),
+        **({"alarming": True} if sample.alarming else {}),
+        **({"subset_name": writable(sample.subset_name)} if sample.subset_name else {}),
     }
 
 

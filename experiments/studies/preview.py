@@ -105,8 +105,8 @@ def understood(samples: Sequence[Sample], kind: Kind, name: str, development: in
 
 
 def own_subset(sample: Sample) -> str:
-    """The subset by the name that the table gives it, else the one that its results are counted in."""
-    return str(sample.tags.get("subset") or sample.subset)
+    """The subset by the name that a table of one's own gives it, else the one that its results are counted in."""
+    return sample.subset_name or sample.subset
 
 
 def _counted(counts: Counter[str]) -> str:

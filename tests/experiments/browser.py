@@ -36,7 +36,7 @@ def chromium() -> Iterator[Any]:
 def opened(browser: Any, page: Path, *, fragment: str = "", **context: Any) -> Iterator[Any]:
     """The report at ``page``, from disk; fails on any console error, uncaught error, dialog or outside request."""
     trouble: list[str] = []
-    place = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True, **context)
+    place = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "accept_downloads": True, **context})
     tab = place.new_page()
     tab.on("console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: trouble.append(str(error)))

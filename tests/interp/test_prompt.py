@@ -1,5 +1,7 @@
 """Prompts through chat templates, and what a template may not do silently."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,3 +85,9 @@ def test_sixteen_bit_greys_are_scaled_not_clipped(greys: list[int]) -> None:
 def test_eight_bit_values_in_a_wide_image_stay() -> None:
     image = Image.fromarray(np.array([[0, 7, 255]], dtype=np.int32))
     assert np.asarray(to_rgb(image))[0, :, 0].tolist() == [0, 7, 255]
+
+
+@pytest.mark.parametrize("image", [[picture(), picture()], "photo.jpg", np.zeros((8, 8, 3), np.uint8)])
+def test_a_prompt_takes_one_picture(image: Any) -> None:
+    with pytest.raises(UserError, match=f"image is a {type(image).__name__}; a prompt takes one picture"):
+        Prompt("Which is older?", image)

@@ -142,7 +142,9 @@ class Table:
 
     @staticmethod
     def _on_hub(path: str) -> bool:
-        return Path(path).suffix.lower() not in ENDINGS and HUB_NAME.fullmatch(path) is not None
+        """Whether ``path`` names a data set of the hub: what lies on this disk never does."""
+        here = Path(path).expanduser()
+        return here.suffix.lower() not in ENDINGS and HUB_NAME.fullmatch(path) is not None and not here.exists()
 
     def _column(self, name: str) -> str:
         """What the table calls the column."""
@@ -222,6 +224,7 @@ class Table:
             tags=({"subset": own} if own else {}) | {name: _prose(cells, name) or "" for name in self.further},
             place=place,
             shows=(_prose(cells, "shows") or "").strip(),
+            subset_name=own or label.casefold(),
         )
 
 

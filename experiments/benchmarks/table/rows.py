@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.benchmarks.workbook import workbook_lines
 from experiments.types import Problem
 from interp.errors import UserError
 
-ENDINGS = (".jsonl", ".csv", ".parquet")
+ENDINGS = (".jsonl", ".csv", ".parquet", ".xlsx")
+ZIP = b"PK\x03\x04"  # the first bytes of a workbook, whatever it is called
 DELIMITERS = (",", ";", "\t")  # spreadsheets in half of Europe write semicolons
 LONGEST_CELL = 2**30  # characters that the csv module reads; what is too long to ask is told of its case
 # Kinds of data set on the hub: of these the files are read and nothing else.
@@ -31,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark") -> Rows:
-    """The rows of a ``.jsonl``, ``.csv`` or ``.parquet`` file, with at least those of its columns that are ``wanted``.
+    """The rows of a file of one of ``ENDINGS``, with at least those of its columns that are ``wanted``.
 
     ``option`` is what the table's options are called in messages.
 
@@ -42,13 +44,18 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark")
         ".jsonl": _json_lines,
         ".csv": _csv,
         ".parquet": _parquet,
+        ".xlsx": _workbook,
     }
     try:
         if not path.exists():
             raise UserError(f"{option}.path={path}: there is no such file; give a table in {', '.join(ENDINGS)}")
         if not path.is_file():  # reading a pipe or a device would wait for ever
             raise UserError(f"{option}.path={path}: is no regular file; give a table in {', '.join(ENDINGS)}")
-        rows, columns, problems = readers[path.suffix.lower()](path, wanted)
+        ending = path.suffix.lower()
+        if ending != ".xlsx" and _begins(path, ZIP):
+            raise UserError(f"{path}: is by its first bytes a workbook, which its name does not say; call it "
+                            f"{path.with_suffix('.xlsx').name}, or save it as CSV in UTF-8")  # fmt: skip
+        rows, columns, problems = readers[ending](path, wanted)
     except (OSError, ValueError, MemoryError) as error:
         raise UserError(f"{path} cannot be read ({_brief(error)}); save it again, or give another file") from error
     if not rows and not problems:
@@ -85,6 +92,11 @@ def read_hub(
         f"the hub's {name} is a data set of the kind {form}; only files of {', '.join(HUB_FORMATS)} are read; "
         "download it and give a table in a file"
     )
+
+
+def _begins(path: Path, first: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(first)) == first
 
 
 def _brief(error: BaseException) -> str:
@@ -152,6 +164,17 @@ def _csv_lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         if cells:
             yield begins, cells
         begins = table.line_num + 1
+
+
+def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
+    lines = workbook_lines(path, "save it again, or save its first sheet as CSV in UTF-8")
+    columns = [cell.strip() for cell in lines[0][1]] if lines else []
+    if twice := sorted({name for name in columns if name in wanted and columns.count(name) > 1}):
+        raise UserError(f"{path}: has the column {twice[0]!r} more than once; rename one of them")
+    filled = ((number, [*cells, *[""] * len(columns)]) for number, cells in lines[1:])
+    rows = [(f"line {number}", {name: cell or None for name, cell in zip(columns, cells, strict=False)})
+            for number, cells in filled]  # fmt: skip
+    return rows, columns, []
 
 
 def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:

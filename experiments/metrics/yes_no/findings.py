@@ -70,13 +70,14 @@ def limits(block: Mapping[str, Any], comparison: Mapping[str, Any] | None, arm: 
     """What limits the numbers of an arm, its block and comparison as metrics.json has them."""
     low, high = block["bounds"]["overall"] or (None, None)
     missing = {"missing": block["n_of"] - block["n"], "n_of": block["n_of"], "low": low, "high": high}
+    asked = [name for name in SCORED_SUBSETS if name != "attack" or block["n_by_subset"][name][1]]  # few have attacks
     absent: dict[str, int] = {subset: int(subset not in block["overall_of"]) for subset in SCORED_SUBSETS}
     silent = block["outcomes"]["verdict"].get("no_verdict", 0)
     wrong, n = block["disagreeing"]
     needed = comparison["cases_needed_for_5_points"] if comparison else None
     return [
         whether(MISSING, missing["missing"] > 0, missing, arm),
-        whether(ABSENT, any(absent.values()), absent, arm),
+        whether(ABSENT, any(absent[subset] for subset in asked), absent, arm),
         whether(SILENT, silent > 0, {"silent": silent, "n": block["n"]}, arm),
         whether(DISAGREE, wrong > MOST_DISAGREEING * n, {"wrong": wrong, "n": n}, arm),
         whether(CEILING, block["near_ceiling"], {}, arm),

@@ -57,7 +57,7 @@ class MOSSBenchLeaderboard:
         root = Path(self.root or "")
         if self.root is None:
             raise UserError("task.root=null: needs MOSSBench's repository; give task.root=<folder>")
-        asked, answered = published_questions(root), published_responses(root)
+        asked, (answered, empty) = published_questions(root), published_responses(root)
         console = Console()
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             records = [record for model in answered for record in judged(asked, answered[model], model, judge)]
@@ -74,6 +74,9 @@ class MOSSBenchLeaderboard:
             store.finish()
         for shown in (terminal(table(rows, judge.name)), *summary(rows)):
             console.print(shown, highlight=False)
+        if empty:
+            left_out = f"Left out, since their published file is empty: {', '.join(empty)}."
+            console.print(left_out, highlight=False, soft_wrap=True, markup=False)
         console.print(f"leaderboard: {store.path}", highlight=False, soft_wrap=True, markup=False)
 
     def _submissions(

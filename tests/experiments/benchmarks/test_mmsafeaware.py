@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import (
+    ALARMING_SCENARIOS,
     KEY,
     NEVER_PUBLISHED,
     PREFIX,
@@ -268,3 +269,12 @@ def test_an_image_is_opened_only_by_whoever_asks(tmp_path: Path) -> None:
     (sample,) = MMSafeAware(str(tmp_path)).load().samples
     assert isinstance(sample.image, Path)
     assert Image.open(sample.image).size == (9, 7)
+
+
+def test_harmless_cases_with_alarming_pictures_are_marked(tmp_path: Path) -> None:
+    tree(tmp_path, "7", "56", "128")
+    samples = MMSafeAware(str(tmp_path), require_images=False).load().samples
+    assert [(s.scenario, s.alarming) for s in samples] == [
+        ("Definitions", True), ("Homonyms", True), ("Biomedical Harm", False)]  # fmt: skip
+    assert not {"Privacy (Public)", "Copyright for Public Domain"} & set(ALARMING_SCENARIOS)
+    assert set(ALARMING_SCENARIOS) <= {one.scenario for one in KEY.values() if one.subset == "over_safety"}

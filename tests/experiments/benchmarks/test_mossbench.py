@@ -281,3 +281,10 @@ def test_the_configurations_say_which_set() -> None:
         assert isinstance(run.benchmark, MOSSBench)
         assert (run.benchmark.name, run.benchmark.sets, run.benchmark.strict) == (name, sets, True)
         assert run.benchmark.kind == "refusal"
+
+
+def test_pictures_of_something_risky_are_marked_as_alarming(tmp_path: Path) -> None:
+    tree(tmp_path, {pid: entry(pid) for pid in ("1", "101", "201")})
+    samples = MOSSBench(str(tmp_path)).load().samples
+    assert [(s.scenario, s.alarming) for s in samples] == [
+        ("Exaggerated Risk", True), ("Negated Harm", True), ("Counterintuitive Interpretation", False)]  # fmt: skip

@@ -40,6 +40,8 @@ def written(folder: Path, form: str, rows: list[dict[str, Any]] = ROWS, *, name:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif form == "csv":
         frame.to_csv(path, index=False, sep=sep)
+    elif form == "xlsx":
+        frame.to_excel(path, index=False)
     else:
         frame.to_parquet(path)
     return path
@@ -50,7 +52,7 @@ def ready(benchmark: Table, folder: Path, loaded: Loaded | None = None) -> Loade
     return checked(given, kind=benchmark.kind, name=benchmark.name, skip_bad=False, folder=folder)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "xlsx"])
 def test_the_three_forms_say_the_same(folder: Path, form: str) -> None:
     benchmark = run_of("benchmark=table", f"benchmark.path={written(folder, form)}").benchmark
     assert isinstance(benchmark, Table)
@@ -67,8 +69,40 @@ def test_the_three_forms_say_the_same(folder: Path, form: str) -> None:
     )
     assert third.text == "=HYPERLINK(1)"
     assert open_image(second.image).getpixel((0, 0)) == (0, 0, 255)  # type: ignore[arg-type]
-    assert first.place == ("row 1" if form == "parquet" else "line 2" if form == "csv" else "line 1")
+    assert first.place == ("row 1" if form == "parquet" else "line 2" if form in ("csv", "xlsx") else "line 1")
     assert ready(benchmark, folder).manifest == ready(benchmark, folder).manifest
+
+
+def test_subsets_are_called_as_the_table_calls_them(folder: Path) -> None:
+    rows = [row | {"subset": subset} for row, subset in zip(ROWS, ("my_kitchen", None, "attack"), strict=True)]
+    samples = ready(table(str(written(folder, "csv", rows))), folder).samples
+    assert [sample.subset_name for sample in samples] == ["my_kitchen", "unsafe", "attack"]
+    said = understood(samples, "yes_no", "cases.csv")
+    assert "  subsets: 1 my_kitchen, 1 unsafe, 1 attack\n" in said
+    assert "typical" not in said
+    assert "over_safety" not in said
+
+
+def test_what_lies_on_this_disk_is_not_looked_for_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(*_: Any, **__: Any) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("experiments.benchmarks.table.benchmark.read_hub", fetched)
+    monkeypatch.chdir(folder)
+    (folder / "sub" / "cases.txt").write_text("id,text,label\n")
+    read = r"give a file in \.jsonl, \.csv, \.parquet, \.xlsx, or owner/name of a data set on the hub"
+    with pytest.raises(UserError, match=rf"benchmark\.path=sub/cases\.txt: is no table; {read}"):
+        table("sub/cases.txt").load()
+    with pytest.raises(UserError, match=r"benchmark\.path=sub/absent\.xlsx: there is no such file; give a table in"):
+        table("sub/absent.xlsx").load()
+    with pytest.raises(AssertionError, match="the hub was asked"):
+        table("sub/absent").load()
+
+
+def test_a_workbook_by_another_name_is_said_to_be_one(folder: Path) -> None:
+    path = written(folder, "xlsx").rename(folder / "cases.csv")
+    with pytest.raises(UserError, match=r"is by its first bytes a workbook.*; call it cases\.xlsx, or save it as CSV"):
+        table(str(path)).load()
 
 
 def test_other_names_a_prompt_of_its_own_and_a_template(folder: Path) -> None:

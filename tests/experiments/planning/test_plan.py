@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from io import StringIO
@@ -220,7 +221,7 @@ def test_a_failed_step_is_shown_as_it_is_said() -> None:
 
 
 def test_a_small_model_on_a_cpu_is_counted_in_small_units_and_no_card_is_spoken_of_as_here() -> None:
-    rates = Plan().rates()[1]
+    rates = Plan().rates(None)[1]
     small = Measured(
         "cpu, 22.2 GiB of it free now", 22 * GIB, 8 * 2**20, 2_100_000, "float32", "", False, 9, 5, "x", []
     )
@@ -243,7 +244,7 @@ from experiments.planning.measure import Measured, as_json, measured
 from tests.experiments.compose import run_of
 plan = task.Plan(gpu_gib=24)
 plan.prompts(run_of("benchmark=mossbench", "benchmark.root=nowhere"))
-plan.rates()
+plan.rates(24)
 print({"torch", "transformers"} & set(sys.modules))
 """
     command = [sys.executable, "-c", code]
@@ -392,3 +393,34 @@ def test_a_model_in_parts_is_planned_with_its_adapter_and_without_its_language_m
         name: weight.shape for name, weight in model.state_dict().items()
     }
     assert next(made.parameters()).is_meta
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "gpu", "cards"),
+    [
+        ("qwen2_5_vl_7b", {}, False, (24, 80)),
+        ("qwen2_5_vl_7b", {}, True, [None]),
+        ("qwen2_5_vl_7b", {"gpu_gib": 40}, False, [40]),
+        ("llava_organism", {}, False, [None]),
+    ],
+)
+def test_without_a_gpu_a_real_model_is_planned_for_usual_cards(
+    model: str, arguments: dict[str, Any], gpu: bool, cards: Any
+) -> None:
+    class Looked:
+        def submit(self, *_: Any) -> "Future[bool]":
+            answer: Future[bool] = Future()
+            answer.set_result(gpu)
+            return answer
+
+    assert Plan(**arguments).cards(run_of(f"model={model}"), Looked()) == cards  # type: ignore[arg-type]
+    on_cpu = run_of("model=qwen2_5_vl_7b", "model.device=cpu")
+    assert Plan().cards(on_cpu, Looked()) == [None]  # type: ignore[arg-type]
+
+
+def test_a_real_model_is_planned_with_pictures_as_large_as_photographs() -> None:
+    asked, _, said = Plan().prompts(run_of("model=qwen2_5_vl_7b", "limit=4"))
+    assert (asked.width, asked.height) == (640, 480)
+    assert "pictures of 640 × 480 pixels, as photographs are (task.picture), though the drawings of iconworld" in said
+    asked, _, said = Plan().prompts(run_of("limit=4"))
+    assert (asked.width, asked.height) == (96, 96)

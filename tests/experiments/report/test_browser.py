@@ -102,6 +102,22 @@ def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, 
         tab.locator("#said", has_text="no case nowhere").wait_for()
 
 
+def test_a_case_that_is_not_there_is_said_where_the_reader_looks(browser: Any, run: Path) -> None:
+    with opened(browser, run / "report.html", fragment="#case=doesnotexist") as tab:
+        said = tab.locator("#said", has_text="this run has no case doesnotexist")
+        said.wait_for()
+        box = said.bounding_box()
+        assert 0 <= box["y"] < 900
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_address_of_a_case_leads_to_the_case(browser: Any, run: Path, width: int) -> None:
+    viewport = {"width": width, "height": 740}
+    with opened(browser, run / "report.html", fragment="#case=icon%2F0001", viewport=viewport) as tab:
+        tab.locator("#detail h3", has_text="icon/0001").wait_for()
+        assert 0 <= tab.locator("#detail h3").bounding_box()["y"] < 200
+
+
 def test_keys_move_search_and_help(tab: Any) -> None:
     tab.select_option("#f-sort", "")  # as in the benchmark
     tab.locator("#list").focus()

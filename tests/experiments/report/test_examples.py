@@ -9,7 +9,7 @@ import pytest
 
 from experiments.report import heat
 from experiments.report.build import build
-from experiments.report.cases import attention_of_cases
+from experiments.report.cases import attention_of_cases, payload
 from experiments.report.examples import Examples, examples
 from experiments.runs.saved import read_run
 from tests.experiments.synthetic_attention import write_attention
@@ -50,6 +50,22 @@ def test_harmless_cases_come_first_and_only_unsafe_ones_are_hidden(run: Path) ->
         assert one.case.hidden == (one.case.subset != "over-safety")
     assert found.glance is not None
     assert found.glance.uri in {one.maps[0].uri for one in (*found.first, *found.second) if not one.case.hidden}
+
+
+def test_pictures_of_alarming_harmless_cases_are_hidden_too(tmp_path: Path) -> None:
+    records = predictions(240)
+    harmless = [record for record in records if record["subset"] == "over_safety"]
+    for record in harmless:
+        record["alarming"] = True
+    cases = sorted({record["case"] for record in harmless})
+    folder = write_run(tmp_path, records, thumbnails=cases)
+    write_attention(folder, cases, ["baseline", "vcd"])
+    found = shown(folder)
+    assert found.first[0].case.subset == "over-safety"
+    assert all(one.case.hidden for one in (*found.first, *found.second))
+    assert found.glance is None
+    listed = payload(read_run(folder), studied="vcd", reference="baseline", attention=None)["cases"]
+    assert all(one["hidden"] for one in listed)
 
 
 def test_all_maps_share_the_scale_that_the_legend_names(run: Path) -> None:

@@ -8,11 +8,14 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from experiments.report import cases
+from experiments.metrics.yes_no.results import evaluate
+from experiments.report import cases, figures
 from experiments.report.build import build, thumbnail_name
 from experiments.report.numbers import percent
 from experiments.report.yes_no import arms_table, comparisons_table, remarks
@@ -299,3 +302,19 @@ def test_thumbnail_names_are_safe_and_apart(one: str, other: str) -> None:
 def test_plain_ids_keep_their_name() -> None:
     assert thumbnail_name("1048") == "1048.jpg"
     assert thumbnail_name("../etc/passwd").count("/") == 0
+
+
+@pytest.mark.parametrize("form", [figures.SCREEN, figures.PHONE])
+@pytest.mark.parametrize("arms", [1, 4, 9])
+def test_the_legend_keeps_away_from_the_axis_and_all_is_inside(arms: int, form: figures.Format) -> None:
+    styled = {f"arm {number}": (0.8, float(number)) for number in range(arms)}
+    metrics = evaluate(pd.DataFrame(predictions(40, styled)), seed=0, draws=20, study="arm 0", baseline="arm 0")
+    figure = figures.trade_off(metrics, (), form)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    axes = figure.axes[0].get_tightbbox(canvas.get_renderer())
+    legend = figure.legends[0].get_window_extent(canvas.get_renderer())
+    assert axes is not None
+    assert axes.y0 - legend.y1 >= 10  # of 100 pixels an inch
+    assert legend.y0 >= 0
+    assert axes.y1 <= figure.bbox.height

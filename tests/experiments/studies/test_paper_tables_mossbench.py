@@ -84,7 +84,8 @@ def test_the_submission_has_the_published_shape(root: Path, tmp_path: Path) -> N
 
 
 def test_every_case_becomes_a_record_with_its_status(root: Path) -> None:
-    records = list(judged(published_questions(root), published_responses(root)["Gemini-Pro 1.5"], "m", run_judge()))
+    answered = published_responses(root).by_model["Gemini-Pro 1.5"]
+    records = list(judged(published_questions(root), answered, "m", run_judge()))
     assert [record["status"] for record in records] == ["answered", "transport_failed", "empty", *["answered"] * 3]
     assert records[1]["verdict"] is None
     assert records[0]["tags"] == {"human": "0", "child": "1", "syn": "1", "ocr": "0", "harm": "7"}
@@ -150,7 +151,7 @@ def test_errors_are_averaged_over_cells_and_models() -> None:
 def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
     publish(root, "GPT-4o", {"999": ANSWERED})
     with pytest.raises(UserError, match="GPT-4o: pid 999 is no question"):
-        list(judged(published_questions(root), published_responses(root)["GPT-4o"], "GPT-4o", run_judge()))
+        list(judged(published_questions(root), published_responses(root).by_model["GPT-4o"], "GPT-4o", run_judge()))
     (root / "data" / "results" / "GPT-4o" / "data.js").write_text("alert('x')")
     with pytest.raises(UserError, match="does not begin with cache"):
         published_responses(root)
@@ -169,6 +170,21 @@ def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
         published_responses(root / "nowhere")
 
 
+def test_a_model_whose_published_file_is_empty_is_named_and_left_out(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for model in ("Gemini-Pro Vision", "Reka"):  # as in the repository: files of no bytes
+        publish(root, model, {})
+        (root / "data" / "results" / model / "data.js").write_text("")
+    folder = run_task(root, tmp_path / "outputs")
+    assert "Left out, since their published file is empty: Gemini-Pro Vision, Reka.\n" in capsys.readouterr().out
+    assert set(pd.read_csv(folder / "leaderboard.csv")["model"]) == {"GPT-4o", "Gemini-Pro 1.5"}
+    for model in ("GPT-4o", "Gemini-Pro 1.5"):
+        (root / "data" / "results" / model / "data.js").write_text("\n")
+    with pytest.raises(UserError, match=r"no <model>/data\.js with published responses"):
+        published_responses(root)
+
+
 def test_a_judge_of_other_answers_is_refused() -> None:
     with pytest.raises(UserError, match="does not read refusals"):
         refusal_judge(run_of("task=mossbench_leaderboard", "judge@task.judge=yes_no").task.judge)  # type: ignore[attr-defined]
@@ -176,7 +192,8 @@ def test_a_judge_of_other_answers_is_refused() -> None:
 
 def test_the_real_responses_are_read_whole(shared: Path) -> None:
     root = shared / "data" / "mossbench"
-    asked, answered = published_questions(root), published_responses(root)
+    asked, (answered, empty) = published_questions(root), published_responses(root)
+    assert empty == []
     assert len(asked) == 300
     assert {model: len(found) for model, found in answered.items()} == {
         "Claude 3 Haiku": 300, "GPT-4o": 300, "Gemini-Pro 1.5": 300,

@@ -22,14 +22,17 @@ function fromHash() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   if (!wanted.has("case")) return;
   const index = cases.findIndex((one) => one.id === wanted.get("case"));
-  if (index < 0) return say(`this run has no case ${wanted.get("case")}`);
+  if (index < 0) {
+    say(`this run has no case ${wanted.get("case")}`);
+    return byId("said").scrollIntoView({ block: "center" });
+  }
   open(index, wanted.get("arm"));
-  byId("cases").scrollIntoView();
+  byId("detail").scrollIntoView(); /* on a phone the list stands above it, on a wide screen to its left */
 }
 
 function drawCase(index) {
   const one = cases[index];
-  const facts = [one.subset.replace(/_/g, "-"), one.scenario, ...Object.entries(one.tags).map(([key, value]) => `${key}: ${value}`)];
+  const facts = [one.subset, one.scenario, ...Object.entries(one.tags).map(([key, value]) => `${key}: ${value}`)];
   const arms = [...new Set([state.against, state.arm])].filter((arm) => answer(index, arm));
   const others = data.arms.filter((arm) => !arms.includes(arm) && answer(index, arm));
   byId("detail").replaceChildren(...[
@@ -50,7 +53,7 @@ function flipTag(index) {
   return flip ? el("span", { class: `tag ${flip}`, text: `${flip} by ${state.arm}` }) : el("span");
 }
 
-/* Pictures of unsafe cases stay blurred until they are asked for, one at a time. */
+/* Pictures of harmful cases, and of harmless ones that a benchmark made to look alarming, stay blurred until they are asked for, one at a time. */
 function picture(one) {
   if (one.image < 0) return el("div", { class: "none", text: "no thumbnail was kept" });
   const image = el("img", { src: data.images[one.image], alt: `image of case ${one.id}`, width: 160 });

@@ -87,7 +87,7 @@ function row(index, place) {
   if (before && state.against !== state.arm) line.append(verdict(before), " → ");
   line.append(verdict(now));
   if (now && now.margin !== null) line.append(el("span", { text: ` ${signed(now.margin)}` }));
-  line.append(` · ${one.subset.replace(/_/g, "-")} · `, el("bdi", { class: "id", text: one.id })); /* last: ids may be long */
+  line.append(` · ${one.subset} · `, el("bdi", { class: "id", text: one.id })); /* last: ids may be long */
   return el("div", { class: "row", role: "option", id: `row-${index}`, "aria-selected": String(index === state.open),
     "aria-setsize": state.shown.length, "aria-posinset": place + 1, "data-case": one.id, onclick: () => open(index) },
     el("bdi", { class: "text", text: one.text }), line);
@@ -116,10 +116,9 @@ function choices(select, options, value) {
 
 function fillFilters() {
   const distinct = (values) => [...new Set(values)];
-  const name = (value) => value.replace(/_/g, "-");
   choices(byId("f-arm"), data.arms.map((arm) => [arm, arm]), state.arm);
   choices(byId("f-against"), data.arms.map((arm) => [arm, arm]), state.against);
-  choices(byId("f-subset"), [["", "all subsets"], ...distinct(cases.map((one) => one.subset)).map((v) => [v, name(v)])], "");
+  choices(byId("f-subset"), [["", "all subsets"], ...distinct(cases.map((one) => one.subset)).map((v) => [v, v])], "");
   const within = cases.filter((one) => !state.subset || one.subset === state.subset);
   choices(byId("f-scenario"), [["", "all scenarios"], ...distinct(within.map((one) => one.scenario)).filter(Boolean)
     .map((value) => [value, value])], state.scenario);
