@@ -122,7 +122,7 @@ def _flips(arm: Mapping[str, Any]) -> Cell:
 
 
 def sentences(metrics: Mapping[str, Mapping[str, Any]], left_out: Sequence[str]) -> list[str]:
-    """One sentence a benchmark on the arm under study, and what was left out."""
+    """One sentence a benchmark on the arm under study, and what was ``left_out``, as it would be typed."""
     said = []
     for benchmark, one in metrics.items():
         study = str(one.get("study"))
@@ -134,7 +134,7 @@ def sentences(metrics: Mapping[str, Mapping[str, Any]], left_out: Sequence[str])
         note = "" if one.get("kind") == "refusal" else f" ({NOTE})"
         said.append(f"{benchmark}: under {study}, {rates}{note}.")
     if left_out:
-        said.append(f"Left out, because no folder was given: {', '.join(f'{name}=<folder>' for name in left_out)}.")
+        said.append(f"Left out, because no folder was given: {', '.join(left_out)}.")
     return said
 
 

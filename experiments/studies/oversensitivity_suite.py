@@ -1,21 +1,17 @@
 """``+exp=oversensitivity_suite``: one model on every benchmark of over-caution at hand, on one page.
 
-Each benchmark is a study of its own, in a run directory of its own; the weights are loaded once. The page has a panel
-an arm, in each panel a dot a benchmark: how often benign requests are refused against how often harmful ones are. Of
-MMSafeAware, which asks for a verdict, calling a sentence unsafe stands for refusing it.
+``+exp=papers`` is the suite of two: MMSafeAware (arXiv 2502.11184) and MOSSBench (arXiv 2406.17806). Each benchmark is
+a study of its own, in a run directory of its own; the weights are loaded once. The page has a panel an arm, in each
+panel a dot a benchmark: how often benign requests are refused against how often harmful ones are. Of MMSafeAware, which
+asks for a verdict, calling a sentence unsafe stands for refusing it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.holisafe import HoliSafe
-from experiments.benchmarks.lvlm_safer import LVLMSafeR
-from experiments.benchmarks.mmsafeaware import MMSafeAware
-from experiments.benchmarks.mossbench import MOSSBench
-from experiments.benchmarks.mssbench import MSSBench
-from experiments.benchmarks.vscbench import VSCBench
+from experiments.benchmarks import holisafe, lvlm_safer, mmsafeaware, mossbench, mssbench, vscbench
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
@@ -23,18 +19,18 @@ from experiments.evaluation.cases import check_cases, on_benchmark
 from experiments.report import suite_page
 from experiments.runs.directory import open_run, read_object
 from experiments.runs.launch import Launch, sharded
-from experiments.types import Benchmark
 from interp.errors import UserError
 
 # Key of the command line → the benchmark in that folder; the order is that of the page.
-MADE: Mapping[str, Callable[[str, bool], Benchmark]] = {
-    "mmsafeaware": lambda root, strict: MMSafeAware(root=root, strict=strict),
-    "mossbench": lambda root, strict: MOSSBench(root=root, sets="both", strict=strict),
-    "mssbench": lambda root, strict: MSSBench(root=root, strict=strict),
-    "lvlm_safer": lambda root, strict: LVLMSafeR(root=root, strict=strict),
-    "vscbench": lambda root, strict: VSCBench(root=root, strict=strict),
-    "holisafe": lambda root, strict: HoliSafe(root=root, strict=strict),
+MADE: Mapping[str, Any] = {
+    "mmsafeaware": mmsafeaware.MMSafeAware,
+    "mossbench": mossbench.MOSSBench,
+    "mssbench": mssbench.MSSBench,
+    "lvlm_safer": lvlm_safer.LVLMSafeR,
+    "vscbench": vscbench.VSCBench,
+    "holisafe": holisafe.HoliSafe,
 }
+CLONES = {"mmsafeaware": mmsafeaware.REPOSITORY, "mossbench": mossbench.REPOSITORY}
 
 
 @sharded
@@ -42,12 +38,22 @@ MADE: Mapping[str, Callable[[str, bool], Benchmark]] = {
 class OversensitivitySuite:
     """The task, on the folders given as ``mssbench=<folder>`` and so on; those not given are left out.
 
+    ``benchmarks`` are those that may be asked, by their keys. ``sets`` are those of MOSSBench (benign, contrast, both).
     ``answer_tokens`` is how long answers in words may be; verdicts take ``run.max_new_tokens``.
+
+    Raises:
+        UserError: an unknown benchmark or set, or no token to answer with.
     """
 
+    benchmarks: tuple[str, ...] = tuple(MADE)
+    sets: str = "both"
     answer_tokens: int = 128
 
     def __post_init__(self) -> None:
+        if unknown := [name for name in self.benchmarks if name not in MADE]:
+            raise UserError(f"task.benchmarks: {unknown[0]!r} is not known; known: {', '.join(MADE)}; choose of these")
+        if self.sets not in mossbench.PARTS:
+            raise UserError(f"task.sets={self.sets!r} is not known; known: {', '.join(mossbench.PARTS)}; choose one")
         if self.answer_tokens < 1:
             raise UserError(f"task.answer_tokens={self.answer_tokens}: must be at least 1")
 
@@ -57,11 +63,11 @@ class OversensitivitySuite:
         Raises:
             UserError: no folder was given, or a benchmark cannot be used; that is said before anything is asked.
         """
-        given = {name: str(root) for name in MADE if (root := getattr(run, name))}
+        given = {name: str(root) for name in self.benchmarks if (root := getattr(run, name))}
         if not given:
             raise UserError(
-                "+exp=oversensitivity_suite has no benchmark to ask; give the folder of one at least: "
-                f"{', '.join(f'{name}=<folder>' for name in MADE)} (docs/guide-judges.md says where to get them)"
+                f"{run.name} has no benchmark to ask; give the folder of one at least: "
+                f"{', '.join(map(_asked_for, self.benchmarks))} (docs/guide-judges.md says where to get them)"
             )
         runs = {name: self._study(run, name, root) for name, root in given.items()}
         for name, one in runs.items():
@@ -77,21 +83,29 @@ class OversensitivitySuite:
                 title = work.model_title
         if Launch.current().first:
             self._page(run, folders, title)
+            work.say_next()
 
     def _study(self, run: Run, name: str, root: str) -> Run:
         """The run on one benchmark, under its own name and with its kind's judge."""
-        benchmark: Any = MADE[name](root, run.strict)
+        more = {"sets": self.sets} if name == "mossbench" else {}
+        benchmark: Any = MADE[name](root=root, strict=run.strict, **more)
         tokens = run.max_new_tokens if benchmark.kind == "yes_no" else self.answer_tokens
         return on_benchmark(run, benchmark, f"{run.name}_{name}", tokens=tokens, described=asdict(benchmark))
 
     def _page(self, run: Run, folders: Mapping[str, Path], title: str) -> None:
         """Writes suite.html, suite.svg, suite.png and suite.json, and says where they are."""
         metrics = {name: read_object(folder / "metrics.json") for name, folder in folders.items()}
-        left_out = [name for name in MADE if name not in folders]
+        left_out = [_asked_for(name) for name in self.benchmarks if name not in folders]
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             suite_page.write(store.path, metrics, model=title, reports=folders, left_out=left_out)
             store.finish()
             page = store.path / "suite.html"
         console = Launch.current().console()
-        for line in (*suite_page.sentences(metrics, left_out), f"page: {page}"):
+        reports = [f"report of {name}: {folder / 'report.html'}" for name, folder in folders.items()]
+        for line in (*suite_page.sentences(metrics, left_out), *reports, f"page: {page}"):
             console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _asked_for(name: str) -> str:
+    """What to type, and for the benchmarks that are a repository what to clone."""
+    return f"{name}=<folder>" + (f" (git clone {CLONES[name]})" if name in CLONES else "")

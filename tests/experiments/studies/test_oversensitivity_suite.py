@@ -11,7 +11,7 @@ from experiments.report import suite_page
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_oversensitivity_benchmarks import mssbench
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_both_papers import mmsafeaware
+from tests.experiments.studies.test_papers import mmsafeaware
 
 
 def execute(*overrides: str) -> None:
@@ -54,7 +54,10 @@ def test_what_is_at_hand_runs_and_one_page_shows_it(
     assert "script-src" not in page
     assert (suite / "suite.svg").stat().st_size > 1000
     printed = capsys.readouterr().out
-    said = "Left out, because no folder was given: mossbench=<folder>, lvlm_safer=<folder>, vscbench=<folder>, holisafe"
+    clone = "git clone https://github.com/turningpoint-ai/MOSSBench"
+    said = (
+        f"Left out, because no folder was given: mossbench=<folder> ({clone}), lvlm_safer=<folder>, vscbench=<folder>"
+    )
     assert said in printed
 
 
@@ -66,6 +69,8 @@ def test_nothing_at_hand_and_a_wrong_folder_are_said_before_anything_is_asked(tm
         execute(out, f"mssbench={mssbench(tmp_path / 'mss')}", "lvlm_safer=nowhere")
     with pytest.raises(UserError, match=r"task.answer_tokens=0"):
         execute("task.answer_tokens=0")
+    with pytest.raises(UserError, match=r"task.benchmarks: 'xstest' is not known; known: mmsafeaware, mossbench"):
+        execute("task.benchmarks=[xstest]")
     assert not (tmp_path / "out").exists()
 
 

@@ -69,7 +69,10 @@ def test_both_are_asked_by_the_same_arms_and_reported_each(
     assert set(verdicts["arms"]) - set(refusals["arms"]) == {"calibrated_shift"}
     assert (verdicts["arms"]["baseline"]["n"], refusals["arms"]["baseline"]["n"]) == (6, 6)
     printed = capsys.readouterr().out
-    assert printed.count(", with the published rows beside: ") == 2
+    assert [line.split()[2] for line in printed.splitlines() if line.startswith("report of ")] == [
+        "mmsafeaware:", "mossbench:"]  # fmt: skip
+    (page,) = (tmp_path / "out" / "papers").iterdir()
+    assert set(json.loads((page / "suite.json").read_text())["runs"]) == {"mmsafeaware", "mossbench"}
     said = " ".join(printed.split())
     for sentence in (verdicts["summary"][0], refusals["summary"][0]):
         assert said.count(" ".join(sentence.split())) == 1
@@ -96,15 +99,14 @@ def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(
 def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"output_root={tmp_path / 'out'}", "attention=false")
     execute(*overrides, "~arms.text_only", "~arms.safety_prompt")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["papers_mmsafeaware"]
-    said = (
-        "mossbench was left out; git clone https://github.com/turningpoint-ai/MOSSBench and add mossbench=<its folder>"
-    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"papers_mmsafeaware", "papers"}
+    clone = "git clone https://github.com/turningpoint-ai/MOSSBench"
+    said = f"Left out, because no folder was given: mossbench=<folder> ({clone})."
     assert said in capsys.readouterr().out
 
 
 def test_what_is_wrong_with_either_is_said_before_anything_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no benchmark to ask; git clone .* mmsafeaware=<its folder>; git clone"):
+    with pytest.raises(UserError, match=r"^papers has no benchmark to ask; give .* mmsafeaware=<folder> \(git clone"):
         execute(f"output_root={tmp_path / 'out'}")
     with pytest.raises(UserError, match=r"^mossbench=.*nowhere is not a folder; .* set mossbench to it"):
         execute(f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", "mossbench=nowhere", f"output_root={tmp_path / 'out'}")
