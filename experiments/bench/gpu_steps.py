@@ -258,7 +258,7 @@ def plan(place: Place) -> list[Reading]:
         f"task.gpu_gib={gib:.1f}",
         "max_new_tokens=16",
     )
-    planned = task(place, "task=plan", *settings, file="plan.json")
+    (planned,) = task(place, "task=plan", *settings, file="plan.json")["plans"]
     steps = [one for one in planned["outcomes"] if one["rows"] and one["step"] in ("answers: baseline", "answers: vcd")]
     if not steps:
         raise UserError("the plan has no step of answering that fits this card")

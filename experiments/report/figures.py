@@ -93,8 +93,8 @@ def trade_off(metrics: Mapping[str, Any], published: Sequence[PublishedRow] = ()
     """
     arms = metrics["arms"]
     legend_rows = math.ceil((len(arms) + 1 + bool(published)) / form.legend_columns)
-    height = 0.98 * form.width + 0.02 * form.text * (legend_rows + 1)
-    figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.08))
+    height = 0.98 * form.width + 0.02 * form.text * (legend_rows + 2)
+    figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.13))
     axes = figure.add_subplot()
     axes.set(xlim=(-3, 103), ylim=(-3, 103), aspect="equal")  # air on all sides: models do sit at 0 and at 100
     axes.set(xticks=range(0, 101, 20), yticks=range(0, 101, 20))

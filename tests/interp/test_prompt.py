@@ -1,6 +1,7 @@
 """Prompts through chat templates, and what a template may not do silently."""
 
-from typing import Any
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from interp.errors import UserError
 from interp.prompt import to_rgb
 from interp.vlm import VLM, Prompt
 from tests import families
+from tests.conftest import REPOSITORY
 from tests.tiny import picture
 
 QUESTION = Prompt("Is this safe?", picture())
@@ -87,7 +89,9 @@ def test_eight_bit_values_in_a_wide_image_stay() -> None:
     assert np.asarray(to_rgb(image))[0, :, 0].tolist() == [0, 7, 255]
 
 
-@pytest.mark.parametrize("image", [[picture(), picture()], "photo.jpg", np.zeros((8, 8, 3), np.uint8)])
-def test_a_prompt_takes_one_picture(image: Any) -> None:
-    with pytest.raises(UserError, match=f"image is a {type(image).__name__}; a prompt takes one picture"):
-        Prompt("Which is older?", image)
+@pytest.mark.parametrize(("image", "kind"), [("[Image.new('RGB', (8, 8))] * 2", "list"), ("'photo.jpg'", "str")])
+def test_a_prompt_takes_one_picture(image: str, kind: str) -> None:
+    code = f"from PIL import Image\nfrom interp.prompt import Prompt\nPrompt('Which is older?', {image})"
+    command = [sys.executable, "-c", code]  # where no types are checked, as a user's code runs
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stderr
+    assert f"UserError: Prompt: image is a {kind}; a prompt takes one picture" in said

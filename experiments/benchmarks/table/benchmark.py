@@ -142,9 +142,9 @@ class Table:
 
     @staticmethod
     def _on_hub(path: str) -> bool:
-        """Whether ``path`` names a data set of the hub: what lies on this disk never does."""
+        """Whether ``path`` names a data set of the hub, or a folder laid out as one: a file on this disk never does."""
         here = Path(path).expanduser()
-        return here.suffix.lower() not in ENDINGS and HUB_NAME.fullmatch(path) is not None and not here.exists()
+        return here.suffix.lower() not in ENDINGS and HUB_NAME.fullmatch(path) is not None and not here.is_file()
 
     def _column(self, name: str) -> str:
         """What the table calls the column."""

@@ -272,7 +272,7 @@ def test_an_image_is_opened_only_by_whoever_asks(tmp_path: Path) -> None:
 
 
 def test_harmless_cases_with_alarming_pictures_are_marked(tmp_path: Path) -> None:
-    tree(tmp_path, "7", "56", "128")
+    tree(tmp_path, "7", "61", "128")
     samples = MMSafeAware(str(tmp_path), require_images=False).load().samples
     assert [(s.scenario, s.alarming) for s in samples] == [
         ("Definitions", True), ("Homonyms", True), ("Biomedical Harm", False)]  # fmt: skip
