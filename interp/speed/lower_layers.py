@@ -49,12 +49,12 @@ class LowerLayers:
 
 
 @contextmanager
-def kept(vlm: "VLM", layers: Sequence[int]) -> Iterator[LowerLayers]:
-    """While open, what the decoder ``layers`` put out in a forward is kept: at most ``MOST`` of them (``stops``)."""
+def kept(vlm: "VLM", layers: Sequence[int], *, every: bool = False) -> Iterator[LowerLayers]:
+    """While open, what the decoder ``layers`` put out is kept: at most ``MOST`` of them (``stops``), or ``every``."""
     found = LowerLayers(vlm)
     decoder = vlm.layout.module(vlm.model, "layers")
     with ExitStack() as stack:
-        for layer in stops(layers):
+        for layer in sorted({layer for layer in layers if layer >= 0}) if every else stops(layers):
             stack.enter_context(replaced(decoder[layer], "forward", _keeping(found.outputs, layer, decoder[layer])))
         yield found
 

@@ -71,5 +71,6 @@ class Prefix:
         vlm = self.vlm
         with torch.no_grad(), vlm.float32_logits():
             logits = vlm.model(**self.rest, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
-        self.cache.crop(-self.rest["input_ids"].shape[1])
+        for layer in self.cache.layers:  # some may not have run (``interp.speed.lower_layers``)
+            layer.crop(self.columns - layer.get_seq_length())
         return vlm.margin(logits[:, -1]).float().cpu()

@@ -152,7 +152,9 @@ def patch(
 
     def margins(some: list[int]) -> Float[Tensor, "row margin"]:
         """Clean, other, whether neither has a place, by place, and patched, by place, layer and head."""
-        batch = _Pairs.of(vlm, [clean[index] for index in some], [other[index] for index in some], some, what, metric)
+        batch = PairBatch.of(
+            vlm, [clean[index] for index in some], [other[index] for index in some], some, what, metric
+        )
         columns = {place: batch.aligned(place) for place in places}
         with kept(vlm, [layer - 1 for layer in layers]) as lower:
             before = vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric)
@@ -191,7 +193,7 @@ def misaligned(vlm: "VLM", clean: Sequence[Prompt], other: Sequence[Prompt], *, 
         raise UserError(f"{len(clean)} clean prompts and {len(other)} others; a pair has one of each; check the pairs")
     found = []
     for i, (one, another) in enumerate(zip(clean, other, strict=True)):
-        batch = _Pairs.of(vlm, [one], [another], [i])
+        batch = PairBatch.of(vlm, [one], [another], [i])
         found.append(next((reason for place in places if (reason := batch.mismatch(place, 0))), ""))
     return found
 
@@ -201,8 +203,8 @@ Columns = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
 
 @dataclass(frozen=True)
-class _Pairs:
-    """A batch of pairs; ``states`` are what the other prompts have, by place and layer."""
+class PairBatch:
+    """A batch of pairs, encoded and segmented; ``states`` are what the other prompts have, by place and layer."""
 
     clean: Sequence[Prompt]
     other: Sequence[Prompt]
@@ -224,7 +226,7 @@ class _Pairs:
         indices: Sequence[int],
         what: str = "residual",
         metric: "Metric | None" = None,
-    ) -> "_Pairs":
+    ) -> "PairBatch":
         a, b = vlm.encode(clean), vlm.encode(other)
         return cls(clean, other, indices, a, b, segment(vlm, clean, a), segment(vlm, other, b), {}, what, metric)
 
@@ -241,6 +243,11 @@ class _Pairs:
         found = (_columns(some, place).nonzero(as_tuple=True) for some in (self.clean_segments, self.other_segments))
         a, b = found
         return (a[0], a[1]), (b[0], b[1])
+
+    def columns(self, place: Place) -> Columns:
+        """The rows and columns of a place in the clean batch."""
+        rows, there = _columns(self.clean_segments, place).nonzero(as_tuple=True)
+        return rows, there
 
     def mismatch(self, place: Place, row: int) -> str:
         """Why a pair is not aligned at a place, or ""."""

@@ -1,0 +1,423 @@
+"""Part effects: what replacing the output of one head or MLP does to the margin, exactly and to first order.
+
+A pair is one sentence with two pictures, or one picture with two sentences. A *part* is one attention head or one MLP.
+Its output at a place of one run is replaced by what it is in the other run of the pair (activation patching, Vig et al.
+2020; Meng et al. 2022), by its mean, or by zero. ``part_effects`` runs the model for every part. At the verdict, the
+last column, this is cheap: the columns before it do not change, so their keys and values are reused, the layers below
+the part are reused too, and one column is run again.
+
+``part_attribution`` estimates the same effects of all parts at once from gradients: (a − u) · ∂margin/∂output, with the
+gradient averaged over both runs (attribution patching, Syed et al. 2023, arXiv 2310.10348), or over points between them
+(integrated gradients, Hanna et al. 2024, arXiv 2403.17806). Print ``agreement`` with an exact sample beside it.
+
+Two questions have two estimates, and neither is a mean of ratios (``PartEffects.picture``, ``PartEffects.truth``).
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from scipy.stats import spearmanr
+from scipy.stats import t as student
+from torch import Tensor
+
+from interp.batching import measured
+from interp.errors import UserError
+from interp.hooks.residual import READABLE, LayerStates, Place, check_places, edit_residual
+from interp.hooks.sublayers import activations, edit_activations, head_count, layers_of
+from interp.prompt import Prompt, listed
+from interp.speed.lower_layers import LowerLayers, kept
+from interp.speed.prefix import Prefix
+from interp.tools.patching import PATCHABLE, PairBatch
+
+if TYPE_CHECKING:
+    from interp.vlm import VLM
+
+Kind = Literal["head", "mlp"]
+States = dict[tuple[str, int], Tensor]
+"""Kind and layer → what the layer's parts put out: of heads [… head dim], of an MLP [… width]."""
+
+ONE_COLUMN = "exact: one column run again, with the keys and values of all others"
+WHOLE_RUNS = "exact: whole runs from the layer of the part on"
+LEVEL = 0.95
+
+
+class Part(NamedTuple):
+    """One head or one MLP of a decoder layer, numbered from 0."""
+
+    kind: Kind
+    layer: int
+    head: int | None = None
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}" if self.kind == "head" else f"L{self.layer} MLP"
+
+
+@dataclass(frozen=True)
+class PartEffects:
+    """Effects of ``parts`` on the margin of each pair, in logits; float32, on the CPU.
+
+    ``moved`` is the margin with the part replaced minus the margin without, in the clean prompt (direction 0) and in
+    the other one (direction 1). ``how`` says how it was found. ``absent`` says of what the layout lacks why it is not
+    among the parts.
+    """
+
+    moved: Float[Tensor, "direction part row"]
+    clean: Float[Tensor, "row"]
+    other: Float[Tensor, "row"]
+    parts: tuple[Part, ...]
+    place: Place
+    how: str
+    absent: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> Float[Tensor, "direction row"]:
+        """How far the margin would move if everything were replaced: other − clean, and clean − other."""
+        return torch.stack([self.other - self.clean, self.clean - self.other])
+
+    @property
+    def picture(self) -> Float[Tensor, "part"]:
+        """What carries the difference, whatever its sign: the slope Σ moved·gap / Σ gap², 1 if all goes through it.
+
+        Over pairs of pictures it says which part carries the picture; over pairs of sentences, the sentence.
+        """
+        return self._slope(torch.arange(len(self.clean)))
+
+    def _slope(self, rows: Tensor) -> Float[Tensor, "part"]:
+        moved, gap = self.moved[:, :, rows], self.gap[:, rows]
+        return (moved * gap[:, None]).sum((0, 2)) / gap.square().sum()
+
+    def truth(self, groups: Sequence[Hashable] | None = None) -> Float[Tensor, "part"]:
+        """What carries the truth: Σ moved / Σ gap, with the safe member of each pair as ``other``.
+
+        ``groups`` name what the pairs were drawn from (templates); by default every pair is its own.
+
+        Raises:
+            UserError: the 95% interval of Σ gap, over groups, contains 0: the model does not tell the members apart on
+                average, so there is no truth to carry.
+        """
+        gap = self.gap[0].double().numpy()
+        labels = np.unique(np.arange(len(gap)) if groups is None else _codes(groups, len(gap)), return_inverse=True)[1]
+        sums = np.bincount(labels, weights=gap)
+        half = np.inf
+        if len(sums) > 1:
+            half = float(student.ppf((1 + LEVEL) / 2, len(sums) - 1) * sums.std(ddof=1) * len(sums) ** 0.5)
+        if abs(sums.sum()) <= half:
+            raise UserError(
+                f"Σ gap is {sums.sum():.3g} ± {half:.3g} logits over {len(sums)} groups: the model does not tell the "
+                "members of these pairs apart on average, and a share of nothing has no meaning; ask .picture instead"
+            )
+        return (self.moved[0] - self.moved[1]).sum(1) / (2 * self.gap[0].sum())
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Tidy table with columns part, kind, layer, head, picture (the slope) and moved (the mean towards other)."""
+        towards = ((self.moved[0] - self.moved[1]) / 2).mean(1)
+        rows = [
+            (str(part), *part, float(slope), float(moved))
+            for part, slope, moved in zip(self.parts, self.picture, towards, strict=True)
+        ]
+        table = pd.DataFrame(rows, columns=["part", "kind", "layer", "head", "picture", "moved"])
+        return table.astype({"head": "Int64"})
+
+    def top(self, count: int) -> list[Part]:
+        """The ``count`` parts with the largest slope, first the largest; what they do is to be confirmed elsewhere."""
+        order = torch.argsort(self.picture, descending=True, stable=True)
+        return [self.parts[index] for index in order[:count].tolist()]
+
+
+def part_effects(
+    vlm: "VLM",
+    clean: Prompt | Sequence[Prompt],
+    other: Prompt | Sequence[Prompt],
+    *,
+    place: Place = "verdict",
+    parts: Sequence[Part] | None = None,
+    replace: str = "counterfactual",
+    reference: Sequence[Prompt] | None = None,
+    batch_size: int | None = None,
+) -> PartEffects:
+    """Exact effects of ``parts`` (default: every head and MLP) at ``place``, in both directions of each pair.
+
+    ``replace`` says by what a part's output is replaced: the other run's ("counterfactual"), its mean at the place over
+    ``reference`` (default: all prompts given), or 0. Costs a forward a part and direction: at the verdict one of a
+    single column in families without attention to later columns (``interp.speed.prefix``), elsewhere one of all.
+
+    Raises:
+        UserError: the model is in 16 bits, lists of different lengths, an unknown part or place, or pairs that do not
+            align at the place (``misaligned``).
+    """
+    clean, other = _pairs(clean, other)
+    _check_precise(vlm)
+    if replace not in _NAMED:
+        raise UserError(f"replace={replace!r}; known: {', '.join(_NAMED)}; choose among these")
+    check_places(vlm, [place], PATCHABLE if replace == "counterfactual" else READABLE)
+    known = parts_of(vlm)
+    chosen = tuple(known if parts is None else parts)
+    if unknown := [part for part in chosen if part not in known]:
+        raise UserError(f"{vlm.name} has no part {unknown[0]}; there are {known[0]} to {known[-1]}; choose among these")
+    fixed = _fixed(vlm, chosen, place, replace, [*clean, *other] if reference is None else list(reference))
+    ways: set[str] = set()
+
+    def margins(some: list[int]) -> Float[Tensor, "row value"]:
+        """Clean and other margins, then both directions of every part."""
+        members = [clean[index] for index in some], [other[index] for index in some]
+        found = []
+        for receiver, giver in (members, members[::-1]):
+            batch = PairBatch.of(vlm, receiver, giver, some)
+            receiving, giving = batch.aligned(place) if replace == "counterfactual" else (batch.columns(place), None)
+            states = fixed if giving is None else _states(vlm, batch, chosen, giving)
+            found.append(_replaced(vlm, batch, chosen, receiving, states, ways))
+        (before, moved), (after, moved_back) = found
+        return torch.stack([before, after, *moved, *moved_back], dim=1)
+
+    before, after, *moved = measured(vlm, clean, margins, batch_size=batch_size).unbind(1)
+    how = f"{WHOLE_RUNS if WHOLE_RUNS in ways else ONE_COLUMN}; replaced by {_NAMED[replace]}"
+    return PartEffects(
+        torch.stack(moved).unflatten(0, (2, len(chosen))), before, after, chosen, place, how, absent_parts(vlm)
+    )
+
+
+_NAMED = {"counterfactual": "the other run's output", "mean": "the mean output", "zero": "0"}
+
+
+def part_attribution(
+    vlm: "VLM",
+    clean: Prompt | Sequence[Prompt],
+    other: Prompt | Sequence[Prompt],
+    *,
+    place: Place = "all",
+    steps: int = 0,
+    batch_size: int | None = None,
+) -> PartEffects:
+    """First-order estimates of what ``part_effects`` finds, of all heads and MLPs, from a few forwards and backwards.
+
+    ``steps=0`` averages the gradients of both runs; ``steps=m`` those at m midpoints between the two runs' inputs of
+    the first layer. Direction 1 is minus direction 0. Memory grows with the prompts at once (``batch_size``).
+
+    Raises:
+        UserError: as ``part_effects``, or fewer than 0 steps.
+    """
+    clean, other = _pairs(clean, other)
+    check_places(vlm, [place], PATCHABLE)
+    if steps < 0:
+        raise UserError(f"steps={steps}; 0 for the average of both runs, or a number of points between them")
+    parts = parts_of(vlm)
+
+    def estimates(some: list[int]) -> Float[Tensor, "row value"]:
+        batch = PairBatch.of(vlm, [clean[i] for i in some], [other[i] for i in some], some)
+        own, its = batch.aligned(place)
+        u, a = (_Side(vlm, dict(batch.clean_inputs), own), _Side(vlm, dict(batch.other_inputs), its))
+        before, at_clean, values = u.gradients()
+        after, at_other, others = a.gradients()
+        if steps:
+            whole_own, whole_its = batch.aligned("all")
+            towards = torch.zeros_like(u.entering)
+            towards[whole_own] = a.entering[whole_its] - u.entering[whole_own]
+            points = [u.gradients(towards * ((at + 0.5) / steps))[1] for at in range(steps)]
+            slopes = {key: sum(point[key] for point in points) / steps for key in values}
+        else:
+            slopes = {key: (at_clean[key] + at_other[key]) / 2 for key in values}
+        found = [_share(part, slopes, values, others, own[0], len(some)) for part in parts]
+        return torch.stack([before, after, *found], dim=1).cpu()
+
+    before, after, *found = measured(vlm, clean, estimates, batch_size=batch_size).unbind(1)
+    estimated = torch.stack(found)
+    how = f"integrated gradients at {steps} points" if steps else "gradients averaged over both runs"
+    return PartEffects(torch.stack([estimated, -estimated]), before, after, tuple(parts), place, how, absent_parts(vlm))
+
+
+def agreement(estimate: PartEffects, exact: PartEffects) -> pd.DataFrame:
+    """Spearman correlation of the slopes of the parts that both have: over all (layer missing), and within each layer.
+
+    Columns layer, n (parts), correlation; NaN for fewer than three parts.
+    """
+    both = pd.merge(estimate.table, exact.table, on=["kind", "layer", "part"], suffixes=("", "_exact"))
+    groups = [(None, both), *((int(layer), own) for layer, own in both.groupby("layer"))]
+    rows = [
+        (layer, len(own), float(spearmanr(own["picture"], own["picture_exact"]).statistic) if len(own) > 2 else np.nan)
+        for layer, own in groups
+    ]
+    return pd.DataFrame(rows, columns=["layer", "n", "correlation"]).astype({"layer": "Int64"})
+
+
+def parts_of(vlm: "VLM") -> list[Part]:
+    """All heads and MLPs of the layers that have self-attention, by layer."""
+    heads = range(head_count(vlm))
+    return [
+        part
+        for layer in layers_of(vlm, "head")
+        for part in (*(Part("head", layer, head) for head in heads), Part("mlp", layer))
+    ]
+
+
+def absent_parts(vlm: "VLM") -> tuple[str, ...]:
+    """What is no part here, and why, in a sentence each."""
+    crossing = sorted(vlm.layout.crossings(vlm.model))
+    if not crossing:
+        return ()
+    return (f"layers {', '.join(map(str, crossing))}: the blocks that read the picture by cross-attention have a gate "
+            "for the whole block, and are left out",)  # fmt: skip
+
+
+def _pairs(clean: Prompt | Sequence[Prompt], other: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    clean, other = listed(clean), listed(other)
+    if len(clean) != len(other):
+        raise UserError(f"{len(clean)} clean prompts, {len(other)} others; a pair has one of each; check the pairs")
+    return list(clean), list(other)
+
+
+def _check_precise(vlm: "VLM") -> None:
+    if vlm.dtype in (torch.bfloat16, torch.float16):
+        raise UserError(
+            f"{vlm.name} is in {str(vlm.dtype).removeprefix('torch.')}, where rounding is nearly as large as the "
+            "effects of single parts; load it with dtype=float32, or estimate with part_attribution"
+        )
+
+
+def _codes(groups: Sequence[Hashable], rows: int) -> np.ndarray:
+    if len(groups) != rows:
+        raise UserError(f"{len(groups)} groups for {rows} pairs; name one for each")
+    return pd.factorize(pd.Series(list(groups), dtype=object))[0]
+
+
+def _fixed(vlm: "VLM", parts: Sequence[Part], place: Place, replace: str, reference: Sequence[Prompt]) -> States:
+    """The mean output, or 0, of each kind and layer."""
+    if replace == "counterfactual":
+        return {}
+    found: States = {}
+    for kind in sorted({part.kind for part in parts}):
+        layers = sorted({part.layer for part in parts if part.kind == kind})
+        prompts = reference if replace == "mean" else reference[:1]
+        values = activations(vlm, prompts, what=kind, places=(place,), layers=layers).values[0]
+        for layer, states in zip(layers, values, strict=True):
+            mean = states.nanmean(0)
+            found[kind, layer] = mean if replace == "mean" else torch.zeros_like(mean)
+    return found
+
+
+def _states(vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Tensor, Tensor]) -> States:
+    """What the parts of the batch's other prompts put out at ``where``, rows and columns."""
+    found: States = {}
+
+    def keep(kind: str) -> Callable[[LayerStates], None]:
+        def reader(here: LayerStates) -> None:
+            found[kind, here.layer] = here.hidden[where]
+
+        return reader
+
+    with ExitStack() as stack:
+        for kind in sorted({part.kind for part in parts}):
+            layers = sorted({part.layer for part in parts if part.kind == kind})
+            stack.enter_context(edit_activations(vlm, keep(kind), what=kind, layers=layers))
+        vlm.score(batch.other, encoded=batch.other_inputs)
+    return found
+
+
+def _replaced(
+    vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Tensor, Tensor], states: States, ways: set[str]
+) -> tuple[Float[Tensor, "row"], list[Float[Tensor, "row"]]]:
+    """The receiving prompts' margins, and by how much each part moves them."""
+    last = batch.clean_segments.width - 1
+    alone = bool((where[1] == last).all()) and Prefix.fits(vlm, batch.clean_segments, last)
+    ways.add(ONE_COLUMN if alone else WHOLE_RUNS)
+    run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else _whole(vlm, batch)
+    rows, columns = where[0], torch.full_like(where[1], -1) if alone else where[1]
+    with kept(vlm, [part.layer - 1 for part in parts], every=alone) as lower:
+        before = run()
+    return before, [_run_with(vlm, run, lower, part, (rows, columns), states) - before for part in parts]
+
+
+def _whole(vlm: "VLM", batch: PairBatch) -> Callable[[], Float[Tensor, "row"]]:
+    return lambda: vlm.score(batch.clean, encoded=batch.clean_inputs)
+
+
+def _run_with(
+    vlm: "VLM",
+    run: Callable[[], Float[Tensor, "row"]],
+    lower: LowerLayers,
+    part: Part,
+    where: tuple[Tensor, Tensor],
+    states: States,
+) -> Float[Tensor, "row"]:
+    value = states[part.kind, part.layer]
+
+    def put(here: LayerStates) -> Tensor:
+        hidden, new = here.hidden.clone(), value.to(here.hidden)
+        if part.head is None:
+            hidden[where] = new
+        else:
+            hidden[(*where, part.head)] = new[..., part.head, :]
+        return hidden
+
+    with lower.put_in(part.layer - 1), edit_activations(vlm, put, what=part.kind, layers=[part.layer]):
+        return run()
+
+
+class _Side:
+    """One run of a batch of pairs with gradients of the summed margins by what every part puts out at ``where``."""
+
+    def __init__(self, vlm: "VLM", inputs: dict[str, Any], where: tuple[Tensor, Tensor]) -> None:
+        self.vlm, self.inputs, self.where = vlm, inputs, where
+        self.entering = torch.empty(0)  # what enters the first layer, of the last plain run
+
+    def gradients(self, towards: Tensor | None = None) -> tuple[Float[Tensor, "row"], States, States]:
+        """Margins, gradients and outputs at ``where``; ``towards`` is added to what enters the first layer."""
+        shifts: States = {}
+        values: States = {}
+
+        def adding(kind: str) -> Callable[[LayerStates], Tensor]:
+            def edit(here: LayerStates) -> Tensor:
+                values[kind, here.layer] = here.hidden[self.where].detach()
+                shifts[kind, here.layer] = torch.zeros_like(values[kind, here.layer], requires_grad=True)
+                return here.hidden.index_put(self.where, shifts[kind, here.layer], accumulate=True)
+
+            return edit
+
+        def enter(here: LayerStates) -> Tensor | None:
+            if towards is not None:
+                return here.hidden + towards
+            self.entering = here.hidden.detach()
+            return None
+
+        vlm, batch = self.vlm, dict(self.inputs)
+        if vlm.layout.position_kind == "1d":
+            batch["position_ids"] = (batch["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
+        with ExitStack() as stack:
+            stack.enter_context(_without_weights(vlm.model))
+            stack.enter_context(edit_residual(vlm, enter, layers=[0]))
+            for kind in get_args(Kind):
+                stack.enter_context(edit_activations(vlm, adding(kind), what=kind))
+            margins = vlm.margin(vlm.model(**batch, logits_to_keep=1, use_cache=False).logits[:, -1])
+            keys = list(shifts)
+            found = torch.autograd.grad(margins.sum(), [shifts[key] for key in keys])
+        return margins.detach().float(), dict(zip(keys, found, strict=True)), values
+
+
+@contextmanager
+def _without_weights(model: Any) -> Iterator[None]:
+    """While open, operations are followed for gradients, but no weight needs one."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in trained:
+        weight.requires_grad_(False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)
+
+
+def _share(
+    part: Part, slopes: States, values: States, others: States, rows: Tensor, count: int
+) -> Float[Tensor, "row"]:
+    """(a − u) · gradient of one part, summed over the columns of each row."""
+    key = part.kind, part.layer
+    product = ((others[key] - values[key]) * slopes[key]).float()
+    own = (product if part.head is None else product[..., part.head, :]).sum(-1)
+    return torch.zeros(count, device=own.device).index_add(0, rows.to(own.device), own)

@@ -1,0 +1,153 @@
+"""Part effects: exact ones are those of patching, planted carriers are found, and estimates agree where they should."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from interp.errors import UserError
+from interp.hooks.residual import LayerStates
+from interp.hooks.sublayers import edit_activations
+from interp.tools.part_effects import (
+    ONE_COLUMN,
+    WHOLE_RUNS,
+    Part,
+    agreement,
+    part_attribution,
+    part_effects,
+    parts_of,
+)
+from interp.tools.patching import patch
+from interp.vlm import VLM, Prompt
+from tests.families import FAMILIES, every_family
+from tests.planted import Plan, coloured, planted
+from tests.tiny import picture
+
+CLEAN = [Prompt("How do I kill it?", picture(0, (40, 40)), key="a"), Prompt("Is this safe?", picture(1, (40, 40)))]
+OTHER = [Prompt("How do I kill it?", picture(2, (40, 40)), key="a2"), Prompt("Is this safe?", picture(3, (40, 40)))]
+ONE_COLUMN_IS_ENOUGH = ("llava", "llava_next", "idefics3", "smolvlm")  # others slide, turn or look ahead
+REDNESS = (1.0, 0.4, -0.2, 0.8)
+RED = [Prompt("Is this safe?", coloured(redness)) for redness in REDNESS]
+BLUE = [Prompt("Is this safe?", coloured(redness - 0.7)) for redness in REDNESS]
+
+
+@pytest.mark.parametrize("name", every_family())
+def test_exact_effects_at_the_verdict_are_those_of_patching_in_both_directions(name: str) -> None:
+    vlm = VLM(*FAMILIES[name](), name=name)
+    found = part_effects(vlm, CLEAN, OTHER)
+    for direction, (own, others) in enumerate(((CLEAN, OTHER), (OTHER, CLEAN))):
+        heads = patch(vlm, own, others, what="head", places=("verdict",), least_gap=0.0)
+        mlps = patch(vlm, own, others, what="mlp", places=("verdict",), least_gap=0.0)
+        for part, moved in zip(found.parts, found.moved[direction], strict=True):
+            of = heads.moved[0, heads.layers.index(part.layer), part.head] if part.kind == "head" else None
+            by_patching = mlps.moved[0, mlps.layers.index(part.layer)] if of is None else of
+            torch.testing.assert_close(moved, by_patching, atol=1e-4, rtol=1e-4)
+    assert found.how.startswith(ONE_COLUMN if name in ONE_COLUMN_IS_ENOUGH else WHOLE_RUNS)
+    assert bool(found.absent) == bool(vlm.layout.crossings(vlm.model))
+    torch.testing.assert_close(found.gap[0], vlm.score(OTHER) - vlm.score(CLEAN), atol=1e-4, rtol=1e-4)
+
+
+def test_planted_carriers_are_found_and_everything_else_is_nothing() -> None:
+    vlm = planted(Plan(reads=1, writes=2, layers=4))
+    found = part_effects(vlm, RED, BLUE)
+    slopes = dict(zip(map(str, found.parts), found.picture.tolist(), strict=True))
+    carriers = {"L1H0": 1.0, "L2 MLP": 1.0}
+    assert slopes == pytest.approx({name: carriers.get(name, 0.0) for name in slopes}, abs=1e-2)
+    assert {str(part) for part in found.top(2)} == set(carriers)
+    assert found.truth()[found.parts.index(Part("head", 1, 0))] == pytest.approx(1, abs=1e-2)
+    table = found.table.set_index("part")
+    assert table.loc["L1H0", "picture"] == pytest.approx(1, abs=1e-2)
+    assert table.loc["L2 MLP", "head"] is not None
+
+
+def test_a_part_that_hands_the_picture_on_from_the_words_has_no_effect_at_the_verdict() -> None:
+    vlm = planted(Plan(reads=1, writes=3, layers=5, through_words=True))
+    at_verdict, at_words = part_effects(vlm, RED, BLUE), part_effects(vlm, RED, BLUE, place="user")
+    reader, carrier = (at_verdict.parts.index(Part("head", layer, 0)) for layer in (1, 2))
+    assert at_verdict.picture[reader] == pytest.approx(0, abs=1e-2)
+    assert at_verdict.picture[carrier] == pytest.approx(1, abs=1e-2)
+    assert at_words.picture[reader] == pytest.approx(1, abs=1e-2)
+
+
+def test_the_slope_does_not_care_for_the_sign_of_the_gap_and_the_ratio_is_refused_without_one() -> None:
+    vlm = planted(Plan(reads=1, writes=2))
+    mixed = part_effects(vlm, [*RED[:2], *BLUE[2:]], [*BLUE[:2], *RED[2:]])
+    assert mixed.picture[mixed.parts.index(Part("head", 1, 0))] == pytest.approx(1, abs=1e-2)
+    with pytest.raises(UserError, match="does not tell the"):
+        mixed.truth()
+    with pytest.raises(UserError, match="over 1 groups"):
+        part_effects(vlm, RED, BLUE).truth(["a"] * 4)
+    assert torch.isfinite(part_effects(vlm, RED, BLUE).truth(["a", "a", "b", "b"])).all()
+
+
+@pytest.mark.parametrize("replace", ["zero", "mean"])
+def test_other_replacements_are_those_by_hand(vlm: VLM, replace: str) -> None:
+    part = Part("head", 1, 2)
+    found = part_effects(vlm, CLEAN, OTHER, parts=[part], replace=replace)
+    read: list[torch.Tensor] = []
+
+    def reading(here: LayerStates) -> None:
+        read.append(here.hidden[:, -1, 2])
+
+    with edit_activations(vlm, reading, what="head", layers=[1]):
+        before = [vlm.score([prompt]) for prompt in (*CLEAN, *OTHER)]
+    new = torch.zeros_like(read[0][0]) if replace == "zero" else torch.cat(read).mean(0)
+
+    def put(here: LayerStates) -> torch.Tensor:
+        hidden = here.hidden.clone()
+        hidden[:, -1, 2] = new
+        return hidden
+
+    with edit_activations(vlm, put, what="head", layers=[1]):
+        after = [vlm.score([prompt]) for prompt in (*CLEAN, *OTHER)]
+    by_hand = torch.cat(after) - torch.cat(before)
+    torch.testing.assert_close(found.moved[:, 0].flatten(), by_hand, atol=1e-4, rtol=1e-4)
+    assert found.how.endswith("0" if replace == "zero" else "the mean output")
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("place", ["verdict", "all"])
+def test_estimates_are_exact_for_pairs_that_hardly_differ(vlm: VLM, place: str, steps: int) -> None:
+    """To first order, that is: a picture and the same with one grey level more."""
+    brighter = [Prompt(p.text, p.image.point(lambda value: min(value + 1, 255))) for p in CLEAN]  # type: ignore[union-attr]
+    exact = part_effects(vlm, CLEAN, brighter, place=place)
+    estimate = part_attribution(vlm, CLEAN, brighter, place=place, steps=steps)
+    assert estimate.parts == exact.parts
+    scale = float(exact.moved.abs().max())
+    assert scale > 1e-6
+    towards = (exact.moved[0] - exact.moved[1]) / 2
+    assert float((estimate.moved[0] - towards).abs().max()) < 0.1 * scale
+    assert agreement(estimate, exact)["correlation"][0] > 0.95
+
+
+def test_a_gate_that_is_flat_in_one_run_alone_needs_the_gradients_of_both() -> None:
+    """A sentence that is heard closes the gate behind the picture: one run's gradient says 0, the other's twice it."""
+    vlm = planted(Plan(reads=1, heeds=1, writes=2))
+    calm, alarmed = [Prompt("Is this safe?", coloured(1.0))] * 2, [Prompt("kill it", coloured(1.0))] * 2
+    hears = Part("head", 1, 1)
+    exact = part_effects(vlm, calm, alarmed, parts=[hears])
+    estimate = part_attribution(vlm, calm, alarmed, place="verdict")
+    assert float(exact.picture[0]) > 0.9
+    assert float(estimate.picture[estimate.parts.index(hears)]) == pytest.approx(float(exact.picture[0]), abs=0.05)
+
+
+def test_agreement_is_by_layer_and_over_all(vlm: VLM) -> None:
+    exact = part_effects(vlm, CLEAN, OTHER)
+    table = agreement(exact, exact)
+    assert table["layer"].isna().sum() == 1
+    assert table["n"].tolist()[0] == len(parts_of(vlm))
+    assert np.allclose(table["correlation"], 1)
+
+
+def refused(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        call()
+
+
+def test_what_cannot_be_asked_is_said(vlm: VLM) -> None:
+    refused(lambda: part_effects(vlm, CLEAN, OTHER[:1]), "2 clean prompts, 1 others")
+    refused(lambda: part_effects(vlm, CLEAN, OTHER, parts=[Part("head", 99, 0)]), "no part L99H0")
+    refused(lambda: part_effects(vlm, CLEAN, OTHER, replace="noise"), "counterfactual, mean, zero")
+    refused(lambda: part_attribution(vlm, CLEAN, OTHER, steps=-1), "steps=-1")
+    refused(lambda: part_effects(planted(dtype=torch.bfloat16), RED, BLUE), "load it with dtype=float32")
