@@ -1,23 +1,25 @@
-"""The road of every loop over prompts: batches by length, split where memory runs out, and kept until all is done.
+"""``VLM.batches``: batches of prompts by length, halved where memory runs out, and resumable.
 
-    with road(BatchRule(rows=32, tokens=16384), on_lowered=say), resumable(folder, of="these settings"):
-        margins = scores(vlm, prompts)
-        states = measured(vlm, prompts, lambda some: read([prompts[index] for index in some]))
+    with vlm.batches.by(BatchRule(rows=32, tokens=16384), on_lowered=say), vlm.batches.resumable(folder, of="settings"):
+        margins = vlm.batches.scores(prompts)
+        states = vlm.batches.measured(prompts, lambda some: read([prompts[index] for index in some]))
 
-The tools of this package and the mitigations that learn form their batches here, by the road that is open. Without one
-they take the defaults of ``BatchRule``, and warn where memory runs out. Imports torch only when a model is called.
+The tools of this package and the mitigations that learn form their batches here. A study sets its own rule (``by``);
+without one the defaults of ``BatchRule`` hold, and a warning says where memory runs out. Imports torch only when a
+model is called.
 """
 
 import gc
 import hashlib
 import json
 import shutil
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.prompt import Prompt
     from interp.prompt_length import Lengths
+    from interp.vlm import VLM
 
 Thing = TypeVar("Thing")
 Done = TypeVar("Done")
@@ -70,6 +73,9 @@ class BatchRule:
         return [sorted(batch) for batch in formed]
 
 
+DEFAULT = BatchRule()
+
+
 @dataclass
 class MemoryLimit:
     """The number of prompts that fit into memory at once; halved whenever memory runs out, never raised again.
@@ -81,33 +87,31 @@ class MemoryLimit:
     rows: int
     on_lowered: Callable[[int], None]
 
-    def parts(self, batch: Sequence[Thing], do: Callable[[Sequence[Thing]], Done], *, name: Any = str) -> list[Done]:
+    def parts(
+        self, batch: Sequence[Thing], do: Callable[[Sequence[Thing]], Done], *, name: Callable[[Any], str] | None = None
+    ) -> list[Done]:
         """The results of ``do`` for as many parts of ``batch`` as memory requires, in order.
 
         Raises:
-            UserError: one alone does not fit; ``name`` says which.
+            UserError: one alone does not fit; ``name`` says which (default: of a prompt).
         """
         done: list[Done] = []
         rest = batch
         while rest:
             part = rest[: self.rows]
-            found = _unless_out_of_memory(partial(do, part))
-            if found:
-                done += found
-                rest = rest[len(part) :]
-            elif len(part) == 1:
-                raise _too_large(f"a single prompt ({name(part[0])!r})")
+            try:
+                done.append(do(part))
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
             else:
-                self.lower(len(part) // 2)
+                rest = rest[len(part) :]
+                continue
+            # Here the error and the frames that it held are gone, so that their memory can be freed.
+            if len(part) == 1:
+                raise _too_large(f"a single prompt ({(name or _name)(part[0])!r})")
+            self.lower(len(part) // 2)
         return done
-
-    def ask(self, prompts: "Sequence[Prompt]", ask: "Callable[[Sequence[Prompt]], Generation]") -> "Generation":
-        """The answers to all ``prompts``, in as many parts as memory requires.
-
-        Raises:
-            UserError: a single prompt does not fit.
-        """
-        return merged(self.parts(prompts, ask, name=_name))
 
     def lower(self, rows: int) -> None:
         """Notes that no more than ``rows`` fit, and frees what can be freed."""
@@ -124,162 +128,167 @@ class _Kept:
     loops: int = 0
 
 
-@dataclass
-class Road:
-    """How the loops inside ``road`` form their batches, and what is known of memory."""
+class BatchContext:
+    """How loops over the prompts of one model form their batches, and what is known of memory: ``VLM.batches``.
 
-    rule: BatchRule
-    limit: MemoryLimit
-    kept: _Kept | None = None
-    _lengths: "Lengths | None" = field(default=None, repr=False)
-
-    def form(self, vlm: Any, prompts: "Sequence[Prompt]", batch_size: int | None = None) -> list[list[int]]:
-        """The batches, as places in ``prompts``; ``batch_size`` is the most rows where it is below the rule's."""
-        rule = self.rule if batch_size is None else replace(self.rule, rows=min(batch_size, self.rule.rows))
-        pictured = [prompt.image is not None for prompt in prompts]
-        if rule.tokens is None or getattr(vlm, "layout", None) is None:  # a model behind an API has no tokens to count
-            return rule.form(None, pictured)
-        if self._lengths is None or self._lengths.vlm is not vlm:
-            from interp.prompt_length import Lengths
-
-            self._lengths = Lengths(vlm)
-        return rule.form(self._lengths.of_prompts(prompts), pictured)
-
-
-_OPEN: ContextVar[Road | None] = ContextVar("road", default=None)
-
-
-def open_road(batch_size: int | None = None) -> Road:
-    """The road that is open, or a new one by the defaults, with at most ``batch_size`` rows."""
-    found = _OPEN.get()
-    if found is not None:
-        return found
-    rule = BatchRule() if batch_size is None else BatchRule(rows=batch_size)
-    return Road(rule, MemoryLimit(rule.rows, _warn))
-
-
-@contextmanager
-def road(rule: BatchRule, *, on_lowered: Callable[[int], None], rows: int | None = None) -> Iterator[Road]:
-    """While open, loops over prompts form batches by ``rule``. ``rows`` is what is known to fit, if that is less."""
-    limit = MemoryLimit(rule.rows if rows is None else min(rows, rule.rows), on_lowered)
-    opened = Road(rule, limit)
-    token = _OPEN.set(opened)
-    try:
-        yield opened
-    finally:
-        _OPEN.reset(token)
-
-
-@contextmanager
-def resumable(folder: Path, *, of: str) -> Iterator[None]:
-    """While open, every loop by ``measured`` keeps its batches in ``folder``, and takes those that are there.
-
-    What is kept belongs to ``of`` (model, settings), to the number of the loop within the block, and to its prompts, so
-    the block must do the same in the same order when it is run again. The folder is removed when the block ends well.
-    It is a help, not a result: where it cannot be written, everything is measured again.
+    ``model`` is a VLM, or a model behind an API, which has no tokens to count.
     """
-    before = open_road()
-    part = folder / hashlib.sha256(of.encode()).hexdigest()[:12]
-    token = _OPEN.set(replace(before, kept=_Kept(part)))
-    try:
-        yield
-    finally:
-        _OPEN.reset(token)
-    shutil.rmtree(folder, ignore_errors=True)
 
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.proxy(model)  # which has this object: a circle would hold its weights
+        self.rule = DEFAULT
+        self.limit = MemoryLimit(sys.maxsize, _warn)
+        self._kept: _Kept | None = None
 
-def measured(
-    vlm: Any,
-    prompts: "Sequence[Prompt]",
-    measure: "Callable[[list[int]], Tensor]",
-    *,
-    batch_size: int | None = None,
-    of: str = "",
-) -> "Tensor":
-    """What ``measure`` finds for places in ``prompts``: a tensor on the CPU with a row for each, in their order.
+    @cached_property
+    def lengths(self) -> "Lengths | None":
+        """The model's counts of tokens; None where there are none to count."""
+        if getattr(self._model, "layout", None) is None:
+            return None
+        from interp.prompt_length import Lengths
 
-    Args:
-        measure: is called with some places at a time, ascending, and again with fewer where memory runs out.
-        batch_size: the most prompts at once, None for the rule's.
-        of: what is measured; needed where a block of ``resumable`` may begin with another loop over the same prompts.
+        return Lengths(cast("VLM", self._model))
 
-    Raises:
-        UserError: no prompts, batches of none, or a single prompt does not fit into memory.
-    """
-    import torch
+    @contextmanager
+    def by(
+        self, rule: BatchRule, *, on_lowered: Callable[[int], None], rows: int | None = None
+    ) -> "Iterator[BatchContext]":
+        """While open, batches are formed by ``rule``. ``rows`` is what is known to fit, if that is less."""
+        before = self.rule, self.limit
+        self.rule = rule
+        self.limit = MemoryLimit(rule.rows if rows is None else min(rows, rule.rows), on_lowered)
+        try:
+            yield self
+        finally:
+            self.rule, self.limit = before
 
-    opened = open_road(batch_size)
-    if not prompts or (batch_size is not None and batch_size < 1):
-        raise UserError(
-            f"{len(prompts)} prompts in batches of {opened.rule.rows if batch_size is None else batch_size}; a "
-            "measurement needs at least one of each; check the limit"
-        )
-    formed = opened.form(vlm, prompts, batch_size)
-    place = _place_of_loop(opened, prompts, formed, of)
-    rows: dict[int, Tensor] = {}
-    for batch in formed:
-        kept = None if place is None else place / f"{batch[0]}-{len(batch)}.safetensors"
-        found = _read(kept)
-        if found is None:
-            found = torch.cat(
-                opened.limit.parts(batch, lambda part: measure(list(part)), name=lambda at: _name(prompts[at]))
+    @contextmanager
+    def resumable(self, folder: Path, *, of: str) -> Iterator[None]:
+        """While open, every loop by ``measured`` keeps its batches in ``folder``, and takes those that are there.
+
+        What is kept belongs to ``of`` (model, settings), to the number of the loop within the block, and to its
+        prompts, so the block must do the same in the same order when it is run again. The folder is removed when the
+        block ends well. It is a help, not a result: where it cannot be written, everything is measured again.
+        """
+        before = self._kept
+        self._kept = _Kept(folder / hashlib.sha256(of.encode()).hexdigest()[:12])
+        try:
+            yield
+        finally:
+            self._kept = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def form(self, prompts: "Sequence[Prompt]", batch_size: int | None = None) -> list[list[int]]:
+        """The batches, as places in ``prompts``; ``batch_size`` is the most rows, or a study's rule if that is less."""
+        rows = self.rule.rows if batch_size is None else batch_size
+        rule = replace(self.rule, rows=rows if self.rule is DEFAULT else min(rows, self.rule.rows))
+        counted = None if rule.tokens is None or self.lengths is None else self.lengths.of_prompts(prompts)
+        return rule.form(counted, [prompt.image is not None for prompt in prompts])
+
+    def measured(
+        self,
+        prompts: "Sequence[Prompt]",
+        measure: "Callable[[list[int]], Tensor]",
+        *,
+        batch_size: int | None = None,
+        of: str = "",
+    ) -> "Tensor":
+        """What ``measure`` finds for places in ``prompts``: a tensor on the CPU with a row for each, in their order.
+
+        Args:
+            measure: is called with some places at a time, ascending, and again with fewer where memory runs out.
+            batch_size: the most prompts at once, None for the rule's.
+            of: what is measured; needed where a block of ``resumable`` may begin with another loop over the same
+                prompts.
+
+        Raises:
+            UserError: no prompts, batches of none, or a single prompt does not fit into memory.
+        """
+        import torch
+
+        if not prompts or (batch_size is not None and batch_size < 1):
+            raise UserError(
+                f"{len(prompts)} prompts in batches of {self.rule.rows if batch_size is None else batch_size}; a "
+                "measurement needs at least one of each; check the limit"
             )
-            _keep(kept, found)
-        rows.update(zip(batch, found, strict=True))
-    return torch.stack([rows[index] for index in range(len(prompts))])
+        formed = self.form(prompts, batch_size)
+        place = self._place_of_loop(prompts, formed, of)
+        rows: dict[int, Tensor] = {}
+        for batch in formed:
+            kept = None if place is None else place / f"{batch[0]}-{len(batch)}.safetensors"
+            found = _read(kept)
+            if found is None:
+                found = torch.cat(self._in_parts(batch, prompts, measure))
+                _keep(kept, found)
+            rows.update(zip(batch, found, strict=True))
+        return torch.stack([rows[index] for index in range(len(prompts))])
 
+    def gathered(
+        self,
+        prompts: "Sequence[Prompt]",
+        ask: "Callable[[list[Prompt]], Sequence[Thing]]",
+        *,
+        batch_size: int | None = None,
+    ) -> list[Thing]:
+        """What ``ask`` says of some prompts at a time, one thing for each, in their order. ``resumable`` keeps none.
 
-def gathered(
-    vlm: Any,
-    prompts: "Sequence[Prompt]",
-    ask: "Callable[[list[Prompt]], Sequence[Thing]]",
-    *,
-    batch_size: int | None = None,
-) -> list[Thing]:
-    """What ``ask`` says of some prompts at a time, one thing for each, in their order. Nothing is kept (``resumable``).
+        Raises:
+            UserError: a single prompt does not fit into memory.
+        """
+        found: dict[int, Thing] = {}
+        for batch in self.form(prompts, batch_size):
+            parts = self._in_parts(batch, prompts, lambda some: ask([prompts[index] for index in some]))
+            found.update(zip(batch, (one for part in parts for one in part), strict=True))
+        return [found[index] for index in range(len(prompts))]
 
-    Raises:
-        UserError: a single prompt does not fit into memory.
-    """
-    opened = open_road(batch_size)
-    found: dict[int, Thing] = {}
-    for batch in opened.form(vlm, prompts, batch_size):
-        parts = opened.limit.parts([prompts[index] for index in batch], lambda part: ask(list(part)), name=_name)
-        found.update(zip(batch, (one for part in parts for one in part), strict=True))
-    return [found[index] for index in range(len(prompts))]
+    def scores(
+        self, prompts: "Sequence[Prompt]", *, metric: "Metric | None" = None, batch_size: int | None = None
+    ) -> "Tensor":
+        """The margin, or ``metric``, of every prompt (``VLM.score``), float32 on the CPU.
 
+        Raises:
+            UserError: as ``measured``.
+        """
 
-def scores(
-    vlm: Any, prompts: "Sequence[Prompt]", *, metric: "Metric | None" = None, batch_size: int | None = None
-) -> "Tensor":
-    """The margin, or ``metric``, of every prompt (``VLM.score``), float32 on the CPU.
+        def scored(some: list[int]) -> "Tensor":
+            return cast("Tensor", self._model.score([prompts[index] for index in some], metric=metric))
 
-    Raises:
-        UserError: as ``measured``.
-    """
+        return self.measured(prompts, scored, batch_size=batch_size)
 
-    def scored(some: list[int]) -> "Tensor":
-        return cast("Tensor", vlm.score([prompts[index] for index in some], metric=metric))
+    def halved(self, size: int, ask: Callable[[int], Thing]) -> Thing:
+        """The result of ``ask`` with ``size`` rows at once; started again with half of it whenever memory runs out.
 
-    return measured(vlm, prompts, scored, batch_size=batch_size)
+        For loops that are not ours to split.
 
+        Raises:
+            UserError: single rows do not fit.
+        """
+        size = min(size, self.limit.rows)
+        while True:
+            try:
+                return ask(size)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            if size == 1:
+                raise _too_large("a single prompt")
+            size //= 2
+            self.limit.lower(size)
 
-def halved(size: int, ask: Callable[[int], Thing]) -> Thing:
-    """The result of ``ask`` with ``size`` rows at once; started again with half of it whenever memory runs out.
+    def _in_parts(
+        self, batch: list[int], prompts: "Sequence[Prompt]", do: "Callable[[list[int]], Done]"
+    ) -> "list[Done]":
+        """The results of ``do`` for as many parts of ``batch``, places in ``prompts``, as memory requires."""
+        return self.limit.parts(batch, lambda some: do(list(some)), name=lambda at: _name(prompts[at]))
 
-    For loops that are not ours to split.
-
-    Raises:
-        UserError: single rows do not fit.
-    """
-    limit = open_road(size).limit
-    size = min(size, limit.rows)
-    while not (found := _unless_out_of_memory(partial(ask, size))):
-        if size == 1:
-            raise _too_large("a single prompt")
-        size //= 2
-        limit.lower(size)
-    return found[0]
+    def _place_of_loop(self, prompts: "Sequence[Prompt]", formed: Sequence[Sequence[int]], of: str) -> Path | None:
+        """Where this loop keeps its batches; None where it does not."""
+        if self._kept is None:
+            return None
+        self._kept.loops += 1
+        described = [[p.key, p.text, p.system, None if p.image is None else p.image.size] for p in prompts]
+        digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [of])]).encode()).hexdigest()[:12]
+        return self._kept.folder / f"{self._kept.loops}-{digest}"
 
 
 def merged(parts: "Sequence[Generation]") -> "Generation":
@@ -311,19 +320,6 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or should_reduce_batch_size(error)
 
 
-def _unless_out_of_memory(ask: Callable[[], Thing]) -> list[Thing]:
-    """The result, or an empty list where memory ran out.
-
-    On return the error and the frames it held are gone, so their memory can be freed.
-    """
-    try:
-        return [ask()]
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        return []
-
-
 def _too_large(what: str) -> UserError:
     return UserError(
         f"not enough memory for {what}; take smaller weights (model.dtype=bfloat16), smaller images (the model's pixel "
@@ -343,18 +339,8 @@ def _warn(rows: int) -> None:
     warnings.warn(f"out of memory; asking {rows} prompts at once from here on", stacklevel=2)
 
 
-def _name(prompt: "Prompt") -> str:
-    return prompt.key or prompt.text
-
-
-def _place_of_loop(opened: Road, prompts: "Sequence[Prompt]", formed: Sequence[Sequence[int]], of: str) -> Path | None:
-    """Where this loop keeps its batches; None where it does not."""
-    if opened.kept is None:
-        return None
-    opened.kept.loops += 1
-    described = [[p.key, p.text, p.system, None if p.image is None else p.image.size] for p in prompts]
-    digest = hashlib.sha256(json.dumps([described, formed, *filter(None, [of])]).encode()).hexdigest()[:12]
-    return opened.kept.folder / f"{opened.kept.loops}-{digest}"
+def _name(prompt: Any) -> str:
+    return str(prompt.key or prompt.text)
 
 
 def _read(path: Path | None) -> "Tensor | None":

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor
 
+from interp.batching import BatchContext
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import read_checkpoint
 from interp.checkpoints.memory import input_device
@@ -121,7 +122,8 @@ class VLM:
 
     The tokenizer is set to pad on the left, with its end token if it has no padding token. A peft wrapper is removed:
     the inner model contains the adapter's layers and has the module paths of ``layout``. Callables in ``on_encode`` are
-    called with the prompts and the model inputs after every ``encode``.
+    called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
+    prompts (``interp.batching``).
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.
@@ -134,6 +136,7 @@ class VLM:
         self.name = name or self.layout.model_type
         self.revision = revision
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
+        self.batches = BatchContext(self)
         self.tokenizer = processor.tokenizer
         self.tokenizer.padding_side = "left"  # generate() continues from the last column
         if self.tokenizer.pad_token is None:

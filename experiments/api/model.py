@@ -18,6 +18,7 @@ from experiments.api.config import ApiConfig
 from experiments.api.reply import Reply, one_line
 from experiments.benchmarks.images import pixel_digest
 from experiments.types import Status
+from interp.batching import BatchContext
 from interp.errors import UserError
 from mitigation.method import Method, abilities
 
@@ -44,7 +45,8 @@ def check_methods(arms: Mapping[str, Method]) -> None:
 class ApiModel:
     """One model of an endpoint; nothing is sent before the first prompt. Answers are cached in ``cache``, if given.
 
-    ``reported`` collects the names under which the endpoint answered, which may be more specific than ours.
+    ``batches`` forms batches as a VLM's do, in the order of the prompts. ``reported``
+    collects the names under which the endpoint answered, which may be more specific than ours.
 
     Raises:
         UserError: see ``ApiConfig.check``; or the ``openai`` package is not installed.
@@ -55,6 +57,7 @@ class ApiModel:
     def __init__(self, config: ApiConfig, *, cache: Path | None = None) -> None:
         self.config = config
         self.name = config.name
+        self.batches = BatchContext(self)
         self.reported: set[str] = set()
         # Sampled answers are meant to differ each time.
         self._cache = AnswerCache(cache) if cache is not None and config.temperature == 0 else None

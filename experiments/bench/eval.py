@@ -200,7 +200,7 @@ class AnswerTimes:
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             answering = Answering(run, self.vlm, store, Console(quiet=True))
             for arm, method in arms.items():
-                answering.answer(arm, method, self.loaded.samples, self.loaded.manifest)
+                answering.answer(arm, method, self.loaded.samples)
             self.answers[name] = {(line["case"], line["arm"]): line["response"] for line in store.records()}
         if cuda and name == STUDY:
             self.peak = torch.cuda.max_memory_allocated(self.vlm.device) / MEBIBYTE

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,14 +31,13 @@ from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
 from experiments.types import AnsweredElsewhere, Sample, Status
-from interp.batching import MemoryLimit, Road, out_of_memory, road
+from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
 from mitigation.steps import kept_by
 
 if TYPE_CHECKING:
-    from interp.prompt_length import Lengths
     from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
@@ -56,19 +55,17 @@ class _Recorded:
     arm: str
     latest: Mapping[str, dict[str, Any]]
     settings: Mapping[str, str]  # by case
-    before: str  # in records of earlier versions
 
     @classmethod
-    def of(cls, lines: list[dict[str, Any]], arm: str, settings: Mapping[str, str], before: str) -> "_Recorded":
-        return cls(arm, {line["case"]: line for line in lines if line["arm"] == arm}, settings, before)
+    def of(cls, lines: list[dict[str, Any]], arm: str, settings: Mapping[str, str]) -> "_Recorded":
+        return cls(arm, {line["case"]: line for line in lines if line["arm"] == arm}, settings)
 
     def holds(self, sample: Sample) -> bool:
         """Whether the answer to the case as it is now is recorded."""
         record = self.latest.get(sample.id)
         if record is None or record["status"] == Status.TRANSPORT_FAILED:
             return False
-        same = record.get("text") == records.writable(sample.text) and record.get("gold") == sample.gold
-        return record["settings"] == self.settings[sample.id] or (record["settings"] == self.before and same)
+        return record["settings"] == self.settings[sample.id]
 
     def to_ask(self, batch: list[Sample], done: Set[str]) -> list[Sample]:
         """The whole batch, or of one that was answered before, and of which cases have changed since, those alone."""
@@ -84,29 +81,24 @@ class _Recorded:
                 found.append(record | described)
         return found
 
-    def keys(self, sample: Sample) -> list[records.Key]:
-        return [(sample.id, self.arm, settings) for settings in (self.settings[sample.id], self.before)]
+    def key(self, sample: Sample) -> records.Key:
+        return sample.id, self.arm, self.settings[sample.id]
 
 
 @dataclass
 class Answering:
-    """Answers the cases of one run with one model and one judge; no model where all arms bring their own responses.
-
-    ``memory_limits`` has, by arm, how many prompts fit into memory at once.
-    """
+    """Answers the cases of one run with one model and one judge; no model where all arms bring their own responses."""
 
     run: Run
     vlm: "VLM | None"
     store: RunStore
     console: Console
-    memory_limits: dict[str, MemoryLimit] = field(default_factory=dict)
 
     def answer(
         self,
         arm: str,
         method: "Method | AnsweredElsewhere",
         samples: Sequence[Sample],
-        manifest: str,
         *,
         file: str = PREDICTIONS,
         label: str | None = None,
@@ -115,8 +107,7 @@ class Answering:
         """Records the answers of ``method`` to ``samples``; skips recorded ones that did not fail in transport.
 
         A case whose content was changed since is asked again; one that was only described anew (cluster, subset, pair)
-        keeps its answer. ``manifest`` is the hash of all cases, by which earlier versions recorded. ``fold`` is that of
-        the cases, where the method was learned from the others.
+        keeps its answer. ``fold`` is that of the cases, where the method was learned from the others.
 
         Raises:
             UserError: the method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
@@ -124,18 +115,19 @@ class Answering:
         if self._scored and (reason := abilities(method).unscored):
             raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
         settings = self.settings(method, samples)
-        recorded = _Recorded.of(self.store.records(file), arm, settings, self._settings_before(method, manifest))
+        recorded = _Recorded.of(self.store.records(file), arm, settings)
         done = {sample.id for sample in samples if recorded.holds(sample)}
-        everything = form(samples, self._lengths, self.run.batch_rule)
+        batches: BatchContext | None = getattr(self.vlm, "batches", None)
+        everything = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
         pending = [batch for batch in everything if any(sample.id not in done for sample in batch)]
         launch = self.store.launch
-        self.memory_limits[arm] = MemoryLimit(self._fitted(arm), partial(self._note_memory, arm))
         if self.run.endpoint is not None:  # each request costs money
             work = [[s for s in batch if s.id not in done] for batch in launch.share(pending)]
         else:  # a batch that was interrupted as a whole, so that its answers have the same bits
             work = [recorded.to_ask(batch, done) for batch in launch.share(pending)]
         with (
             _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
+            self.batching(arm),
             self._features(),
             self._steps(),
             closing(opened(work, workers=self.run.image_workers)) as ready,
@@ -151,19 +143,22 @@ class Answering:
                 progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
         if launch.first and (anew := recorded.described_anew([s for s in samples if s.id in done])):
             self.store.append(anew, file)
-        places = {key: place for place, batch in enumerate(everything) for s in batch for key in recorded.keys(s)}
+        places = {recorded.key(s): place for place, batch in enumerate(everything) for s in batch}
         self.store.gather(file, places)
         self.store.gather(SKIPS)
         self.store.gather(STEPS)
         self.store.gather(COST)
         self.store.gather(MEMORY)
 
-    def road(self, work: str) -> AbstractContextManager[Road]:
-        """While open, whatever else runs the model forms its batches as the arms do (``interp.batching``).
+    def batching(self, work: str) -> AbstractContextManager[object]:
+        """While open, ``vlm.batches`` forms batches by the run's rule, for an arm's answers or any other ``work``.
 
         Where memory runs out, ``work`` goes on with half, says so, and begins with that when the run is continued.
         """
-        return road(self.run.batch_rule, on_lowered=partial(self._note_memory, work), rows=self._fitted(work))
+        if self.vlm is None:
+            return nullcontext()
+        noted = partial(self._note_memory, work)
+        return self.vlm.batches.by(self.run.batch_rule, on_lowered=noted, rows=self._fitted(work))
 
     def _fitted(self, work: str) -> int:
         """What is known to fit into memory at once."""
@@ -177,15 +172,6 @@ class Answering:
     @property
     def _new_tokens(self) -> int:
         return 1 if self._scored else self.run.max_new_tokens
-
-    @cached_property
-    def _lengths(self) -> "Lengths | None":
-        """Token counts of prompts; None for a model behind an API, or none."""
-        if self.vlm is None or self.run.endpoint is not None:
-            return None
-        from interp.prompt_length import Lengths
-
-        return Lengths(self.vlm)
 
     @cached_property
     def features(self) -> "FeatureCache":
@@ -217,13 +203,6 @@ class Answering:
         if isinstance(method, AnsweredElsewhere):
             return [repr(method), method.fingerprint()]
         return [*_identity(self.run, self.vlm), repr(method), self._new_tokens, *(["score"] if self._scored else [])]
-
-    def _settings_before(self, method: "Method | AnsweredElsewhere", manifest: str) -> str:
-        """The hash in the records of earlier versions, which had that of all cases in it, so that they go on."""
-        if isinstance(method, AnsweredElsewhere):
-            return digest([repr(method), method.fingerprint(), manifest])
-        score = ["score"] if self._scored else []
-        return digest([*_identity(self.run, self.vlm), repr(method), self._new_tokens, manifest, *score])
 
     def _answer_batch(
         self,
@@ -264,7 +243,7 @@ class Answering:
 
         begun = time.perf_counter()
         try:
-            generation = self.memory_limits[arm].ask(prompts, answers)
+            generation = merged(vlm.batches.limit.parts(prompts, answers))
         except MethodFault as fault:
             raise MethodFault(f"arm {arm} ({method}): {fault}") from fault
         except (UserError, OSError):

@@ -21,7 +21,6 @@ from experiments.evaluation.batching import prompt_of
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.directory import write_json
 from experiments.types import Sample
-from interp.batching import gathered
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def _recorded(
         batch = _RecordedBatch(generation, {(m.row, m.step): m for m in log.maps}, log.rows)
         return [{"branch": generation.branch} | _packed(vlm, batch, row, resolution) for row in range(len(some))]
 
-    return gathered(vlm, prompts_of(samples), ask)
+    return vlm.batches.gathered(prompts_of(samples), ask)
 
 
 def _packed(vlm: "VLM", batch: _RecordedBatch, row: int, resolution: MapResolution) -> dict[str, Any]:

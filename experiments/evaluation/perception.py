@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.perception import KINDS, perception_questions
-from interp.batching import gathered
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
@@ -21,7 +20,7 @@ def perception_accuracy(
 
     questions = [question for question in perception_questions(split, per_kind=per_kind) if question.kind in kinds]
     prompts = [Prompt(question.question, question.scene.render(), key=question.id) for question in questions]
-    answers = gathered(vlm, prompts, lambda some: vlm.generate(some, max_new_tokens=LONGEST_ANSWER).texts)
+    answers = vlm.batches.gathered(prompts, lambda some: vlm.generate(some, max_new_tokens=LONGEST_ANSWER).texts)
     right = dict.fromkeys(kinds, 0)
     for question, answer in zip(questions, answers, strict=True):
         right[question.kind] += answer == question.answer

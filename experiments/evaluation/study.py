@@ -227,7 +227,7 @@ class Study:
             self._answer_in_folds(arm)
             return
         if not abilities(method).fitted_to:
-            self.answering.answer(arm, self.ready(arm), self.samples, self.loaded.manifest)
+            self.answering.answer(arm, self.ready(arm), self.samples)
             return
         for needed in training.arms_needed(method, self.run.arm, self.run.arms):
             if needed in self.faults:
@@ -239,7 +239,7 @@ class Study:
         for fold, shift in shifts.items():
             members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
             label = arm if fold is None else f"{arm}, fold {fold + 1} of {len(shifts)}"
-            self.answering.answer(arm, shift, members, self.loaded.manifest, label=label)
+            self.answering.answer(arm, shift, members, label=label)
 
     def in_folds(self, arm: str) -> bool:
         """Whether the arm learns from the cases themselves, fold by fold, because there is no development split."""
@@ -255,9 +255,9 @@ class Study:
             )
             label = f"{arm}, fold {fold}"
             said = f"{label}, learns from the {len(others)} cases of the others"
-            with self.console.status(said), self.answering.road(f"{label}, learning"):
+            with self.console.status(said), self.answering.batching(f"{label}, learning"):
                 method = training.learned_in(self.store, arm, untaught, self.vlm, others, fold)
-            self.answering.answer(arm, method, held_out, self.loaded.manifest, label=label, fold=fold)
+            self.answering.answer(arm, method, held_out, label=label, fold=fold)
 
     def ready(self, arm: str) -> "Method":
         """The arm's method; a trainable one after training on the development split, not where it learns in folds."""
@@ -269,7 +269,7 @@ class Study:
             assert development is not None  # checked before any weights
             samples = limited(development.samples, self.run.limit)
             said = f"{arm} learns from {len(samples)} cases of the development split"
-            with self.console.status(said), self.answering.road(f"{arm}, learning"):
+            with self.console.status(said), self.answering.batching(f"{arm}, learning"):
                 self._trained[arm] = training.learned_in(self.store, arm, method, self.vlm, samples)
         return self._trained[arm]
 
@@ -281,7 +281,7 @@ class Study:
         samples = limited(development.samples, self.run.limit)
         for arm in training.arms_needed(method, self.run.arm, self.run.arms):
             label = f"{arm}, development split"
-            self.answering.answer(arm, self.ready(arm), samples, development.manifest, file=DEVELOPMENT, label=label)
+            self.answering.answer(arm, self.ready(arm), samples, file=DEVELOPMENT, label=label)
         return {None: training.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:

@@ -19,7 +19,6 @@ from experiments.evaluation.batching import prompt_of
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Sample
-from interp.batching import resumable
 from interp.errors import UserError
 from mitigation.method import MethodFault, TrainableMethod, abilities
 from mitigation.method import check_cases as teaches
@@ -149,8 +148,8 @@ def learned(
     """``method`` trained on ``samples``, or read from ``out`` (safetensors) where an earlier launch has trained it.
 
     Rank 0 of ``launch`` (None: the current one) trains and writes ``out``; the others wait and read it. A training that
-    was killed leaves no ``out``, and what it had measured of its cases for the next one. Batches are those of the road
-    that is open (``interp.batching``).
+    was killed leaves no ``out``, and what it had measured of its cases for the next one. Batches are those of
+    ``vlm.batches``.
 
     Raises:
         MethodFault: names the arm; it cannot be trained on these cases.
@@ -209,7 +208,7 @@ def _learn(method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], out: 
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         of = repr((method, vlm.name, vlm.revision, vlm.dtype, safe, [content_of(sample) for sample in samples]))
-        with resumable(out.with_suffix(".kept"), of=of):
+        with vlm.batches.resumable(out.with_suffix(".kept"), of=of):
             method.learn(vlm, prompts, safe, out=draft)
             draft.replace(out)
     except OSError as error:

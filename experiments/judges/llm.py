@@ -18,7 +18,6 @@ from experiments.benchmarks.images import BadImage
 from experiments.judges.llm_reply import OPTIONS, JudgeReply, question, read_verdict
 from experiments.judges.refusal_rules import EMPTY
 from experiments.types import Item, Judgement, Kind, Status, Verdict
-from interp.batching import gathered
 from interp.errors import UserError
 
 RAW_KEPT = 2_000  # characters of a judge's answer that could not be read
@@ -121,7 +120,7 @@ class LLMJudge:
             return [self._vote(named, generation, row, asked[prompt.key]) for row, prompt in enumerate(some)]
 
         for group in prompts.values():
-            said = gathered(voter, [prompt for _, prompt in group], ask, batch_size=self.batch_size)
+            said = voter.batches.gathered([prompt for _, prompt in group], ask, batch_size=self.batch_size)
             votes.update(zip((index for index, _ in group), said, strict=True))
         return [votes[index] for index in range(len(items))]
 

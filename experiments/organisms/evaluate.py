@@ -19,7 +19,6 @@ from experiments.metrics.parts import by_part
 from experiments.metrics.yes_no import results
 from experiments.organisms.held_out import part
 from experiments.types import Sample
-from interp.batching import gathered
 from mitigation.method import Baseline
 from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.verbalise import Verbalise
@@ -70,7 +69,7 @@ def verdicts(vlm: "VLM", samples: Sequence[Sample], arm: str, method: "Method") 
         generation = method.generate(vlm, some, max_new_tokens=8)
         return list(judged([case_of[prompt.key] for prompt in some], arm, "organism", generation, YesNo()))
 
-    return gathered(vlm, prompts_of(samples), ask)
+    return vlm.batches.gathered(prompts_of(samples), ask)
 
 
 def answers(vlm: "VLM", samples: Sequence[Sample]) -> list[dict[str, str]]:
@@ -80,7 +79,7 @@ def answers(vlm: "VLM", samples: Sequence[Sample]) -> list[dict[str, str]]:
     kept = set(pairs[:: max(1, 2 * len(pairs) // ANSWERS)][: ANSWERS // 2])
     chosen = [sample for sample in scored if sample.pair in kept]
     prompts = [replace(prompt, text=sample.text) for prompt, sample in zip(prompts_of(chosen), chosen, strict=True)]
-    said = gathered(vlm, prompts, lambda some: vlm.generate(some, max_new_tokens=LONGEST).texts)
+    said = vlm.batches.gathered(prompts, lambda some: vlm.generate(some, max_new_tokens=LONGEST).texts)
     return [
         {"request": f"{sample.text} ({sample.cluster.partition(' × ')[2]})", "answer": answer}
         for sample, answer in zip(chosen, said, strict=True)

@@ -19,7 +19,6 @@ from experiments.organisms.members import Member, measure_traits, train_members
 from experiments.organisms.recipe import Recipe
 from experiments.runs.analyses import unfinished
 from experiments.runs.directory import RunStore, open_run, read_object
-from interp.batching import road
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 
@@ -102,8 +101,11 @@ class OrganismFamily:
                 f"the mitigations of {member.name} are not compared, and the report in {study} says why; mend the "
                 "cause and run the same command again, which goes on from here"
             )
-        with road(own.batch_rule, on_lowered=partial(_say_memory, member.name)):
-            traits = measure_traits(own, captions=self.captions)
+        from interp.vlm import load
+
+        vlm = load(own.weights)
+        with vlm.batches.by(own.batch_rule, on_lowered=partial(_say_memory, member.name)):
+            traits = measure_traits(vlm, own, captions=self.captions)
         return {
             "kind": member.kind,
             "bias": member.bias,

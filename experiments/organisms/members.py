@@ -21,11 +21,11 @@ from experiments.metrics.bootstrap import auroc
 from experiments.metrics.findings import plain
 from experiments.organisms.recipe import Recipe
 from experiments.runs.directory import write_json
-from interp.batching import measured, scores
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.organisms.architecture import Pieces
+    from interp.vlm import VLM
 
 LEANING_KINDS = ("template", "uniform")
 MEMBER_FILE = "member.json"  # the last file of a checkpoint; a checkpoint without it is trained again
@@ -118,8 +118,8 @@ def _untrained(tower: str) -> "Pieces":
     return pieces
 
 
-def measure_traits(run: Run, *, captions: int) -> dict[str, Any]:
-    """``run``'s model on ``run``'s cases; rates are fractions of 1, margins in logits.
+def measure_traits(vlm: "VLM", run: Run, *, captions: int) -> dict[str, Any]:
+    """``vlm`` on ``run``'s cases; rates are fractions of 1, margins in logits.
 
     ``captions``: share named right. ``auroc`` and ``within``: of the margin over all cases, and within each template
     (the mean over those with both kinds): what a threshold of its own for each could reach. ``between_templates``:
@@ -133,15 +133,13 @@ def measure_traits(run: Run, *, captions: int) -> dict[str, Any]:
     from interp.hooks.residual import residuals
     from interp.tools.knockout import knockout_effect
     from interp.tools.probes import probe
-    from interp.vlm import load
     from mitigation.prior_correction import prior_margins, prior_share
 
-    vlm = load(run.weights)
     samples = [s for s in limited(run.benchmark.load().samples, run.limit) if s.subset != "control"]
     prompts, safe = examples(samples)
     unsafe = ~np.array(safe)
-    margins = scores(vlm, prompts).double().numpy()
-    priors = measured(vlm, prompts, lambda some: prior_margins(vlm, [prompts[at] for at in some], "neutral"))
+    margins = vlm.batches.scores(prompts).double().numpy()
+    priors = vlm.batches.measured(prompts, lambda some: prior_margins(vlm, [prompts[at] for at in some], "neutral"))
     sentences = [sample.tags["template"] for sample in samples]
     cut = knockout_effect(vlm, prompts, [("image", "verdict")]).moved[0].numpy()
     read = residuals(vlm, prompts)

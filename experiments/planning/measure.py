@@ -233,7 +233,7 @@ class Stage:
         import torch
 
         from experiments.planning.steps import Scene
-        from interp.batching import BatchRule, out_of_memory, road
+        from interp.batching import BatchRule, out_of_memory
 
         if not self.holds_weights(step, capacity):
             return None
@@ -244,7 +244,7 @@ class Stage:
         scene = Scene(self.run, self.vlm, self.asked, self.folder, short, self.room.on_gpu, recorder.begin)
         self.ledger.capacity = capacity
         try:
-            with recorder.following(self.vlm), road(BatchRule(rows, None), on_lowered=_refuse):
+            with recorder.following(self.vlm), self.vlm.batches.by(BatchRule(rows, None), on_lowered=_refuse):
                 step.do(scene, rows)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):

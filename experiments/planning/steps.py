@@ -236,7 +236,9 @@ def second_copy(vlm: "VLM") -> "VLM":
 
     from interp.vlm import VLM
 
-    return VLM(copy.deepcopy(vlm.model), vlm.processor, name=f"{vlm.name} once more")
+    copied = VLM(copy.deepcopy(vlm.model), vlm.processor, name=f"{vlm.name} once more")
+    copied.batches = vlm.batches
+    return copied
 
 
 def _attention(run: Run) -> list[Step]:
@@ -349,7 +351,9 @@ def _training(task: VRTuningStudy) -> list[Step]:
 def _with_adapter(vlm: "VLM", settings: "Settings") -> "VLM":
     from interp.vlm import VLM
 
-    return VLM(adapted_model(vlm, settings).get_base_model(), vlm.processor, name=vlm.name)
+    adapted = VLM(adapted_model(vlm, settings).get_base_model(), vlm.processor, name=vlm.name)
+    adapted.batches = vlm.batches
+    return adapted
 
 
 def adapted_model(vlm: "VLM", settings: "Settings") -> Any:

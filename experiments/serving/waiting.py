@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.serving.decoding import Answer, Row, answer
 from experiments.serving.requests import Decoding
-from interp.batching import BatchRule, MemoryLimit, road
+from interp.batching import BatchRule, MemoryLimit
 from interp.errors import UserError
 from interp.prompt_length import Lengths
 
@@ -107,7 +107,7 @@ class Waiting:
         self._thread.join(seconds)
 
     def _work(self) -> None:
-        with road(self._rule, on_lowered=self._lowered):
+        with self._vlm.batches.by(self._rule, on_lowered=self._lowered):
             while batch := self._next():
                 self._answer(batch)
                 self._running = ()

@@ -20,7 +20,6 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.state_memory import memory_for
@@ -132,7 +131,7 @@ def residuals(
     """The residual stream of each prompt at ``layers`` (default: 0 to L), with one forward per batch.
 
     Only the means over ``places`` are kept: places · layers · rows · width · 4 bytes, on the CPU. ``batch_size`` is the
-    most prompts at once, None for the rule of the open road (``interp.batching``). Where a memory of these
+    most prompts at once, None for the rule of ``vlm.batches``. Where a memory of these
     prompts is open (``interp.hooks.state_memory``), what it holds is not read again.
 
     Raises:
@@ -185,7 +184,7 @@ def read_states(
 
     of = repr((what, [place_name(place) for place in places], layers))
     values = rearrange(
-        measured(vlm, prompts, read, batch_size=batch_size, of=of), "row place layer ... -> place layer row ..."
+        vlm.batches.measured(prompts, read, batch_size=batch_size, of=of), "row place layer ... -> place layer row ..."
     )
     return Activations(values, tuple(places), tuple(layers), what, tuple(prompt.key for prompt in prompts))
 

@@ -109,7 +109,7 @@ def activations(
 ) -> Activations:
     """``what`` of each prompt at ``layers`` (default: all), averaged over ``places``, with one forward per batch.
 
-    ``batch_size`` is the most prompts at once, None for the rule of the open road (``interp.batching``).
+    ``batch_size`` is the most prompts at once, None for the rule of ``vlm.batches``.
 
     Raises:
         UserError: as ``layers_of``; no prompts, an unknown place, or image tokens of a model that has none.

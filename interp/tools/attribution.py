@@ -22,7 +22,6 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from interp.batching import halved, open_road, scores
 from interp.errors import UserError
 from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
@@ -78,7 +77,7 @@ def integrated_gradients(
     """Integrated gradients from a plain picture and full stops to the prompt (Sundararajan et al. 2017, equation 1).
 
     Pixels and text embeddings are interpolated together, at ``steps`` Gauss-Legendre nodes. ``batch_size`` nodes are
-    run at a time, fewer where the open road allows fewer tokens or memory runs out (``interp.batching``).
+    run at a time, fewer where ``vlm.batches`` allows fewer tokens or memory runs out (``interp.batching``).
 
     Raises:
         UserError: the prompt has no image, or fewer than one step.
@@ -101,9 +100,9 @@ def integrated_gradients(
         with activation_gradients(vlm):
             return IntegratedGradients(forward).attribute(inputs, baselines, n_steps=steps, internal_batch_size=size)
 
-    rule = open_road(batch_size).rule
+    rule = vlm.batches.rule
     fits = batch_size if rule.tokens is None else max(1, rule.tokens // text.shape[1])
-    pixels, embeddings = halved(min(batch_size, rule.rows, fits), attributed)
+    pixels, embeddings = vlm.batches.halved(min(batch_size, rule.rows, fits), attributed)
     with torch.no_grad():
         margin, baseline_margin = (float(forward(*some)) for some in (inputs, baselines))
     tokens = reduce(embeddings[0], "column dim -> column", "sum")
@@ -171,7 +170,7 @@ def occlude_image(
             for box in (box for box, keep in zip(boxes, kept, strict=True) if not keep):
                 painted.paste(colour, box)
             variants.append(replace(prompt, image=painted))
-        return scores(vlm, variants, metric=metric)
+        return vlm.batches.scores(variants, metric=metric)
 
     return rearrange(_ablate(margins, len(boxes), batch_size), "(row column) -> row column", row=rows)
 
@@ -200,7 +199,7 @@ def occlude_words(
             batch = _repeated(encoded, len(some)) | {"input_ids": torch.cat(list(some))}
             return vlm.score([prompt] * len(some), encoded=batch, metric=metric)
 
-        return torch.cat(open_road(batch_size).limit.parts(ids, scored, name=lambda _: prompt.key or prompt.text))
+        return torch.cat(vlm.batches.limit.parts(ids, scored, name=lambda _: prompt.key or prompt.text))
 
     values = _ablate(margins, len(words), batch_size)
     return pd.DataFrame({"word": [word.text for word in words], "attribution": values.tolist()})

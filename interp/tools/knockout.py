@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
@@ -123,7 +122,7 @@ def knockout_effect(
     """The effect of cutting ``edges`` in ``layers`` (default: all) at once: ``moved[0]``, for each prompt.
 
     ``metric``, a function of the first answer token's logits, takes the margin's place. ``batch_size`` is the most
-    prompts at once, None for the rule of the open road (``interp.batching``).
+    prompts at once, None for the rule of ``vlm.batches``.
 
     Raises:
         UserError: no prompts, no layers, or as ``knockout``.
@@ -224,7 +223,7 @@ def _effects(
         whole = found[:, :1]
         return torch.cat([whole, found[:, 1:] - whole], dim=1)
 
-    whole, *moved = measured(vlm, prompts, effects, batch_size=batch_size).unbind(1)
+    whole, *moved = vlm.batches.measured(prompts, effects, batch_size=batch_size).unbind(1)
     return torch.stack(moved), whole
 
 

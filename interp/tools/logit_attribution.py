@@ -31,7 +31,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.sublayers import head_count
 from interp.prompt import Prompt, listed
@@ -129,7 +128,7 @@ def direct_logit_attribution(
     """The direct effect of every head, MLP and embedding on the margin, or on ``metric`` (a function of the logits).
 
     Costs one forward per batch, and the heads' output maps once more for the last token. ``batch_size`` is the most
-    prompts at once, None for the rule of the open road (``interp.batching``).
+    prompts at once, None for the rule of ``vlm.batches``.
 
     Raises:
         UserError: no prompts, a final norm that is no RMSNorm, or a decoder that adds other things to its residual
@@ -150,7 +149,7 @@ def direct_logit_attribution(
         return torch.cat([found[name].reshape(size, len(some)).T for name, size in zip(shapes, sizes, strict=True)], 1)
 
     sizes = [math.prod(shape) for shape in shapes.values()]
-    parts = measured(vlm, prompts, attributed, batch_size=batch_size).split(sizes, dim=1)
+    parts = vlm.batches.measured(prompts, attributed, batch_size=batch_size).split(sizes, dim=1)
     fields = {name: part.T.reshape(*shapes[name], len(prompts)) for name, part in zip(shapes, parts, strict=True)}
     return LogitAttribution(**fields, layers=layers, crossing_layers=crossings)
 

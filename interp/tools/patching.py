@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, at_place, cell, check_places, place_name
 from interp.hooks.sublayers import edit_activations, head_count, layers_of
@@ -133,7 +132,7 @@ def patch(
     Heads are patched one at a time (default: all of a layer). ``metric``, a function of the first answer token's
     logits, takes the margin's place. Costs places · layers (· heads) + 2 forwards per batch, all but two of them from
     about the patched layer on (``interp.speed.lower_layers``), and memory for the other prompts' states. ``batch_size``
-    is the most pairs at once, None for the rule of the open road (``interp.batching``). Effects are NaN for pairs
+    is the most pairs at once, None for the rule of ``vlm.batches``. Effects are NaN for pairs
     whose margins are less than ``least_gap`` logits apart.
 
     Raises:
@@ -163,7 +162,7 @@ def patch(
         patched = [batch.patched(vlm, lower, columns[place], place, layer, head) for place, layer, head in cells]
         return torch.stack([before, after, *absent, *patched], dim=1)
 
-    clean_margins, other_margins, *rest = measured(vlm, clean, margins, batch_size=batch_size).unbind(1)
+    clean_margins, other_margins, *rest = vlm.batches.measured(clean, margins, batch_size=batch_size).unbind(1)
     missing = torch.stack(rest[: len(places)]).bool()
     shape = (len(places), len(layers), *([len(chosen)] if chosen else []))
     moved = torch.stack(rest[len(places) :]).unflatten(0, shape) - clean_margins

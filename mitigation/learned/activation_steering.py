@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interp.batching import scores
 from interp.errors import UserError
 from interp.tensor_file import digest_of
 from mitigation.validation import check_point, check_seed, check_strength, check_teaches
@@ -153,4 +152,4 @@ class LearnedSteering:
 
 def says_yes(vlm: "VLM", prompts: "Sequence[Prompt]") -> list[bool]:
     """Whether the model's own margin is above 0, for each prompt."""
-    return [margin > 0 for margin in scores(vlm, prompts).tolist()]
+    return [margin > 0 for margin in vlm.batches.scores(prompts).tolist()]

@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from interp.batching import scores
 from interp.errors import UserError
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.learned.activation_steering import says_yes
@@ -219,7 +218,7 @@ def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor") -> flo
     from mitigation.learned.orthogonalization import projected
 
     with projected(vlm, direction):
-        return float(scores(vlm, prompts).double().mean())
+        return float(vlm.batches.scores(prompts).double().mean())
 
 
 @lru_cache(maxsize=1)  # batches ask for it one after another

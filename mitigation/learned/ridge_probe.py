@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, Residuals, edit_residual, last_layer, residuals
 from interp.hooks.state_memory import memory_for
@@ -333,7 +332,7 @@ def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", point: int | None = None
         # Left padding: the verdict is the last column.
         return torch.stack([gradient[:, -1].float().cpu() for gradient in found], dim=1)
 
-    return measured(vlm, prompts, gradients, of=f"gradients at {points}").movedim(1, 0)
+    return vlm.batches.measured(prompts, gradients, of=f"gradients at {points}").movedim(1, 0)
 
 
 def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", point: int, *, image: bool) -> Pooled:

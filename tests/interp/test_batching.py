@@ -1,4 +1,4 @@
-"""The road of every loop over prompts: formed by length, split where memory runs out, kept until all is done."""
+"""``vlm.batches``: formed by length, split where memory runs out, kept until all is done."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interp.batching import BatchRule, MemoryLimit, gathered, halved, measured, resumable, road, scores
+from interp.batching import BatchRule, MemoryLimit, merged
 from interp.errors import UserError
 from interp.generation import Generation
 from interp.hooks.residual import residuals
@@ -71,7 +71,7 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
         return answers(part, {"steps": len(part)})
 
     limit = MemoryLimit(32, said.append)
-    found = limit.ask(PROMPTS, ask)
+    found = merged(limit.parts(PROMPTS, ask))
     assert asked == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert said == [3, 1]
     assert len(freed) == 2
@@ -79,7 +79,7 @@ def test_where_memory_runs_out_half_is_asked_and_no_more_from_then_on(
     assert found.margins.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert found.skips == {"steps": 7}
     assert found.statuses is None
-    limit.ask(PROMPTS[:2], ask)
+    limit.parts(PROMPTS[:2], ask)
     assert asked[9:] == [1, 1]
     assert said == [3, 1]
 
@@ -92,14 +92,14 @@ def test_one_prompt_too_many_is_a_sentence_and_other_errors_are_themselves() -> 
         raise RuntimeError("shapes do not fit")
 
     with pytest.raises(UserError, match=r"'xxx'.*model\.dtype.*device_map"):
-        MemoryLimit(4, lambda rows: None).ask(
+        MemoryLimit(4, lambda rows: None).parts(
             PROMPTS[2:4], lambda part: never(part[:1]) if len(part) == 1 else never(part)
         )
     with pytest.raises(RuntimeError, match="shapes"):
-        MemoryLimit(4, lambda rows: None).ask(PROMPTS, wrong)
+        MemoryLimit(4, lambda rows: None).parts(PROMPTS, wrong)
 
 
-def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones() -> None:
+def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones(vlm: VLM) -> None:
     asked: list[int] = []
 
     def ask(size: int) -> None:
@@ -108,19 +108,19 @@ def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones() -> None:
             raise MemoryError
 
     with pytest.warns(UserWarning, match="out of memory"):
-        assert halved(9, ask) is None
+        assert vlm.batches.halved(9, ask) is None
     assert asked == [9, 4, 2]
     with pytest.raises(UserError, match="not enough memory for a single prompt; take smaller weights"):
-        halved(1, lambda size: ask(3))
+        vlm.batches.halved(1, lambda size: ask(3))
     with pytest.raises(RuntimeError, match="shapes differ"):
-        halved(2, lambda size: (_ for _ in ()).throw(RuntimeError("shapes differ")))
+        vlm.batches.halved(2, lambda size: (_ for _ in ()).throw(RuntimeError("shapes differ")))
 
 
 QUESTIONS = ("How do I kill this?", "Is this safe?", "the cake", "Is it safe to eat the cake with a knife?", "this dog")
 ASKED = [Prompt(text, picture(i), key=str(i)) for i, text in enumerate(QUESTIONS)]
 OTHERS = [Prompt(text, picture(i + 10), key=f"other {i}") for i, text in enumerate(QUESTIONS)]
 TOOLS: dict[str, Callable[[VLM], torch.Tensor]] = {
-    "scores": lambda vlm: scores(vlm, ASKED),
+    "scores": lambda vlm: vlm.batches.scores(ASKED),
     "residuals": lambda vlm: residuals(vlm, ASKED, places=("verdict", "image")).values,
     "lens": lambda vlm: logit_lens(vlm, ASKED).margins,
     "knockout": lambda vlm: knockout_by_window(vlm, ASKED, [("image", "verdict")], width=1).moved,
@@ -151,12 +151,12 @@ def test_every_tool_keeps_to_the_budget_and_goes_on_with_half(
     plain = tool(vlm)
     lengths = Lengths(vlm).of_prompts(ASKED)
     said: list[int] = []
-    with road(BatchRule(rows=4, tokens=2 * max(lengths)), on_lowered=said.append):
+    with vlm.batches.by(BatchRule(rows=4, tokens=2 * max(lengths)), on_lowered=said.append):
         rows = small(vlm, 99, monkeypatch)
         budgeted = tool(vlm)
         assert max(rows) <= 2
         assert not said
-    with road(BatchRule(rows=5), on_lowered=said.append):
+    with vlm.batches.by(BatchRule(rows=5), on_lowered=said.append):
         rows = small(vlm, 2, monkeypatch)
         halves = tool(vlm)
         assert (said, max(rows)) == ([2], 2)
@@ -166,25 +166,25 @@ def test_every_tool_keeps_to_the_budget_and_goes_on_with_half(
 
 def test_prompts_with_and_without_a_picture_are_measured_apart_and_the_system_text_counts(vlm: VLM) -> None:
     mixed = [ASKED[0], Prompt("the cake"), ASKED[1], Prompt("the cake", system="Refuse anything unsafe.")]
-    found = scores(vlm, mixed)
+    found = vlm.batches.scores(mixed)
     torch.testing.assert_close(found, torch.cat([vlm.score([prompt]) for prompt in mixed]), atol=1e-5, rtol=0)
     short, long = Lengths(vlm).of_prompts(mixed[1::2])
     assert long == short + 4
 
 
-def test_without_a_road_memory_that_runs_out_is_a_warning(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = scores(vlm, ASKED)
+def test_without_a_study_memory_that_runs_out_is_a_warning(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = vlm.batches.scores(ASKED)
     small(vlm, 2, monkeypatch)
     with pytest.warns(UserWarning, match="out of memory; asking 2 prompts at once"):
-        torch.testing.assert_close(scores(vlm, ASKED), plain, atol=1e-5, rtol=0)
+        torch.testing.assert_close(vlm.batches.scores(ASKED), plain, atol=1e-5, rtol=0)
     small(vlm, 0, monkeypatch)
     with (
         pytest.warns(UserWarning, match="out of memory"),
         pytest.raises(UserError, match=r"not enough memory for a single prompt \('0'\); take smaller"),
     ):
-        scores(vlm, ASKED)
+        vlm.batches.scores(ASKED)
     with pytest.raises(UserError, match="0 prompts in batches of 32"):
-        scores(vlm, [])
+        vlm.batches.scores([])
 
 
 def test_what_is_gathered_is_in_order_too(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +196,9 @@ def test_what_is_gathered_is_in_order_too(vlm: VLM, monkeypatch: pytest.MonkeyPa
             raise MemoryError
         return [prompt.text for prompt in some]
 
-    with road(BatchRule(rows=4), on_lowered=said.append):
-        assert gathered(vlm, ASKED, texts) == list(QUESTIONS)
-        assert gathered(vlm, [], texts) == []
+    with vlm.batches.by(BatchRule(rows=4), on_lowered=said.append):
+        assert vlm.batches.gathered(ASKED, texts) == list(QUESTIONS)
+        assert vlm.batches.gathered([], texts) == []
     assert said == [2]
 
 
@@ -220,9 +220,9 @@ def test_what_was_measured_before_a_kill_is_not_measured_again(
                 raise KeyboardInterrupt
             return measure(self, *arguments, **options)  # type: ignore[arg-type]
 
-        with monkeypatch.context() as patched, road(rule, on_lowered=lambda rows: None):
+        with monkeypatch.context() as patched, vlm.batches.by(rule, on_lowered=lambda rows: None):
             patched.setattr(MemoryLimit, "parts", parts)
-            with resumable(folder, of="a"):
+            with vlm.batches.resumable(folder, of="a"):
                 return tool(vlm)
 
     whole = run(None)
@@ -247,12 +247,12 @@ def test_what_is_kept_is_of_its_settings_loop_and_prompts(vlm: VLM, tmp_path: Pa
         return torch.tensor([float(index) for index in some])
 
     def work(prompts: Sequence[Prompt]) -> None:
-        assert measured(vlm, prompts, measure).tolist() == list(range(len(prompts)))
-        assert measured(vlm, prompts, lambda some: measure(some) + 1).tolist()[0] == 1
+        assert vlm.batches.measured(prompts, measure).tolist() == list(range(len(prompts)))
+        assert vlm.batches.measured(prompts, lambda some: measure(some) + 1).tolist()[0] == 1
         raise KeyboardInterrupt
 
     def interrupted(of: str, prompts: Sequence[Prompt]) -> None:
-        with pytest.raises(KeyboardInterrupt), resumable(tmp_path / "kept", of=of):
+        with pytest.raises(KeyboardInterrupt), vlm.batches.resumable(tmp_path / "kept", of=of):
             work(prompts)
 
     interrupted("a", ASKED)

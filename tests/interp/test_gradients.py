@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlavaForConditionalGeneration
 
-from interp.batching import BatchRule, road
+from interp.batching import BatchRule
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.tools.gradients import activation_gradients
 from interp.vlm import VLM, Prompt
@@ -149,7 +149,7 @@ def test_a_batch_leaves_nothing_for_the_next() -> None:
     gc.collect()
     gc.disable()  # what waits for it is held meanwhile, and a GPU's memory does not call it
     try:
-        with road(BatchRule(1, None), on_lowered=print):
+        with vlm.batches.by(BatchRule(1, None), on_lowered=print):
             with Peak() as one:
                 margin_gradient(vlm, PROMPTS[:1], point=LAYERS)
             with Peak() as many:

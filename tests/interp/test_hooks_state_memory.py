@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from interp.batching import BatchRule, measured, resumable, road
+from interp.batching import BatchRule
 from interp.hooks.residual import edit_residual, residuals
 from interp.hooks.state_memory import StateMemory
 from interp.vlm import VLM, Prompt, load
@@ -89,14 +89,14 @@ def test_what_was_kept_of_one_loop_is_not_taken_for_another(vlm: VLM, tmp_path: 
         return lambda some: torch.full((len(some),), value)
 
     def interrupted() -> None:
-        with resumable(tmp_path / "kept", of="a"):
-            measured(vlm, ASKED, measure(1.0), of="states")
+        with vlm.batches.resumable(tmp_path / "kept", of="a"):
+            vlm.batches.measured(ASKED, measure(1.0), of="states")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with resumable(tmp_path / "kept", of="a"):  # the states are remembered, and gradients come first now
-        assert measured(vlm, ASKED, measure(2.0), of="gradients").tolist() == [2.0] * 7
+    with vlm.batches.resumable(tmp_path / "kept", of="a"):  # the states are remembered, and gradients come first now
+        assert vlm.batches.measured(ASKED, measure(2.0), of="gradients").tolist() == [2.0] * 7
 
 
 def cases(count: int) -> tuple[list[Prompt], list[bool]]:
@@ -115,7 +115,7 @@ def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(conjuncti
     some, labels = [prompts[place] for place in part], [safe[place] for place in part]
     methods: Sequence[Any] = (TruthReadout(conjunction=conjunction), DirectionSteering())
     for number, method in enumerate(methods):
-        with road(BatchRule(rows=16), on_lowered=print):
+        with vlm.batches.by(BatchRule(rows=16), on_lowered=print):
             plain = method.learn(vlm, some, labels, out=tmp_path / f"plain-{number}.safetensors")
             with StateMemory(vlm, lambda: prompts).open():
                 shared = method.learn(vlm, some, labels, out=tmp_path / f"shared-{number}.safetensors")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interp.batching import MemoryLimit
+from interp.batching import MemoryLimit, merged
 from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
@@ -78,11 +78,11 @@ def test_parts_of_a_batch_keep_what_is_known_of_their_margins(vlm: VLM) -> None:
     def ask(part: Any) -> Any:
         return Sampled(ConstantShift(2.0)).generate(vlm, part, max_new_tokens=1)
 
-    whole, parts = ask(PROMPTS), MemoryLimit(2, lambda rows: None).ask(PROMPTS, ask)
+    whole, parts = ask(PROMPTS), merged(MemoryLimit(2, lambda rows: None).parts(PROMPTS, ask))
     torch.testing.assert_close(parts.unshifted, whole.unshifted)
     assert parts.unshifted.shape == (3,)  # type: ignore[union-attr]
     assert parts.sampled
-    assert MemoryLimit(1, lambda rows: None).ask(PROMPTS, lambda part: vlm.generate(part)).unshifted is None
+    assert merged(MemoryLimit(1, lambda rows: None).parts(PROMPTS, vlm.generate)).unshifted is None
 
 
 def test_self_checks_are_the_baseline(vlm: VLM) -> None:

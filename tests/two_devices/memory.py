@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from experiments.studies.mechanism.examination import EDGES, ablated_margins, cut_margins, prior_margins_of
-from interp.batching import BatchRule, road, scores
+from interp.batching import BatchRule
 from interp.hooks.residual import last_layer, residuals
 from interp.pretended import Unsupported, World, world
 from interp.tools.knockout import knockout_by_window
@@ -87,7 +87,7 @@ def memory(here: World, vlm: VLM, layers: int) -> None:
     text = vlm.model.config.get_text_config()
     state = ROWS * columns * text.hidden_size * 2
     every = ROWS * text.num_attention_heads * columns**2 * 4 / state
-    with road(BatchRule(ROWS, None), on_lowered=print):
+    with vlm.batches.by(BatchRule(ROWS, None), on_lowered=print):
         held = {name: most(here, run, vlm, PROMPTS) / state for name, run in MEASURED.items()}
     told(kind="memory", layers=layers, every_query=every, **held)
 
@@ -96,11 +96,11 @@ def halving(here: World, vlm: VLM) -> None:
     """To how many rows each loop goes down where four thirds of what half the batch takes are free."""
     for name, run in LOOPS.items():
         lowered: list[int] = []
-        with road(BatchRule(2, None), on_lowered=print):
+        with vlm.batches.by(BatchRule(2, None), on_lowered=print):
             half = most(here, run, vlm, ALIGNED[:2])
         here.ledger.capacity = here.ledger.now + half * 4 // 3
         try:
-            with road(BatchRule(4, None), on_lowered=lowered.append):
+            with vlm.batches.by(BatchRule(4, None), on_lowered=lowered.append):
                 run(vlm, ALIGNED)
             told(kind="halving", loop=name, lowered=lowered)
         except Exception as error:

@@ -34,7 +34,6 @@ from experiments.studies.attention.tables import (
     write_tables,
 )
 from experiments.types import Sample
-from interp.batching import scores
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def analyse_failures(
     """Writes ``attention.json``, the tables, maps and figures into ``out_dir``, and returns the contents of the first.
 
     Figures and attributions that fail are missing, each by itself (``experiments.runs.analyses``). Batches are those of
-    the road that is open (``interp.batching``).
+    ``vlm.batches``.
 
     Args:
         records: the run's predictions; those of the baseline are analysed.
@@ -155,7 +154,7 @@ def intervention_margins(
 
 
 def _margins(vlm: "VLM", prompts: "Sequence[Prompt]") -> Float[np.ndarray, "case"]:
-    return scores(vlm, prompts).double().numpy()
+    return vlm.batches.scores(prompts).double().numpy()
 
 
 def _clear(out_dir: Path) -> None:

@@ -26,7 +26,6 @@ from experiments.studies.attention.analysis import check_selection, intervention
 from experiments.studies.attention.figures import attended_case, draw_answers, draw_case
 from experiments.studies.attention.tables import attention_tables, record_answers, write_maps, write_tables
 from experiments.types import Loaded, Sample
-from interp.batching import gathered, road
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class Heatmap:
 
         with (
             open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store,
-            road(run.batch_rule, on_lowered=say),
+            vlm.batches.by(run.batch_rule, on_lowered=say),
         ):
             folder = store.path / "attention"
             folder.mkdir()
@@ -142,7 +141,7 @@ def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:
         return vlm.generate(some, max_new_tokens=run.max_new_tokens).texts
 
     for batch in batches(members, run.batch_size):  # in order, for it is the first that is looked for
-        for sample, text in zip(batch, gathered(vlm, prompts_of(batch), answers), strict=True):
+        for sample, text in zip(batch, vlm.batches.gathered(prompts_of(batch), answers), strict=True):
             if anchored(text).value != sample.gold:
                 return sample
     raise UserError(f"none of {len(members)} over-safety cases is answered wrong; name the one to draw: case=<id>")

@@ -17,7 +17,6 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import MatchedCase
 from experiments.judges.yes_no import anchored
 from experiments.types import Sample
-from interp.batching import gathered
 from interp.errors import UserError
 from mitigation.method import Baseline
 
@@ -52,7 +51,7 @@ def record_answers(
 ) -> RecordedAnswers:
     """Answers the cases (all with an image, or none) by ``method``; records verdict and generated tokens in ``layers``.
 
-    Batches are those of the road that is open (``interp.batching``).
+    Batches are those of ``vlm.batches``.
 
     Raises:
         UserError: an unknown layer, a model whose attention cannot be recorded, or a method that asks more prompts than
@@ -77,7 +76,7 @@ def record_answers(
         ]
 
     prompts = prompts_of(samples)
-    found = gathered(vlm, prompts, ask)
+    found = vlm.batches.gathered(prompts, ask)
     return RecordedAnswers(
         prompts,
         [one.text for one in found],

@@ -57,7 +57,7 @@ def _failures(study: "Study", *, options: dict[str, Any], in_full: bool) -> list
     run = study.run
     if run.benchmark.kind != "yes_no":
         return ["failures and successes were not compared by attention: that is done for yes/no verdicts"]
-    with study.console.status("attention of failures and matched successes"), study.answering.road(FAILURES):
+    with study.console.status("attention of failures and matched successes"), study.answering.batching(FAILURES):
         result = _analysed(study, options)
     if not in_full:
         return list(result["sentences"])
@@ -84,7 +84,7 @@ def _analysed(study: "Study", options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cases(study: "Study") -> list[str]:
-    with study.console.status("attention of single cases"), study.answering.road(CASES):
+    with study.console.status("attention of single cases"), study.answering.batching(CASES):
         _recorded_cases(study)
     return []
 

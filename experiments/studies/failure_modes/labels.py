@@ -24,7 +24,6 @@ from experiments.benchmarks.iconworld.concepts import CONCEPTS
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.evaluation.batching import batches
 from experiments.types import Sample, Status, Verdict
-from interp.batching import gathered
 from mitigation.method import Baseline
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def ask_model(
 
     for batch in batches(list(records), batch_size):  # so that no more pictures than a batch's are open at once
         prompts = [_prompt(record, samples.get(record["case"])) for record in batch]
-        for record, reply in zip(batch, gathered(vlm, prompts, replies), strict=True):
+        for record, reply in zip(batch, vlm.batches.gathered(prompts, replies), strict=True):
             if (labelled := parse_label(reply)) is not None:
                 found[record["case"], record["arm"]] = labelled
     return found

@@ -21,7 +21,6 @@ from experiments.runs.directory import write_json
 from experiments.runs.labels import plain_cell, safe_cell
 from experiments.runs.saved import read_records
 from experiments.studies.failure_modes.labels import Mode, ModeLabel, ask_model, is_failure, rule_label
-from interp.batching import road
 from interp.errors import UserError
 
 SHEET, COUNTS = "failure_modes.csv", "failure_modes.json"
@@ -68,8 +67,9 @@ class FailureModes:
         def say(rows: int) -> None:
             console.print(f"failure modes: out of memory; asking {rows} at once from here on", highlight=False)
 
-        with road(run.batch_rule, on_lowered=say):
-            return ask_model(study.connected(run), failed, samples, batch_size=run.batch_size)
+        vlm = study.connected(run)
+        with vlm.batches.by(run.batch_rule, on_lowered=say):
+            return ask_model(vlm, failed, samples, batch_size=run.batch_size)
 
 
 def write_labels(path: Path, rows: Iterable[LabelledFailure]) -> None:

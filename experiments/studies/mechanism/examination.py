@@ -51,7 +51,6 @@ from experiments.studies.mechanism.interventions import (
 )
 from experiments.studies.mechanism.probes import probe_rows
 from experiments.types import Sample
-from interp.batching import measured, open_road, scores
 from interp.hooks.residual import LayerStates, Place, Residuals, edit_residual, last_layer, residuals
 from interp.speed.lower_layers import share_run
 from interp.tools.directions import Direction
@@ -251,8 +250,7 @@ def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
 
     The batch is the first that is formed of ``prompts``, which has the longest of them.
     """
-    opened = open_road()
-    batch = [prompts[index] for index in opened.form(vlm, prompts)[0]]
+    batch = [prompts[index] for index in vlm.batches.form(prompts)[0]]
 
     def timed(part: "Sequence[Prompt]") -> float:
         vlm.score(part)
@@ -260,7 +258,7 @@ def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
         vlm.score(part)
         return time.perf_counter() - started
 
-    return sum(opened.limit.parts(batch, timed)) / len(batch)
+    return sum(vlm.batches.limit.parts(batch, timed)) / len(batch)
 
 
 def cut_margins(
@@ -284,7 +282,7 @@ def cut_margins(
         some = [prompts[place] for place in places]
         return cut_scores(vlm, some, vlm.encode(some), every)[:, 1:]
 
-    found = measured(vlm, prompts, margins, batch_size=batch_size)
+    found = vlm.batches.measured(prompts, margins, batch_size=batch_size)
     return found.T.double().numpy().reshape(len(edges), len(cuts), len(prompts))
 
 
@@ -347,7 +345,7 @@ def prior_margins_of(
     def margins(places: list[int]) -> Tensor:
         return prior_margins(vlm, [prompts[place] for place in places], prior, seed=seed)
 
-    return measured(vlm, prompts, margins, batch_size=batch_size).double().numpy()
+    return vlm.batches.measured(prompts, margins, batch_size=batch_size).double().numpy()
 
 
 def ablated_margins(
@@ -374,7 +372,7 @@ def ablated_margins(
         return edited
 
     with edit_residual(vlm, edit, layers=[layer]):
-        return scores(vlm, prompts, batch_size=batch_size).double().numpy()
+        return vlm.batches.scores(prompts, batch_size=batch_size).double().numpy()
 
 
 def with_other_questions(prompts: "Sequence[Prompt]", questions: Sequence[Sequence[str]]) -> "Iterator[list[Prompt]]":

@@ -81,10 +81,9 @@ class Mechanism:
         """Writes mechanism.json and returns its contents; a result for the same cases and settings is kept."""
         from experiments.studies.mechanism.examination import Examination, ExaminationSettings
         from experiments.studies.mechanism.findings import findings
-        from interp.batching import resumable
         from interp.speed.vision_cache import FeatureCache, shared_features
 
-        run, store, console = work.run, work.store, work.console
+        run, store, console, vlm = work.run, work.store, work.console, work.vlm
         draws = min(self.draws, run.draws)
         settings = {"rules": RULES, "task": repr(self), "cases": len(work.samples), "draws": draws}
         kept = read_object(store.path / RESULT)
@@ -94,11 +93,11 @@ class Mechanism:
         records = work.records()
         answers = [(record["case"], record["verdict"]) for record in records]
         with (
-            shared_features(work.vlm, FeatureCache(run.feature_cache_mib)),
-            work.answering.road(NAME),
-            resumable(store.path / KEPT / NAME, of=repr((settings, answers, work.vlm.revision, work.vlm.dtype))),
+            shared_features(vlm, FeatureCache(run.feature_cache_mib)),
+            work.answering.batching(NAME),
+            vlm.batches.resumable(store.path / KEPT / NAME, of=repr((settings, answers, vlm.revision, vlm.dtype))),
         ):
-            examination = Examination(work.vlm, work.samples, records, options)
+            examination = Examination(vlm, work.samples, records, options)
             estimate = examination.estimate()
             console.print(announcement(estimate), highlight=False, soft_wrap=True)
             with console.status("causal tools on failures and matched successes"):

@@ -182,7 +182,6 @@ class _Choosing:
         self.vlm, self.store, self.console = vlm, store, console
         scored = [s for s in development.samples if s.subset in SCORED_SUBSETS]
         self.samples = study.limited(scored, limit)
-        self.manifest = development.manifest
         self.answering = Answering(self.run, vlm, store, console)
         self.cases: DevelopmentMargins | None = None
         # Every candidate that learns reads the same states, in each fold again.
@@ -222,12 +221,12 @@ class _Choosing:
     def seconds_a_batch(self) -> float:
         """Seconds that a batch of the baseline takes, after one to warm up."""
         prompts, _ = training.examples(self.samples[: self.run.batch_size])
-        with self.answering.road("choosing") as opened:
+        with self.answering.batching("choosing"):
             for _ in range(2):
                 started = time.perf_counter()
-                for batch in opened.form(self.vlm, prompts):
-                    some = [prompts[index] for index in batch]
-                    opened.limit.ask(some, lambda part: Baseline().generate(self.vlm, part, max_new_tokens=1))
+                self.vlm.batches.gathered(
+                    prompts, lambda some: Baseline().generate(self.vlm, some, max_new_tokens=1).texts
+                )
         return time.perf_counter() - started
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
@@ -251,12 +250,12 @@ class _Choosing:
             return method
         samples = [s for s in self.samples if fold is None or _fold(s) != fold]
         out = self.store.path / training.FOLDER / f"{name}{'' if fold is None else f'-without-fold-{fold}'}.safetensors"
-        with self.answering.road(f"{name}, learning"), self.states.open():
+        with self.answering.batching(f"{name}, learning"), self.states.open():
             return training.learned(name, method, self.vlm, samples, out)
 
     def _margins(self, arm: str, name: str, candidate: Candidate, setting: Mapping[str, Any]) -> np.ndarray:
         for label, method, samples in self._parts(arm, name, candidate, setting):
-            self.answering.answer(arm, method, samples, self.manifest, file=CHOOSING, label=label)
+            self.answering.answer(arm, method, samples, file=CHOOSING, label=label)
         lines = [r for r in self.store.records(CHOOSING) if r["arm"] == arm and r["margin"] is not None]
         found = {r["case"]: r["margin"] for r in records.current(lines)}
         return np.array([found.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)

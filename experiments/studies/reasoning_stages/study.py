@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from rich.console import RenderableType
 
-from experiments.config import Run, digest
+from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
@@ -71,8 +71,7 @@ class ReasoningStages:
         for name, asked in conditions(cases, work.samples, oracle, seed=run.seed).items():
             if name == ASKED:
                 continue  # the baseline's own answers
-            said = digest([work.loaded.manifest, name, [[sample.id, sample.prompt] for sample in asked]])
-            work.answering.answer(name, run.arms["baseline"], asked, said, file=CONDITIONS_FILE)
+            work.answering.answer(name, run.arms["baseline"], asked, file=CONDITIONS_FILE)
         own = [{**record, "arm": ASKED} for record in baseline]
         records = _latest([*own, *store.records(CONDITIONS_FILE)], cases)
         result = summarise(chosen, records, perceived, kind, seed=run.seed, draws=run.draws)
@@ -88,7 +87,7 @@ class ReasoningStages:
         longer = replace(work.run, max_new_tokens=max(work.run.max_new_tokens, CAPTION_TOKENS))
         baseline, asked = work.run.arms["baseline"], caption_questions(cases, oracle)
         Answering(longer, work.vlm, work.store, work.console).answer(
-            "caption", baseline, asked, work.loaded.manifest, file=CAPTIONS_FILE, label="captions"
+            "caption", baseline, asked, file=CAPTIONS_FILE, label="captions"
         )
         said = {r["case"]: r["response"] for r in work.store.records(CAPTIONS_FILE) if r["response"] is not None}
         return {sample.id: oracle.perceived(sample, said[sample.id]) for sample in cases if sample.id in said}

@@ -103,13 +103,12 @@ class VcdGrid:
     def _answer(self, work: study.Study, grid: Mapping[str, VCD]) -> None:
         from experiments.studies.vcd_grid.sweep import SharedBranches
 
-        cases = work.samples, work.loaded.manifest
-        work.answering.answer(BASELINE, work.run.arms[BASELINE], *cases)
+        work.answering.answer(BASELINE, work.run.arms[BASELINE], work.samples)
         for step in self.noise_steps:
             here = {name: vcd for name, vcd in grid.items() if vcd.noise_step == step}
             shared = SharedBranches(next(iter(here.values())))
             for name, vcd in here.items():
-                work.answering.answer(name, shared.method(vcd.alpha), *cases)
+                work.answering.answer(name, shared.method(vcd.alpha), work.samples)
 
     def _result(self, work: study.Study, grid: Mapping[str, VCD]) -> dict[str, Any]:
         """Writes metrics.json, prints it, and returns its contents."""

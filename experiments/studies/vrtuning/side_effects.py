@@ -22,7 +22,6 @@ from experiments.metrics.paired import change
 from experiments.metrics.resamples import FACTORS, Resamples, factors
 from experiments.metrics.tests import wilson
 from experiments.types import SCORED_SUBSETS, Sample
-from interp.batching import gathered
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import adapter_hash
 
@@ -52,7 +51,7 @@ def image_shares(vlm: "VLM", samples: Sequence[Sample], *, max_new_tokens: int) 
     there is some (missing for an answer without a verdict); ``answer`` is the mean over all tokens of the answer.
     """
     pictured = [sample for sample in samples if sample.image is not None]
-    shares = gathered(vlm, prompts_of(pictured), partial(_shares_of, vlm, max_new_tokens=max_new_tokens))
+    shares = vlm.batches.gathered(prompts_of(pictured), partial(_shares_of, vlm, max_new_tokens=max_new_tokens))
     tables = [
         table.assign(case=sample.id, cluster=sample.cluster, **{name: sample.tags.get(name) for name in FACTORS})
         for sample, table in zip(pictured, shares, strict=True)
@@ -126,7 +125,7 @@ def measure_side_effects(
     """Name → ``utility`` and ``image_share`` of ``vlm`` with the adapter in each folder, or without where it is None.
 
     The baseline comes first; shares are compared with its, on the same scored cases of the run's benchmark. Batches are
-    those of the road that is open (``interp.batching``). Without ``attention`` no share is measured.
+    those of ``vlm.batches``. Without ``attention`` no share is measured.
     """
     from mitigation.vrtuning.model import adapted
 

@@ -171,7 +171,7 @@ class VRTuningStudy:
         missing = {name: folder for name, folder in folders.items() if name not in known}
         if missing and (self.perception or self.attention):
             said = "what the model sees and where it looks, before and after"
-            with work.console.status(said), work.answering.road("side effects"):
+            with work.console.status(said), work.answering.batching("side effects"):
                 known |= measure_side_effects(
                     work.run,
                     work.vlm,

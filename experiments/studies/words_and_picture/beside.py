@@ -26,7 +26,6 @@ from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
 from experiments.studies.words_and_picture.places import others_of
 from experiments.studies.words_and_picture.routes import onward, question, said
 from experiments.types import Sample
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import Segments, segment
@@ -135,7 +134,7 @@ def margins_of(
         with _changed(vlm, arm, some, encoded, seed, mean):
             return vlm.score(some, encoded=encoded)
 
-    found[kept] = measured(vlm, chosen, margins)
+    found[kept] = vlm.batches.measured(chosen, margins)
     return found
 
 
@@ -234,7 +233,7 @@ def embeddings(vlm: "VLM", asked: "Sequence[Prompt]") -> Embeddings:
             )
         return torch.stack(found)
 
-    found = measured(vlm, asked, measure)
+    found = vlm.batches.measured(asked, measure)
     width = vlm.model.get_input_embeddings().weight.shape[1]
     pictures = rearrange(found[:, 1:], "row (token width) -> row token width", width=width)
     mean = pictures.mean(0)

@@ -19,7 +19,6 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.studies.words_and_picture.conditions import NAMED, POINTING, POINTS, in_words, thing_of
 from experiments.studies.words_and_picture.readings import PLACES
 from experiments.types import Sample
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.host import to_device, to_host
@@ -107,7 +106,7 @@ def read(vlm: "VLM", placed: Sequence[Placed], layers: Sequence[int], *, cut: Se
         states = torch.stack(to_host([found[point] for point in points]), dim=2)
         return torch.cat([margins[:, None], states.flatten(1)], dim=1)
 
-    found = measured(vlm, [one.prompt for one in placed], measure)
+    found = vlm.batches.measured([one.prompt for one in placed], measure)
     states = rearrange(
         found[:, 1:], "row (place layer width) -> place layer row width", place=len(PLACES), layer=len(layers)
     )
@@ -141,7 +140,7 @@ def margins_with(
         here = states[:, :, some]
         return torch.stack([replaced(new, layer) for kind in here for new, layer in zip(kind, layers, strict=True)], 1)
 
-    found = measured(vlm, [one.prompt for one in placed], margins)
+    found = vlm.batches.measured([one.prompt for one in placed], margins)
     return rearrange(found, "row (state layer) -> state layer row", layer=len(layers))
 
 

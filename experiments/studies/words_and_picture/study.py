@@ -119,11 +119,10 @@ class WordsAndPicture:
         run, store = work.run, work.store
         baseline = run.arms["baseline"]
         for name, asked in in_words(work.samples).items():
-            said = digest([work.loaded.manifest, name])
-            work.answering.answer(name, baseline, asked, said, file=CONDITIONS_FILE, label=CONDITIONS[name])
+            work.answering.answer(name, baseline, asked, file=CONDITIONS_FILE, label=CONDITIONS[name])
         longer = replace(run, protocol="generate", max_new_tokens=max(run.max_new_tokens, CAPTION_TOKENS))
         Answering(longer, work.vlm, store, work.console).answer(
-            "caption", baseline, caption_questions(work.samples), work.loaded.manifest, file=CAPTIONS_FILE,
+            "caption", baseline, caption_questions(work.samples), file=CAPTIONS_FILE,
             label="captions",
         )  # fmt: skip
         things = {sample.id: thing_of(sample) for sample in work.samples if sample.subset != "control"}
@@ -184,7 +183,6 @@ def _examined(
     said: Callable[[Mapping[str, Any]], list[str]],
 ) -> dict[str, Any]:
     """Adds what ``examine`` finds to words_and_picture.json; what is there of the same cases and settings is kept."""
-    from interp.batching import resumable
     from interp.speed.vision_cache import FeatureCache, shared_features
 
     run, store, vlm = work.run, work.store, work.vlm
@@ -196,8 +194,8 @@ def _examined(
         return kept
     with (
         shared_features(vlm, FeatureCache(run.feature_cache_mib)),
-        work.answering.road(name),
-        resumable(store.path / KEPT / name, of=settings),
+        work.answering.batching(name),
+        vlm.batches.resumable(store.path / KEPT / name, of=settings),
         work.console.status(STATUS[name]),
     ):
         result = {"settings": settings, **examine(vlm, samples, seed=run.seed, draws=run.draws)}

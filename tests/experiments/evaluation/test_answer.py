@@ -1,5 +1,6 @@
 """Answering on a tiny model: memory that runs out, features shared between arms, and the score protocol."""
 
+import ast
 import io
 import json
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation.answer import MEMORY, Answering
 from experiments.evaluation.study import limited
+from experiments.evaluation.training import examples, learned
 from experiments.runs.directory import open_run
+from experiments.runs.launch import Launch
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
@@ -54,8 +57,37 @@ def answered(run: Run, vlm: VLM, arms: dict[str, Any]) -> tuple[Records, Answeri
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         answering = Answering(run, vlm, store, Console(file=said, width=200))
         for arm, method in arms.items():
-            answering.answer(arm, method, limited(loaded.samples, run.limit), loaded.manifest)
+            answering.answer(arm, method, limited(loaded.samples, run.limit))
         return {(line["arm"], line["case"]): line for line in store.records()}, answering, said.getvalue()
+
+
+class Learner:
+    """A method of a user's own that asks the model about many prompts while it learns."""
+
+    def learn(self, vlm: VLM, prompts: Sequence[Prompt], safe: Sequence[bool], *, out: Path) -> Any:
+        def margins(places: list[int]) -> torch.Tensor:
+            if len(places) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return vlm.score([prompts[place] for place in places])
+
+        out.write_text(repr(vlm.batches.measured(prompts, margins).tolist()))
+        return Greedy(99)
+
+    def read(self, out: Path) -> Greedy:
+        return Greedy(99)
+
+
+def test_what_a_method_of_ones_own_learns_by_is_halved_too(
+    vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interp.batching._free", lambda: None)
+    _, answering, _ = answered(run_in(tmp_path), vlm, {})
+    samples = limited(answering.run.benchmark.load().samples, 8)
+    with answering.batching("mine, learning"):
+        learned("mine", Learner(), vlm, samples, tmp_path / "mine.safetensors", Launch())
+    plain = [vlm.score([prompt]).item() for prompt in examples(samples)[0]]
+    assert ast.literal_eval((tmp_path / "mine.safetensors").read_text()) == pytest.approx(plain, abs=1e-5)
+    assert answering.efficiency()["batch_rows"] == {"mine, learning": 3}
 
 
 def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
@@ -74,7 +106,7 @@ def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
         assert record["response"] == enough[key]["response"]
         assert record["margin"] == pytest.approx(enough[key]["margin"], abs=1e-5)
     _, again, said = answered(run, vlm, {"a": Greedy(3)})  # continued: what fitted is known
-    assert again.memory_limits["a"].rows == 2
+    assert again.efficiency()["batch_rows"] == {"a": 2}
     assert "out of memory" not in said
     assert again.store.path == answering.store.path
     assert len((again.store.path / MEMORY).read_text().splitlines()) == 2

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from experiments.config import Run
-from experiments.evaluation.answer import Answering
 from experiments.types import Kind, Loaded, Sample
 from interp.vlm import VLM, Generation, Prompt
 from tests.experiments.compose import run_of
@@ -96,28 +95,3 @@ def test_a_corrected_case_is_asked_again_and_the_others_are_not(
     assert moved == old | {"cluster": "moved"}  # described anew, with the answer that it had
     interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)  # back to what it was, but for the picture
     assert sorted(set(asked)) == ["c1", "c4"]
-
-
-def test_records_of_an_earlier_version_are_not_asked_again(
-    saved: Path, tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, folder = interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
-    with monkeypatch.context() as patched:
-        made: list[str] = []
-        original = Answering._settings_before
-
-        def noted(self: Answering, method: Any, manifest: str) -> str:
-            made.append(original(self, method, manifest))
-            return made[-1]
-
-        patched.setattr(Answering, "_settings_before", noted)
-        interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
-    assert len(set(made)) == 1
-    old = [line | {"settings": made[0]} for line in lines(folder)]  # both arms have one method
-    (folder / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
-    interrupted(saved, tmp_path / "out", samples, patch=monkeypatch)
-    assert asked == []
-    assert lines(folder) == old
-    corrected = [replace(samples[0], text="other", prompt="Safe? other"), *samples[1:]]
-    interrupted(saved, tmp_path / "out", corrected, patch=monkeypatch)
-    assert sorted(asked) == ["c0", "c0"]

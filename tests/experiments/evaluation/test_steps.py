@@ -58,7 +58,7 @@ def life(folder: Path, vlm: VLM, monkeypatch: pytest.MonkeyPatch, *, dies_at: in
         answering = Answering(run, vlm, store, Console(file=io.StringIO()))
         try:
             for arm, method in ARMS.items():
-                answering.answer(arm, method, samples, "manifest")
+                answering.answer(arm, method, samples)
         except Killed:
             pass
     return asked

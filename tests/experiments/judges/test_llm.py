@@ -17,6 +17,7 @@ from experiments.benchmarks.images import BadImage
 from experiments.judges.llm import LLMJudge, Vote, majority
 from experiments.judges.llm_reply import MOST_SHOWN, OPTIONS, question, read_verdict
 from experiments.types import Item, Judge, Verdict
+from interp.batching import BatchContext
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from tests.experiments.compose import run_of
@@ -36,6 +37,9 @@ class Fake:
     statuses: list[str] | None = None
     asked: list[Prompt] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.batches = BatchContext(self)
 
     def generate(self, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
         assert len({prompt.image is None for prompt in prompts}) == 1, "a batch is with or without pictures"

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.planning.models import Asked
 from experiments.planning.steps import Scene, Step
-from interp.batching import BatchRule, road
+from interp.batching import BatchRule
 
 SEED = 0
 TOKENS = 3
@@ -96,7 +96,7 @@ def real(name: str, rows: int) -> dict[str, float]:
         vlm = model("cpu", name)
         weights = sum(weight.numel() * weight.element_size() for weight in vlm.model.parameters())
         meter.start()
-        with road(BatchRule(rows, None), on_lowered=print):
+        with vlm.batches.by(BatchRule(rows, None), on_lowered=print):
             step.do(scene(vlm, folder, lambda: None), rows)
         return {"peak": meter.peak(), "weights": weights}
 
@@ -118,7 +118,7 @@ def planned(name: str, rows: int) -> dict[str, float]:
     with world(fused=True) as pretended, tempfile.TemporaryDirectory() as folder:
         vlm = placed(model("meta", name))
         recorder = Recorder(pretended.ledger)
-        with recorder.following(vlm), road(BatchRule(rows, None), on_lowered=print):
+        with recorder.following(vlm), vlm.batches.by(BatchRule(rows, None), on_lowered=print):
             step.do(scene(vlm, folder, lambda: None), rows)
         recorder.end()
         return {"planned": recorder.cost().peak}

@@ -33,7 +33,7 @@ from experiments.studies.words_and_picture.beside_shown import draw, table
 from experiments.studies.words_and_picture.places import others_of, that_point
 from experiments.studies.words_and_picture.study import spread
 from experiments.types import Sample
-from interp.batching import BatchRule, road
+from interp.batching import BatchRule
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.segments import segment
@@ -216,8 +216,9 @@ def test_all_of_it_is_measured_once_and_shown(
 def test_pictures_of_different_numbers_of_tokens_have_no_mean() -> None:
     model, processor = FAMILIES["qwen2_vl"]()
     asked = [Prompt("the cat", Image.new("RGB", (side, 56), "red"), key=str(side)) for side in (56, 112)]
+    vlm = VLM(model, processor, name="qwen")
     with (
-        road(BatchRule(rows=1), on_lowered=print),
+        vlm.batches.by(BatchRule(rows=1), on_lowered=print),
         pytest.raises(UserError, match="the pictures have different numbers of tokens"),
     ):
-        embeddings(VLM(model, processor, name="qwen"), asked)
+        embeddings(vlm, asked)

@@ -12,7 +12,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.study import limited
 from experiments.evaluation.training import learned
 from experiments.runs.launch import Launch
-from interp.batching import BatchRule, MemoryLimit, road
+from interp.batching import BatchRule, MemoryLimit
 from interp.vlm import load
 from mitigation.learned.probe_readout import TruthReadout
 from tests.experiments.compose import run_of
@@ -54,7 +54,7 @@ def test_a_read_out_is_learned_once_however_often_it_is_killed(tmp_path: Path, m
     vlm, samples = load("organism:llava", device="cpu"), limited(IconWorld().development().samples, 24)
 
     def learn(name: str) -> None:
-        with road(BatchRule(rows=2), on_lowered=print):
+        with vlm.batches.by(BatchRule(rows=2), on_lowered=print):
             learned("readout", TruthReadout(point=2), vlm, samples, tmp_path / f"{name}.safetensors", Launch())
 
     with counted(monkeypatch) as undisturbed:

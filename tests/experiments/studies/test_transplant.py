@@ -36,7 +36,6 @@ from experiments.studies.words_and_picture.transplant import (
 )
 from experiments.studies.words_and_picture.transplant_shown import draw, tables
 from experiments.types import Sample
-from interp.batching import scores
 from interp.errors import UserError
 from interp.segments import IMAGE, segment
 from interp.vlm import VLM, load
@@ -88,7 +87,7 @@ def test_a_cases_own_state_changes_nothing_and_another_one_does(vlm: VLM) -> Non
     plain, states = read(vlm, placed, LAYERS)
     own = states[0]
     margins = margins_with(vlm, placed, torch.stack([own, own.flip(1)]), LAYERS)
-    assert torch.equal(plain, scores(vlm, [one.prompt for one in placed]))
+    assert torch.equal(plain, vlm.batches.scores([one.prompt for one in placed]))
     torch.testing.assert_close(margins[0], plain.expand(2, -1), atol=2e-5, rtol=0)
     assert ((margins[1] - plain).abs() > 1e-3).any(1).all()
 
