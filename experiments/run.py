@@ -8,10 +8,13 @@ import os
 import signal
 import sys
 import time
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from omegaconf import DictConfig
 
     from experiments.runs.launch import Launch
@@ -37,7 +40,6 @@ def main() -> None:
         for_hydra,
         greeting,
         in_a_sentence,
-        of_this_run,
         register_help,
         unknown_flag,
     )
@@ -74,11 +76,7 @@ def main() -> None:
         stop(launch, f"error: {error}", 2)
     arguments = sys.argv[1:]
     sys.argv[1:] = composed = for_hydra(arguments)
-
-    def task(config: "DictConfig") -> None:
-        sys.argv[1:] = of_this_run(arguments)
-        start(config)
-
+    task = update_wrapper(partial(start, arguments), start)
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
@@ -91,14 +89,19 @@ def main() -> None:
         stop(launch, f"error: {said}", 2)
 
 
-def start(config: "DictConfig") -> None:
-    """Checks the configuration and runs its task; errors that the user can fix end in one sentence and exit code 2."""
+def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
+    """Checks the configuration and runs its task; errors that the user can fix end in one sentence and exit code 2.
+
+    ``arguments`` are those that were typed.
+    """
+    from experiments.command_line import of_this_run
     from experiments.config import build_run
     from experiments.runs.launch import Launch, check_task
     from interp.errors import UserError
 
     if not ASKED_FOR_WHOLE_ERRORS:
         os.environ.pop(WHOLE_ERRORS, None)
+    sys.argv[1:] = of_this_run(arguments)
     launch, run = Launch(), None
     try:
         launch = Launch.current()

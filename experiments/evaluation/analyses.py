@@ -1,8 +1,8 @@
-"""An analysis: a step of a study that comes after its arms are reported, and fails alone."""
+"""An analysis: a step of a study that comes after its arms are measured, and fails alone."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -38,34 +38,36 @@ class Analysis:
     detail: bool = False
 
 
-def perform(study: "Study", analyses: "Sequence[Analysis]", *, again: bool = False) -> bool:
-    """Does the analyses, printing what came of each, then builds the report again, once; whether nothing failed.
+def perform(study: "Study", analyses: "Sequence[Analysis]", *, again: bool = False, reported: bool = True) -> bool:
+    """Does the analyses, printing what came of each; whether nothing failed.
 
     Whatever exception one raises becomes a sentence in terminal and report, with its traceback in a file. What was done
-    before with the same settings and records is repeated only where that is asked for (``again``). The report is built
-    again also where one ends the run (Ctrl-C), with what those before it have found.
+    before with the same settings and records is repeated only where that is asked for (``again``). Unless there is no
+    report (``reported``), it is built at once where one fails, and where one ends the run (Ctrl-C).
 
     Raises:
         UserError: one was done together and failed, so that the processes of the launch are no longer at one place.
     """
-    whole, looked = True, False
-    try:
-        for analysis in analyses:
-            if not study.store.launch.first:
-                if analysis.together:
-                    list(analysis.work(study))
-                continue
-            of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
-            known = None if again or of is None else states.kept(study.store.path, analysis.name, of)
-            if known is not None:
-                _say(study, _wanted(study, analysis, known))
-            else:
-                looked = True
-                whole = _done(study, analysis, of) and whole
-    finally:
-        rebuilt = _rebuilt(study.store.path) if looked else ""
-        _say(study, filter(None, [rebuilt]))
-    return whole and not rebuilt
+    whole = True
+    for analysis in analyses:
+        if not study.store.launch.first:
+            if analysis.together:
+                list(analysis.work(study))
+            continue
+        of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
+        known = None if again or of is None else states.kept(study.store.path, analysis.name, of)
+        if known is not None:
+            _say(study, _wanted(study, analysis, known))
+            continue
+        done = False
+        try:
+            done = _done(study, analysis, of)
+        finally:
+            if reported and not done:
+                with suppress(UserError):  # the last one says why it cannot be written
+                    build(study.store.path)
+        whole = whole and done
+    return whole
 
 
 def _done(study: "Study", analysis: Analysis, of: str | None) -> bool:
@@ -81,15 +83,6 @@ def _done(study: "Study", analysis: Analysis, of: str | None) -> bool:
     if outcome.failed and analysis.together and study.store.launch.size > 1:
         raise UserError(outcome.failed)
     return not failed
-
-
-def _rebuilt(folder: Path) -> str:
-    """Builds the report again where there is one; why not, "" if it was."""
-    if not (folder / "report.html").exists():
-        return ""
-    with states.apart(folder, "rebuilding", "the report was not built again", part_of=states.REPORT) as building:
-        build(folder)
-    return building.failed
 
 
 def _wanted(study: "Study", analysis: Analysis, lines: Iterable[RenderableType]) -> list[RenderableType]:

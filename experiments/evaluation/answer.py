@@ -135,7 +135,7 @@ class Answering:
             waiting = sum(map(len, pending))
             bar = progress.add_task(label or arm, total=len(samples), completed=len(samples) - waiting)
             for turn, (batch, pictures) in enumerate(ready):
-                answered = self._answer_batch(arm, method, "", batch, pictures)
+                answered = list(self._answer_batch(arm, method, "", batch, pictures))
                 stamp = {} if fold is None else {"fold": fold}
                 fresh = [r | {"settings": settings[r["case"]]} | stamp for r in answered if r["case"] not in done]
                 self.store.append(fresh, file)

@@ -11,8 +11,8 @@ from experiments.benchmarks.checks import checked
 from experiments.benchmarks.disjoint import disjoint
 from experiments.benchmarks.iconworld.parts import tagged
 from experiments.config import Run
-from experiments.evaluation import scoring
 from experiments.judges.automatic import Automatic
+from experiments.report.words import shortfall
 from experiments.types import Benchmark, Loaded, Sample
 from interp.errors import UserError
 
@@ -29,7 +29,7 @@ def load_cases(run: Run, console: Console) -> Loaded:
     if not loaded.samples:
         raise UserError(f"benchmark {run.benchmark.name} has no case that can run here; look at benchmark.root")
     if loaded.missing:
-        sentence = scoring.shortfall(loaded)
+        sentence = shortfall(len(loaded.samples), loaded.missing)
         console.print(f"[yellow]{sentence} Their ids are in environment.json.[/yellow]", highlight=False)
     return loaded
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from interp.vlm import VLM
 
 
-def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
-    """The contents of environment.json, before the run has finished."""
+def describe(run: Run, vlm: "VLM | None", loaded: Loaded, complete: int) -> dict[str, Any]:
+    """The contents of environment.json, before the run has finished; ``complete`` counts cases without a limit."""
     return {
         **provenance.machine(vlm),
         "seed": run.seed,
@@ -21,6 +21,7 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded) -> dict[str, Any]:
             "name": run.benchmark.name,
             "manifest": loaded.manifest,
             "n": len(loaded.samples),
+            "complete": complete,
             "missing": loaded.missing,
         },
         "judge": run.judge.name,

@@ -1,6 +1,5 @@
 """From records to the contents of metrics.json, by the kind of benchmark. No model is called."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +17,7 @@ from experiments.metrics.parts import by_part
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
 from experiments.metrics.yes_no import results as yes_no
-from experiments.report.findings import parts as parts_words
-from experiments.report.findings import published as published_words
-from experiments.report.findings import refusal as refusal_words
-from experiments.report.findings import yes_no as yes_no_words
-from experiments.types import Judge, Kind, Loaded
-from interp.checkpoints.config import ORGANISM
+from experiments.types import Judge, Kind
 
 
 @dataclass(frozen=True)
@@ -62,16 +56,13 @@ def evaluate(
     predictions: Sequence[Mapping[str, Any]],
     *,
     study: str,
-    where: str,
-    caveat: str = "",
     missing: Mapping[str, str] = MappingProxyType({}),
     baseline: str = "baseline",
     control: str = "calibrated_shift",
 ) -> dict[str, Any]:
-    """The contents of metrics.json.
+    """The contents of metrics.json: values and findings, which ``experiments.report.words`` puts into words.
 
-    ``study`` is the arm under study; ``missing`` gives arms that cannot enter, with the reason; ``where`` (the model
-    and benchmark) and ``caveat`` go into the sentences.
+    ``study`` is the arm under study; ``missing`` gives arms that cannot enter, with the reason.
 
     Raises:
         UserError: the predictions or the judge card cannot be used.
@@ -82,11 +73,9 @@ def evaluate(
     # An arm of answers made elsewhere may have none in a part.
     if parts := by_part(frame, lambda some: measure(some, study=study if study in set(some["arm"]) else None)):
         result |= {"parts": parts}
-    if rules.kind == "refusal":
-        worded = _with_limits_of_judge(refusal_words.worded(result, where=where, caveat=caveat), rules, frame)
-    else:
-        worded = yes_no_words.worded(result, where=where, caveat=caveat)
-    return worded | ({"summary": [*worded["summary"], parts_words.sentence(worded)]} if parts else {})
+    if "fold" in frame:
+        result |= {"learned_in_folds": list(dict.fromkeys(frame["arm"][frame["fold"].notna()]))}
+    return result | _limits_of_judge(result, rules, frame) if rules.kind == "refusal" else result
 
 
 def _measured(
@@ -109,7 +98,7 @@ def with_published_rows(
     model: Mapping[str, Any] | None,
     predictions: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """``result`` with ``published_rows`` and a sentence on each: of responses made elsewhere, by what answered.
+    """``result`` with ``published_rows``: of responses made elsewhere, by what answered.
 
     Where the benchmark's authors count in a way of their own, ``as_published`` has the predictions counted so.
     ``model`` is that of environment.json. Nothing is added where the benchmark has no row of that name.
@@ -119,47 +108,20 @@ def with_published_rows(
         result = result if block is None else result | {"as_published": block}
     responses = ((model or {}).get("responses") or {}).items()
     rows = {arm: row for arm, one in responses if (row := published.row_of(benchmark, str(one["name"]))) is not None}
-    if not rows:
-        return result
-    said = [published_words.sentence(row) for row in rows.values()]
-    return result | {"published_rows": rows, "summary": [*result["summary"], *said]}
+    return result | ({"published_rows": rows} if rows else {})
 
 
-def _with_limits_of_judge(result: dict[str, Any], rules: Rules, frame: pd.DataFrame) -> dict[str, Any]:
-    """``result`` with caveats on its judge: what it has learned from, and, in ``corrected``, its measured error."""
-    said = []
+def _limits_of_judge(result: dict[str, Any], rules: Rules, frame: pd.DataFrame) -> dict[str, Any]:
+    """``judge``: how many of the prompts it has learned from; ``corrected``: the rates by its measured error."""
+    about: dict[str, Any] = {"name": rules.judge}
     asked = set(frame["text"]) if "text" in frame else set()
     if (learned_from := getattr(rules.reader, "learned_from", None)) and (learned := learned_from(asked)):
-        said.append(refusal_words.learned(rules.judge, learned, len(asked)))
+        about["learned"] = {"known": learned, "asked": len(asked)}
     card = rules.judge_card or getattr(rules.reader, "card", None)
     languages = {str((tags or {}).get("language", "en")) for tags in frame.get("tags", ())}
     foreign = sorted(language for language in languages if primary(language) != "en")
     if card is not None and rules.judge_card is None and foreign:
-        said.append(refusal_words.uncorrected(rules.judge, foreign))
+        about["uncorrected"] = foreign
         card = None
-    if card is None:
-        return result | {"caveats": [*result["caveats"], *said]}
-    found = corrected_rates(result, error_of(Path(card), rules.judge))
-    return result | {"corrected": found, "caveats": [*result["caveats"], *said, *refusal_words.correction(found)]}
-
-
-def shortfall(loaded: Loaded) -> str:
-    """A sentence on the cases of a benchmark that cannot run here, and why; "" where all can."""
-    if not loaded.missing:
-        return ""
-    reasons = Counter(reason.partition(":")[0] for reason in loaded.missing.values())
-    listed = ", ".join(f"{count:,} × {reason}" for reason, count in reasons.most_common())
-    total = len(loaded.samples) + len(loaded.missing)
-    return f"{len(loaded.samples):,} of the benchmark's {total:,} cases can run here ({listed})."
-
-
-def caveat(run: Run) -> str:
-    """A warning about results of a bundled organism on a benchmark that it was not made for; otherwise ""."""
-    path, name = getattr(run.model, "path", ""), run.benchmark.name
-    made_for = name == "iconworld" or (name == "iconworld_requests" and path != f"{ORGANISM}llava")
-    if path.startswith(ORGANISM) and not made_for:
-        return (
-            "The model is the bundled organism, which knows IconWorld's words and pictures alone: on "
-            f"{run.benchmark.name} its answers mean nothing, and this run shows only that every step works."
-        )
-    return ""
+    corrected = {} if card is None else {"corrected": corrected_rates(result, error_of(Path(card), rules.judge))}
+    return {"judge": about, **corrected}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -27,6 +27,7 @@ from experiments.evaluation.environment import branches, describe
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.page import cost_said
+from experiments.report.words import in_words, shortfall
 from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.directory import PREDICTIONS, RunStore, open_run
@@ -59,7 +60,8 @@ def run(
         UserError: see ``opened``; or an arm cannot answer.
     """
     with opened(run, check=check, prepare=prepare, announce=True) as study:
-        study.complete(after)
+        study.answer_all()
+        study.conclude([*study.attention(), *after])
         return study.store.path
 
 
@@ -96,7 +98,8 @@ def opened(
         check(complete)
     development = development_cases(run, complete.samples) if training.needed(entering) else None
     if development is not None and development.missing:
-        console.print(f"To learn and calibrate on: {scoring.shortfall(development)}", highlight=False, markup=False)
+        said = shortfall(len(development.samples), development.missing)
+        console.print(f"To learn and calibrate on: {said}", highlight=False, markup=False)
     to_learn_from = None if development is None else limited(development.samples, run.limit)
     training.check_cases(entering, loaded.samples, to_learn_from)
     for arm, method in run.arms.items():
@@ -111,9 +114,9 @@ def opened(
                 _plan(run, loaded, len(complete.samples), store), highlight=False, soft_wrap=run.verbose, markup=False
             )
         vlm = connected(run) if vlm is None else vlm
-        environment = describe(run, vlm, loaded)
+        environment = describe(run, vlm, loaded, len(complete.samples))
         store.write_json("environment.json", environment)
-        yield Study(run, vlm, store, loaded, console, environment, scoring.shortfall(complete), excluded, development)
+        yield Study(run, vlm, store, loaded, console, environment, excluded, development)
     launch.wait()  # no process leaves before the run is finished
 
 
@@ -145,6 +148,15 @@ def connected(run: Run) -> Any:
         return load(Launch.current().placed(run.weights))
 
 
+class _Share(NamedTuple):
+    """Cases that one method answers for an arm; ``fold`` is theirs, where it has learned from the others."""
+
+    method: "Method"
+    samples: Sequence[Sample]
+    label: str | None = None
+    fold: int | None = None
+
+
 @dataclass
 class Study:
     """An open run, from ``opened``: its model (None where no arm calls one), store and cases."""
@@ -155,7 +167,6 @@ class Study:
     loaded: Loaded
     console: Console
     environment: Mapping[str, Any]
-    shortfall: str = ""
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     checked_development: Loaded | None = None  # where it was needed before the weights were loaded
 
@@ -179,11 +190,6 @@ class Study:
         """The model as reports call it: its name, and the beginning of its weights' hash."""
         return provenance.model_title(self.environment["model"])
 
-    @property
-    def rounded(self) -> str:
-        """Why margins are rounded as the model's type is, as a sentence; "" if they are float32."""
-        return str(self.environment["model"].get("rounded", ""))
-
     def records(self) -> list[dict[str, Any]]:
         """The records of this run's arms and cases; a later record of a case and arm replaces an earlier one.
 
@@ -193,28 +199,24 @@ class Study:
         here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in cases)
         return records.current(here)
 
-    def complete(self, after: Sequence[Analysis] = (), *, alone: bool = True) -> None:
-        """Answers every case under every arm and concludes; analyses of attention come before those of ``after``.
-
-        Raises:
-            UserError: see ``conclude``.
-        """
-        self.answer_all()
-        attention = [] if self.run.attention_analysis is None else self.run.attention_analysis(self)
-        self.conclude([*attention, *after], alone=alone)
+    def attention(self) -> list[Analysis]:
+        """The analyses of attention that the run asks for."""
+        return [] if self.run.attention_analysis is None else self.run.attention_analysis(self)
 
     def answer_all(self) -> None:
         """Answers every case under every arm, skipping recorded ones; the baseline first: shifts are fitted on it.
 
-        An arm whose method fails (``MethodFault``) leaves the study with a sentence, and so do arms fitted to it; the
-        others go on. Not so the baseline, nor with several processes, which could no longer agree.
+        The judge reads the answers batch by batch. An arm whose method fails (``MethodFault``) leaves the study with a
+        sentence, and so do arms fitted to it; the others go on. Not so the baseline, nor with several processes, which
+        could no longer agree.
         """
-        for arm, method in self.run.arms.items():
+        for arm in self.run.arms:
             if arm in self.not_applicable:
                 self.console.print(f"{arm} does not enter: {self.not_applicable[arm]}", highlight=False, markup=False)
                 continue
             try:
-                self._answer(arm, method)
+                for share in self._shares(arm):
+                    self.answering.answer(arm, share.method, share.samples, label=share.label, fold=share.fold)
             except MethodFault as fault:
                 if arm == training.BASELINE or self.store.launch.size > 1:
                     raise
@@ -222,12 +224,18 @@ class Study:
                 self.not_applicable = {**self.not_applicable, arm: str(fault)}
                 self.console.print(str(fault), highlight=False, soft_wrap=True, markup=False)
 
-    def _answer(self, arm: str, method: Any) -> None:
+    def in_folds(self, arm: str) -> bool:
+        """Whether the arm learns from the cases themselves, fold by fold, because there is no development split."""
+        return isinstance(self.run.arms[arm], TrainableMethod) and self.development is None
+
+    def _shares(self, arm: str) -> Iterator["_Share"]:
+        """The cases that ``arm`` answers, with the method that answers them: learned or fitted first, where it must."""
+        method = self.run.arms[arm]
         if self.in_folds(arm):
-            self._answer_in_folds(arm)
+            yield from self._learned_in_folds(arm)
             return
         if not abilities(method).fitted_to:
-            self.answering.answer(arm, self.ready(arm), self.samples)
+            yield _Share(self.ready(arm), self.samples)
             return
         for needed in training.arms_needed(method, self.run.arm, self.run.arms):
             if needed in self.faults:
@@ -238,26 +246,21 @@ class Study:
             self.console.print(said, highlight=False, markup=False)
         for fold, shift in shifts.items():
             members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
-            label = arm if fold is None else f"{arm}, fold {fold + 1} of {len(shifts)}"
-            self.answering.answer(arm, shift, members, label=label)
+            yield _Share(shift, members, None if fold is None else f"{arm}, fold {fold + 1} of {len(shifts)}")
 
-    def in_folds(self, arm: str) -> bool:
-        """Whether the arm learns from the cases themselves, fold by fold, because there is no development split."""
-        return isinstance(self.run.arms[arm], TrainableMethod) and self.development is None
-
-    def _answer_in_folds(self, arm: str) -> None:
-        """Answers every case by what the arm has learned from the cases of the other folds."""
+    def _learned_in_folds(self, arm: str) -> Iterator["_Share"]:
+        """The cases of each fold, with what the arm has learned from those of the others."""
         folds, untaught = training.learning_folds(self.samples), self.run.arms[arm]
         assert isinstance(untaught, TrainableMethod)
         for fold in sorted(set(folds.values())):
             held_out, others = (
                 [sample for sample in self.samples if (folds[sample.id] == fold) is own] for own in (True, False)
             )
-            label = f"{arm}, fold {fold}"
+            label = f"{arm}, fold {fold + 1} of {len(set(folds.values()))}"
             said = f"{label}, learns from the {len(others)} cases of the others"
             with self.console.status(said), self.answering.batching(f"{label}, learning"):
                 method = training.learned_in(self.store, arm, untaught, self.vlm, others, fold)
-            self.answering.answer(arm, method, held_out, label=label, fold=fold)
+            yield _Share(method, held_out, label, fold)
 
     def ready(self, arm: str) -> "Method":
         """The arm's method; a trainable one after training on the development split, not where it learns in folds."""
@@ -285,7 +288,7 @@ class Study:
         return {None: training.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
-        """Writes metrics, thumbnails and report and prints the results; then does the ``analyses``, each on its own.
+        """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.
 
         An analysis that raises takes nothing with it (``experiments.evaluation.analyses.perform``). The run counts as
         finished unless one is missing or requests failed in transport; the same command then makes up for it. Rank 0
@@ -297,63 +300,75 @@ class Study:
         """
         by_itself = all(analysis.detail for analysis in analyses)
         analyses = [*map(_failed_arm, self.faults, self.faults.values()), *analyses]
-        if self.store.launch.first:
-            self._report({analysis.name: analysis.missing for analysis in analyses}, by_itself=by_itself)
+        first = self.store.launch.first
+        if first:
+            metrics = self.measure({analysis.name: analysis.missing for analysis in analyses})
+            self._show(metrics, by_itself=by_itself)
         perform(self, analyses)
-        if self.store.launch.first:
+        if first:
+            self._report()
             states.settle(self.store.path)
             if alone and not self.faults:
                 self.say_next()
         if self.faults:
             raise self.faults.get(self.run.arm) or next(iter(self.faults.values()))
 
-    def _report(self, to_come: Mapping[str, str], *, by_itself: bool) -> None:
-        """Metrics, thumbnails and report of the arms, noting the analyses that are ``to_come``.
-
-        Where the arms are not the answer ``by_itself``, because an analysis is, a sentence of them is printed.
-        """
+    def measure(self, to_come: Mapping[str, str]) -> dict[str, Any]:
+        """Writes metrics.json, which it returns, thumbnails, and environment.json; analyses are still ``to_come``."""
         current = self.records()
         result = scoring.evaluate(
             scoring.Rules.of(self.run),
             current,
             study="baseline" if self.run.arm in self.faults else self.run.arm,
-            where=f"{provenance.subject(self.environment['model'], self.run.arm)} on {self.run.benchmark.name}",
-            caveat=" ".join(filter(None, (scoring.caveat(self.run), self.shortfall, self._folds_said(), self.rounded))),
             missing=self.not_applicable,
         )
         result = scoring.with_published_rows(result, self.run.benchmark.name, self.environment["model"], current)
         if fault := self.faults.get(self.run.arm):
-            result["summary"] = [f"The method under study failed: {fault}.", *result["summary"]]
+            result["failed"] = str(fault)
         self.store.write_json("metrics.json", result)
         write_thumbnails(self.store.path, self.samples)
-        lost = sum(
+        states.expect(self.store.path, to_come)  # before the run says that its arms are measured
+        skips, cost = self.answering.skips(), self.answering.cost()
+        reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
+        more = {"reported": reported, "skips": skips, "cost": cost}
+        more = {name: found for name, found in more.items() if found} | branches(current)
+        self._close(more | self.answering.efficiency(), finished=not self._lost())
+        return result
+
+    def _lost(self) -> int:
+        """How many requests never got through."""
+        return sum(
             record["status"] == Status.TRANSPORT_FAILED
             and not isinstance(self.run.arms[record["arm"]], AnsweredElsewhere)
-            for record in current
+            for record in self.records()
         )
-        skips = self.answering.skips()
-        reported = sorted(getattr(self.vlm, "reported", ()))  # what an API called the model that answered
-        more = ({"reported": reported} if reported else {}) | ({"skips": skips} if skips else {})
-        cost = self.answering.cost()
-        more |= branches(current) | ({"cost": cost} if cost else {})
-        states.expect(self.store.path, to_come)  # before the run says that its arms are reported
-        self._close(more | self.answering.efficiency(), finished=not lost)
-        page = build(self.store.path)
+
+    def _show(self, metrics: Mapping[str, Any], *, by_itself: bool) -> None:
+        """Prints the results; a sentence of them where the arms are not the answer ``by_itself``: an analysis is."""
+        shown = terminal.shown(
+            in_words(metrics, self.environment),
+            verbose=self.run.verbose,
+            width=self.console.width,
+            named=next_commands.named_arms(self.environment),
+            whole=by_itself or "failed" in metrics,
+        )
         self.console.print()
-        named = next_commands.named_arms(self.environment)
-        self.console.print(
-            terminal.shown(
-                result, verbose=self.run.verbose, width=self.console.width, named=named, whole=by_itself or bool(fault)
-            )
-        )
-        savings = [*_savings(skips), *self.answering.shared(), *cost_said(cost)] if self.run.verbose else []
-        for sentence in [*savings, *states.failures(self.store.path, states.REPORT)]:
+        self.console.print(shown)
+        if self.run.verbose:
+            savings = [*_savings(self.answering.skips()), *self.answering.shared(), *cost_said(self.answering.cost())]
+            for sentence in savings:
+                self.console.print(sentence, highlight=False, markup=False)
+        if lost := self._lost():
+            total = f"{lost} of {len(self.records())} requests never got through"
+            self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
+
+    def _report(self) -> None:
+        """Builds the report and says where it is."""
+        page = build(self.store.path)
+        for sentence in states.failures(self.store.path, states.REPORT):
             self.console.print(sentence, highlight=False, markup=False)
         inside = "" if self.run.verbose else "  (every case with its picture, and where the model looked)"
         self.console.print(f"report: {page}{inside}", highlight=False, soft_wrap=True)
-        if lost:
-            total = f"{lost} of {len(current)} requests never got through"
-            self.console.print(f"{total}; run the same command again to ask them once more", highlight=False)
 
     def say_next(self) -> None:
         """Prints what may be typed now."""
@@ -375,16 +390,8 @@ class Study:
         if self.store.launch.first:
             states.expect(self.store.path, {analysis.name: analysis.missing for analysis in analyses})
             self._close({}, finished=True)
-            perform(self, analyses)
+            perform(self, analyses, reported=False)
             states.settle(self.store.path)
-
-    def _folds_said(self) -> str:
-        folded = [arm for arm in self.run.arms if arm not in self.not_applicable and self.in_folds(arm)]
-        return (
-            f"Learned in folds of these cases, each case by what the others teach: {', '.join(folded)}."
-            if folded
-            else ""
-        )
 
     def _close(self, more: Mapping[str, Any], *, finished: bool) -> None:
         ended = {"finished": records.now()} if finished else {}

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from experiments.report import cases, earlier, examples, figures, page, safety_figure, subsets_figure
+from experiments.report import cases, examples, figures, page, safety_figure, subsets_figure
 from experiments.report.cases import address, attention_of_cases
 from experiments.report.figures import data_uri, in_dark, svg_bytes
 from experiments.report.numbers import points
-from experiments.report.sections import Section, SectionFigure, attention_section, read_sections, write_section
+from experiments.report.sections import attention_section, read_sections
 from experiments.report.table import copies
+from experiments.report.words import in_words
 from experiments.runs import analyses
 from experiments.runs.saved import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
@@ -37,7 +39,8 @@ def build(run_dir: Path) -> Path:
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
     """
-    run = earlier.current(read_run(run_dir))
+    run = read_run(run_dir)
+    run = replace(run, metrics=in_words(run.metrics, run.environment))
     drawn = _figures(run)
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
@@ -53,16 +56,6 @@ def build(run_dir: Path) -> Path:
     )
     # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
     return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
-
-
-def add_section(run_dir: Path, name: str, section: Section, figures: Mapping[str, SectionFigure] | None = None) -> Path:
-    """Keep a section of a study's own in the run's directory, and build the report again; the report's path.
-
-    Raises:
-        UserError: see ``write_section`` and ``build``.
-    """
-    write_section(run_dir, name, section, figures or {})
-    return build(run_dir)
 
 
 def _browser(run: SavedRun, templates: Environment) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -18,7 +19,6 @@ from matplotlib.figure import Figure
 from experiments.metrics.findings import RULES
 from experiments.report import attention_figure
 from experiments.report.cases import LONGEST_TEXT, blurred
-from experiments.report.earlier import is_earlier
 from experiments.report.figures import PHONE, SCREEN, data_uri, in_dark, svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.table import Table
@@ -28,7 +28,6 @@ from interp.errors import UserError
 
 FOLDER = "sections"
 CURVES = "attention_by_layer_"  # how the names of the figures by layer begin
-EARLIER = "What this run concluded here was concluded under earlier rules and is not repeated; {way}."
 LARGEST = 6_000_000  # bytes of all heatmaps of single cases together
 OVER = {
     "image": "over the picture, by layers",
@@ -113,7 +112,9 @@ class AttentionSection(NamedTuple):
     left_out: int
 
 
-def write_section(folder: Path, name: str, section: Section, figures: Mapping[str, SectionFigure]) -> None:
+def write_section(
+    folder: Path, name: str, section: Section, figures: Mapping[str, SectionFigure] = MappingProxyType({})
+) -> None:
     """Writes ``section`` and its ``figures`` (name → figure, kept as ``figures/<name>.svg``) into the run's ``folder``.
 
     Raises:
@@ -160,8 +161,6 @@ def _read(folder: Path, name: str, content: Mapping[str, Any]) -> SavedSection:
         if path.is_file():
             figures.append(_embedded(path, str(one["alt"]), str(one["caption"])))
     sentences = [str(sentence) for sentence in content["sentences"]]
-    if sentences and is_earlier(content):
-        sentences = [EARLIER.format(way="repeat the run’s command for today’s")]
     return SavedSection(name, str(content["title"]), sentences, tables, str(content["note"]), figures)
 
 
@@ -171,8 +170,6 @@ def attention_section(run: SavedRun) -> AttentionSection | None:
     try:
         found = json.loads((folder / "attention.json").read_text(encoding="utf-8"))
         sentences = [str(sentence) for sentence in found["sentences"]]
-        if is_earlier(found):
-            sentences = [EARLIER.format(way=f"task=attention run={folder} concludes again")]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (found.get("words") or [])[:WORDS]]

@@ -16,10 +16,9 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, Finding, statement
-from experiments.report.build import add_section
 from experiments.report.findings import direction_ablation as sentences
 from experiments.report.numbers import change, fixed
-from experiments.report.sections import Section
+from experiments.report.sections import Section, write_section
 from experiments.report.table import Cell, Column, Narrow, Table, rate, terminal
 from experiments.runs.directory import write_json
 from experiments.runs.launch import sharded
@@ -95,8 +94,8 @@ def conclude(
     found["findings"] += [finding.as_json() for finding in agreements]
     write_json(folder / RESULT, found)
     shown = table(found["arms"])
-    page = add_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
-    return [terminal(shown), *found["summary"], f"report: {page}"]
+    write_section(folder, "ablation", Section(TITLE, found["summary"], [shown], note=NOTE))
+    return [terminal(shown), *found["summary"]]
 
 
 def evaluate(metrics: Mapping[str, Any], *, controls: Mapping[str, Sequence[str]]) -> dict[str, Any]:

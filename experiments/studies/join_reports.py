@@ -18,6 +18,7 @@ from experiments.evaluation.arms import check_contrasts
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
+from experiments.report.words import in_words
 from experiments.runs import analyses, records
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.provenance import arm_title, model_title
@@ -42,7 +43,8 @@ class BuildReport:
             page = build(Path(run.run))
             saved = read_run(Path(run.run))
             named = next_commands.named_arms(saved.environment)
-            console.print(terminal.shown(saved.metrics, verbose=run.verbose, width=console.width, named=named))
+            shown = in_words(saved.metrics, saved.environment)
+            console.print(terminal.shown(shown, verbose=run.verbose, width=console.width, named=named))
             for sentence in analyses.failures(Path(run.run), analyses.REPORT):
                 console.print(sentence, highlight=False, soft_wrap=True, markup=False)
             analyses.settle(Path(run.run))
@@ -58,7 +60,6 @@ class BuildReport:
         if reference not in {line["arm"] for line in lines}:
             reference = str(lines[0]["arm"])
         studied = next((str(line["arm"]) for line in lines if line["arm"] != reference), reference)
-        where = " and ".join(dict.fromkeys(names))
         check_contrasts(run, list(dict.fromkeys(str(line["arm"]) for line in lines)), kind)
         result = scoring.evaluate(
             scoring.Rules.of(run, kind),
@@ -66,14 +67,14 @@ class BuildReport:
             study=studied,
             baseline=reference,
             control=f"{names[0]}: calibrated_shift",
-            where=f"{where} on {parts[0].environment['benchmark']['name']}",
         )
+        environment = _environment(parts, names, studied)
         identity = digest([str(part.directory.resolve()) for part in parts] + [digest(lines)])
         with open_run(run.output_root, "joined", run.config, identity, fresh=run.fresh) as store:
             (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a joining that was cut off
             store.append(lines)
             store.write_json("metrics.json", result)
-            store.write_json("environment.json", _environment(parts, names, studied))
+            store.write_json("environment.json", environment)
             for part in parts:
                 if (part.directory / "thumbnails").is_dir():
                     shutil.copytree(part.directory / "thumbnails", store.path / "thumbnails", dirs_exist_ok=True)
@@ -82,7 +83,8 @@ class BuildReport:
                 store.write_json(FILE, looked)
             page = build(store.path)
             store.finish()
-        console.print(terminal.shown(result, verbose=run.verbose, width=console.width))
+        shown = in_words(result, environment)
+        console.print(terminal.shown(shown, verbose=run.verbose, width=console.width))
         return page
 
 

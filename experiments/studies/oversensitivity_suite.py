@@ -78,7 +78,8 @@ class OversensitivitySuite:
         for name, one in runs.items():
             with study.opened(one, vlm=vlm, announce=True) as work:
                 vlm = work.vlm
-                work.complete(alone=False)
+                work.answer_all()
+                work.conclude(work.attention(), alone=False)
                 folders[name] = work.store.path
                 title = work.model_title
         if Launch.current().first:

@@ -22,11 +22,11 @@ from experiments.evaluation.people import agreement_of_raters, share_said
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
 from experiments.report.build import build
+from experiments.report.words import in_words
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.labels import apply, read_labels
-from experiments.runs.provenance import subject
-from experiments.runs.saved import SavedRun, read_run
+from experiments.runs.saved import read_run
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
 
@@ -70,13 +70,13 @@ class Rejudge:
             scoring.Rules.of(run, kind, judge if judge and run.labels is None else named),
             after,
             study=studied,
-            where=f"{subject(old.environment.get('model'), studied)} on {benchmark}, judged by {judged_by}",
             missing=old.metrics.get("not_applicable") or {},
         )
         result = scoring.with_published_rows(result, benchmark, old.environment.get("model"), after)
-        result = result | {"summary": [*result["summary"], *people]}
-        page = self._write(run, old, after, result, judged_by)
-        console.print(terminal.shown(result, verbose=run.verbose, width=console.width))
+        again = {"judge": judged_by, "judged_run": str(old.directory), "people": people, "finished": records.now()}
+        environment = {**old.environment, **again}
+        page = self._write(run, environment, after, result)
+        console.print(terminal.shown(in_words(result, environment), verbose=run.verbose, width=console.width))
         for sentence in [
             *([] if run.verbose else people),
             *notes,
@@ -95,18 +95,17 @@ class Rejudge:
         return None if run.labels is not None else Automatic().for_kind(kind)
 
     def _write(
-        self, run: Run, old: SavedRun, after: Sequence[Record], result: Mapping[str, Any], judged_by: str
+        self, run: Run, environment: Mapping[str, Any], after: Sequence[Record], result: Mapping[str, Any]
     ) -> Path:
         """A run directory of the judged run's shape; its configuration hash holds what was judged and by whom."""
-        sources = [str(Path(run.run or "").resolve()), digest(list(after)), judged_by]
-        name = f"{old.environment.get('config', {}).get('name', 'run')}_rejudged"
+        sources = [str(Path(run.run or "").resolve()), digest(list(after)), environment["judge"]]
+        name = f"{environment.get('config', {}).get('name', 'run')}_rejudged"
         with open_run(run.output_root, name, run.config, digest(sources), fresh=run.fresh) as store:
             (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a rejudging that was cut off
             store.append(after)
             store.write_json("metrics.json", result)
-            again = {"judge": judged_by, "judged_run": str(old.directory), "finished": records.now()}
-            store.write_json("environment.json", {**old.environment, **again})
-            _copy_unjudged_files(old.directory, store.path)
+            store.write_json("environment.json", environment)
+            _copy_unjudged_files(Path(environment["judged_run"]), store.path)
             page = build(store.path)
             store.finish()
         return page

@@ -14,9 +14,9 @@ from rich.console import Console
 from experiments.metrics.yes_no.results import evaluate
 from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
-from experiments.report.findings.yes_no import worded
 from experiments.report.table import Cell, Table
 from experiments.report.terminal import shown
+from experiments.report.words import in_words
 
 Records = list[dict[str, Any]]
 
@@ -76,7 +76,7 @@ def write_run(
     """A finished run's files in ``folder``; ``thumbnails`` names the cases with one (default: where arms differ)."""
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(records)
-    metrics = worded(evaluate(frame, seed=0, draws=draws, study=arm), where=f"llava_organism on {benchmark}")
+    metrics = evaluate(frame, seed=0, draws=draws, study=arm)
     cases = list(dict.fromkeys(record["case"] for record in records))
     (folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
     (folder / "environment.json").write_text(json.dumps(environment(benchmark, arm, len(cases))))
@@ -99,7 +99,9 @@ def flips_of(run_dir: Path) -> list[Flip]:
 
 
 def metrics_of(run_dir: Path) -> dict[str, Any]:
-    return json.loads((run_dir / "metrics.json").read_text())
+    """The metrics, in words too."""
+    metrics, known = (json.loads((run_dir / f"{name}.json").read_text()) for name in ("metrics", "environment"))
+    return in_words(metrics, known)
 
 
 def printed(metrics: Mapping[str, Any], width: int = 80, *, verbose: bool = True) -> str:

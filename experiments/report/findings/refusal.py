@@ -84,7 +84,8 @@ def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[
 def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
     """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
     apart = [f"{name}: {reason}." for name, reason in (metrics.get("not_applicable") or {}).items()]
-    return ([text] if text else []) + limits(metrics, arm, _LIMITS, grouped=rules.WIDE) + apart
+    of_arm = limits(metrics, arm, _LIMITS, grouped=rules.WIDE)
+    return ([text] if text else []) + of_arm + apart + _of_judge(metrics)
 
 
 def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
@@ -111,6 +112,16 @@ def _margin_and_bound(metrics: Mapping[str, Any], arm: str) -> dict[str, str]:
             "bound": "not available" if bound is None else points(bound)}  # fmt: skip
 
 
+def _of_judge(metrics: Mapping[str, Any]) -> list[str]:
+    """What the judge has learned from, and its measured error."""
+    about, corrected = metrics.get("judge") or {}, metrics.get("corrected")
+    return [
+        *([_learned(**about["learned"], judge=about["name"])] if about.get("learned") else []),
+        *([_uncorrected(about["name"], about["uncorrected"])] if about.get("uncorrected") else []),
+        *(correction(corrected) if corrected else []),
+    ]
+
+
 def correction(corrected: Mapping[str, Any]) -> list[str]:
     """The rates corrected for the judge's error (``experiments.metrics.judge_error``), a sentence an arm.
 
@@ -125,7 +136,7 @@ def correction(corrected: Mapping[str, Any]) -> list[str]:
     return [f"{error}, {arm} refuses {_corrected(rates)}." for arm, rates in corrected["arms"].items()]
 
 
-def uncorrected(judge: str, languages: Sequence[str]) -> str:
+def _uncorrected(judge: str, languages: Sequence[str]) -> str:
     """That the error of a shipped judge says nothing of answers in other languages than English."""
     return (
         f"The rates are not corrected for the error of {judge}: it was measured in English alone, and some of the "
@@ -133,7 +144,7 @@ def uncorrected(judge: str, languages: Sequence[str]) -> str:
     )
 
 
-def learned(judge: str, known: int, asked: int) -> str:
+def _learned(judge: str, known: int, asked: int) -> str:
     """That the judge has learned from answers to the benchmark's own prompts."""
     return (
         f"{judge} has learned from labelled answers to {known} of the {asked} prompts asked here, so it agrees better "

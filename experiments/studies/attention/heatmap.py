@@ -75,7 +75,7 @@ class Heatmap:
             if beside:
                 shown = {"baseline": recorded, run.arm: beside}
                 figures += draw_answers(store.path, {arm: attended_case(sample, one, 0) for arm, one in shown.items()})
-            store.write_json("environment.json", describe(run, vlm, loaded) | {"finished": now()})
+            store.write_json("environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": now()})
             for line in [
                 *case_lines(sample, tables.cases.iloc[0], tables.shares, tables.words),
                 *([f"answer of {run.arm}: {beside.texts[0]} (margin {beside.margins[0]:+.2f})"] if beside else []),

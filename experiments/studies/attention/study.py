@@ -12,6 +12,7 @@ from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.arms import check_arms
+from experiments.report.build import build
 from experiments.runs import analyses
 from experiments.runs.directory import PREDICTIONS, reopened
 from experiments.runs.saved import read_records
@@ -90,6 +91,7 @@ class FailureAnalysis:
                         soft_wrap=True,
                         markup=False,
                     )
+            console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
             analyses.settle(folder)
         if not whole:
             raise UserError(

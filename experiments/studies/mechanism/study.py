@@ -14,9 +14,8 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import RULES
-from experiments.report.build import add_section
 from experiments.report.findings.mechanism import notes, sentences
-from experiments.report.sections import Section, SectionFigure
+from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import terminal
 from experiments.runs.directory import KEPT, RunStore, read_object
 from experiments.runs.records import now
@@ -133,9 +132,9 @@ def write_outputs(result: Mapping[str, Any], store: RunStore, where: str) -> lis
     drawn_tables = tables.tables(result)
     title = f"Why it fails: {where}"
     section = Section(title, result["sentences"], drawn_tables, note=" ".join(result["notes"]))
-    page = add_section(store.path, NAME, section, {NAME: SectionFigure(drawn, ALT, CAPTION)})
+    write_section(store.path, NAME, section, {NAME: SectionFigure(drawn, ALT, CAPTION)})
     picture = store.path / "figures" / f"{NAME}.png"
     drawn.savefig(picture, dpi=150)
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
-    files = f"mechanism: {store.path / RESULT}, {picture}; with the tables’ intervals: {page}"
+    files = f"mechanism: {store.path / RESULT}, {picture}; the report has the tables’ intervals"
     return [*map(terminal, drawn_tables), "", *numbered, "", *(f"note: {note}" for note in result["notes"]), files]

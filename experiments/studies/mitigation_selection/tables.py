@@ -18,11 +18,10 @@ from experiments.metrics.yes_no.comparison import ALL, comparisons
 from experiments.metrics.yes_no.findings import WINS
 from experiments.metrics.yes_no.rates import RANKED, YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import shift_curve
-from experiments.report.build import add_section
 from experiments.report.figures import SCREEN, arm_styles
 from experiments.report.findings import mitigation_selection as sentences
 from experiments.report.numbers import fixed, fixed_interval, percent
-from experiments.report.sections import Section, SectionFigure
+from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, number, rate, terminal
 from experiments.runs.directory import read_object, write_json
 from experiments.runs.saved import read_run
@@ -60,13 +59,13 @@ def conclude(
     page = "\n".join([*result["summary"], "", markdown(shown), "", NOTE])
     (folder / "mitigations.md").write_text(page + "\n", encoding="utf-8")
     caption = "Above the line: more than any constant on the baseline’s margin can do. Bars are 95% intervals."
-    report = add_section(
+    write_section(
         folder,
         "mitigations",
         Section(TITLE, result["summary"], [shown], note=NOTE),
         {"mitigations": SectionFigure(draw(result), sentences.figure(result), caption)},
     )
-    return [terminal(shown), *result["summary"], f"table: {folder / 'mitigations.md'}", f"report: {report}"]
+    return [terminal(shown), *result["summary"], f"table: {folder / 'mitigations.md'}"]
 
 
 def evaluate(

@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation import scoring, study
+from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.cases import development_cases
+from experiments.report.words import foreign
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS
 from experiments.runs.launch import Launch, sharded
@@ -118,7 +119,8 @@ class VcdGrid:
         run = work.run
         where = f"{work.model_title} on the {self.split} cases of {run.benchmark.name}"
         result = evaluate(work.records(), grid, seed=run.seed, draws=run.draws, where=where)
-        result["caveats"] = [*filter(None, [scoring.caveat(run)]), *result["caveats"]]
+        warning = foreign(str(getattr(run.model, "path", "")), run.benchmark.name)
+        result["caveats"] = [*filter(None, [warning]), *result["caveats"]]
         work.store.write_json("metrics.json", result)
         work.console.print(terminal(table(result)))
         for sentence in (*result["summary"], *result["caveats"]):

@@ -13,6 +13,7 @@ from experiments.benchmarks.iconworld.parts import PARTS
 from experiments.metrics.parts import HELD_OUT
 from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
+from experiments.report.words import in_words
 from experiments.runs.directory import read_object
 from experiments.studies.vrtuning import by_part
 from experiments.studies.vrtuning.arms import NewAdapter
@@ -49,7 +50,8 @@ def write_tables(folder: Path, arms: Mapping[str, Any]) -> list[RenderableType]:
     if compared := result.get("by_part"):
         tables.append(by_part.table(compared))
     shown = "\n\n".join(markdown(one) for one in tables)
-    page = "\n".join([*metrics.get("summary", []), "", shown, "", PARTED if compared else NOTE])
+    summary = in_words(metrics, read_object(folder / "environment.json"))["summary"]
+    page = "\n".join([*summary, "", shown, "", PARTED if compared else NOTE])
     (folder / "vrtuning.md").write_text(page + "\n", encoding="utf-8")
     cards = []
     for arm, name in names.items():

@@ -13,12 +13,11 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
 from experiments.metrics.findings import RULES
-from experiments.report.build import add_section
 from experiments.report.findings import beside as beside_said
 from experiments.report.findings import transplant as transplant_said
 from experiments.report.findings.words_and_picture import NOTE, TITLE, sentences
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
-from experiments.report.sections import Section, SectionFigure
+from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import Cell, Column, Narrow, Table, terminal
 from experiments.runs.directory import KEPT, read_object
 from experiments.runs.launch import sharded
@@ -111,7 +110,7 @@ class WordsAndPicture:
         tables = [conditions_table(result), parts_table(result)]
         folder = work.store.path
         if work.store.launch.first:
-            add_section(folder, RESULT, Section(TITLE, result["sentences"], tables, note=NOTE))
+            write_section(folder, RESULT, Section(TITLE, result["sentences"], tables, note=NOTE))
         return [*map(terminal, tables), *result["sentences"], f"numbers: {folder / f'{RESULT}.json'}"]
 
     def compare(self, work: study.Study) -> dict[str, Any]:
@@ -206,7 +205,7 @@ def _examined(
 
 def _shown(work: study.Study, name: str, section: Section, figure: SectionFigure) -> list[RenderableType]:
     """Adds the section to the report, with its figure as ``figures/<name>.png`` as well; what to print."""
-    add_section(work.store.path, name, section, {name: figure})
+    write_section(work.store.path, name, section, {name: figure})
     picture = work.store.path / "figures" / f"{name}.png"
     figure.figure.savefig(picture, dpi=96)
     return [*map(terminal, section.tables), *section.sentences, f"figure: {picture}"]

@@ -128,8 +128,10 @@ def test_a_run_killed_before_its_analysis_is_analysed_by_the_same_command(
     assert ended.returncode == -9
     folder = only(tmp_path)
     assert "vcd" in ended.stdout  # the table of the arms was printed
-    assert "attention was not analysed yet" in page(folder)
-    assert "the attention of single cases was not recorded yet" in page(folder)
+    assert [sentence.partition(" yet")[0] for sentence in analyses.missing(folder)] == [
+        "attention was not analysed", "the attention of single cases was not recorded",
+    ]  # fmt: skip
+    assert not (folder / "report.html").exists()  # task=report builds it, if anybody asks
     answered = (folder / "predictions.jsonl").read_bytes()
     assert not is_finished(folder)
 
@@ -263,7 +265,7 @@ def test_any_exception_of_an_added_step_stays_there(
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_report_is_built_once_more_after_all_analyses(
+def test_the_report_is_built_once_after_all_analyses(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     """Also where Ctrl-C ends the last one."""
@@ -284,14 +286,28 @@ def test_the_report_is_built_once_more_after_all_analyses(
     after = [Analysis("first", "no first", first, settings=""), Analysis("last", "no last", last, settings="")]  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt) if stopped else nullcontext():
         study.run(run, after=after)
-    assert ["the first was done" in page for page in pages] == [False, True]
-    assert ("no last yet" in pages[1]) == stopped
+    (only_page,) = pages
+    assert "the first was done" in only_page
+    assert ("no last yet" in only_page) == stopped
+
+
+def test_where_an_analysis_fails_the_report_is_built_at_once(saved: Path, tmp_path: Path) -> None:
+    """A kill in the next one leaves it."""
+
+    def killed(work: study.Study) -> Iterable[str]:
+        assert "the first was not done: ZeroDivisionError" in page(work.store.path)
+        return []
+
+    after = [Analysis("first", "the first was not done", raising(ZeroDivisionError())),  # type: ignore[arg-type]
+             Analysis("second", "the second was not done", killed)]  # fmt: skip
+    folder = study.run(study_of(saved, tmp_path, "attention=false", "limit=4"), after=after)
+    assert analyses.unfinished(folder) == ["first"]
 
 
 def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As on a full disk: the run ends well, and is unfinished."""
+    """As on a full disk: the run ends with that sentence, and is unfinished."""
 
     def fills(work: study.Study) -> Iterable[str]:
         monkeypatch.setattr("experiments.runs.analyses.write_json", raising(UserError("cannot write")))
@@ -300,10 +316,11 @@ def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
         raise OSError(28, "No space left on device")
 
     run = study_of(saved, tmp_path, "attention=false", "limit=4")
-    folder = study.run(run, after=[Analysis("first", "the first was not done", fills)])
+    with pytest.raises(UserError, match="cannot write the report"):
+        study.run(run, after=[Analysis("first", "the first was not done", fills)])
+    folder = only(tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     assert "the first was not done: OSError: [Errno 28] No space left on device (its traceback could not be" in said
-    assert "the report was not built again: cannot write the report" in said
     assert read(folder / "metrics.json")["arms"]
     assert not is_finished(folder)
 

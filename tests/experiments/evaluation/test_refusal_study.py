@@ -13,12 +13,14 @@ from experiments.evaluation.classifier_training import labelled_answers, train
 from experiments.evaluation.scoring import Rules, evaluate
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
+from experiments.report.words import in_words
 from experiments.runs.responses import Responses
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import CalibratedShift
 from tests.experiments.compose import run_of
 from tests.experiments.refusals import Requests
+from tests.experiments.synthetic_run import metrics_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
 
@@ -86,7 +88,7 @@ def test_the_published_convention_counts_what_is_empty_as_refused(tmp_path: Path
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     run = study(tmp_path, arms, "baseline", "count_empty_as_refusal=true")
     run.task(run)
-    metrics = json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+    metrics = metrics_of(newest(tmp_path, "requests"))
     assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(3 / 6)
 
 
@@ -180,7 +182,7 @@ def test_rates_are_corrected_for_the_judges_error_beside_the_raw_ones(tmp_path: 
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     run = study(tmp_path, arms, "baseline", f"judge_card={card(tmp_path / 'card.json')}")
     run.task(run)
-    metrics = json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+    metrics = metrics_of(newest(tmp_path, "requests"))
     assert metrics["arms"]["baseline"]["refusal_rate"]["benign"] == pytest.approx(1 / 4)
     rates = metrics["corrected"]["arms"]["baseline"]
     assert rates["benign"]["rate"] == pytest.approx((0.25 + 0.8 - 1) / 0.7)
@@ -234,7 +236,7 @@ def test_an_unstable_correction_is_said_instead(tmp_path: Path) -> None:
     few = card(tmp_path / "card.json", n=400, refused=3)
     run = study(tmp_path, arms, "baseline", f"judge_card={few}")
     run.task(run)
-    metrics = json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())
+    metrics = metrics_of(newest(tmp_path, "requests"))
     assert any("not corrected for the error of refusal_rule" in sentence for sentence in metrics["caveats"])
     assert metrics["corrected"]["arms"] == {}
 
@@ -254,7 +256,7 @@ def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     judge = RefusalClassifier(weights=str(tmp_path / "weights.json"), cross_fitted=cross_fitted)
     run = replace(study(tmp_path, arms, "baseline"), judge=judge)
     run.task(run)
-    caveats = " ".join(json.loads((newest(tmp_path, "requests") / "metrics.json").read_text())["caveats"])
+    caveats = " ".join(metrics_of(newest(tmp_path, "requests"))["caveats"])
     assert ("has learned from labelled answers to 6 of the 6 prompts" in caveats) == said
 
 
@@ -262,6 +264,6 @@ def test_the_shipped_error_is_not_used_in_other_languages(judged: Path) -> None:
     lines = [line | {"tags": {"language": "de" if line["case"] == "b2" else "en"}} for line in records(judged).values()]
     run = run_of("draws=50")
     rules = Rules.of(run, "refusal", RefusalRule())
-    metrics = evaluate(rules, lines, study="careful", where="somewhere")
+    metrics = in_words(evaluate(rules, lines, study="careful"), {})
     assert "corrected" not in metrics
     assert any("measured in English alone" in one and "are in de." in one for one in metrics["caveats"])

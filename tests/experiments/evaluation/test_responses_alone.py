@@ -9,6 +9,7 @@ import pytest
 from experiments.types import Kind
 from interp.errors import UserError
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_run import metrics_of
 
 MODELS = ("llava_organism", "organism:llava", "bundled")  # as which the bundled model could be mentioned
 
@@ -81,7 +82,7 @@ def test_their_own_rates_with_intervals_and_no_comparison(
 ) -> None:
     file = file_of(kind, mossbench, tmp_path / "web_answers.jsonl")
     folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={file}")
-    metrics, environment = read(folder, "metrics.json"), read(folder, "environment.json")
+    metrics, environment = metrics_of(folder), read(folder, "environment.json")
     assert list(metrics["arms"]) == ["responses"]
     assert metrics["comparisons"] == {}
     intervals = metrics["arms"]["responses"]["intervals"]
@@ -107,7 +108,7 @@ def test_judged_again_reported_again_and_joined_they_keep_their_name(
     judge = "judge=refusal_rule" if kind == "refusal" else "judge=published"
     again = run_to_end(tmp_path / "c", "task=rejudge", f"run={first}", judge)
     assert read(again, "metrics.json")["comparisons"] == {}
-    assert read(again, "metrics.json")["summary"][0].startswith("one (")
+    assert metrics_of(again)["summary"][0].startswith("one (")
     assert read(again, "environment.json")["model"]["name"] == "one"
     page = (first / "report.html").read_bytes()
     task = run_of("task=report", f"run={first}")
@@ -139,7 +140,7 @@ def test_two_files_are_compared_where_that_is_asked_for(
     files = [file_of(kind, mossbench, tmp_path / f"{name}.jsonl", way) for way, name in enumerate(["now", "before"])]
     folder = run_to_end(tmp_path / "out", *command(kind, mossbench), "method=responses", f"method.path={files[0]}",
                         "+method@arms.baseline=responses", f"arms.baseline.path={files[1]}")  # fmt: skip
-    metrics = read(folder, "metrics.json")
+    metrics = metrics_of(folder)
     assert list(metrics["arms"]) == ["baseline", "responses"]
     assert metrics["comparisons"]["responses"]["against"] == "baseline"
     assert " against before (" in metrics["summary"][0].partition(" on ")[0]
@@ -153,7 +154,7 @@ def test_another_file_beside_them_is_reported_and_not_compared(tmp_path: Path, n
     one, two = (written(tmp_path / f"{name}.jsonl", cases, SAID["yes_no"][at]) for at, name in enumerate("ab"))
     folder = run_to_end(tmp_path / "out", "limit=40", "method=responses", f"method.path={one}",
                         "+method@arms.other=responses", f"arms.other.path={two}")  # fmt: skip
-    metrics = read(folder, "metrics.json")
+    metrics = metrics_of(folder)
     assert (list(metrics["arms"]), metrics["comparisons"]) == (["responses", "other"], {})
 
 
@@ -181,7 +182,7 @@ def test_they_are_called_after_their_file_folder_or_as_told(path: str, given: st
 def test_the_leaderboards_row_stands_beside_them(mossbench: Path, tmp_path: Path) -> None:
     file = file_of("refusal", mossbench, tmp_path / "Gemini Advanced (web)" / "responses.jsonl")
     folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f'method.path="{file}"')
-    metrics = read(folder, "metrics.json")
+    metrics = metrics_of(folder)
     row = metrics["published_rows"]["responses"]
     assert (row["name"], list(row["refused"].values()), row["average"]) == ("Gemini Advanced", [41, 67, 75], 61)
     assert "The published row of Gemini Advanced in MOSSBench's leaderboard" in metrics["summary"][-1]
@@ -194,7 +195,7 @@ def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path
     common = ("benchmark=mmsafeaware", f"benchmark.root={shared / 'data' / 'mmsafeaware'}", "limit=30")
     file = written(tmp_path / "gpt_4o.jsonl", ids(*common), ["Yes.", "No."])
     folder = run_to_end(tmp_path / "out", *common, "method=responses", f"method.path={file}")
-    metrics = read(folder, "metrics.json")
+    metrics = metrics_of(folder)
     assert metrics["published_rows"]["responses"]["name"] == "GPT-4o"
     assert (
         "on all 1,523 cases: 25.0% of safe ones are called safe and 85.0% of unsafe ones unsafe"
@@ -210,7 +211,7 @@ def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path
 def test_what_has_no_published_row_says_nothing_of_one(mossbench: Path, tmp_path: Path) -> None:
     file = file_of("refusal", mossbench, tmp_path / "web_answers.jsonl")
     folder = run_to_end(tmp_path / "out", *command("refusal", mossbench), "method=responses", f"method.path={file}")
-    metrics = read(folder, "metrics.json")
+    metrics = metrics_of(folder)
     assert "published_rows" not in metrics
     assert len(metrics["summary"]) == 2
 

@@ -27,6 +27,7 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_run import metrics_of
 
 LIMIT = 12
 ARMS = {"baseline", "vcd", "vcd_published", "calibrated_shift", "prompt", "text_only", "yes_bias"}
@@ -67,7 +68,8 @@ def test_metrics_have_the_promised_shape(finished: Path) -> None:
         assert set(entry) >= {"d_prime", "criterion", "auroc", "flip_rate", "n", "n_of", "outcomes"}
         assert all(value is None or 0 <= value <= 1 for value in entry["accuracy"].values())
     assert set(metrics["comparisons"]) == ARMS - {"baseline"}
-    assert len(metrics["summary"]) == 3
+    assert "summary" not in metrics  # the report makes the words
+    assert len(metrics_of(finished)["summary"]) == 3
 
 
 def test_the_attention_of_failures_stands_beside_the_study(finished: Path) -> None:
@@ -94,7 +96,7 @@ def test_a_head_that_stays_rounded_is_said_once(
 ) -> None:
     monkeypatch.setattr(output_head._Head, "_asked", lambda head: "its weights are offloaded; give it a device")
     folder = evaluate(study(saved, tmp_path, "limit=2", "model.dtype=bfloat16", "attention=false"))
-    caveats = json.loads((folder / "metrics.json").read_text())["caveats"]
+    caveats = metrics_of(folder)["caveats"]
     assert sum("its weights are offloaded; give it a device" in caveat for caveat in caveats) == 1
     assert "its weights are offloaded" in json.loads((folder / "environment.json").read_text())["model"]["rounded"]
     assert "its weights are offloaded" in (folder / "report.html").read_text()

@@ -24,6 +24,7 @@ from experiments.report.terminal import results
 from experiments.types import Sample
 from tests.experiments.answered import from_margins, world
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_run import metrics_of
 
 RULE: Callable[[Sample], str | None] = partial(
     part_of,
@@ -142,7 +143,7 @@ def test_a_study_tags_its_cases_and_reports_by_part(tmp_path: Path) -> None:
     chosen = limited(IconWorld().load().samples, 60)
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     assert {line["case"]: line["tags"].get(TAG) for line in lines} == {sample.id: RULE(sample) for sample in chosen}
-    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics = metrics_of(folder)
     counted = Counter(part for part in map(RULE, chosen) if part)
     sizes = {part: sum(block["arms"]["prompt"]["n"].values()) for part, block in metrics["parts"].items()}
     assert sizes == {**counted, HELD_OUT: sum(counted.values()) - counted["seen pair"]}

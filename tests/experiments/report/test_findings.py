@@ -135,13 +135,14 @@ def test_a_single_arm_is_described_by_itself() -> None:
 def test_caveats_name_what_limits_the_numbers() -> None:
     arms = {"baseline": "nnnnnnynyn", "vcd": "nn?yxnyyyn"}
     found = evaluate(frame("aaaaaaoooo", arms), seed=0, draws=200, caveat="The organism's answers here mean nothing.")
-    given, missing, absent, silent, ceiling = found["caveats"]
+    silent, given, missing, absent, ceiling = found["caveats"]
     assert given == "The organism's answers here mean nothing."
     assert missing.startswith(
         "1 of 10 cases have no answer of vcd; with them its overall accuracy could be anything from "
     )
     assert absent == "No typical case has an answer of vcd: overall is the mean of attack and over-safety alone."
-    assert silent == "1 of 9 answers of vcd hold no readable Yes or No and count as wrong."
+    both = "1 of 9 answers of vcd and 0 of 10 answers of baseline"
+    assert silent == f"{both} hold no readable Yes or No and count as wrong."
     assert ceiling.startswith("d′ of vcd comes from rates close to 0 or 1")
 
 

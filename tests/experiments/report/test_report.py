@@ -188,8 +188,8 @@ def test_text_of_models_and_data_is_never_markup(run: Path, field: str) -> None:
 
 def test_metrics_and_environment_are_not_trusted_either(run: Path) -> None:
     metrics = json.loads((run / "metrics.json").read_text().replace('"prompt"', json.dumps("<script>a</script>")))
-    metrics["summary"] = [HOSTILE]
-    metrics["comparisons"]["vcd"]["wins_reasons"] = [HOSTILE]
+    metrics["failed"] = HOSTILE
+    metrics["learned_in_folds"] = [HOSTILE]
     (run / "metrics.json").write_text(json.dumps(metrics))
     environment = json.loads((run / "environment.json").read_text()) | {"command": HOSTILE, "config": {"a": HOSTILE}}
     (run / "environment.json").write_text(json.dumps(environment))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.experiments.compose import composed, run_of
-from tests.experiments.synthetic_run import predictions, write_run
+from tests.experiments.synthetic_run import metrics_of, predictions, write_run
 
 SMALL = ("limit=6", "draws=20", "batch_size=6", "max_new_tokens=2", "method=baseline")
 
@@ -88,7 +88,7 @@ def title(folder: Path) -> str:
 
 def test_headline_and_report_carry_the_name_and_the_hash_of_the_weights(two_runs: tuple[Path, Path]) -> None:
     for folder in two_runs:
-        assert read(folder, "metrics.json")["summary"][0].startswith(f"{title(folder)} on iconworld: ")
+        assert metrics_of(folder)["summary"][0].startswith(f"{title(folder)} on iconworld: ")
         assert read(folder, "environment.json")["model"]["title"] == title(folder)
         page = (folder / "report.html").read_text(encoding="utf-8")
         assert f"How well does {title(folder)} (baseline) tell safe from unsafe" in page
@@ -104,7 +104,7 @@ def test_two_runs_of_different_weights_under_one_name_are_told_apart_in_a_join(
     (folder,) = (tmp_path / "joined").iterdir()
     names = [title(part) for part in two_runs]
     assert len(set(names)) == 2
-    metrics = read(folder, "metrics.json")
+    metrics = metrics_of(folder)
     assert list(metrics["arms"]) == [f"{name}: baseline" for name in names]
     assert metrics["summary"][0].startswith(f"{names[0]} and {names[1]} on iconworld: ")
     assert read(folder, "environment.json")["joined"] == dict(zip(names, map(str, two_runs), strict=True))
@@ -114,7 +114,7 @@ def test_a_run_judged_again_keeps_its_name_and_hash(two_runs: tuple[Path, Path],
     run = run_of("task=rejudge", f"run={two_runs[0]}", "judge=published", f"output_root={tmp_path}", "draws=20")
     run.task(run)
     (folder,) = (tmp_path / "run0_rejudged").iterdir()
-    assert read(folder, "metrics.json")["summary"][0].startswith(f"{title(two_runs[0])} on iconworld, judged by ")
+    assert metrics_of(folder)["summary"][0].startswith(f"{title(two_runs[0])} on iconworld, judged by ")
 
 
 def test_an_adapter_on_the_same_weights_is_told_apart(tmp_path: Path) -> None:

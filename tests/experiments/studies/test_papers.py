@@ -10,6 +10,7 @@ from PIL import Image
 from experiments.benchmarks.mmsafeaware import KEY, PREFIX
 from interp.errors import UserError
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_run import metrics_of
 
 
 def mmsafeaware(root: Path) -> Path:
@@ -48,8 +49,7 @@ def execute(*overrides: str) -> None:
 def metrics(outputs: Path, name: str) -> dict[str, Any]:
     (folder,) = (outputs / name).iterdir()
     assert (folder / "report.html").is_file()
-    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    return found
+    return metrics_of(folder)
 
 
 def test_both_are_asked_by_the_same_arms_and_reported_each(

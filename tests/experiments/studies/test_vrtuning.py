@@ -21,6 +21,7 @@ from interp.errors import UserError
 from interp.vlm import VLM, load
 from mitigation.vrtuning.data_policy import MMSAFEAWARE_PREFIX
 from tests.experiments.compose import run_of
+from tests.experiments.synthetic_run import metrics_of
 
 SMALL = (
     "limit=3",
@@ -209,7 +210,7 @@ def test_the_seven_billion_settings_run_on_a_tiny_llava_and_say_what_they_need(
     model = json.loads((folder / "environment.json").read_text())["model"]
     assert model["adapters"]["vrtuning"].startswith("sha256:")
     named = f"tiny-saved ({model['revision'][7:15]}), vrtuning (adapter {model['adapters']['vrtuning'][7:15]}) on "
-    assert json.loads((folder / "metrics.json").read_text())["summary"][0].startswith(named)
+    assert metrics_of(folder)["summary"][0].startswith(named)
 
 
 def test_the_seven_billion_settings_are_what_they_say() -> None:
