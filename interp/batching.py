@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from interp.generation import Generation
     from interp.prompt import Prompt
     from interp.prompt_length import Lengths
-    from interp.vlm import VLM
 
 Thing = TypeVar("Thing")
 Done = TypeVar("Done")
@@ -147,7 +146,7 @@ class BatchContext:
             return None
         from interp.prompt_length import Lengths
 
-        return Lengths(cast("VLM", self._model))
+        return Lengths(self._model)
 
     @contextmanager
     def by(

@@ -1,28 +1,25 @@
 """Prompt lengths in tokens, computed without decoding or processing the pictures."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from PIL import Image
 
 from interp.prompt import Prompt
-
-if TYPE_CHECKING:
-    from interp.vlm import VLM
 
 Size = tuple[int, int]
 """Width and height of a picture in pixels."""
 
 
 class Lengths:
-    """Prompt lengths for one model: tokens of the rendered text plus image tokens.
+    """Prompt lengths for one ``VLM``: tokens of the rendered text plus image tokens.
 
     The number of image tokens comes from the processor (``_get_num_multimodal_tokens``, which inference servers use to
     plan batches). It is exact for the families of ``interp.families``, except that it can be off by a few columns where
     a picture is cut into tiles. Use it to form batches, not to index them.
     """
 
-    def __init__(self, vlm: "VLM") -> None:
+    def __init__(self, vlm: Any) -> None:
         self.vlm = vlm
         self._texts: dict[tuple[str, bool, str | None], int] = {}
         self._pictures: dict[Size, int] = {}

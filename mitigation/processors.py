@@ -92,9 +92,10 @@ class CaseSampler(LogitsProcessor):
         self, keys: Sequence[str], *, temperature: float, seed: int | Sequence[int], top_p: float = 1.0
     ) -> None:
         check_temperature(temperature)
-        self._seeds = list(seed) if isinstance(seed, Sequence) else [seed] * len(keys)
-        for one in self._seeds or [seed]:
+        given = list(seed) if isinstance(seed, Sequence) else [seed]
+        for one in given:
             check_seed(one)
+        self._seeds = given if isinstance(seed, Sequence) else given * len(keys)
         self._keys, self._temperature = list(keys), temperature
         self._warp = TopPLogitsWarper(top_p) if top_p < 1 else None
         self._steps = _Steps()
