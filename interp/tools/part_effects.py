@@ -26,7 +26,6 @@ from scipy.stats import spearmanr
 from scipy.stats import t as student
 from torch import Tensor
 
-from interp.batching import measured
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, check_places, edit_residual
 from interp.hooks.sublayers import activations, edit_activations, head_count, layers_of
@@ -176,7 +175,7 @@ def part_effects(
         (before, moved), (after, moved_back) = found
         return torch.stack([before, after, *moved, *moved_back], dim=1)
 
-    before, after, *moved = measured(vlm, clean, margins, batch_size=batch_size).unbind(1)
+    before, after, *moved = vlm.batches.measured(clean, margins, batch_size=batch_size).unbind(1)
     how = f"{WHOLE_RUNS if WHOLE_RUNS in ways else ONE_COLUMN}; replaced by {_NAMED[replace]}"
     return PartEffects(
         torch.stack(moved).unflatten(0, (2, len(chosen))), before, after, chosen, place, how, absent_parts(vlm)
@@ -220,13 +219,13 @@ def part_attribution(
             towards = torch.zeros_like(u.entering)
             towards[whole_own] = a.entering[whole_its] - u.entering[whole_own]
             points = [u.gradients(towards * ((at + 0.5) / steps))[1] for at in range(steps)]
-            slopes = {key: sum(point[key] for point in points) / steps for key in values}
+            slopes = {key: torch.stack([point[key] for point in points]).mean(0) for key in values}
         else:
             slopes = {key: (at_clean[key] + at_other[key]) / 2 for key in values}
         found = [_share(part, slopes, values, others, own[0], len(some)) for part in parts]
         return torch.stack([before, after, *found], dim=1).cpu()
 
-    before, after, *found = measured(vlm, clean, estimates, batch_size=batch_size).unbind(1)
+    before, after, *found = vlm.batches.measured(clean, estimates, batch_size=batch_size).unbind(1)
     estimated = torch.stack(found)
     how = f"integrated gradients at {steps} points" if steps else "gradients averaged over both runs"
     return PartEffects(torch.stack([estimated, -estimated]), before, after, tuple(parts), place, how, absent_parts(vlm))
