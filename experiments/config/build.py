@@ -34,7 +34,7 @@ def build_run(config: DictConfig) -> Run:
     Raises:
         UserError: a value is missing, of a wrong type or out of range, or a target has no such argument.
     """
-    check_method_fits()
+    check_method_fits(OmegaConf.select(config, "only_method"))
     if OmegaConf.select(config, "plan") is not None and "root" in config.benchmark:
         unset = OmegaConf.is_missing(config.benchmark, "root") or config.benchmark.root is None
         config.benchmark.root = NOWHERE if unset else config.benchmark.root
