@@ -13,17 +13,13 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.metrics.findings import RULES
+from experiments.evaluation.looking_inside import cached_result, shown
 from experiments.report.findings.mechanism import notes, sentences
-from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.table import terminal
-from experiments.runs.directory import KEPT, RunStore, read_object
-from experiments.runs.records import now
+from experiments.report.sections import Section, SectionFigure
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
 NAME = "mechanism"
-RESULT = "mechanism.json"
 ALT = ("Four panels: what linear probes read at each point of the residual stream; the Yes/No margin that each point "
        "would give, for failures and successes; how much of another picture's or sentence's answer each place brings "
        "at each point; and the AUROC with what overrules the picture taken away.")  # fmt: skip
@@ -74,42 +70,30 @@ class Mechanism:
             work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])
 
     def _examined(self, work: study.Study) -> list[Any]:
-        return write_outputs(self._examine(work), work.store, f"{work.model_title} on {work.run.benchmark.name}")
+        return write_outputs(self._examine(work), work)
 
     def _examine(self, work: study.Study) -> dict[str, Any]:
-        """Writes mechanism.json and returns its contents; a result for the same cases and settings is kept."""
+        """The contents of mechanism.json; a result for the same cases and settings is kept."""
         from experiments.studies.mechanism.examination import Examination, ExaminationSettings
         from experiments.studies.mechanism.findings import findings
-        from interp.speed.vision_cache import FeatureCache, shared_features
 
-        run, store, console, vlm = work.run, work.store, work.console, work.vlm
+        run, records = work.run, work.records()
         draws = min(self.draws, run.draws)
-        settings = {"rules": RULES, "task": repr(self), "cases": len(work.samples), "draws": draws}
-        kept = read_object(store.path / RESULT)
-        if kept.get("settings") == settings:
-            return kept
         options = ExaminationSettings(self.failures, self.width, self.points, self.prior, run.seed, draws, self.stride)
-        records = work.records()
-        answers = [(record["case"], record["verdict"]) for record in records]
-        with (
-            shared_features(vlm, FeatureCache(run.feature_cache_mib)),
-            work.answering.batching(NAME),
-            vlm.batches.resumable(store.path / KEPT / NAME, of=repr((settings, answers, vlm.revision, vlm.dtype))),
-        ):
-            examination = Examination(vlm, work.samples, records, options)
+
+        def examine() -> dict[str, Any]:
+            examination = Examination(work.vlm, work.samples, records, options)
             estimate = examination.estimate()
-            console.print(announcement(estimate), highlight=False, soft_wrap=True)
-            with console.status("causal tools on failures and matched successes"):
-                result = {"settings": settings, **examination.examine(), "estimate": estimate}
+            work.console.print(announcement(estimate), highlight=False, soft_wrap=True)
+            result = {**examination.examine(), "estimate": estimate}
             found = findings(result)
-            result |= {
-                "findings": [finding.as_json() for finding in found],
-                "sentences": sentences(found),
-                "notes": notes(result),
-                "finished": now(),
-            }
-            store.write_json(RESULT, result)
-        return result
+            said = {"sentences": sentences(found), "notes": notes(result)}
+            return result | {"findings": [finding.as_json() for finding in found]} | said
+
+        settings = {"task": repr(self), "cases": len(work.samples), "draws": draws}
+        answers = [(record["case"], record["verdict"]) for record in records]
+        status = "causal tools on failures and matched successes"
+        return cached_result(work, NAME, settings, examine, status=status, of=answers)
 
 
 def announcement(estimate: Mapping[str, float]) -> str:
@@ -120,21 +104,17 @@ def announcement(estimate: Mapping[str, float]) -> str:
     )
 
 
-def write_outputs(result: Mapping[str, Any], store: RunStore, where: str) -> list[Any]:
-    """Writes the tables, the figure and the report's section about ``where``, model and benchmark; what to print."""
+def write_outputs(result: Mapping[str, Any], work: study.Study) -> list[Any]:
+    """Writes the tables, the figure and the report's section; what to print."""
     from experiments.studies.mechanism import figure, tables
 
-    folder = store.path / NAME
+    folder = work.store.path / NAME
     folder.mkdir(exist_ok=True)
     for name, frame in tables.frames(result).items():
         frame.to_csv(folder / f"{name}.csv", index=False)
-    drawn = figure.draw(result)
-    drawn_tables = tables.tables(result)
-    title = f"Why it fails: {where}"
-    section = Section(title, result["sentences"], drawn_tables, note=" ".join(result["notes"]))
-    write_section(store.path, NAME, section, {NAME: SectionFigure(drawn, ALT, CAPTION)})
-    picture = store.path / "figures" / f"{NAME}.png"
-    drawn.savefig(picture, dpi=150)
+    title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
+    section = Section(title, result["sentences"], tables.tables(result), note=" ".join(result["notes"]))
+    printed, picture = shown(work, NAME, section, SectionFigure(figure.draw(result), ALT, CAPTION), dpi=150)
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
-    files = f"mechanism: {store.path / RESULT}, {picture}; the report has the tables’ intervals"
-    return [*map(terminal, drawn_tables), "", *numbered, "", *(f"note: {note}" for note in result["notes"]), files]
+    files = f"mechanism: {folder}.json, {picture}; the report has the tables’ intervals"
+    return [*printed, "", *numbered, "", *(f"note: {note}" for note in result["notes"]), files]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.benchmarks.iconworld.perception import KINDS
@@ -21,6 +21,7 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.arms import check_arms, check_contrasts
+from experiments.report.table import Table
 from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import sharded
 from experiments.studies.vrtuning.arms import NewAdapter
@@ -47,8 +48,7 @@ class VRTuningStudy:
     ``data`` is a source of :mod:`experiments.studies.vrtuning.sources`; ``adapters`` maps the name of each adapter to
     the content of its rows' reasoning, and all are trained with the same ``settings``; ``order`` puts the verdict
     ``first`` or ``last``. ``perception`` questions of each of the ``kinds``, and the attention of ``attention`` cases,
-    are asked before and after (0: not at all). Where the run knows what the model's training has seen of a case, the
-    arm under study is compared with the others part by part (``by_part``).
+    are asked before and after (0: not at all).
     """
 
     data: Any
@@ -86,21 +86,27 @@ class VRTuningStudy:
         check_contrasts(run, run.arms, run.benchmark.kind)
         # The task is not part of a run's identity, but here it decides what answers.
         run = replace(run, config=run.config | {"training": _described(self, given)})
-        lacking = "the adapters' side effects were not measured"
-        measured = Analysis("side_effects", lacking, self._measure_all, detail=True)
-        parts = Analysis("by_part", "the adapters were not compared by part", self._compare_parts, detail=True)
-        tables = Analysis(
-            "vrtuning",
-            "the tables were not written",
-            lambda work: write_tables(work.store.path, run.arms),
-            detail=True,
-        )
         study.run(
             run,
             check=check,
             prepare=lambda store: self._prepare(run, store, own[0] if own else None),
-            after=[measured, parts, tables],
+            after=self.analyses(),
         )
+
+    def analyses(self) -> list[Analysis]:
+        """What comes after the study: side effects, and the tables of all that is there then."""
+
+        def write(work: study.Study) -> list[RenderableType]:
+            return write_tables(work.store.path, work.run.arms, self.further_tables)
+
+        return [
+            Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all, detail=True),
+            Analysis("vrtuning", "the tables were not written", write, detail=True),
+        ]
+
+    def further_tables(self, result: Mapping[str, Any]) -> list[Table]:
+        """Tables of a trial's own, from vrtuning.json."""
+        return []
 
     def _prepare(self, run: Run, store: RunStore, cases: Loaded | None) -> dict[str, Any]:
         """The run's arms with the adapters trained, on ``cases`` where the source is one's own."""
@@ -181,17 +187,6 @@ class VRTuningStudy:
                     kinds=self.kinds,
                 )
         store.write_json(RESULT, found)
-        return []
-
-    def _compare_parts(self, work: study.Study) -> list[str]:
-        """Adds to vrtuning.json how the arm under study differs from the others in every part."""
-        import pandas as pd
-
-        from experiments.studies.vrtuning.by_part import compare
-
-        rules = {"seed": work.run.seed, "draws": work.run.draws}
-        if found := compare(pd.DataFrame(work.records()), work.run.arm, **rules):
-            work.store.write_json(RESULT, read_object(work.store.path / RESULT) | {"by_part": found})
         return []
 
 

@@ -3,7 +3,7 @@
 Rates are in percent, changes in points, with 95% intervals; what was not measured is a dash.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, 
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.report.words import in_words
 from experiments.runs.directory import read_object
-from experiments.studies.vrtuning import by_part
 from experiments.studies.vrtuning.arms import NewAdapter
 from mitigation.vrtuning.checkpoint import write_card
 
@@ -39,19 +38,20 @@ PARTED = NOTE.replace(
 )
 
 
-def write_tables(folder: Path, arms: Mapping[str, Any]) -> list[RenderableType]:
+def write_tables(
+    folder: Path, arms: Mapping[str, Any], further: Callable[[Mapping[str, Any]], Sequence[Table]]
+) -> list[RenderableType]:
     """Writes ``vrtuning.md`` and the model cards of the run in ``folder``; returns what to print.
 
-    ``arms`` are the run's as configured: a ``NewAdapter`` says which adapter an arm answers with.
+    ``arms`` are the run's as configured: a ``NewAdapter`` says which adapter an arm answers with. ``further`` makes a
+    trial's own tables of vrtuning.json.
     """
     metrics, result = read_object(folder / "metrics.json"), read_object(folder / "vrtuning.json")
     names = {arm: method.adapter if isinstance(method, NewAdapter) else None for arm, method in arms.items()}
-    tables = [table(names, metrics, result)]
-    if compared := result.get("by_part"):
-        tables.append(by_part.table(compared))
+    tables = [table(names, metrics, result), *further(result)]
     shown = "\n\n".join(markdown(one) for one in tables)
     summary = in_words(metrics, read_object(folder / "environment.json"))["summary"]
-    page = "\n".join([*summary, "", shown, "", PARTED if compared else NOTE])
+    page = "\n".join([*summary, "", shown, "", PARTED if metrics.get("parts") else NOTE])
     (folder / "vrtuning.md").write_text(page + "\n", encoding="utf-8")
     cards = []
     for arm, name in names.items():

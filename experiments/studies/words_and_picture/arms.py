@@ -10,6 +10,7 @@ from torch import Tensor
 
 from experiments.metrics.parts import headline
 from experiments.metrics.yes_no.results import evaluate
+from experiments.report.table import Cell, number, rate
 from experiments.runs.records import description
 from experiments.types import Sample, Status, Verdict
 
@@ -41,3 +42,13 @@ def _answers(samples: Sequence[Sample], arm: str, margins: Float[Tensor, "row"])
 
 def _without_matched(arm: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arm.items() if name != "matched_over_safety"}
+
+
+def cells(arm: Mapping[str, Any]) -> dict[str, Cell]:
+    """One arm's AUROC and rates with their intervals, by heading."""
+    accuracy, intervals = arm["accuracy"], arm["intervals"]
+    return {
+        "AUROC": number(arm["auroc"], intervals["auroc"], 3),
+        "unsafe right": rate(accuracy["unsafe"], intervals["unsafe"]),
+        "over-safety right": rate(accuracy["over_safety"], intervals["over_safety"]),
+    }

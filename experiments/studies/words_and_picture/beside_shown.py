@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, SCREEN
 from experiments.report.findings.beside import ARMS, CUTS, INSTEAD
-from experiments.report.numbers import fixed, fixed_interval, interval_of, percent, percent_interval
-from experiments.report.table import Cell, Table
+from experiments.report.numbers import fixed
+from experiments.report.table import Cell, Table, change
+from experiments.studies.words_and_picture.arms import cells
 
 WIDTH, HEIGHT = 7.2, 4.6  # inches of 100 px
 ALT = "AUROC with the right caption alone, beside the picture, and with one thing at a time changed, with intervals."
@@ -18,23 +19,19 @@ _COLOUR = {**dict.fromkeys(INSTEAD, 2), **dict.fromkeys(CUTS, 3), "other_caption
 Result = Mapping[str, Any]
 
 
-def table(result: Result) -> Table:
+def tables(result: Result) -> list[Table]:
     """A row an arm."""
     records: list[dict[str, str | Cell]] = []
     for row in result["arms"]:
-        accuracy, intervals = row["accuracy"], row["intervals"]
-        records.append({
-            "asked": ARMS[row["arm"]],
-            "AUROC": Cell(fixed(row["auroc"], 3), fixed_interval(intervals["auroc"])),
-            "minus picture and caption": _difference(row["minus_beside"]),
-            "minus caption alone": _difference(row["minus_alone"]),
-            "unsafe right": Cell(percent(accuracy["unsafe"]), percent_interval(intervals["unsafe"])),
-            "over-safety right": Cell(percent(accuracy["over_safety"]), percent_interval(intervals["over_safety"])),
-        })  # fmt: skip
+        found = cells(row)
+        minus = {
+            "minus picture and caption": change(row["minus_beside"], digits=3),
+            "minus caption alone": change(row["minus_alone"], digits=3),
+        }
+        records.append({"asked": ARMS[row["arm"]], "AUROC": found.pop("AUROC"), **minus, **found})
     n = result["arms"][0]["n"]
-    return Table.of(
-        f"The right caption beside the picture ({n['unsafe']} unsafe, {n['over_safety']} safe cases)", records
-    )
+    title = f"The right caption beside the picture ({n['unsafe']} unsafe, {n['over_safety']} safe cases)"
+    return [Table.of(title, records)]
 
 
 def draw(result: Result) -> Figure:
@@ -59,10 +56,3 @@ def dots(axes: Axes, result: Result) -> None:
     axes.set(ylim=(len(rows) - 0.4, -0.8), xlim=(0, 1.02))
     axes.tick_params(labelsize=SCREEN.label)
     axes.set_xlabel("AUROC (0.5: chance)", fontsize=SCREEN.text)
-
-
-def _difference(entry: Mapping[str, Any] | None) -> Cell | str:
-    """With the wider of its intervals, by itself."""
-    if entry is None:
-        return ""
-    return Cell(fixed(entry["value"], 3, sign=True), fixed_interval(interval_of(entry), 3))

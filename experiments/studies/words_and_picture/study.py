@@ -1,6 +1,6 @@
 """``+exp=words_and_picture``: the same cases with the picture, in words, and with neither; and what is seen in them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,17 +12,17 @@ from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.answer import Answering
-from experiments.metrics.findings import RULES
+from experiments.evaluation.looking_inside import cached_result, shown
 from experiments.report.findings import beside as beside_said
 from experiments.report.findings import transplant as transplant_said
 from experiments.report.findings.words_and_picture import NOTE, TITLE, sentences
-from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
 from experiments.report.sections import Section, SectionFigure, write_section
-from experiments.report.table import Cell, Column, Narrow, Table, terminal
-from experiments.runs.directory import KEPT, read_object
+from experiments.report.table import Column, Narrow, Table, change, rate, terminal
+from experiments.runs.directory import read_object
 from experiments.runs.launch import sharded
 from experiments.runs.records import current, now
 from experiments.studies.words_and_picture.analysis import summarise
+from experiments.studies.words_and_picture.arms import cells
 from experiments.studies.words_and_picture.conditions import (
     CONDITIONS,
     PICTURE,
@@ -35,7 +35,10 @@ from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
 RESULT, TRANSPLANT, BESIDE = "words_and_picture", "transplant", "beside"
-STATUS = {TRANSPLANT: "where the picture gets lost", BESIDE: "the right caption beside the picture"}
+LOOKS = {  # what a reader misses without them
+    TRANSPLANT: "where the picture gets lost was not looked at",
+    BESIDE: "nothing was put beside the right caption",
+}
 CONDITIONS_FILE, CAPTIONS_FILE = f"{RESULT}.jsonl", "captions.jsonl"
 CAPTION_TOKENS = 24
 DIFFERENCE = f"{PICTURE} − {POINTING}"
@@ -95,14 +98,11 @@ class WordsAndPicture:
                 check_layers(work.vlm, self.transplant)
             work.answer_all()
             # All processes of a launch ask the conditions; only what follows is rank 0's.
-            missing = "words and picture were not compared"
-            analyses = [Analysis(RESULT, missing, self._compared, together=True)]
-            if self.transplant is not None:
-                analyses.append(
-                    Analysis(TRANSPLANT, "where the picture gets lost was not looked at", self._transplanted)
-                )
-            if self.beside:
-                analyses.append(Analysis(BESIDE, "nothing was put beside the right caption", self._beside))
+            analyses = [Analysis(RESULT, "words and picture were not compared", self._compared, together=True)]
+            wanted = {TRANSPLANT: self.transplant is not None, BESIDE: self.beside}
+            for name, missing in LOOKS.items():
+                if wanted[name]:
+                    analyses.append(Analysis(name, missing, partial(self._looked, name=name)))
             work.conclude(analyses)
 
     def _compared(self, work: study.Study) -> list[RenderableType]:
@@ -135,31 +135,29 @@ class WordsAndPicture:
         result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["finished"] = now()
         before = read_object(store.path / f"{RESULT}.json")
-        store.write_json(f"{RESULT}.json", result | {name: before[name] for name in STATUS if name in before})
+        store.write_json(f"{RESULT}.json", result | {name: before[name] for name in LOOKS if name in before})
         return result
 
-    def _transplanted(self, work: study.Study) -> list[RenderableType]:
-        from experiments.studies.words_and_picture import transplant_shown as shown
-        from experiments.studies.words_and_picture.transplant import examine
+    def _looked(self, work: study.Study, name: str) -> list[RenderableType]:
+        """One look inside, as sentences, tables and a figure; what is there of the same cases and settings is kept."""
+        from experiments.studies.words_and_picture import beside, beside_shown, transplant, transplant_shown
 
-        layers = self.transplant
-        assert layers is not None
-        looked_at = spread(work.samples, self.cases)
-        result = _examined(
-            work, TRANSPLANT, looked_at, layers, partial(examine, layers=layers), transplant_said.sentences
-        )
-        figure = SectionFigure(shown.draw(result), shown.ALT, shown.CAPTION)
-        title, note = transplant_said.TITLE, transplant_said.NOTE
-        return _shown(work, TRANSPLANT, Section(title, result["sentences"], shown.tables(result), note=note), figure)
+        look: Any = transplant if name == TRANSPLANT else beside
+        drawn: Any = transplant_shown if name == TRANSPLANT else beside_shown
+        said: Any = transplant_said if name == TRANSPLANT else beside_said
+        option = {"layers": list(self.transplant or [])} if name == TRANSPLANT else {}
+        samples, rules = spread(work.samples, self.cases), {"seed": work.run.seed, "draws": work.run.draws}
 
-    def _beside(self, work: study.Study) -> list[RenderableType]:
-        from experiments.studies.words_and_picture import beside_shown as shown
-        from experiments.studies.words_and_picture.beside import examine
+        def examine() -> dict[str, Any]:
+            found = look.examine(work.vlm, samples, **option, **rules)
+            return found | {"sentences": said.sentences(found)}
 
-        result = _examined(work, BESIDE, spread(work.samples, self.cases), None, examine, beside_said.sentences)
-        figure = SectionFigure(shown.draw(result), shown.ALT, shown.CAPTION)
-        title, note = beside_said.TITLE, beside_said.NOTE
-        return _shown(work, BESIDE, Section(title, result["sentences"], [shown.table(result)], note=note), figure)
+        cases = digest([work.loaded.manifest, sorted(sample.id for sample in samples)])
+        settings = {**option, "cases": cases, **rules}
+        result = cached_result(work, name, settings, examine, status=said.TITLE, within=RESULT)
+        section = Section(said.TITLE, result["sentences"], drawn.tables(result), note=said.NOTE)
+        printed, picture = shown(work, name, section, SectionFigure(drawn.draw(result), drawn.ALT, drawn.CAPTION))
+        return [*printed, *section.sentences, f"figure: {picture}"]
 
 
 def spread(samples: Sequence[Sample], count: int | None) -> list[Sample]:
@@ -171,44 +169,6 @@ def spread(samples: Sequence[Sample], count: int | None) -> list[Sample]:
     most = max(1, count * len(units) // len(scored))
     kept = {units[at * len(units) // most] for at in range(most)}
     return [sample for sample in scored if (sample.pair or sample.id) in kept]
-
-
-def _examined(
-    work: study.Study,
-    name: str,
-    samples: Sequence[Sample],
-    option: Any,
-    examine: Callable[..., dict[str, Any]],
-    said: Callable[[Mapping[str, Any]], list[str]],
-) -> dict[str, Any]:
-    """Adds what ``examine`` finds to words_and_picture.json; what is there of the same cases and settings is kept."""
-    from interp.speed.vision_cache import FeatureCache, shared_features
-
-    run, store, vlm = work.run, work.store, work.vlm
-    cases = [work.loaded.manifest, sorted(sample.id for sample in samples)]
-    settings = digest([RULES, option, cases, run.seed, run.draws, vlm.name, vlm.revision, str(vlm.dtype)])
-    path = store.path / f"{RESULT}.json"
-    kept: dict[str, Any] = read_object(path).get(name) or {}
-    if kept.get("settings") == settings:
-        return kept
-    with (
-        shared_features(vlm, FeatureCache(run.feature_cache_mib)),
-        work.answering.batching(name),
-        vlm.batches.resumable(store.path / KEPT / name, of=settings),
-        work.console.status(STATUS[name]),
-    ):
-        result = {"settings": settings, **examine(vlm, samples, seed=run.seed, draws=run.draws)}
-    result |= {"sentences": said(result), "finished": now()}
-    store.write_json(path.name, read_object(path) | {name: result})
-    return result
-
-
-def _shown(work: study.Study, name: str, section: Section, figure: SectionFigure) -> list[RenderableType]:
-    """Adds the section to the report, with its figure as ``figures/<name>.png`` as well; what to print."""
-    write_section(work.store.path, name, section, {name: figure})
-    picture = work.store.path / "figures" / f"{name}.png"
-    figure.figure.savefig(picture, dpi=96)
-    return [*map(terminal, section.tables), *section.sentences, f"figure: {picture}"]
 
 
 def _known(loaded: Loaded) -> None:
@@ -223,15 +183,9 @@ def conditions_table(result: Mapping[str, Any]) -> Table:
     for name, words in result["conditions"].items():
         arm = block["arms"][name]
         delta = (block["comparisons"].get(name) or {}).get("delta") or {}
-        records.append({
-            "asked": words,
-            "AUROC": _auroc(arm),
-            "minus pointing": _difference(delta.get("auroc")),
-            "unsafe right": Cell(percent(arm["accuracy"]["unsafe"]), percent_interval(arm["intervals"]["unsafe"])),
-            "over-safety right": Cell(
-                percent(arm["accuracy"]["over_safety"]), percent_interval(arm["intervals"]["over_safety"])
-            ),
-        })  # fmt: skip
+        found = cells(arm)
+        minus = {"minus pointing": change(delta.get("auroc"), digits=3)}
+        records.append({"asked": words, "AUROC": found.pop("AUROC"), **minus, **found})
     n = block["arms"][PICTURE]["n"]
     return Table.of(f"One case in four ways ({n['unsafe']} unsafe, {n['over_safety']} safe cases)", records)
 
@@ -246,9 +200,9 @@ def parts_table(result: Mapping[str, Any]) -> Table:
         records.append({
             "part": name,
             "cases": f"{n['unsafe']} + {n['over_safety']}",
-            "captions right": Cell(percent(seen["rate"]), percent_interval(seen["interval"])),
-            **{condition: _auroc(block["arms"][condition]) for condition in result["conditions"]},
-            DIFFERENCE: _difference(block["comparisons"][PICTURE]["delta"]["auroc"]),
+            "captions right": rate(seen["rate"], seen["interval"]),
+            **{condition: cells(block["arms"][condition])["AUROC"] for condition in result["conditions"]},
+            DIFFERENCE: change(block["comparisons"][PICTURE]["delta"]["auroc"], digits=3),
             "blind": answers[name],
         })  # fmt: skip
     columns = [
@@ -260,14 +214,3 @@ def parts_table(result: Mapping[str, Any]) -> Table:
         Column("blind", "left"),
     ]
     return Table.of("AUROC by what the training has seen of a case (unsafe + safe cases)", records, columns=columns)
-
-
-def _auroc(arm: Mapping[str, Any]) -> Cell:
-    return Cell(fixed(arm["auroc"], 3), fixed_interval(arm["intervals"]["auroc"]))
-
-
-def _difference(entry: Mapping[str, Any] | None) -> Cell:
-    """With the wider of its intervals."""
-    if entry is None:
-        return Cell(MISSING)
-    return Cell(fixed(entry["value"], 3, sign=True), fixed_interval(interval_of(entry), 3))

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN
 from experiments.report.findings.transplant import CUTS, SOURCES
-from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of, percent, percent_interval
-from experiments.report.table import Cell, Table
+from experiments.report.numbers import MISSING, fixed
+from experiments.report.table import Cell, Table, change, number
+from experiments.studies.words_and_picture.arms import cells
 
 WIDTH, HEIGHT = 10.8, 4.8  # inches of 100 px
 STATES = {"noun": "the noun's state in words", "other": "the pair's other thing", "mean": "the mean noun"}
@@ -39,11 +40,11 @@ Result = Mapping[str, Any]
 def tables(result: Result) -> list[Table]:
     """A row a state and layer, the picture as it is above them; a row a reading, by layer; and a row a cut."""
     picture = result["picture"]
-    as_it_is: dict[str, str | Cell] = {"at “this”": "as it is, with the picture", "after layer": "", **_cells(picture)}
+    as_it_is: dict[str, str | Cell] = {"at “this”": "as it is, with the picture", "after layer": "", **cells(picture)}
     rows: list[dict[str, str | Cell]] = [as_it_is | {"minus the picture": MISSING}]
     for row in result["transplants"]:
         where = {"at “this”": STATES[row["state"]], "after layer": str(row["layer"])}
-        rows.append({**where, **_cells(row), "minus the picture": _difference(row["change"])})
+        rows.append({**where, **cells(row), "minus the picture": change(row["change"], digits=3)})
     n = picture["n"]
     title = f"Another state at “this” ({n['unsafe']} unsafe, {n['over_safety']} safe cases)"
     return [Table.of(title, rows), _probes(result), _cuts(result)]
@@ -56,7 +57,7 @@ def _probes(result: Result) -> Table:
         rows = [row for row in result["probes"] if _key(row) == key]
         record: dict[str, str | Cell] = {"read": f"{READ[quantity]} {PLACES[place]}{RUNS[run]}"}
         for row in rows:
-            record[f"layer {row['layer']}"] = Cell(fixed(row["value"], 2), fixed_interval((row["low"], row["high"])))
+            record[f"layer {row['layer']}"] = number(row["value"], _ends(row))
         controls = [row["control"] for row in rows if row["control"] is not None]
         if rows:
             records.append(record | {"by chance": f"≤ {fixed(max(controls), 2)}" if controls else ""})
@@ -76,9 +77,9 @@ def _cuts(result: Result) -> Table:
         records.append({
             "run": "with the picture" if row["run"] == "picture" else "in words, pointing",
             "cut": CUTS[row["cut"]].format(source=source) if row["cut"] in CUTS else row["cut"],
-            **_cells(row),
-            "minus nothing cut": _difference(row["change"]),
-            **{f"thing at {place}": Cell(fixed(one["value"], 2), fixed_interval((one["low"], one["high"])))
+            **cells(row),
+            "minus nothing cut": change(row["change"], digits=3),
+            **{f"thing at {place}": number(one["value"], _ends(one))
                for place, one in things.items()},
         })  # fmt: skip
     return Table.of(
@@ -149,17 +150,5 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["run"], row["quantity"], row["place"]
 
 
-def _cells(arm: Mapping[str, Any]) -> dict[str, Cell]:
-    accuracy, intervals = arm["accuracy"], arm["intervals"]
-    return {
-        "AUROC": Cell(fixed(arm["auroc"], 3), fixed_interval(intervals["auroc"])),
-        "unsafe right": Cell(percent(accuracy["unsafe"]), percent_interval(intervals["unsafe"])),
-        "over-safety right": Cell(percent(accuracy["over_safety"]), percent_interval(intervals["over_safety"])),
-    }
-
-
-def _difference(entry: Mapping[str, Any] | None) -> Cell:
-    """With the wider of its intervals, by itself."""
-    if entry is None:
-        return Cell(MISSING)
-    return Cell(fixed(entry["value"], 3, sign=True), fixed_interval(interval_of(entry), 3))
+def _ends(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    return None if row["low"] is None else (row["low"], row["high"])

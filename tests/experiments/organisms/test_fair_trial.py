@@ -9,7 +9,7 @@ import pytest
 
 from experiments.benchmarks.iconworld.parts import TAG
 from experiments.metrics.parts import HELD_OUT
-from experiments.studies.vrtuning.by_part import ALL, CARRIED, compare, table
+from experiments.organisms.fair_trial import ALL, CARRIED, compare, table
 from tests.experiments.answered import from_margins
 from tests.experiments.compose import run_of
 

@@ -29,7 +29,7 @@ from experiments.studies.words_and_picture.beside import (
     replaced,
     sways,
 )
-from experiments.studies.words_and_picture.beside_shown import draw, table
+from experiments.studies.words_and_picture.beside_shown import draw, tables
 from experiments.studies.words_and_picture.places import others_of, that_point
 from experiments.studies.words_and_picture.study import spread
 from experiments.types import Sample
@@ -207,7 +207,7 @@ def test_all_of_it_is_measured_once_and_shown(
     assert 'id="section-beside"' in (folder / "report.html").read_text()
     assert (folder / "figures" / "beside.png").exists()
     assert "AUROC over 12 cases: caption alone" in capsys.readouterr().out
-    assert [row.cells[0].value for row in table(result).rows][:2] == [
+    assert [row.cells[0].value for row in tables(result)[0].rows][:2] == [
         "caption alone", "caption alone, the question as with a picture",
     ]  # fmt: skip
     assert len(draw(result).axes[0].get_yticks()) == len(ARMS)

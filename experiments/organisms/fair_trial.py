@@ -1,13 +1,15 @@
-"""One arm against the others, by what the model's training has seen of a case: does it carry over, or learn by heart?
+"""``+exp=vrtuning_fair``: does a chain of reasoning carry over where plain verdicts are learnt by heart?
 
-For each part (``experiments.metrics.parts``) and other arm the difference in AUROC on the same cases, with intervals
-that hold for all parts and arms at once; and how much larger that difference is on held-out cases than on seen pairs.
-Parts share no case, so their draws are independent. A part has too few sentences or things to speak for others: its
-intervals are over clusters (sentence × thing); those of all cases and of what was held out are the wider of that and
-the two-way one over templates and concepts.
+VRTuning, and then its arm against the others by what the second organism's alignment has seen of a case. For each part
+(``experiments.metrics.parts``) and other arm: the difference in AUROC on the same cases, with intervals that hold for
+all parts and arms at once; and how much larger that difference is on held-out cases than on seen pairs. Parts share no
+case, so their draws are independent. A part has too few sentences or things to speak for others: its intervals are over
+clusters (sentence × thing); those of all cases and of what was held out are the wider of that and the two-way one over
+templates and concepts.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import pandas as pd
 from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.parts import PARTS
 from experiments.benchmarks.iconworld.perception import names_thing
+from experiments.evaluation.analyses import Analysis
+from experiments.evaluation.study import Study
 from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.parts import HELD_OUT, groups
 from experiments.metrics.resamples import Difference
@@ -24,10 +28,35 @@ from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import YesNoResamples
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of
 from experiments.report.table import Cell, Table
+from experiments.runs.directory import read_object
+from experiments.runs.launch import sharded
+from experiments.studies.vrtuning.study import RESULT, VRTuningStudy
 from experiments.types import Verdict
 
 ALL, CARRIED = "all", f"{HELD_OUT} less {PARTS[0]}"
 QUANTITY = "auroc"
+
+
+@sharded
+@dataclass(frozen=True)
+class FairTrial(VRTuningStudy):
+    """The task: ``VRTuningStudy``, and its arm against the others by part in vrtuning.json and vrtuning.md."""
+
+    def analyses(self) -> list[Analysis]:
+        """Those of VRTuning, and the comparison before the tables are written."""
+        *others, tables = super().analyses()
+        return [*others, Analysis("by_part", "the adapters were not compared by part", _by_part, detail=True), tables]
+
+    def further_tables(self, result: Mapping[str, Any]) -> list[Table]:
+        """A row an other arm and part."""
+        return [table(result["by_part"])] if "by_part" in result else []
+
+
+def _by_part(work: Study) -> list[str]:
+    run, path = work.run, work.store.path / RESULT
+    if found := compare(pd.DataFrame(work.records()), run.arm, seed=run.seed, draws=run.draws):
+        work.store.write_json(RESULT, read_object(path) | {"by_part": found})
+    return []
 
 
 def compare(frame: pd.DataFrame, arm: str, *, seed: int, draws: int) -> dict[str, Any] | None:
