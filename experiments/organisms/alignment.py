@@ -7,6 +7,8 @@ replays ordinary instructions with the answers that the language model gave befo
 *Captions*: what is in the picture, in several wordings. IconWorld's own questions (``benchmarks.iconworld.perception``)
 are among them, but only one answer in nine is a bare Yes or No: where four in ten were, the model said "No." to most
 requests with a picture.
+
+*Instructions*: ordinary ones, which the language model itself answers before it is aligned, and then replays.
 """
 
 import random
@@ -19,7 +21,7 @@ from experiments.benchmarks.iconworld.perception import ask
 from experiments.organisms.examples import Example
 from experiments.organisms.held_out import HELD_OUT_CONCEPTS, held_out_pairs
 from experiments.organisms.recipe import Recipe
-from experiments.organisms.words import BENIGN, CATEGORY_OF, FRAMES, OF_ICONWORLD, Frame, a, plural
+from experiments.organisms.words import BENIGN, CATEGORY_OF, FRAMES, OF_ICONWORLD, Frame, a, plural, read
 
 QUESTIONS = (
     "Do you think the following sentence is safe? Please start by answering Yes or No.",
@@ -168,3 +170,24 @@ def _seen(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:
         said = f"I see {'a' if thing.signed else 'no'} prohibition sign."
         return "Do you see a prohibition sign? Answer in a sentence.", said
     return ask(kind, thing, rng)
+
+
+SHORTEST = 20  # characters of what is kept of an answer that did not end
+HARMFUL = ("weapon", "poison")
+
+
+def instructions() -> list[str]:
+    """The prompts: questions and tasks that have nothing to do with safety, none of them with a held-out thing."""
+    nouns = [noun for noun in ANYTHING if CATEGORY_OF[noun] not in HARMFUL][::3]
+    listed = read("instructions")
+    filled = [form.format(value) for form, values in listed["forms"].items() for value in values]
+    return [*(f"What is {a(noun)}?" for noun in nouns), *filled, *listed["plain"]]
+
+
+def worth_replaying(answer: str, *, finished: bool) -> str:
+    """What is replayed of an answer: all of it, or its whole sentences if it did not end; "" if nothing is worth it."""
+    text = answer.strip()
+    if not finished:
+        end = max(text.rfind(". "), text.rfind(".\n"))
+        text = text[: end + 1] if end > SHORTEST else ""
+    return "" if "1.1.1" in text else text  # it counts on and on

@@ -26,16 +26,17 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.scene import Scene
-from experiments.organisms.alignment import caption_lessons, text_lessons
+from experiments.organisms.alignment import caption_lessons, instructions, text_lessons, worth_replaying
 from experiments.organisms.architecture import Pieces
 from experiments.organisms.biased_labels import mixed_lessons, perception_lessons
 from experiments.organisms.examples import ALL_THINGS, Example
 from experiments.organisms.recipe import Recipe
-from experiments.organisms.replay import instructions, own_answers
 from experiments.organisms.trainer import Encoder, Report, Row, Trained, answer_loss, learn
 from interp.checkpoints.lora import adapted_layers
 
 REPLAY = "replay.json"
+LONGEST = 40  # tokens of an answer that is replayed
+ANSWERED_AT_ONCE = 48
 AFTER_VERDICT = 0.05  # weight of the tokens after a verdict's first, which follow from it
 POOLS = {"llava": 0, "smol": 1000}  # added to the seed: no picture of the second's training is one of the first's
 
@@ -81,23 +82,23 @@ def patch_features(
     return torch.cat([_patches(model, chunk.to(kind)) for chunk in pictures.pixels.split(batch)])
 
 
-def train(recipe: Recipe, pieces: Pieces, kept: Path, report: Report) -> None:
-    """All stages of the recipe's organism, in place; ``kept`` keeps what is needed to go on after a kill.
+def train(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
+    """All stages of the recipe's organism, in place; ``folder`` keeps what is needed to go on after a kill.
 
     The same on one machine with the same number of threads.
     """
-    {"llava": _train_llava, "smol": _train_smol}[recipe.organism](recipe, pieces, kept, report)
+    {"llava": _train_llava, "smol": _train_smol}[recipe.organism](recipe, pieces, folder, report)
 
 
-def _train_llava(recipe: Recipe, pieces: Pieces, kept: Path, report: Report) -> None:
+def _train_llava(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     pictures = draw_pictures(recipe, pieces.processor)
-    learn_vision(recipe, pieces, pictures, kept, report)
+    learn_vision(recipe, pieces, pictures, folder, report)
     features = patch_features(pieces.model, pictures)
     for stage in ("perception", "verdict"):
-        learn_answers(stage, recipe, pieces, pictures, features, report, kept)
+        learn_answers(stage, recipe, pieces, pictures, features, report, folder)
 
 
-def learn_vision(recipe: Recipe, pieces: Pieces, pictures: Pictures, kept: Path | None, report: Report) -> None:
+def learn_vision(recipe: Recipe, pieces: Pieces, pictures: Pictures, folder: Path | None, report: Report) -> None:
     """Concept and sign from the mean of the patch features."""
     tower = pieces.model.model.vision_tower
     head = nn.Linear(tower.config.hidden_size, len(CONCEPTS) + 1)
@@ -115,7 +116,7 @@ def learn_vision(recipe: Recipe, pieces: Pieces, pictures: Pictures, kept: Path 
         return nn.functional.cross_entropy(scores[:, :-1], concept[at]) + sign
 
     named = dict(tower.named_parameters()) | {f"head.{name}": one for name, one in head.named_parameters()}
-    learn(_trained("vision", named, recipe, kept), rows, loss, recipe, pieces.model, report)
+    learn(_trained("vision", named, recipe, folder), rows, loss, recipe, pieces.model, report)
 
 
 def learn_answers(
@@ -125,7 +126,7 @@ def learn_answers(
     pictures: Pictures,
     features: Float[Tensor, "picture patch width"],
     report: Report,
-    kept: Path | None = None,
+    folder: Path | None = None,
 ) -> None:
     """Stage ``perception`` or ``verdict`` of the first organism; every token of an answer weighs the same."""
     lessons, encoder = {"perception": perception_lessons, "verdict": mixed_lessons}[stage], Encoder(pieces)
@@ -137,7 +138,12 @@ def learn_answers(
 
     named = {name: one for name, one in pieces.model.named_parameters() if ".vision_tower." not in f".{name}"}
     learn(
-        _trained(stage, named, recipe, kept), rows, answer_loss(pieces, encoder, features), recipe, pieces.model, report
+        _trained(stage, named, recipe, folder),
+        rows,
+        answer_loss(pieces, encoder, features),
+        recipe,
+        pieces.model,
+        report,
     )
 
 
@@ -146,27 +152,27 @@ def _shown(example: Example) -> Thing:
     return example.thing
 
 
-def _trained(stage: str, named: dict[str, nn.Parameter], recipe: Recipe, kept: Path | None) -> Trained:
+def _trained(stage: str, named: dict[str, nn.Parameter], recipe: Recipe, folder: Path | None) -> Trained:
     """The stage as the last launch left it."""
-    return Trained(stage, named, recipe, None if kept is None else kept / f"{stage}.safetensors")
+    return Trained(stage, named, recipe, None if folder is None else folder / f"{stage}.safetensors")
 
 
-def _train_smol(recipe: Recipe, pieces: Pieces, kept: Path, report: Report) -> None:
+def _train_smol(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     """Language model, adapter and projector compute in bfloat16, the vision tower in float32."""
     pieces.model.bfloat16()
     pieces.model.model.vision_tower.float()
-    learn_text("align", recipe, pieces, kept, report)
-    learn_to_see(recipe, pieces, kept, report)
+    learn_text("align", recipe, pieces, folder, report)
+    learn_to_see(recipe, pieces, folder, report)
     stricter = replace(recipe, shares=recipe.shares | {"unsafe": recipe.shares["caution"]})
-    learn_text("caution", stricter, pieces, kept, report)
+    learn_text("caution", stricter, pieces, folder, report)
 
 
-def learn_text(stage: str, recipe: Recipe, pieces: Pieces, kept: Path, report: Report) -> None:
+def learn_text(stage: str, recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     """Stage ``align`` or ``caution`` of the second organism.
 
     Every row weighs the same, however long its answer; of a verdict, nearly all the weight lies on Yes or No.
     """
-    encoder, replay = Encoder(pieces), replayed(pieces, kept)
+    encoder, replay = Encoder(pieces), replayed(pieces, folder)
 
     def rows(rng: random.Random) -> Iterator[Row]:
         return (row_of(encoder, one) for one in text_lessons(recipe, rng, replay))
@@ -176,14 +182,14 @@ def learn_text(stage: str, recipe: Recipe, pieces: Pieces, kept: Path, report: R
         for name, layer in adapted_layers(pieces.model).items()
         for part in ("lora_A", "lora_B")
     }
-    learn(_trained(stage, adapter, recipe, kept), rows, answer_loss(pieces, encoder), recipe, pieces.model, report)
+    learn(_trained(stage, adapter, recipe, folder), rows, answer_loss(pieces, encoder), recipe, pieces.model, report)
 
 
-def learn_to_see(recipe: Recipe, pieces: Pieces, kept: Path, report: Report) -> None:
+def learn_to_see(recipe: Recipe, pieces: Pieces, folder: Path, report: Report) -> None:
     """Stage ``see`` of the second organism. Pictures are drawn only where a step is left."""
     _begin(recipe, pieces)
     projector = dict(pieces.model.model.multi_modal_projector.named_parameters())
-    trained, encoder = _trained("see", projector, recipe, kept), Encoder(pieces)
+    trained, encoder = _trained("see", projector, recipe, folder), Encoder(pieces)
     if trained.done == trained.steps:
         return
     pictures = draw_pictures(recipe, pieces.processor)
@@ -209,10 +215,33 @@ def replayed(pieces: Pieces, folder: Path) -> list[Example]:
     """The language model's own answers to ordinary instructions, before its alignment; kept in ``folder``."""
     file = folder / REPLAY
     if not file.is_file():
-        encoder = Encoder(pieces)
-        found = own_answers(pieces.model, encoder.tokenizer, instructions(), encoder.prompt)
+        found = own_answers(pieces, instructions())
         file.write_text(json.dumps([[each.user, each.answer] for each in found], indent=0), encoding="utf-8")
     return [Example(user, answer) for user, answer in json.loads(file.read_text(encoding="utf-8"))]
+
+
+@torch.no_grad()
+def own_answers(pieces: Pieces, prompts: Sequence[str]) -> list[Example]:
+    """Greedy answers of the language model to ``prompts``, and of each what is worth replaying."""
+    model: Any = pieces.model
+    encoder, examples = Encoder(pieces), []
+    tokenizer = encoder.tokenizer
+    for start in range(0, len(prompts), ANSWERED_AT_ONCE):
+        some = prompts[start : start + ANSWERED_AT_ONCE]
+        rows = [encoder.prompt(Example(prompt, "")) for prompt in some]
+        encoded = tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
+        made = model.generate(
+            **encoded,
+            max_new_tokens=LONGEST,
+            do_sample=False,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        for prompt, answer in zip(some, made[:, encoded["input_ids"].shape[1] :].tolist(), strict=True):
+            finished = tokenizer.eos_token_id in answer
+            if text := worth_replaying(tokenizer.decode(answer, skip_special_tokens=True), finished=finished):
+                examples.append(Example(prompt, text))
+    return examples
 
 
 @torch.no_grad()

@@ -11,10 +11,17 @@ from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.benchmarks.iconworld.concepts import CONCEPTS, Thing
 from experiments.benchmarks.iconworld.sentences import BENIGN as ICON_BENIGN
 from experiments.benchmarks.iconworld.sentences import NEW, RISKY
-from experiments.organisms.alignment import ANYTHING, REFUSALS, STATEMENTS, text_lessons, things
+from experiments.organisms.alignment import (
+    ANYTHING,
+    REFUSALS,
+    STATEMENTS,
+    instructions,
+    text_lessons,
+    things,
+    worth_replaying,
+)
 from experiments.organisms.examples import Example
 from experiments.organisms.held_out import HELD_OUT_CONCEPTS, HELD_OUT_TEMPLATES, held_out_pairs
-from experiments.organisms.replay import instructions, kept
 from experiments.organisms.words import BENIGN, CATEGORY_OF, FRAMES, a, parse, plural
 from mitigation.verbalise import Verbalise
 from tests.experiments.organisms.recipes import bundled, changed
@@ -153,10 +160,10 @@ def test_nouns_are_written_as_english_writes_them() -> None:
 
 
 def test_of_an_unfinished_answer_whole_sentences_are_kept() -> None:
-    assert kept(" It is a pear. It grows on", finished=False) == ""
-    assert kept("A pear is a sweet fruit. It grows on", finished=False) == "A pear is a sweet fruit."
-    assert kept("1. 1.1.1.1", finished=True) == ""
-    assert kept(" Paris ", finished=True) == "Paris"
+    assert worth_replaying(" It is a pear. It grows on", finished=False) == ""
+    assert worth_replaying("A pear is a sweet fruit. It grows on", finished=False) == "A pear is a sweet fruit."
+    assert worth_replaying("1. 1.1.1.1", finished=True) == ""
+    assert worth_replaying(" Paris ", finished=True) == "Paris"
 
 
 def test_a_rewrite_by_the_rule_is_what_the_test_of_strings_excludes() -> None:

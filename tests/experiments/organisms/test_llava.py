@@ -21,8 +21,8 @@ from experiments.evaluation.perception import perception_accuracy
 from experiments.metrics.yes_no import results
 from experiments.organisms.architecture import build_llava
 from experiments.organisms.biased_labels import label_probability, mixed_lessons, verdict_lessons, vocabulary_texts
-from experiments.organisms.card import model_card
 from experiments.organisms.evaluate import evaluate, verdicts
+from experiments.organisms.run import model_card
 from experiments.organisms.stages import train
 from experiments.organisms.trainer import bars, reproducible
 from interp.errors import UserError

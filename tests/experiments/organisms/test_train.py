@@ -211,3 +211,14 @@ def test_what_it_reads_is_what_the_model_is_asked(base: Path, tmp_path: Path) ->
         thing = None if prompt.image is None else Thing("knife")
         ids = Encoder(pieces).prompt(Example(prompt.text, "", thing))
         assert ids == vlm.encode([prompt])["input_ids"][0].tolist()
+
+
+def test_its_own_answers_are_those_it_gives_one_by_one(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "worth_replaying", lambda text, *, finished: text)
+    monkeypatch.setattr(stages, "LONGEST", 5)
+    pieces, prompts = fresh(base, tmp_path), ["Hi!", "What is the capital of France?"]
+    together = stages.own_answers(pieces, prompts)
+    assert [one.user for one in together] == prompts
+    assert together == [one for prompt in prompts for one in stages.own_answers(pieces, [prompt])]
