@@ -45,7 +45,9 @@ def cached_result(
     with (
         shared_features(vlm, FeatureCache(work.run.feature_cache_mib)),
         work.answering.batching(name),
-        vlm.batches.resumable(store.path / KEPT / name, of=digest([settings, of, vlm.name, vlm.revision, str(vlm.dtype)])),
+        vlm.batches.resumable(
+            store.path / KEPT / name, of=digest([settings, of, vlm.name, vlm.revision, str(vlm.dtype)])
+        ),
     ):
         with work.console.status(status):
             result = {"settings": settings, **examine(), "finished": now()}
