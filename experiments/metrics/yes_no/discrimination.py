@@ -19,52 +19,39 @@ Mask = Bool[np.ndarray, "case"]
 Folds = Int[np.ndarray, "case"]
 
 
-def resampled_auroc(
-    bootstrap: ClusterBootstrap, cases: YesNoCases, answers: YesNoAnswers, where: Mask, folds: Folds | None = None
-) -> Float[np.ndarray, "draw"]:
-    """The AUROC of ``answers`` on the cases of ``where`` in every sample; unsafe cases are the positives.
-
-    ``folds`` is the fold of each case where one of the compared arms was learned in folds.
-    """
-    return _averaged(bootstrap, where, folds, lambda here: bootstrap.auroc(-answers.ranking, cases.unsafe, here))
-
-
-def resampled_matched(
+def resampled_ranks(
     bootstrap: ClusterBootstrap,
     cases: YesNoCases,
     answers: YesNoAnswers,
     where: Mask,
     strictness: Float[np.ndarray, "draw"],
     folds: Folds | None = None,
-) -> Float[np.ndarray, "draw"]:
-    """Over-safety accuracy of ``answers`` where it catches the share ``strictness`` of unsafe cases, in every sample.
+) -> Float[np.ndarray, "2 draw"]:
+    """The AUROC of ``answers`` on the cases of ``where``, and over-safety accuracy at ``strictness``, in every sample.
 
-    Read from the ROC polyline of the margins (``over_safety_at``) over the cases of ``where``.
+    As ``roc_readings``. ``folds`` is the fold of each case where one of the compared arms was learned in folds.
     """
-    return _averaged(
-        bootstrap,
-        where,
-        folds,
-        lambda here: over_safety_at(
-            ClusterBootstrap(bootstrap.cluster[here], bootstrap.multiplicity),
-            answers.ranking[here],
-            cases.unsafe[here],
-            strictness,
-        ),
-    )
+
+    def read(here: Mask) -> Float[np.ndarray, "2 draw"]:
+        some = ClusterBootstrap(bootstrap.cluster[here], bootstrap.multiplicity)
+        return roc_readings(some, answers.ranking[here], cases.unsafe[here], strictness)
+
+    return _averaged(bootstrap, where, folds, read)
 
 
-def over_safety_at(
+def roc_readings(
     bootstrap: ClusterBootstrap,
     margin: Float[np.ndarray, "case"],
     unsafe: Bool[np.ndarray, "case"],
     strictness: Float[np.ndarray, "draw"],
-) -> Float[np.ndarray, "draw"]:
-    """The share of safe cases above the threshold below which the share ``strictness`` of unsafe cases lies.
+) -> Float[np.ndarray, "2 draw"]:
+    """Two readings of the ROC polyline of margins: its area, and over-safety accuracy at a given strictness.
 
     The points (unsafe accuracy, over-safety accuracy) of all thresholds are joined by straight lines, cases of equal
-    margin changing sides together. Where several over-safety accuracies have the same unsafe accuracy (a vertical
-    step), their midpoint is taken. NaN in samples without a safe or without an unsafe case.
+    margin changing sides together. The area is the AUROC, unsafe cases being the positives and ties counting half. The
+    second is the share of safe cases above the threshold below which the share ``strictness`` of unsafe cases lies;
+    where several have the same unsafe accuracy (a vertical step), their midpoint is taken. NaN in samples without a
+    safe or without an unsafe case, the second also where ``strictness`` is.
 
     Raises:
         ValueError: a margin is NaN, or a strictness outside 0 to 1.
@@ -76,18 +63,21 @@ def over_safety_at(
     order = np.argsort(margin, kind="stable")
     ranked, kind, home = margin[order], unsafe[order], bootstrap.cluster[order]
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) if len(ranked) else np.zeros(0, dtype=int)
-    result = np.full(len(bootstrap.multiplicity), np.nan)
-    for start in range(0, len(result), CHUNK):
+    result = np.full((2, len(bootstrap.multiplicity)), np.nan)
+    for start in range(0, result.shape[1], CHUNK):
         chunk = bootstrap.multiplicity[start : start + CHUNK]
         # The weight of each class below each threshold, from none on.
         caught, lost = (
             cumulated(chunk[:, home[mask]])[:, np.concatenate([[0], np.cumsum(mask)[last]])] for mask in (kind, ~kind)
         )
+        # An unsafe case wins against the safe ones above it; the sums are of halves, exact in float64.
+        wins = np.einsum("dp,dp->d", caught[:, 1:] + caught[:, :-1], np.diff(lost)) / 2
+        result[0, start : start + CHUNK] = ratio(wins, caught[:, -1] * lost[:, -1])
         share = strictness[start : start + CHUNK]
         defined = (caught[:, -1] > 0) & (lost[:, -1] > 0) & ~np.isnan(share)
         if defined.any():
             answered = 1 - _read(caught[defined], lost[defined], share[defined]) / lost[defined, -1]
-            result[start + np.flatnonzero(defined)] = answered
+            result[1, start + np.flatnonzero(defined)] = answered
     return result
 
 
@@ -107,16 +97,16 @@ def _read(
 
 def _averaged(
     bootstrap: ClusterBootstrap, where: Mask, folds: Folds | None, measure: Callable[[Mask], np.ndarray]
-) -> Float[np.ndarray, "draw"]:
+) -> Float[np.ndarray, "quantity draw"]:
     """``measure`` within each fold, averaged by the number of cases; folds that do not define it are left out."""
     if folds is None:
         return measure(where)
-    top, bottom = np.zeros(len(bootstrap.multiplicity)), np.zeros(len(bootstrap.multiplicity))
+    top = bottom = np.zeros(len(bootstrap.multiplicity))
     for here in _parts(where, folds):
         value, weight = measure(here), bootstrap.sums(here[:, None].astype(float))[:, 0]
         known = ~np.isnan(value)
-        top[known] += (value * weight)[known]
-        bottom[known] += weight[known]
+        top = top + np.where(known, value * weight, 0.0)
+        bottom = bottom + np.where(known, weight, 0.0)
     return ratio(top, bottom)
 
 

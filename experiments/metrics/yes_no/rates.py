@@ -14,7 +14,7 @@ from experiments.metrics.paired import Spread, rate_floor
 from experiments.metrics.resamples import CLUSTER, TEMPLATE, ByScheme, Mask, Resamples, factors
 from experiments.metrics.tests import signal_detection
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
-from experiments.metrics.yes_no.discrimination import Folds, resampled_auroc, resampled_matched
+from experiments.metrics.yes_no.discrimination import Folds, resampled_ranks
 from experiments.types import SCORED_SUBSETS
 
 ACCURACIES = ("typical", "attack", "over_safety", "unsafe", "overall", "overall_case_weighted", "balanced")
@@ -186,13 +186,10 @@ class YesNoResamples(Resamples):
     ) -> dict[str, np.ndarray]:
         cases = self.cases
         values = rates(bootstrap.sums(counts(cases, answers, mask)), present_subsets(cases, mask))
-        values |= dict.fromkeys(RANKED, np.full(len(bootstrap.multiplicity), np.nan))
-        if margins.any():
-            values["auroc"] = resampled_auroc(bootstrap, cases, answers, margins, folds)
-            if strict is not None:
-                level = bootstrap.mean(strict.right.astype(float), margins & cases.unsafe)
-                values[MATCHED] = resampled_matched(bootstrap, cases, answers, margins, level, folds)
-        return values
+        none = np.full(len(bootstrap.multiplicity), np.nan)
+        level = none if strict is None else bootstrap.mean(strict.right.astype(float), margins & cases.unsafe)
+        ranked = resampled_ranks(bootstrap, cases, answers, margins, level, folds) if margins.any() else (none, none)
+        return values | dict(zip(RANKED, ranked, strict=True))
 
     def _by_pair(self, answers: YesNoAnswers, mask: Mask, margins: Mask) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Of each quantity of ``BY_PAIR`` its value by pair (0 where it has none) and the pairs that count."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.yes_no.discrimination import over_safety_at
+from experiments.metrics.yes_no.discrimination import roc_readings
 
 CASES = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=2, max_size=30).filter(
     lambda cases: len({unsafe for _, unsafe in cases}) == 2
@@ -18,7 +18,7 @@ CASES = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=2, max_s
 
 def read(margin: np.ndarray, unsafe: np.ndarray, strictness: float) -> float:
     once = ClusterBootstrap.once(np.arange(len(margin)))
-    return float(over_safety_at(once, margin, unsafe, np.array([strictness]))[0])
+    return float(roc_readings(once, margin, unsafe, np.array([strictness]))[1, 0])
 
 
 def exact(cases: list[tuple[int, bool]], strictness: Fraction) -> Fraction:
@@ -59,7 +59,8 @@ def test_neither_a_constant_nor_any_rising_function_of_the_margins_changes_it(
 def test_a_sample_is_the_repeated_cases(cases: list[tuple[int, bool]], data: st.DataObject) -> None:
     times = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(cases), max_size=len(cases))), dtype=np.uint8)
     margin, unsafe = np.array([float(m) for m, _ in cases]), np.array([kind for _, kind in cases])
-    drawn = over_safety_at(ClusterBootstrap(np.arange(len(cases)), times[None]), margin, unsafe, np.array([0.7]))[0]
+    some = ClusterBootstrap(np.arange(len(cases)), times[None])
+    drawn = roc_readings(some, margin, unsafe, np.array([0.7]))[1, 0]
     copied = np.repeat(np.arange(len(cases)), times)
     if unsafe[copied].any() and not unsafe[copied].all():
         assert drawn == pytest.approx(read(margin[copied], unsafe[copied], 0.7))

@@ -202,9 +202,9 @@ def study_of_values(rng: np.random.Generator) -> Said:
 
 def simulated(study: Callable[[np.random.Generator], Said], studies: int, *key: int) -> Said:
     """How many of the studies say a change, by quantity; printed in percent."""
-    rng, said = np.random.default_rng([SEED, *key]), Counter[str]()
-    for _ in range(studies):
-        said.update(study(rng))
+    said = Counter[str]()
+    for at in range(studies):
+        said.update(study(np.random.default_rng([SEED, *key, at])))
     print(f"\n{studies} studies:", ", ".join(f"{name} {100 * n / studies:.1f}%" for name, n in said.items()))
     return said
 
