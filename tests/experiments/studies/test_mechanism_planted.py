@@ -84,7 +84,7 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     assert said[1].startswith("Is it carried to the verdict? Yes")
     assert said[2].startswith("Where is it overruled? Too few cases to tell whether the sentence arrives before the "
                               "picture, at point 2 of 3")  # fmt: skip
-    assert "cases with alarming words are called unsafe +50 points" in said[3]
+    assert "cases with alarming words are called unsafe +50.0 points" in said[3]
     assert "too few sentence forms to tell" in said[3]
 
 
