@@ -23,9 +23,9 @@ from experiments.bench.harness import (
     runner,
     timed,
 )
-from experiments.bench.models import IMAGE_TOKENS, QWEN_TEXT, SHAPES
 from experiments.config import Run
 from experiments.report.table import Table
+from experiments.shapes.models import IMAGE_TOKENS, QWEN_TEXT, SHAPES
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class AttentionRunner:
     def __init__(self, setting: AttentionSetting) -> None:
         import torch
 
-        from experiments.bench.models import sized
+        from experiments.shapes.models import sized
 
         self.device = torch.device(setting.device)
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
@@ -200,7 +200,7 @@ class AttentionRunner:
 
     def prepare(self, case: int) -> None:
         """See ``Runner``."""
-        from experiments.bench.models import prompt_of
+        from experiments.shapes.models import prompt_of
         from interp.segments import segment
 
         if case not in self.inputs:

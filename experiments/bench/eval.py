@@ -117,7 +117,7 @@ class EvalBench(Bench):
 
     def measure(self, run: Run, device: str, say: Say) -> Result:
         """Every way of asking in turns; then the full study once, for its report."""
-        from experiments.bench.models import model_of
+        from experiments.shapes.models import model_of
 
         with TemporaryDirectory() as folder:
             benchmark: Any = EvalCases(self.cases, None if self.size == "tiny" else folder)

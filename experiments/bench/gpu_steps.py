@@ -24,8 +24,8 @@ import torch
 from experiments.bench.eval import EvalCases
 from experiments.bench.gpu_report import ROOT, Reading
 from experiments.bench.harness import Turns, meter_for, timed
-from experiments.bench.models import model_of, prompt_of, sized
 from experiments.bench.vcd import BOUNDS
+from experiments.shapes.models import model_of, prompt_of, sized
 from experiments.types import Loaded
 from interp.errors import UserError
 from interp.vlm import VLM, AnswerIds, Prompt

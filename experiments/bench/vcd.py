@@ -10,9 +10,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.bench.harness import MEBIBYTE, Bench, Result, Say, Turns, columns, peaks, repeat, runner
-from experiments.bench.models import DECODING_SIZES, DecodingSetting
 from experiments.config import Run
 from experiments.report.table import Table
+from experiments.shapes.models import DECODING_SIZES, DecodingSetting
 from interp.errors import UserError
 
 if TYPE_CHECKING:

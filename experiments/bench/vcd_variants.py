@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from experiments.bench.eval import EvalCases
 from experiments.bench.harness import Turns, meter_for, no_memory, timed
-from experiments.bench.models import DECODING_SIZES, DecodingSetting, model_of, prompt_of, sized
+from experiments.shapes.models import DECODING_SIZES, DecodingSetting, model_of, prompt_of, sized
 from interp.checkpoints.word_level import SPECIAL
 from interp.errors import UserError
 from interp.output_head import float32_head

@@ -7,10 +7,10 @@ import atexit
 import gc
 import os
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.config import Run
 from experiments.planning.models import Asked, Blueprint, blueprint, build
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from experiments.planning.steps import Step
-    from interp.device_ledger import Ledger
+    from experiments.shapes.ledger import Ledger
     from interp.vlm import VLM
 
 PLANNED_TOKENS = 3  # of an answer; the later ones each add as much as the last of these
@@ -101,15 +101,15 @@ def room_of(gpu_gib: float | None, model: ModelConfig) -> Room:
 
 
 def measured(run: Run, asked: Asked, gpu_gib: float | None, rates: tuple[float, float, float]) -> Measured:
-    """All steps of ``run`` on that device, which manages ``rates`` (``interp.device_ledger.Rates``).
+    """All steps of ``run`` on that device, which manages ``rates`` (``experiments.shapes.ledger.Rates``).
 
     Raises:
         UserError: an unknown model, a task that is not planned, or a torch that cannot pretend a device.
     """
     from experiments.planning.steps import steps_of
+    from experiments.shapes.device import Unsupported, world
+    from experiments.shapes.ledger import Rates
     from interp.checkpoints.load import dtype_on
-    from interp.device_ledger import Rates
-    from interp.pretended import Unsupported, world
 
     model = run.weights
     steps = steps_of(run)
@@ -216,7 +216,7 @@ class Stage:
 
     def _told(self, step: "Step", fits: int, asked: int, rows: int, cost: Cost) -> Outcome:
         times = step.times(self.vlm) if callable(step.times) else step.times
-        seconds = cost.work.seconds * times / (2 if step.trains else max(rows, step.least))
+        seconds = cost.seconds * times / (2 if step.trains else max(rows, step.least))
         return Outcome(
             step.name, fits, asked, cost.peak, seconds, step.trains, left_out=step.left_out, cases=step.cases
         )
@@ -274,10 +274,10 @@ def _refuse(rows: int) -> None:
 
 
 def placed(vlm: "VLM") -> "VLM":
-    """``vlm`` with its model on ``pretend:0``; call it inside ``interp.pretended.world``."""
+    """``vlm`` with its model on ``pretend:0``; call it inside ``experiments.shapes.device.world``."""
     import torch
 
-    from interp.pretended import NAME, place
+    from experiments.shapes.device import NAME, place
 
     place(vlm.model, {"": torch.device(NAME, 0)})
     return vlm
@@ -294,8 +294,3 @@ def _packed(vlm: "VLM") -> None:
             if storage.size > size:
                 storage.account.now -= storage.size - size
                 storage.size = size
-
-
-def as_json(found: Measured) -> dict[str, Any]:
-    """For plan.json."""
-    return asdict(found)

@@ -5,7 +5,6 @@ processors are simple enough to be stood in for). torch and transformers are imp
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from experiments.shapes.processors import STAND_INS, stand_in
 from interp.checkpoints.config import ORGANISM, ModelConfig
 from interp.errors import UserError
 from interp.prompt import Prompt
@@ -66,7 +66,7 @@ def blueprint(model: ModelConfig) -> Blueprint:
         except UserError:
             if config.model_type not in STAND_INS:
                 raise
-        return Blueprint(config, stand_in(config, {}, model), place.path, stand_in=True)
+        return Blueprint(config, _stand_in(config, {}, model), place.path, stand_in=True)
     if model.path not in known():
         raise UserError(
             f"the configuration of {model.path} is not known here; it is for {', '.join(sorted(known()))}; "
@@ -77,7 +77,15 @@ def blueprint(model: ModelConfig) -> Blueprint:
     file = known()[model.path]
     given = dict(file["config"])
     config = AutoConfig.for_model(given.pop("model_type"), **given)
-    return Blueprint(config, stand_in(config, file["image_processor"], model), "a configuration shipped here", True)
+    return Blueprint(config, _stand_in(config, file["image_processor"], model), "a configuration shipped here", True)
+
+
+def _stand_in(config: Any, image: dict[str, Any], model: ModelConfig) -> Any:
+    from interp.checkpoints.load import set_bounds
+
+    processor = stand_in(config, image, words=(WORD,), longest=config.get_text_config().max_position_embeddings)
+    set_bounds(processor.image_processor, model)
+    return processor
 
 
 def _cached(model: ModelConfig) -> bool:
@@ -106,94 +114,6 @@ def build(plan: Blueprint, model: ModelConfig, dtype: "torch.dtype") -> "VLM":
             insert_new(made, layout_for(made), rank=settings["r"], alpha=float(settings["lora_alpha"]))
     made.tie_weights()
     return VLM(made.eval(), plan.processor, name=model.name)
-
-
-def stand_in(config: Any, image: dict[str, Any], model: ModelConfig) -> Any:
-    """A processor for ``config`` whose tokenizer knows a few words; sets the ids of its marks in ``config``."""
-    from interp.checkpoints.load import set_bounds
-
-    processor = STAND_INS[config.model_type](config, image)
-    set_bounds(processor.image_processor, model)
-    return processor
-
-
-def _tokenizer(*marks: str, longest: int) -> Any:
-    from experiments.bench.models import CHAT_WORDS
-    from interp.checkpoints.word_level import build_tokenizer
-
-    tokenizer = build_tokenizer([CHAT_WORDS, WORD])
-    tokenizer.model_max_length = longest
-    if marks:
-        tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
-    return tokenizer
-
-
-def _llava(config: Any, image: dict[str, Any]) -> Any:
-    import transformers as hf
-
-    from interp.checkpoints.word_level import CHAT_TEMPLATE
-
-    tokenizer = _tokenizer(longest=config.text_config.max_position_embeddings)
-    vision = config.vision_config
-    side = {"height": vision.image_size, "width": vision.image_size}
-    given: dict[str, Any] = image or {"size": side, "crop_size": side}
-    many = config.model_type == "llava_next"
-    processor = (hf.LlavaNextProcessor if many else hf.LlavaProcessor)(
-        image_processor=(hf.LlavaNextImageProcessorPil if many else hf.CLIPImageProcessorPil)(**given),
-        tokenizer=tokenizer,
-        patch_size=vision.patch_size,
-        vision_feature_select_strategy=config.vision_feature_select_strategy,
-        num_additional_image_tokens=1,  # CLIP's class token, which "default" drops again
-        chat_template=CHAT_TEMPLATE,
-    )
-    config.image_token_index = config.image_token_id = processor.image_token_id
-    _ends(config.text_config, tokenizer)
-    return processor
-
-
-def _qwen(config: Any, image: dict[str, Any]) -> Any:
-    import transformers as hf
-
-    from experiments.bench.models import CHATML, MARKS
-
-    kinds = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
-    published = getattr(hf, f"{kinds[config.model_type]}Processor")
-
-    def accept(self: Any, name: str, argument: Any) -> Any:
-        if name == "video_processor":  # which it insists on, and which needs torchvision
-            return None
-        return published.check_argument_for_proper_class(self, name, argument)
-
-    without = type("WithoutVideos", (published,), {"check_argument_for_proper_class": accept})
-    tokenizer = _tokenizer(*MARKS, longest=config.text_config.max_position_embeddings)
-    tokenizer.image_token, tokenizer.video_token = "<|image_pad|>", "<|video_pad|>"
-    vision = config.vision_config
-    given: dict[str, Any] = {"patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size} | image
-    processor = without(
-        image_processor=hf.Qwen2VLImageProcessorPil(**given),
-        tokenizer=tokenizer,
-        video_processor=None,
-        chat_template=CHATML,
-    )
-    ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
-    config.image_token_id, config.video_token_id = ids["<|image_pad|>"], ids["<|video_pad|>"]
-    config.vision_start_token_id, config.vision_end_token_id = ids["<|vision_start|>"], ids["<|vision_end|>"]
-    _ends(config.text_config, tokenizer)
-    return processor
-
-
-def _ends(text: Any, tokenizer: Any) -> None:
-    text.bos_token_id, text.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
-    text.pad_token_id = tokenizer.pad_token_id
-
-
-STAND_INS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    "llava": _llava,
-    "llava_next": _llava,
-    "qwen2_vl": _qwen,
-    "qwen2_5_vl": _qwen,
-    "qwen3_vl": _qwen,
-}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The peaks and work of one step of a plan, and what a longer answer adds to them."""
+"""The peaks and seconds of one step of a plan, and what a longer answer adds to them."""
 
 import gc
 import weakref
@@ -11,7 +11,7 @@ from interp.errors import UserError
 from mitigation.steps import asking
 
 if TYPE_CHECKING:
-    from interp.device_ledger import Ledger, Work
+    from experiments.shapes.ledger import Ledger
     from interp.vlm import VLM
 
 SETTLING = 2  # tokens more of a beam search, until each takes as much as the one before
@@ -19,25 +19,25 @@ SETTLING = 2  # tokens more of a beam search, until each takes as much as the on
 
 @dataclass(frozen=True)
 class Cost:
-    """One batch of a step: the most bytes held, weights included, and its work."""
+    """One batch of a step: the most bytes held, weights included, and the seconds that it takes."""
 
     peak: int
-    work: "Work"
+    seconds: float
 
 
 @dataclass
 class Forward:
-    """One forward of the model: the work done before it, then up to the next one the work and the most bytes held; and
-    which of the caches it wrote to, counted as they come (None: it kept none)."""
+    """One forward of the model: when it began, then up to the next one the seconds and the most bytes held; and which
+    of the caches it wrote to, counted as they come (None: it kept none)."""
 
-    began: "Work"
-    work: "Work"
+    began: float
+    seconds: float = 0.0
     peak: int = 0
     cache: int | None = None
 
 
 class Recorder:
-    """Peaks and work of a step, and of each forward of it."""
+    """Peaks and seconds of a step, and of each forward of it."""
 
     def __init__(self, ledger: "Ledger") -> None:
         self.ledger = ledger
@@ -47,7 +47,7 @@ class Recorder:
         """Forgets what was before."""
         gc.collect()
         self.ledger.restart()
-        self.start = self.ledger.work
+        self.start = self.ledger.seconds
         self.forwards: list[Forward] = []
         self._caches: list[weakref.ref[Any]] = []
         self.peak = 0
@@ -80,25 +80,24 @@ class Recorder:
         self._close()
         self.stepping = step
         if not step:
-            now = self.ledger.work
-            self.forwards.append(Forward(now, now - now))
+            self.forwards.append(Forward(self.ledger.seconds))
 
     def _close(self) -> None:
         most = self.ledger.most
         self.peak = max(self.peak, most)
         if self.forwards and not self.stepping:
             self.forwards[-1].peak = most
-            self.forwards[-1].work = self.ledger.work - self.forwards[-1].began
+            self.forwards[-1].seconds = self.ledger.seconds - self.forwards[-1].began
         self.ledger.restart()
 
     def end(self) -> None:
         """After the last forward."""
         self._close()
-        self.work = self.ledger.work - self.start
+        self.seconds = self.ledger.seconds - self.start
 
     def cost(self) -> Cost:
         """Of what was done."""
-        return Cost(self.peak, self.work)
+        return Cost(self.peak, self.seconds)
 
     def longer(self, done: int, tokens: int) -> Cost:
         """Of the same with answers of ``tokens`` tokens instead of ``done``: each adds as much as the last did.
@@ -109,16 +108,16 @@ class Recorder:
         Raises:
             UserError: no forwards of an answer, not one a token, or too few tokens.
         """
-        peak, work, more = self.peak, self.work, tokens - done
+        peak, seconds, more = self.peak, self.seconds, tokens - done
         answers = [[self.forwards[at] for at in own] for own in self._by_cache() if len(own) > 2]
         least = 3 + SETTLING * any(len(own) == done + 1 for own in answers)
         if done < least or not answers or any(len(own) not in (done, done + 1) for own in answers):
             counts = ", ".join(str(len(own)) for own in answers) or "no"
             raise UserError(f"{counts} forwards for {done} tokens: what a longer answer takes cannot be told from them")
         for own in answers:
-            work += own[-2].work.times(float(more))
+            seconds += own[-2].seconds * more
             peak = max(peak, own[-1].peak + more * max(0, own[-1].peak - own[-2].peak))
-        return Cost(peak, work)
+        return Cost(peak, seconds)
 
     def _by_cache(self) -> list[list[int]]:
         """The positions of the forwards on each cache."""

@@ -8,7 +8,7 @@ transformers.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -71,7 +71,7 @@ class Plan:
 
     def __call__(self, run: Run) -> None:
         """Prints the plan and writes it to plan.json in a run directory."""
-        from experiments.planning.measure import as_json, measured
+        from experiments.planning.measure import measured
 
         console = Console()
         asked, cases, assumed = self.prompts(run)
@@ -87,7 +87,7 @@ class Plan:
                 with console.status("planning: the experiment's own code on shapes"):
                     found = result_of(waiting, ENDED)
                 sentences = [*assumptions(found, run, assumed, said), *advice(found, run)]
-                plans.append(as_json(found) | {"sentences": sentences})
+                plans.append(asdict(found) | {"sentences": sentences})
                 console.print(table(found, run, cases))
                 for sentence in sentences:
                     console.print(sentence, highlight=False, markup=False)
@@ -144,7 +144,7 @@ class Plan:
         )
 
     def rates(self, gpu_gib: float | None) -> tuple[tuple[float, float, float], str]:
-        """What a card of ``gpu_gib`` manages, as ``interp.device_ledger.Rates`` has it, and a sentence that says so."""
+        """What a card of ``gpu_gib`` manages (``experiments.shapes.ledger.Rates``), and a sentence that says so."""
         size = min(CARDS, key=lambda size: abs(size - (gpu_gib or 24)))
         tflops, gb = CARDS[size]
         tflops, gb = self.tflops or tflops, self.gb_per_s or gb

@@ -1,6 +1,7 @@
 """At seven billion parameters tools hold no more than they must, loops halve their batches, and logits are float32.
 
-Run on a pretended device (``interp.pretended``) that counts memory and runs out of it: ``tests.two_devices.memory``.
+Run on a pretended device (``experiments.shapes.device``) that counts memory and runs out of it:
+``tests.two_devices.memory``.
 """
 
 from functools import cache

@@ -1,7 +1,8 @@
 """Every tool and method works where half of the decoder and the head are on another device than the embeddings.
 
-The real code runs on two pretended devices (``interp.pretended``): in the shape of seven billion parameters, without
-values, where whatever mixes two devices raises; and on small models with values, whose answers must be the CPU's.
+The real code runs on two pretended devices (``experiments.shapes.device``): in the shape of seven billion parameters,
+without values, where whatever mixes two devices raises; and on small models with values, whose answers must be the
+CPU's.
 """
 
 import json

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.shapes.device import Unsupported, world
 from interp.errors import UserError
-from interp.pretended import Unsupported, world
 from interp.vlm import VLM
 from tests.families import FAMILIES
 from tests.two_devices.cells import CELLS

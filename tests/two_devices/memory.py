@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from experiments.shapes.device import Unsupported, World, world
 from experiments.studies.mechanism.examination import EDGES, ablated_margins, cut_margins, prior_margins_of
 from interp.batching import BatchRule
 from interp.hooks.residual import last_layer, residuals
-from interp.pretended import Unsupported, World, world
 from interp.tools.knockout import knockout_by_window
 from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt

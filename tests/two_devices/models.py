@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.bench import models as shapes
+from experiments.shapes import models as shapes
+from experiments.shapes.device import NAME, place
 from interp.families import layout_for
-from interp.pretended import NAME, place
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 
@@ -23,12 +23,12 @@ def seven_billion(family: str, layers: int = LAYERS) -> VLM:
     device, dtype = torch.device("meta"), torch.bfloat16
     if family == "llava":
         shape = replace(shapes.SHAPES["7b"], layers=layers, vision_layers=3)
-        return shapes.build(shape, longest=2048, device=device, dtype=dtype, seed=0, words=[shapes.CHAT_WORDS, *TEXTS])
+        return shapes.build(shape, longest=2048, device=device, dtype=dtype, seed=0, words=TEXTS)
     text, vision = shapes.QWEN_TEXT, shapes.QWEN_VISION
     shapes.QWEN_TEXT = text | {"num_hidden_layers": layers}
     shapes.QWEN_VISION = vision | {"depth": 2, "fullatt_block_indexes": [1]}
     try:
-        return shapes._qwen(TEXTS, device, dtype, 0, small=False)
+        return shapes.qwen(TEXTS, device, dtype, 0, longest=2048)
     finally:
         shapes.QWEN_TEXT, shapes.QWEN_VISION = text, vision
 
@@ -67,7 +67,7 @@ def halves(model: Any, *, head: int = 1) -> dict[str, torch.device]:
 
 
 def on_two_devices(vlm: VLM, *, head: int = 1) -> VLM:
-    """``vlm`` with its model split, its head on ``head``; call it inside ``interp.pretended.world``."""
+    """``vlm`` with its model split, its head on ``head``; call it inside ``experiments.shapes.device.world``."""
     place(vlm.model, halves(vlm.model, head=head))
     return vlm
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from experiments.shapes.device import Unsupported, World, world
 from interp.attention.record import Queries, record_attention
 from interp.hooks.residual import last_layer
-from interp.pretended import Unsupported, World, world
 from interp.tools.knockout import knockout
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering

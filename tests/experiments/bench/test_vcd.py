@@ -10,7 +10,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from experiments.bench.models import DECODING_SIZES, DecodingSetting
 from experiments.bench.vcd import (
     BOUNDS,
     RATIOS,
@@ -31,6 +30,7 @@ from experiments.bench.vcd_variants import (
     certain_head,
 )
 from experiments.report.table import terminal
+from experiments.shapes.models import DECODING_SIZES, DecodingSetting
 from interp.errors import UserError
 from mitigation.contrastive.formulas import plausible
 from tests.experiments.compose import run_of

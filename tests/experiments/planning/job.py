@@ -5,9 +5,10 @@
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
-from experiments.planning.measure import as_json, measured
+from experiments.planning.measure import measured
 from experiments.planning.models import Asked
 from tests.experiments.compose import run_of
 
@@ -18,7 +19,7 @@ RATES = (1e12, 1e11, 1e-5)
 
 def plan(command: str, gib: float = 24.0) -> dict[str, Any]:
     """What is measured for a command."""
-    return as_json(measured(run_of(*command.split()), Asked(20, 48, 48), gib, RATES))
+    return asdict(measured(run_of(*command.split()), Asked(20, 48, 48), gib, RATES))
 
 
 def longer() -> dict[str, Any]:

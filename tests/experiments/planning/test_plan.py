@@ -240,7 +240,7 @@ def test_asking_for_a_plan_loads_no_torch() -> None:
     code = """
 import sys
 from experiments.planning import task
-from experiments.planning.measure import Measured, as_json, measured
+from experiments.planning.measure import Measured, measured
 from tests.experiments.compose import run_of
 plan = task.Plan(gpu_gib=24)
 plan.prompts(run_of("benchmark=mossbench", "benchmark.root=nowhere"))

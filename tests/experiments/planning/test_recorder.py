@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.planning import recorder as recording
 from experiments.planning.recorder import Recorder
-from interp.device_ledger import BLOCK, Ledger, Storage
+from experiments.shapes.ledger import BLOCK, Ledger, Storage
 from interp.errors import UserError
 
 DEVICE = torch.device("cpu")
@@ -32,7 +32,7 @@ class Speaker(nn.Module):
         self.body = nn.Identity()
 
     def forward(self, cache: Cache | None, seconds: float = 1.0) -> Any:
-        self.ledger._seconds += seconds
+        self.ledger.seconds += seconds
         self.body(torch.zeros(()))
         block = self.ledger.held(torch.empty(BLOCK, dtype=torch.uint8), DEVICE)
         if cache is not None:
@@ -47,7 +47,7 @@ def recorded(*forwards: tuple[Cache | None, float], after: float = 0.0) -> Recor
     with recorder.following(SimpleNamespace(speaker=speaker)):  # type: ignore[arg-type]
         for cache, seconds in forwards:
             speaker(cache, seconds)
-        ledger._seconds += after
+        ledger.seconds += after
     recorder.end()
     return recorder
 
@@ -60,14 +60,14 @@ def answered(*caches: Cache, seconds: float = 1.0, tokens: int = 3) -> list[tupl
 def test_prompts_that_are_scored_before_the_answer_are_in_it_once() -> None:
     cache = Cache()
     found = recorded((None, 5.0), (None, 5.0), *answered(cache)).longer(3, 3 + LONGER)
-    assert found.work.seconds == 5 + 5 + 12 + LONGER
+    assert found.seconds == 5 + 5 + 12 + LONGER
     assert found.peak == (3 + LONGER) * BLOCK
 
 
 def test_what_comes_behind_the_last_forward_and_a_prefix_are_in_it_once() -> None:
     prefix = Cache()
     found = recorded((prefix, 5.0), *answered(Cache()), after=7.0).longer(3, 3 + LONGER)
-    assert found.work.seconds == 5 + 12 + 7 + LONGER
+    assert found.seconds == 5 + 12 + 7 + LONGER
 
 
 def test_a_question_before_the_answer_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_question_before_the_answer_does_not_grow(monkeypatch: pytest.MonkeyPa
     asked = iter([True] * 4 + [False] * 3)
     monkeypatch.setattr(recording, "asking", lambda: next(asked))
     found = recorded(*answered(question, tokens=4), *answered(answer)).longer(3, 3 + LONGER)
-    assert found.work.seconds == 13 + 12 + LONGER
+    assert found.seconds == 13 + 12 + LONGER
     assert found.peak == (4 + 3 + LONGER) * BLOCK
 
 
@@ -91,7 +91,7 @@ def test_a_step_is_its_fullest_forward_from_where_it_begins_to_where_it_ends() -
         speaker(None)
     recorder.end()
     assert recorder.cost().peak == 3 * BLOCK
-    assert recorder.cost().work.seconds == 4
+    assert recorder.cost().seconds == 4
     speaker(cache)
     assert len(recorder.forwards) == 4
 
@@ -99,7 +99,7 @@ def test_a_step_is_its_fullest_forward_from_where_it_begins_to_where_it_ends() -
 def test_every_branch_grows() -> None:
     caches = Cache(), Cache()
     found = recorded((None, 5.0), *answered(*caches)).longer(3, 3 + LONGER)
-    assert found.work.seconds == 5 + 24 + 2 * LONGER
+    assert found.seconds == 5 + 24 + 2 * LONGER
     assert found.peak == 2 * (3 + LONGER) * BLOCK
 
 
@@ -111,7 +111,7 @@ def searched(seconds: float, tokens: int) -> list[tuple[Cache | None, float]]:
 
 def test_searches_one_after_the_other_grow_each_as_they_do_with_all_their_beams() -> None:
     found = recorded(*searched(1.0, 5), *searched(2.0, 5)).longer(5, 5 + LONGER)
-    assert found.work.seconds == pytest.approx((10 + 0.2 + 4) * 3 + 3 * LONGER)
+    assert found.seconds == pytest.approx((10 + 0.2 + 4) * 3 + 3 * LONGER)
     with pytest.raises(UserError, match="5 forwards for 4 tokens"):
         recorded(*searched(1.0, 4)).longer(4, 8)
 

@@ -1,7 +1,7 @@
 """Peak memory of a step done for real on the CPU, beside what the plan says of it; each in a process of its own.
 
 ``python -m tests.experiments.planning.truth <step> <rows>`` prints a line of JSON for one step of ``steps``. The model
-is ``experiments.bench.models``' of CPU size: 114 million parameters in float32, 576 image tokens.
+is ``experiments.shapes.models``' of CPU size: 114 million parameters in float32, 576 image tokens.
 """
 
 import json
@@ -64,12 +64,11 @@ def model(device: str, step: str) -> Any:
 
     import torch
 
-    from experiments.bench.models import CHAT_WORDS, SHAPES, build
+    from experiments.shapes.models import SHAPES, build
 
-    words = [f"{CHAT_WORDS} word"]
     # TRL's loss takes memory for 32,768 words whatever the vocabulary; a process is seen to hold what it writes to.
     shape = replace(SHAPES["cpu"], vocabulary=SHAPES["7b"].vocabulary) if step.startswith("lora") else SHAPES["cpu"]
-    return build(shape, longest=2048, device=torch.device(device), dtype=torch.float32, seed=SEED, words=words)
+    return build(shape, longest=2048, device=torch.device(device), dtype=torch.float32, seed=SEED, words=["word"])
 
 
 def scene(vlm: Any, folder: str, begin: Any) -> Scene:
@@ -112,7 +111,7 @@ def planned(name: str, rows: int) -> dict[str, float]:
     """What the plan's recorder says of the same step."""
     from experiments.planning.measure import placed
     from experiments.planning.recorder import Recorder
-    from interp.pretended import world
+    from experiments.shapes.device import world
 
     step = steps()[name]
     with world(fused=True) as pretended, tempfile.TemporaryDirectory() as folder:

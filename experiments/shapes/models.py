@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from experiments.shapes.processors import stand_in
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LlavaConfig, LlavaProcessor
 
     from interp.vlm import VLM
 
@@ -111,64 +111,8 @@ def build(
 
     ``words`` are those that it tells apart.
     """
-    processor = _processor(shape, longest, words)
-    return _random(_config(shape, longest, processor), processor, device, dtype, seed, name="random LLaVA")
-
-
-def sized(
-    size: str, *, longest: int, device: "torch.device", dtype: "torch.dtype", seed: int, shape: Shape | None = None
-) -> "VLM":
-    """The model of a size in ``IMAGE_TOKENS``, or of ``shape``, for prompts of up to ``longest`` words of ``WORDS``."""
-    if shape is None and size.endswith("_qwen"):
-        vlm = _qwen(WORDS, device, dtype, seed, small=size.startswith("small"))
-        vlm.tokenizer.model_max_length = longest
-        return vlm
-    return build(shape or SHAPES[size], longest=longest, device=device, dtype=dtype, seed=seed)
-
-
-def _random(config: Any, processor: Any, device: "torch.device", dtype: "torch.dtype", seed: int, name: str) -> "VLM":
-    import torch
-    from transformers import AutoModelForImageTextToText
-
-    from interp.vlm import VLM
-
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return VLM(model.eval(), processor, name=name)
-
-
-def prompt_of(vlm: "VLM", tokens: int, *, seed: int) -> Prompt:
-    """A noise image and as many words as make ``tokens`` tokens, template and image included."""
-    side = getattr(vlm.model.config.vision_config, "image_size", QWEN_SIDE)
-    image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
-    short = vlm.encode([Prompt(WORDS[0], image)])["input_ids"].shape[1]
-    words = random.Random(seed).choices(WORDS, k=tokens - short + 1)
-    return Prompt(" ".join(words), image)
-
-
-def _processor(shape: Shape, longest: int, words: Sequence[str]) -> "LlavaProcessor":
-    from transformers import CLIPImageProcessorPil, LlavaProcessor
-
-    from interp.checkpoints.word_level import CHAT_TEMPLATE, build_tokenizer
-
-    tokenizer = build_tokenizer([" ".join(words), "USER ASSISTANT :"])
-    tokenizer.model_max_length = longest
-    side = {"height": shape.image_size, "width": shape.image_size}
-    return LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(size=side, crop_size=side),
-        tokenizer=tokenizer,
-        patch_size=shape.patch_size,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,  # CLIP's class token, which "default" drops again
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
-def _config(shape: Shape, longest: int, processor: "LlavaProcessor") -> "LlavaConfig":
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
-    tokenizer = processor.tokenizer
     vision = CLIPVisionConfig(
         hidden_size=shape.vision_width,
         intermediate_size=4 * shape.vision_width,
@@ -184,26 +128,62 @@ def _config(shape: Shape, longest: int, processor: "LlavaProcessor") -> "LlavaCo
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         max_position_embeddings=longest,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    return LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=processor.image_token_id,
-        image_seq_length=shape.image_tokens,
-    )
+    config = LlavaConfig(vision_config=vision, text_config=text, image_seq_length=shape.image_tokens)
+    return _random(config, words, longest, device, dtype, seed, name="random LLaVA")
+
+
+def qwen(
+    words: Sequence[str], device: "torch.device", dtype: "torch.dtype", seed: int, *, longest: int, small: bool = False
+) -> "VLM":
+    """Qwen2.5-VL in the shape of ``QWEN_TEXT`` and ``QWEN_VISION``; ``small``: in little."""
+    from transformers import Qwen2_5_VLConfig
+
+    text, vision = QWEN_TEXT, QWEN_VISION
+    if small:
+        rope = {**text["rope_parameters"], "mrope_section": [2, 1, 1]}
+        few = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        text = {**text, **few, "num_key_value_heads": 2, "vocab_size": 1024, "rope_parameters": rope}
+        less = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+        vision = {**vision, **less, "fullatt_block_indexes": [1]}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    return _random(config, words, longest, device, dtype, seed, name="random Qwen2.5-VL")
+
+
+def sized(
+    size: str, *, longest: int, device: "torch.device", dtype: "torch.dtype", seed: int, shape: Shape | None = None
+) -> "VLM":
+    """The model of a size in ``IMAGE_TOKENS``, or of ``shape``, for prompts of up to ``longest`` words of ``WORDS``."""
+    if shape is None and size.endswith("_qwen"):
+        return qwen(WORDS, device, dtype, seed, longest=longest, small=size.startswith("small"))
+    return build(shape or SHAPES[size], longest=longest, device=device, dtype=dtype, seed=seed)
+
+
+def _random(
+    config: Any, words: Sequence[str], longest: int, device: "torch.device", dtype: "torch.dtype", seed: int, name: str
+) -> "VLM":
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    from interp.vlm import VLM
+
+    processor = stand_in(config, {}, words=words, longest=longest)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return VLM(model.eval(), processor, name=name)
+
+
+def prompt_of(vlm: "VLM", tokens: int, *, seed: int) -> Prompt:
+    """A noise image and as many words as make ``tokens`` tokens, template and image included."""
+    side = getattr(vlm.model.config.vision_config, "image_size", QWEN_SIDE)
+    image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8))
+    short = vlm.encode([Prompt(WORDS[0], image)])["input_ids"].shape[1]
+    words = random.Random(seed).choices(WORDS, k=tokens - short + 1)
+    return Prompt(" ".join(words), image)
 
 
 LONGEST = 2048  # tokens of a prompt with its answer
-CHAT_WORDS = "Yes No yes no USER ASSISTANT user assistant system . , : ? !"
-MARKS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for part in m['content'] %}{% if part['type'] == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 # Qwen2.5-VL-7B-Instruct's config.json.
 QWEN_TEXT: dict[str, Any] = {
     "hidden_size": 3584,
@@ -241,49 +221,10 @@ def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     if size.endswith("_qwen"):
-        vlm = _qwen(texts, where, dtype, seed, small=size.startswith("small"))
+        vlm = qwen(texts, where, dtype, seed, longest=LONGEST, small=size.startswith("small"))
     else:
         shape = SHAPES["tiny" if size == "small" else size]
-        words = [" ".join((CHAT_WORDS, *texts))]
-        vlm = build(shape, longest=LONGEST, device=where, dtype=dtype, seed=seed, words=words)
+        vlm = build(shape, longest=LONGEST, device=where, dtype=dtype, seed=seed, words=texts)
     with torch.no_grad():
         vlm.model.get_submodule(vlm.layout.lm_head).weight[: len(SPECIAL)] = 0
     return vlm
-
-
-def _qwen(texts: Sequence[str], device: "torch.device", dtype: "torch.dtype", seed: int, *, small: bool) -> "VLM":
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLProcessor, Qwen2VLImageProcessorPil
-
-    from interp.checkpoints.word_level import build_tokenizer
-
-    class WithoutVideos(Qwen2_5_VLProcessor):  # whose processor needs torchvision
-        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if argument_name == "video_processor":
-                return None
-            return super().check_argument_for_proper_class(argument_name, argument)
-
-    tokenizer: Any = build_tokenizer([CHAT_WORDS, *texts])
-    tokenizer.model_max_length = LONGEST
-    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS)})
-    tokenizer.image_token, tokenizer.video_token = "<|image_pad|>", "<|video_pad|>"
-    processor = WithoutVideos(
-        image_processor=Qwen2VLImageProcessorPil(), tokenizer=tokenizer, video_processor=None, chat_template=CHATML
-    )
-    ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
-    text, vision = QWEN_TEXT, QWEN_VISION
-    if small:
-        rope = {**text["rope_parameters"], "mrope_section": [2, 1, 1]}
-        few = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-        text = {**text, **few, "num_key_value_heads": 2, "vocab_size": len(tokenizer), "rope_parameters": rope}
-        less = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
-        vision = {**vision, **less, "fullatt_block_indexes": [1]}
-    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = Qwen2_5_VLConfig(
-        text_config=text | special,
-        vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-    )
-    return _random(config, processor, device, dtype, seed, name="random Qwen2.5-VL")

@@ -1,4 +1,4 @@
-"""Tensors on a pretended device, and what operations on them give (``interp.pretended`` has the devices themselves).
+"""Tensors on a pretended device, and what operations on them give (``experiments.shapes.device`` has the devices).
 
 ``World.run`` is one operation of torch: it refuses what mixes devices, notes host waits, computes on what the tensors
 hold, and enters memory and work in the ledger.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interp.device_ledger import Ledger, Storage, aliased_input
+from experiments.shapes.ledger import Ledger, Storage, aliased_input
 
 NAME = "pretend"
 TOKEN = 5
@@ -364,7 +364,7 @@ def _common(func: Any, args: Sequence[Any], ours: Sequence[Pretended], flat: Seq
     return ours[0].device
 
 
-_OWN = {__file__, str(Path(__file__).with_name("pretended.py"))}
+_OWN = {__file__, str(Path(__file__).with_name("device.py"))}
 
 
 def _where() -> str:

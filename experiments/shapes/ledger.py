@@ -1,4 +1,4 @@
-"""What operations on a pretended device would take: memory held now and at most, arithmetic, and bytes moved.
+"""What operations on a pretended device would take: memory held now and at most, and time.
 
 Memory is that of storages: a view costs nothing, and a storage is free when the last tensor on it is gone, whether a
 name, a list or autograd held it. Sizes are rounded up to ``BLOCK`` as torch's allocator for GPUs does. What is not seen
@@ -32,39 +32,14 @@ class Account:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device is taken to manage: operations and bytes a second, and seconds that starting a kernel takes."""
-
-    flops: float
-    bytes: float
-    launch: float
-
-
-@dataclass(frozen=True)
-class Work:
-    """Floating-point operations, bytes read and written, kernels started, and seconds by the ``Rates``, if any.
+    """What a device is taken to manage: operations and bytes a second, and seconds that starting a kernel takes.
 
     A kernel takes as long as the slowest of its arithmetic, its reading and writing, and its start.
     """
 
-    flops: float = 0.0
-    moved: float = 0.0
-    kernels: float = 0.0
-    seconds: float = 0.0
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.flops + other.flops,
-            self.moved + other.moved,
-            self.kernels + other.kernels,
-            self.seconds + other.seconds,
-        )
-
-    def __sub__(self, other: "Work") -> "Work":
-        return self + other.times(-1.0)
-
-    def times(self, factor: float) -> "Work":
-        """As often."""
-        return Work(self.flops * factor, self.moved * factor, self.kernels * factor, self.seconds * factor)
+    flops: float
+    bytes: float
+    launch: float
 
 
 class Storage:
@@ -86,20 +61,13 @@ class Storage:
 
 @dataclass
 class Ledger:
-    """All devices together. ``capacity`` (bytes a device) makes an allocation beyond it fail as on a GPU."""
+    """All devices together. ``capacity`` (bytes a device) makes an allocation beyond it fail as on a GPU; ``seconds``
+    are those since the beginning, by the ``rates``, if any."""
 
     capacity: int | None = None
     rates: Rates | None = None
     accounts: dict[torch.device, Account] = field(default_factory=dict)
-    _flops: float = 0.0
-    _moved: float = 0.0
-    _kernels: int = 0
-    _seconds: float = 0.0
-
-    @property
-    def work(self) -> Work:
-        """All of it since the beginning."""
-        return Work(self._flops, self._moved, float(self._kernels), self._seconds)
+    seconds: float = 0.0
 
     def held(self, tensor: Tensor, device: torch.device) -> Storage:
         """New memory for ``tensor`` on ``device``.
@@ -131,16 +99,14 @@ class Ledger:
             account.most = account.now
 
     def count(self, func: Any, args: Any, kwargs: Mapping[str, Any], inputs: Any, outputs: Any) -> None:
-        """Adds the work of one operation that is no view."""
+        """Adds the time of one operation that is no view."""
+        if (rates := self.rates) is None:
+            return
         made = sum(one.numel() * one.itemsize for one in outputs)
         # Of a table, a lookup reads as much as it gives.
         read = made if func in _LOOKUPS else sum(one.numel() * one.itemsize for one in inputs)
         flops = flops_of(func, args, kwargs, outputs)
-        self._flops += flops
-        self._moved += read + made
-        self._kernels += 1
-        if (rates := self.rates) is not None:
-            self._seconds += max(flops / rates.flops, (read + made) / rates.bytes, rates.launch)
+        self.seconds += max(flops / rates.flops, (read + made) / rates.bytes, rates.launch)
 
 
 def storage_bytes(tensor: Tensor) -> int:

@@ -14,9 +14,12 @@ With ``values=True`` they have values too, and answers are those of the CPU: for
 (``.item()``, ``.tolist()``, ``bool(tensor)``), a copy from or to the host that is not ``non_blocking``, indices or new
 tensors made on the host for the device, and shapes that depend on values (``nonzero``, a mask as an index).
 
-*Memory and work* are counted by device (``ledger``: ``interp.device_ledger``): what a run would hold at most, and what
-it would compute. A device of a given ``capacity`` runs out of memory where a GPU of that size would. Attention is taken
-apart into its products, which hold queries × keys; with ``fused`` it is one kernel, which does not.
+*Memory and work* are counted by device (``ledger``: ``experiments.shapes.ledger``): what a run would hold at most, and
+what it would compute. A device of a given ``capacity`` runs out of memory where a GPU of that size would. Attention is
+taken apart into its products, which hold queries × keys; with ``fused`` it is one kernel, which does not.
+
+torch's own ``FakeTensorMode`` has no values of whole numbers either: ``nonzero``, ``.item()`` and the test that stops
+``generate`` raise there, so the real code would not run. Of its ``FlopCounterMode`` the ledger has the formulas.
 
 It rests on a private hook of torch that is for the whole process: call it in a process of its own.
 """
@@ -30,8 +33,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from interp.device_ledger import Ledger, fused_attention
-from interp.pretended_tensor import NAME, TOKEN, DeviceMismatch, Pretended, World, here, opened
+from experiments.shapes.ledger import Ledger, fused_attention
+from experiments.shapes.tensor import NAME, TOKEN, DeviceMismatch, Pretended, World, here, opened
 
 __all__ = ["NAME", "TOKEN", "DeviceMismatch", "Unsupported", "World", "place", "world"]
 

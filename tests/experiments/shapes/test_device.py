@@ -11,7 +11,7 @@ SCRIPT = """
 import torch
 from torch.utils.checkpoint import checkpoint
 from interp.tools.gradients import same_functions
-from interp.pretended import TOKEN, DeviceMismatch, Unsupported, world
+from experiments.shapes.device import TOKEN, DeviceMismatch, Unsupported, world
 
 def refused(run):
     try:
