@@ -3,7 +3,7 @@
 Random weights: time and memory depend on a model's shape, not on its weights. Imports neither torch nor transformers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TEMPLATE_TOKENS = 16  # more than the chat template and one word take
 MAPPED = tuple(range(-7, 1))  # steps whose whole rows are kept: the verdict and the seven before it
 RATIOS = ("verdict_over_native", "mass_over_native", "maps_over_native", "eager_over_mass")
+PEAKED = ("native", "mass", "eager")
 COLUMNS = ("tokens", "rounds", "native (s)", *(name.replace("_over_", "/") for name in RATIOS), "native (MiB)",
            "+mass (MiB)", "+eager (MiB)", "+mass/+eager", "max error")  # fmt: skip
 
@@ -67,19 +68,17 @@ class AttentionBench(Bench):
             )
 
     def measure(self, run: Run, device: str, say: Say) -> Result:
-        """The peaks, shortest prompt first, then the errors, then the times."""
+        """The peaks, shortest prompt first, then the times; the errors are of the first round's results."""
         lengths = sorted(set(self.lengths))
         setting = AttentionSetting(self.size, device, lengths[-1], self.seed)
-        held = peaks(AttentionRunner, setting, lengths, VARIANTS, device, say)
+        held = peaks(AttentionRunner, setting, lengths, PEAKED, device, say)
         model = runner(AttentionRunner, setting)
-        errors = {}
-        for tokens in lengths:
-            say(f"attention over {tokens} tokens beside eager attention")
-            errors[tokens] = model.largest_error(tokens)
+        for variant in VARIANTS:  # so that no first time is measured
+            model.once(variant, lengths[0])
         measured = {tokens: Turns(model.timed(tokens, say), once=["eager"]) for tokens in lengths}
         repeat(list(measured.values()), self.repeats, self.seconds)
         rows = [
-            {"tokens": tokens, **turns.ratios(RATIOS), "max_error": errors[tokens], **added_memory(held[tokens])}
+            {"tokens": tokens, **turns.ratios(RATIOS), "max_error": model.errors[tokens], **added_memory(held[tokens])}
             for tokens, turns in measured.items()
         ]
         metrics = {
@@ -197,6 +196,7 @@ class AttentionRunner:
         self.vlm = sized(setting.size, longest=setting.longest, device=self.device, dtype=dtype, seed=setting.seed)
         self.seed = setting.seed
         self.inputs: dict[int, EncodedPrompt] = {}
+        self.errors: dict[int, float] = {}
 
     def prepare(self, case: int) -> None:
         """See ``Runner``."""
@@ -219,22 +219,32 @@ class AttentionRunner:
             raise UserError(no_memory(variant, case)) from error
 
     def timed(self, case: int, say: Say) -> dict[str, Callable[[], float]]:
-        """The variants as functions that return their seconds."""
+        """The variants as functions that return their seconds; the first round of them fills ``errors``."""
+        seen: dict[str, Any] = {}
 
         def taking(variant: str) -> float:
             say(f"{case} tokens, {variant}")
-            return timed(lambda: self.once(variant, case), synchronise=meter_for(self.device).synchronise)()
+            results: list[Any] = []
+            work = timed(
+                lambda: results.append(self.once(variant, case)), synchronise=meter_for(self.device).synchronise
+            )
+            seconds = work()
+            if case not in self.errors:
+                seen[variant] = results.pop()
+                if variant == "eager":  # the last
+                    self.errors[case] = self.largest_error(case, seen)
+                    seen.clear()
+            return seconds
 
         return {variant: partial(taking, variant) for variant in VARIANTS}
 
-    def largest_error(self, case: int) -> float:
+    def largest_error(self, case: int, seen: Mapping[str, Any]) -> float:
         """The largest absolute difference of a mass, or of a map's weight, from eager attention."""
         from einops import einsum
 
-        eager = self.once("eager", case)
-        masses, maps = self.once("mass", case), self.once("maps", case)
+        masses, maps = seen["mass"], seen["maps"]
         errors = []
-        for layer, weights in enumerate(eager):
+        for layer, weights in enumerate(seen["eager"]):
             of_layer = weights[0].float()
             indicator = self.inputs[case].segments.indicator(0, of_layer.shape[-1])[0].to(of_layer.device)
             expected = einsum(of_layer, indicator, "head query key, key segment -> head query segment").cpu()
