@@ -46,7 +46,7 @@ class Answer(StrEnum):
     PICTURE = "picture"
 
 
-RULES = 2  # version of what may be concluded, kept with all that was; what lacks it was concluded under earlier rules
+RULES = 3  # version of what may be concluded, kept with all that was; what lacks it was concluded under earlier rules
 SMALL = 0.02  # δ: 2 points of a rate, .02 of an AUROC; a change within ± δ is said to be small
 _ROUNDING = 1e-4  # an end of an interval nearer to 0 counts as 0: float32 margins round by that much
 

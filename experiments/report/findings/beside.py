@@ -1,6 +1,6 @@
 """words_and_picture.json's ``beside`` as sentences: why a caption that suffices alone hardly helps there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, found
@@ -48,14 +48,10 @@ _SAID = {
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """Alone and beside, the wording, what stands in the picture's place, what is cut, and what the verdict follows."""
+    """Alone and beside, what the verdict follows, by how much captions and pictures sway; the table has the rest."""
     rows = {row["arm"]: row for row in result["arms"]}
     return [
         _alone(result, rows),
-        f"The words of the question, without a picture: {_told(result, rows, ['worded'], 'alone')}.",
-        f"In the picture's place, beside the right caption, against the picture itself: "
-        f"{_told(result, rows, INSTEAD, 'beside')}.",
-        f"With the picture, cut in all layers, against nothing cut: {_told(result, rows, CUTS, 'beside')}.",
         *_follows(result, rows),
         *_sway(result),
         f"At the input the picture's embeddings are {fixed(result['lengths']['picture'], 2)} long on average, those of "
@@ -72,18 +68,6 @@ def _alone(result: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
         return f"AUROC over {result['cases']['n']} cases: {values}."
     shown = _shown(result, entry, "alone/beside")
     return f"AUROC over {result['cases']['n']} cases: {values}; beside minus alone {shown}."
-
-
-def _told(result: Mapping[str, Any], rows: Mapping[str, Any], arms: Sequence[str], base: str) -> str:
-    told = []
-    for arm in arms:
-        if arm not in rows:
-            continue
-        entry = rows[arm][f"minus_{base}"]
-        about = arm if base == "beside" else f"{base}/{arm}"
-        shown = "" if entry is None else f", {_shown(result, entry, about)}"
-        told.append(f"{ARMS[arm]} {fixed(rows[arm]['auroc'], 3)}{shown}")
-    return "; ".join(told)
 
 
 def _shown(result: Mapping[str, Any], entry: Mapping[str, Any], about: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import SMALL, Answer, wider, within
+from experiments.report.table import Cell, change
 
 _WORDS = {
     Answer.ROSE: "rose",
@@ -84,6 +85,15 @@ def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
     """The statement on ``entry`` in a few words, for tables and brackets."""
     answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
     return _WORDS[answer].format(small=_small(of_rates=of_rates))
+
+
+def compared(heading: str, entry: Mapping[str, Any] | None, *, digits: int | None = None) -> dict[str, Cell]:
+    """Two cells of a record: a difference under ``heading``, and what is said of it, by the simultaneous interval.
+
+    In points, or as a plain number where ``digits`` are given.
+    """
+    shown = entry and judged(entry, studied=False)
+    return {heading: change(shown, digits=digits), f"{heading}: said": Cell(word(shown, of_rates=digits is None))}
 
 
 def _small(*, of_rates: bool) -> str:

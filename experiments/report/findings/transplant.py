@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, found
 from experiments.report.findings.statements import interval_name, judged, too_few
-from experiments.report.numbers import brief, fixed, fixed_interval, percent
+from experiments.report.numbers import brief, fixed, fixed_interval
 
 TITLE = "Where the picture gets lost"
 NOTE = (
@@ -30,17 +30,6 @@ _STATES = {
     "other": "The state of the pair's other thing",
     "mean": "The mean of all nouns' states, which names no thing",
 }
-_READ = {
-    ("thing", "this"): "the thing at “this”",
-    ("thing", "verdict"): "the thing at the verdict",
-    ("truth", "this"): "safe or not at “this”",
-    ("truth", "verdict"): "safe or not at the verdict",
-}
-_RUNS = {
-    "picture": "With the picture a linear probe reads",
-    "words": "In words, pointing, it reads",
-    "crossed": "Fitted in words and tested with the picture, it reads",
-}
 CUTS = {
     "source → this": "{source} → “this”",
     "source → other words": "{source} → the other words",
@@ -60,9 +49,8 @@ _SAID = {
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
-    """The cases, each of the three states, what is read, and the cuts."""
-    states = [_entered(result), *(_state(result, state) for state in _STATES), *_follows(result)]
-    return [*states, *_probes(result), *_lens(result), *(_cuts(result, run) for run in SOURCES)]
+    """The cases, each of the three states, and what the verdict follows; readings and cuts are in the tables."""
+    return [_entered(result), *(_state(result, state) for state in _STATES), *_follows(result)]
 
 
 def _entered(result: Mapping[str, Any]) -> str:
@@ -121,81 +109,6 @@ def _follows(result: Mapping[str, Any]) -> list[str]:
         lower = "AUROC of the case's own truth lower, and below .5"
         return [f"That the verdict follows the other thing's state ({lower}) is not shown."]
     return []
-
-
-def _probes(result: Mapping[str, Any]) -> list[str]:
-    found = [f"{begin} {'; '.join(told)}." for run, begin in _RUNS.items() if (told := _read(result, run))]
-    return found or ["The cases are too few for linear probes."]
-
-
-def _read(result: Mapping[str, Any], run: str) -> list[str]:
-    """What is read of one run at each place, over the layers."""
-    told = []
-    for (quantity, place), words in _READ.items():
-        rows = _rows(result, run, quantity, place)
-        if not rows:
-            continue
-        low, high = (end(row["value"] for row in rows) for end in (min, max))
-        if quantity == "truth":
-            told.append(f"{words} with AUROC {_range(fixed(low, 2), fixed(high, 2))}")
-        else:
-            shuffled = max(row["control"] for row in rows)
-            told.append(
-                f"{words} ({rows[0]['classes']} classes) in {_range(percent(low, 0), percent(high, 0))}% of cases "
-                f"(shuffled labels: at most {percent(shuffled, 0)}%)"
-            )
-    return told
-
-
-def _lens(result: Mapping[str, Any]) -> list[str]:
-    """What the vocabulary lens names at "this", at its best layer in either run."""
-    told = []
-    for run, words in (("picture", "with the picture"), ("words", "in words")):
-        rows = _rows(result, run, "named", "this")
-        if rows:
-            best = max(rows, key=lambda row: row["value"])
-            within = fixed_interval((_hundred(best["low"]), _hundred(best["high"])), 0)
-            told.append(
-                f"{words} in at most {percent(best['value'], 0)}%{f' [{within}]' if within else ''} of cases (after "
-                f"layer {best['layer']}; chance {percent(1 / best['classes'], 0)}%)"
-            )
-    return [f"At “this” the vocabulary lens names the thing {'; '.join(told)}."] if told else []
-
-
-def _cuts(result: Mapping[str, Any], run: str) -> str:
-    """AUROC under each cut of a run, with its statement; and how well the thing is then read at the verdict."""
-    rows = {row["cut"]: row for row in result["cuts"] if row["run"] == run}
-    told = []
-    for cut, name in CUTS.items():
-        finding = found(result["findings"], CUT, f"{run}: {cut}")
-        assert finding is not None
-        thing = rows[cut]["thing"]["verdict"]["value"]
-        read = "" if thing is None else f"; thing at the verdict {percent(thing, 0)}%"
-        shown = (
-            ""
-            if rows[cut]["change"] is None
-            else f", {brief(judged(rows[cut]['change'], studied=False), of_rates=False)}"
-        )
-        told.append(
-            f"{name.format(source=SOURCES[run])}: {fixed(rows[cut]['auroc'], 3)}{shown}, "
-            f"{_SAID[finding.answer].replace('it', 'the AUROC', 1)}{read}"
-        )
-    where = "With the picture" if run == "picture" else "In words, pointing"
-    return f"{where} (AUROC {fixed(rows['nothing']['auroc'], 3)}), with edges cut: {'. '.join(told)}."
-
-
-def _hundred(value: float | None) -> float | None:
-    return None if value is None else 100 * value
-
-
-def _rows(result: Mapping[str, Any], run: str, quantity: str, place: str) -> list[Mapping[str, Any]]:
-    wanted = (run, quantity, place)
-    return [row for row in result["probes"]
-            if (row["run"], row["quantity"], row["place"]) == wanted and row["value"] is not None]  # fmt: skip
-
-
-def _range(low: str, high: str) -> str:
-    return low if low == high else f"{low} to {high}"
 
 
 def _layers(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, SCREEN
 from experiments.report.findings.beside import ARMS, CUTS, INSTEAD
+from experiments.report.findings.statements import compared
 from experiments.report.numbers import fixed
-from experiments.report.table import Cell, Table, change
+from experiments.report.table import Cell, Table
 from experiments.studies.words_and_picture.arms import cells
 
 WIDTH, HEIGHT = 7.2, 4.6  # inches of 100 px
@@ -24,10 +25,8 @@ def tables(result: Result) -> list[Table]:
     records: list[dict[str, str | Cell]] = []
     for row in result["arms"]:
         found = cells(row)
-        minus = {
-            "minus picture and caption": change(row["minus_beside"], digits=3),
-            "minus caption alone": change(row["minus_alone"], digits=3),
-        }
+        minus = compared("minus picture and caption", row["minus_beside"], digits=3)
+        minus |= compared("minus caption alone", row["minus_alone"], digits=3)
         records.append({"asked": ARMS[row["arm"]], "AUROC": found.pop("AUROC"), **minus, **found})
     n = result["arms"][0]["n"]
     title = f"The right caption beside the picture ({n['unsafe']} unsafe, {n['over_safety']} safe cases)"

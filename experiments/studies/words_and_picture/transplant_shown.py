@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN
+from experiments.report.findings.statements import compared
 from experiments.report.findings.transplant import CUTS, SOURCES
-from experiments.report.numbers import MISSING, fixed
-from experiments.report.table import Cell, Table, change, number
+from experiments.report.numbers import fixed
+from experiments.report.table import Cell, Table, number
 from experiments.studies.words_and_picture.arms import cells
 
 WIDTH, HEIGHT = 10.8, 4.8  # inches of 100 px
@@ -41,10 +42,10 @@ def tables(result: Result) -> list[Table]:
     """A row a state and layer, the picture as it is above them; a row a reading, by layer; and a row a cut."""
     picture = result["picture"]
     as_it_is: dict[str, str | Cell] = {"at “this”": "as it is, with the picture", "after layer": "", **cells(picture)}
-    rows: list[dict[str, str | Cell]] = [as_it_is | {"minus the picture": MISSING}]
+    rows: list[dict[str, str | Cell]] = [as_it_is]
     for row in result["transplants"]:
         where = {"at “this”": STATES[row["state"]], "after layer": str(row["layer"])}
-        rows.append({**where, **cells(row), "minus the picture": change(row["change"], digits=3)})
+        rows.append({**where, **cells(row), **compared("minus the picture", row["change"], digits=3)})
     n = picture["n"]
     title = f"Another state at “this” ({n['unsafe']} unsafe, {n['over_safety']} safe cases)"
     return [Table.of(title, rows), _probes(result), _cuts(result)]
@@ -78,7 +79,7 @@ def _cuts(result: Result) -> Table:
             "run": "with the picture" if row["run"] == "picture" else "in words, pointing",
             "cut": CUTS[row["cut"]].format(source=source) if row["cut"] in CUTS else row["cut"],
             **cells(row),
-            "minus nothing cut": change(row["change"], digits=3),
+            **compared("minus nothing cut", row["change"], digits=3),
             **{f"thing at {place}": number(one["value"], _ends(one))
                for place, one in things.items()},
         })  # fmt: skip
