@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.checks import Unfit, need, readable_text, whole
 from experiments.benchmarks.images import EncodedImage
 from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, is_there, json_file
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need, readable_text, whole
 from experiments.types import Drawable
 from interp.errors import UserError
 
@@ -39,8 +39,9 @@ class HoliSafe(PairedRefusals):
     file: str | None = None
     name: str = "holisafe"
     GET = GET
+    CLUSTER_ON_IMAGE = True
 
-    def find(self) -> ExaminedCases:
+    def find(self) -> Collected:
         """All cases that the table names."""
         folder = folder_of(self.root, GET)
         found = Collected(folder)
@@ -53,7 +54,7 @@ class HoliSafe(PairedRefusals):
                 except Unfit as error:
                     found.refuse(case, f"{source}, record {number}", error)
                 number += 1
-        return found.cases(cluster_on_image=True)
+        return found
 
     def _sources(self, folder: Path) -> list[Path]:
         """The tables of records: the one that was named, the one with a known name, or the only one there is."""

@@ -5,9 +5,7 @@ Knows nothing of answer keys, models or arms. A file that cannot be used becomes
 
 import hashlib
 import io
-import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -16,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from experiments.types import Drawable, Sample
+from experiments.types import Drawable
 from interp.errors import UserError
 
 MAX_PIXELS = 50_000_000
@@ -102,15 +100,9 @@ class UnusableImage:
         raise BadImage(self.problem)
 
 
-class DecodedImages(NamedTuple):
-    """What decoding every image of a benchmark showed."""
+class Decoded(NamedTuple):
+    """A picture in RGB, and what is worth a note about its file."""
 
-    problems: list[ImageProblem]  # in the order of the samples; notes (``fault.blocks`` False) among them
-    digests: dict[str, str]  # case id → hash of the decoded pixels, for the images that can be used
-    manifest: str  # hash of ids, keys, prompts and pixels; depends on neither the folder's place nor the order
-
-
-class _Decoded(NamedTuple):
     image: Image.Image
     note: ImageProblem | None
 
@@ -137,31 +129,7 @@ def open_image(
     Raises:
         BadImage: the file cannot be used; ``problem`` says why.
     """
-    return _decode(source, "", root, max_pixels, formats).image
-
-
-def decode_all(
-    samples: Sequence[Sample], root: Path | None, *, max_pixels: int = MAX_PIXELS, workers: int = 4
-) -> DecodedImages:
-    """Decodes every image of ``samples`` in full, before a model is loaded, and reports what cannot be used and why.
-
-    Samples without an image are passed over. ``workers`` threads share the work (Pillow decodes without Python's lock).
-    """
-
-    def examine(sample: Sample) -> tuple[ImageProblem | None, str | None]:
-        if sample.image is None:
-            return None, None
-        try:
-            decoded = _decode(sample.image, sample.id, root, max_pixels)
-        except BadImage as error:
-            return error.problem, None
-        return decoded.note, pixel_digest(decoded.image)
-
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        findings = list(pool.map(examine, samples))
-    digests = {s.id: digest for s, (_, digest) in zip(samples, findings, strict=True) if digest}
-    problems = [problem for problem, _ in findings if problem]
-    return DecodedImages(problems, digests, _manifest(samples, digests))
+    return decoded(source, root=root, max_pixels=max_pixels, formats=formats).image
 
 
 def pixel_digest(image: Image.Image) -> str:
@@ -186,23 +154,22 @@ def picture_of(source: Path | Drawable | None) -> str:
         return ""
 
 
-def manifest_of(samples: Sequence[Sample], of: str) -> str:
-    """The manifest of cases made from others, whose own manifest is ``of``."""
-    return hashlib.sha256(f"{of} {_manifest(samples, {})}".encode()).hexdigest()
+def decoded(
+    source: Path | Drawable,
+    *,
+    root: Path | None = None,
+    max_pixels: int = MAX_PIXELS,
+    formats: Sequence[str] = FORMATS,
+) -> Decoded:
+    """As ``open_image``, with a note where the file holds another format than its name says.
 
-
-def _manifest(samples: Sequence[Sample], digests: dict[str, str]) -> str:
-    rows = sorted([s.id, s.subset, s.gold, s.prompt, digests.get(s.id, "")] for s in samples)
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def _decode(
-    source: Path | Drawable, case: str, root: Path | None, max_pixels: int, formats: Sequence[str] = FORMATS
-) -> _Decoded:
+    Raises:
+        BadImage: see ``open_image``.
+    """
     if isinstance(source, UnusableImage):
         raise BadImage(source.problem)
     if not isinstance(source, Path | EncodedImage):
-        return _Decoded(source.render().convert("RGB"), None)
+        return Decoded(source.render().convert("RGB"), None)
     name = str(source) if isinstance(source, Path) else source.name
     try:
         data = _read(source, root) if isinstance(source, Path) else source.data
@@ -210,11 +177,11 @@ def _decode(
             raise _Refused(Fault.EMPTY, "has zero bytes; fetch it again")
         image, form = _picture(data, max_pixels, formats)
     except _Refused as refused:
-        raise BadImage(ImageProblem(case, name, refused.fault, refused.reason)) from refused
+        raise BadImage(ImageProblem("", name, refused.fault, refused.reason)) from refused
     if form == FORMAT_OF_EXTENSION.get(PurePath(name).suffix.lower()):
-        return _Decoded(image, None)
+        return Decoded(image, None)
     reason = f"holds {form} data, which its name does not say; read as {form}"
-    return _Decoded(image, ImageProblem(case, name, Fault.WRONG_EXTENSION, reason))
+    return Decoded(image, ImageProblem("", name, Fault.WRONG_EXTENSION, reason))
 
 
 def _read(path: Path, root: Path | None) -> bytes:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.checks import Unfit, need
 from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, json_file
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/isXinLiu/LVLM-SafeR"
@@ -54,7 +54,7 @@ class LVLMSafeR(PairedRefusals):
                 f"benchmark.pairing={self.pairing!r} is not known; known: {', '.join(PAIRINGS)}; choose one"
             )
 
-    def find(self) -> ExaminedCases:
+    def find(self) -> Collected:
         """All cases that the files name."""
         folder = folder_of(self.root, GET)
         found = Collected(folder)
@@ -76,7 +76,7 @@ class LVLMSafeR(PairedRefusals):
                         )
                 except Unfit as error:
                     found.refuse(group, f"{source}, entry {number}", error)
-        return found.cases()
+        return found
 
 
 def _members(entry: Any) -> list[tuple[str, str, str, dict[str, str]]]:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from experiments.benchmarks.preflight import ExaminedCases, examined, readable_text, runnable
+from experiments.benchmarks.checks import published, readable_text
 from experiments.types import Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
@@ -127,12 +127,25 @@ class MMSafeAware:
         Raises:
             UserError: no case can be asked, or under ``strict`` not every published one.
         """
-        return runnable(
-            _find(self.root),
+        folder = Path(self.root).expanduser().absolute()
+        parsed = _read_prompts(folder)
+        files = _image_files(folder)
+        absent: dict[str, str] = {}
+        samples = []
+        for block in parsed.blocks:
+            candidates = files.get(block.id, [])
+            if len(candidates) != 1:
+                absent[block.id] = _no_single_image(block.id, candidates)
+            samples.append(_sample(block, candidates[0] if len(candidates) == 1 else None))
+        return published(
+            samples,
+            absent | parsed.repeated,
+            root=folder,
             where=self.root,
             strict=self.strict,
             expected=(NEVER_PUBLISHED,),
             images=self.require_images,
+            cluster_on_image=True,
         )
 
     def development(self) -> None:
@@ -196,22 +209,6 @@ def _parse_block(lines: list[str], first: int, seen: dict[str, int], source: str
     if blank:
         raise broken(3, blank, "a blank line ends the block")
     return PromptBlock(case, text)
-
-
-def _find(root: str | Path) -> ExaminedCases:
-    folder = Path(root).expanduser().absolute()
-    parsed = _read_prompts(folder)
-    files = _image_files(folder)
-    absent: dict[str, str] = {}
-    samples = []
-    for block in parsed.blocks:
-        candidates = files.get(block.id, [])
-        if len(candidates) != 1:
-            absent[block.id] = _no_single_image(block.id, candidates)
-        samples.append(_sample(block, candidates[0] if len(candidates) == 1 else None))
-    found = examined(samples, absent, folder, cluster_on_image=True)
-    order = {block.id: found.absent[block.id] for block in parsed.blocks if block.id in found.absent}
-    return found._replace(absent=order | parsed.repeated)
 
 
 def _read_prompts(folder: Path) -> Parsed:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from experiments.benchmarks.checks import Unfit, need, published, readable_text, whole
 from experiments.benchmarks.images import EncodedImage
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, examined, need, readable_text, runnable, whole
 from experiments.types import Drawable, Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
@@ -109,20 +109,22 @@ class MOSSBench:
             UserError: no case can be asked, or under ``strict`` not every one.
         """
         where = f"{self.root}" if self.source == "repository" else "the hub's AIcell/MOSSBench"
-        return runnable(self._find(), where=where, strict=self.strict)
+        found, root = self._find()
+        samples, absent = cases_of(found)
+        return published(samples, absent, root=root, where=where, strict=self.strict)
 
     def development(self) -> None:
         """The set has no development split."""
         return None
 
-    def _find(self) -> ExaminedCases:
+    def _find(self) -> tuple[dict[Part, list[MOSSBenchEntry]], Path | None]:
         parts = PARTS[self.sets]
         if self.source == "hub":
-            return examined_parts({part: hub_entries(part, self.revision) for part in parts}, None)
+            return {part: hub_entries(part, self.revision) for part in parts}, None
         folder = Path(self.root or "").expanduser().absolute()
         if not folder.is_dir():
             raise UserError(f"benchmark root {folder} is not a folder; clone {REPOSITORY} and set benchmark.root to it")
-        return examined_parts({part: read_entries(folder, part) for part in parts}, folder)
+        return {part: read_entries(folder, part) for part in parts}, folder
 
 
 def read_entries(folder: Path, part: Part) -> list[MOSSBenchEntry]:
@@ -147,8 +149,8 @@ def read_entries(folder: Path, part: Part) -> list[MOSSBenchEntry]:
     return entries
 
 
-def examined_parts(entries: dict[Part, Sequence[MOSSBenchEntry]], root: Path | None) -> ExaminedCases:
-    """All cases of the parts; what cannot be understood is listed by its id, with the file and the reason."""
+def cases_of(entries: Mapping[Part, Sequence[MOSSBenchEntry]]) -> tuple[list[Sample], dict[str, str]]:
+    """All cases of the parts, and what cannot be understood by its id, with the file and the reason."""
     samples: list[Sample] = []
     absent: dict[str, str] = {}
     for part, members in entries.items():
@@ -164,7 +166,7 @@ def examined_parts(entries: dict[Part, Sequence[MOSSBenchEntry]], root: Path | N
                 samples.append(_sample(entry, part))
             except Unfit as error:
                 absent[case] = f"{UNFIT}: {where}: {error}"
-    return examined(samples, absent, root)
+    return samples, absent
 
 
 def _sample(entry: MOSSBenchEntry, part: Part) -> Sample:

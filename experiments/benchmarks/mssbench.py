@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.checks import Unfit, need
 from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, json_file
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need
 from interp.errors import UserError
 
 HUB = "https://huggingface.co/datasets/kzhou35/mssbench"
@@ -54,7 +54,7 @@ class MSSBench(PairedRefusals):
         if self.part not in PARTS:
             raise UserError(f"benchmark.part={self.part!r} is not known; known: {', '.join(PARTS)}; choose one")
 
-    def find(self) -> ExaminedCases:
+    def find(self) -> Collected:
         """All cases that the file names."""
         folder = folder_of(self.root, GET)
         source = first_there(folder, FILES)
@@ -69,7 +69,7 @@ class MSSBench(PairedRefusals):
                     self._chat(found, number, entry) if part == "chat" else self._embodied(found, number, entry)
                 except Unfit as error:
                     found.refuse(f"{part}{number}", f"{source}, entry {number} of {part!r}", error)
-        return found.cases()
+        return found
 
     def _prompt(self, part: str, text: str) -> str:
         return f"{INSTRUCTION[part]}{text}" if self.instruction else text

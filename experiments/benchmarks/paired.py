@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, examined, readable_text, runnable
+from experiments.benchmarks.checks import Unfit, published, readable_text
 from experiments.types import Drawable, Gold, Kind, Loaded, Sample, Subset
 from interp.errors import UserError
 
@@ -24,7 +24,7 @@ class PairedRefusals:
     """A published refusal benchmark in the folder ``root``; under ``strict`` every case of it must be there.
 
     A loader says in ``GET`` what to get and where to put it, in ``EXPECTED`` which absences its published files have
-    themselves, and finds the cases.
+    themselves, in ``CLUSTER_ON_IMAGE`` whether one picture is one cluster, and finds the cases.
     """
 
     root: str | None = None
@@ -32,8 +32,9 @@ class PairedRefusals:
     kind: ClassVar[Kind] = "refusal"
     GET: ClassVar[str] = ""
     EXPECTED: ClassVar[tuple[str, ...]] = ()
+    CLUSTER_ON_IMAGE: ClassVar[bool] = False
 
-    def find(self) -> ExaminedCases:
+    def find(self) -> "Collected":
         """All cases that the published files name."""
         raise NotImplementedError
 
@@ -43,7 +44,17 @@ class PairedRefusals:
         Raises:
             UserError: no case can be asked, or under ``strict`` not every one.
         """
-        return runnable(self.find(), where=str(self.root), strict=self.strict, expected=self.EXPECTED, get=self.GET)
+        found = self.find()
+        return published(
+            found.samples,
+            found.absent,
+            root=found.root,
+            where=str(self.root),
+            strict=self.strict,
+            expected=self.EXPECTED,
+            get=self.GET,
+            cluster_on_image=self.CLUSTER_ON_IMAGE,
+        )
 
     def development(self) -> None:
         """The set has no development split."""
@@ -134,7 +145,3 @@ class Collected:
         self.samples.append(
             Sample(case, subset, scenario, gold, text, prompt, image, cluster=cluster, pair=pair, tags=dict(tags or {}))
         )
-
-    def cases(self, *, cluster_on_image: bool = False) -> ExaminedCases:
-        """All of them, every picture decoded once."""
-        return examined(self.samples, self.absent, self.root, cluster_on_image=cluster_on_image)

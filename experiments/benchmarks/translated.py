@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.checks import clustered
-from experiments.benchmarks.images import manifest_of
-from experiments.benchmarks.preflight import Unfit, need, readable_text
+from experiments.benchmarks.checks import Unfit, clustered, manifest, need, readable_text
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.errors import UserError
 
@@ -112,7 +110,7 @@ class Translated:
                 unfit[f"{case}@{language}"] = f"unknown id: {source}: {self.benchmark.name} has no case {case!r}"
         missing |= unfit
         self._demand(asked, languages, loaded, missing, self.strict if strict is None else strict)
-        return Loaded(asked, missing, manifest_of(asked, loaded.manifest), loaded.problems)
+        return Loaded(asked, missing, manifest(asked), loaded.problems)
 
     def _demand(
         self, asked: Sequence[Sample], languages: Sequence[str], loaded: Loaded, missing: dict[str, str], strict: bool

@@ -10,8 +10,8 @@ nothing of models, judges or metrics.
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.benchmarks.checks import Unfit, need
 from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, is_there, question
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, need
 from experiments.benchmarks.workbook import read_rows
 from interp.errors import UserError
 
@@ -52,13 +52,13 @@ class VSCBench(PairedRefusals):
         if self.part not in PARTS:
             raise UserError(f"benchmark.part={self.part!r} is not known; known: {', '.join(PARTS)}; choose one")
 
-    def find(self) -> ExaminedCases:
+    def find(self) -> Collected:
         """All cases that the tables name."""
         folder = folder_of(self.root, GET)
         found = Collected(folder)
         for part in PARTS[self.part]:
             _image_centric(found, folder) if part == "image" else _text_centric(found, folder)
-        return found.cases()
+        return found
 
 
 def _image_centric(found: Collected, folder: Path) -> None:

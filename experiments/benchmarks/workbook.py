@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.preflight import readable_text
+from experiments.benchmarks.checks import readable_text
 from interp.errors import UserError
 
 LARGEST = 64 * 2**20  # bytes of all parts, unpacked; the published tables have less than one thousandth

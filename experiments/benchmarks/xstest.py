@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from experiments.benchmarks.preflight import ExaminedCases, Unfit, examined, need, readable_text, runnable
+from experiments.benchmarks.checks import Unfit, need, published, readable_text
 from experiments.types import Gold, Kind, Loaded, Sample, Subset, Verdict
 from interp.errors import UserError
 
@@ -47,17 +47,17 @@ class XSTest:
             UserError: no file of prompts, or none that can be asked.
         """
         folder = Path(self.root).expanduser().absolute()
-        everything = read_prompts(folder / FILE)
-        kept = [sample for sample in everything.samples if self.sets in ("both", sample.subset)]
-        return runnable(everything._replace(samples=kept), where=str(folder), strict=self.strict, images=False)
+        samples, absent = read_prompts(folder / FILE)
+        kept = [sample for sample in samples if self.sets in ("both", sample.subset)]
+        return published(kept, absent, root=folder, where=str(folder), strict=self.strict, images=False)
 
     def development(self) -> None:
         """The set has no development split."""
         return None
 
 
-def read_prompts(source: Path) -> ExaminedCases:
-    """All prompts of the file; rows that cannot be used are listed.
+def read_prompts(source: Path) -> tuple[list[Sample], dict[str, str]]:
+    """All prompts of the file, and the rows that cannot be used, with the reason.
 
     Raises:
         UserError: the file is missing or is no such table.
@@ -82,7 +82,7 @@ def read_prompts(source: Path) -> ExaminedCases:
             samples[case] = _sample(case, row)
         except Unfit as error:
             absent[f"{case} (line {line})"] = f"unfit row: {where}: {error}"
-    return examined(list(samples.values()), absent, None)
+    return list(samples.values()), absent
 
 
 def _sample(case: str, row: dict[str, str]) -> Sample:

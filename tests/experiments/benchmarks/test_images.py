@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiments.benchmarks.images import BadImage, Fault, decode_all, open_image, pixel_digest
-from experiments.types import Drawable, Sample
+from experiments.benchmarks.checks import published
+from experiments.benchmarks.images import BadImage, Fault, open_image, pixel_digest
+from experiments.types import Drawable, Loaded, Sample
 from interp.errors import UserError
 
 
@@ -164,7 +165,11 @@ def test_any_bytes_are_a_picture_or_a_fault(tmp_path_factory, junk: bytes) -> No
         assert open_image(path).mode == "RGB"
 
 
-def test_preflight_names_every_problem_and_keeps_the_rest(tmp_path: Path) -> None:
+def read(samples: list[Sample], root: Path) -> Loaded:
+    return published(samples, {}, root=root, where="here", strict=False, images=False)
+
+
+def test_every_problem_of_a_published_benchmark_is_named_and_the_rest_kept(tmp_path: Path) -> None:
     noise(1).save(tmp_path / "good.png")
     noise(2).save(tmp_path / "other.png", "WEBP", lossless=True)
     (tmp_path / "empty.png").touch()
@@ -176,16 +181,17 @@ def test_preflight_names_every_problem_and_keeps_the_rest(tmp_path: Path) -> Non
         sample("c5", Drawn()),
         sample("c6", None),
     ]
-    found = decode_all(samples, tmp_path)
-    assert [(p.case, p.fault) for p in found.problems] == [
-        ("c2", Fault.EMPTY),
-        ("c3", Fault.WRONG_EXTENSION),
-        ("c4", Fault.MISSING),
-    ]
-    assert [p.fault.blocks for p in found.problems] == [True, False, True]
-    assert "c3" in str(found.problems[1])
-    assert "WEBP" in str(found.problems[1])
-    assert found.digests == {"c1": pixel_digest(noise(1)), "c3": pixel_digest(noise(2)), "c5": pixel_digest(noise(5))}
+    found = read(samples, tmp_path)
+    notes = {one.id: one.tags["image_note"] for one in found.samples if "image_note" in one.tags}
+    assert [*notes] == ["c2", "c3", "c4"]
+    assert [note.partition(": ")[0] for note in notes.values()] == [
+        "image empty", "image wrong extension", "image missing"]  # fmt: skip
+    assert "WEBP" in notes["c3"]
+    assert {one.id: one.picture for one in found.samples if one.picture} == {
+        "c1": pixel_digest(noise(1)), "c3": pixel_digest(noise(2)), "c5": pixel_digest(noise(5))}  # fmt: skip
+    with_pictures = published(samples, {}, root=tmp_path, where="here", strict=False)
+    assert {case: why.partition(":")[0] for case, why in with_pictures.missing.items()} == {
+        "c2": "image empty", "c4": "image missing"}  # fmt: skip
 
 
 def test_the_manifest_follows_content_alone(tmp_path: Path) -> None:
@@ -195,12 +201,12 @@ def test_the_manifest_follows_content_alone(tmp_path: Path) -> None:
         noise(2).save(tmp_path / folder / "b.png")
     one = [sample("a", tmp_path / "one/a.png"), sample("b", tmp_path / "one/b.png")]
     two = [sample("b", tmp_path / "two/b.png"), sample("a", tmp_path / "two/a.png")]
-    manifest = decode_all(one, tmp_path).manifest
-    assert decode_all(two, tmp_path, workers=1).manifest == manifest
+    manifest = read(one, tmp_path).manifest
+    assert read(two, tmp_path).manifest == manifest
     changed = [
         [sample("a", tmp_path / "one/b.png"), one[1]],
         [sample("a", one[0].image, prompt="q"), one[1]],
         [sample("a", None), one[1]],
         one[:1],
     ]
-    assert len({decode_all(samples, tmp_path).manifest for samples in changed} | {manifest}) == 5
+    assert len({read(samples, tmp_path).manifest for samples in changed} | {manifest}) == 5

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.benchmarks import checks
 from experiments.benchmarks.images import EncodedImage, open_image, pixel_digest
-from experiments.benchmarks.mossbench import BENIGN, CONTRAST, MOSSBench, examined_parts, hub_entry, read_entries
+from experiments.benchmarks.mossbench import BENIGN, CONTRAST, MOSSBench, cases_of, hub_entry, read_entries
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise, png_claiming
 from tests.experiments.compose import run_of
@@ -43,17 +44,17 @@ def tree(root: Path, entries: dict[str, Any] | str, part: str = "data") -> Path:
 
 
 def test_the_published_files_count_as_the_paper_does(published: Path) -> None:
-    everything = examined_parts({part: read_entries(published, part) for part in (BENIGN, CONTRAST)}, published)
-    counts = Counter((s.subset, s.tags["type"]) for s in everything.samples)
+    samples, _ = cases_of({part: read_entries(published, part) for part in (BENIGN, CONTRAST)})
+    counts = Counter((s.subset, s.tags["type"]) for s in samples)
     assert counts == {
         **{("benign", kind): 100 for kind in "123"},
         ("contrast", "1"): 100,
         ("contrast", "2"): 44,
         ("contrast", "3"): 100,
     }
-    benign = {s.tags["pid"]: s for s in everything.samples if s.subset == "benign"}
+    benign = {s.tags["pid"]: s for s in samples if s.subset == "benign"}
     assert len({s.cluster for s in benign.values()}) == 239
-    twins = [s for s in everything.samples if s.subset == "contrast"]
+    twins = [s for s in samples if s.subset == "contrast"]
     assert sum(s.text == benign[s.tags["pid"]].text for s in twins) == 43
     assert sum(s.cluster == benign[s.tags["pid"]].cluster for s in twins) == 43
     assert {s.gold for s in twins} == {"refuse"}
@@ -245,10 +246,11 @@ def hub_row(pid: str, **changes: Any) -> dict[str, Any]:
 def test_a_row_of_the_hub_is_the_same_case(tmp_path: Path) -> None:
     rows = [hub_row("5"), hub_row("105", metadata_over="type 2"), hub_row("7", image={"bytes": b"x", "path": "7.png"})]
     rows += [hub_row("8", question=None), hub_row("9", image=None)]
-    cases = examined_parts({BENIGN: [hub_entry(row, "hub") for row in rows]}, None)
+    samples, absent = cases_of({BENIGN: [hub_entry(row, "hub") for row in rows]})
+    cases = checks.published(samples, absent, root=None, where="the hub", strict=False)
     tree(tmp_path, {"5": entry("5", description="")})
     (local,) = MOSSBench(str(tmp_path)).load().samples
-    first, second = (s for s in cases.samples if s.image is not None)
+    first, second = cases.samples
     assert isinstance(first.image, EncodedImage)
     assert (first.id, first.scenario, first.prompt, first.cluster) == (
         local.id,
@@ -260,7 +262,7 @@ def test_a_row_of_the_hub_is_the_same_case(tmp_path: Path) -> None:
     assert pixel_digest(first.image.render()) == pixel_digest(open_image(local.image))
     assert first.tags["harm"] == local.tags["harm"]
     assert second.scenario == "Negated Harm"
-    assert set(cases.absent) == {"m7", "m8", "m9"}
+    assert set(cases.missing) == {"m7", "m8", "m9"}
 
 
 def test_without_a_network_the_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,9 @@ def test_real_groups_are_read(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(data)
     found = LVLMSafeR(str(tmp_path)).find()
     assert Counter(s.subset for s in found.samples) == {"benign": 40, "contrast": 40}
-    assert len(found.absent) == 80  # no pictures
+    assert found.absent == {}
+    with pytest.raises(UserError, match="none of the 80 cases"):
+        LVLMSafeR(str(tmp_path)).load()  # no pictures
 
 
 # VSCBench
