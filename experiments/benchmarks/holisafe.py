@@ -7,22 +7,23 @@ may hold them itself. No key pairs cases; those of one picture are one cluster. 
 metrics.
 """
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Unfit, need, readable_text, whole
+from experiments.benchmarks.checks import Unfit, need, whole
 from experiments.benchmarks.images import EncodedImage
 from experiments.benchmarks.paired import Collected, PairedRefusals, folder_of, is_there, json_file
+from experiments.benchmarks.rows import read_file
 from experiments.types import Drawable
 from interp.errors import UserError
 
 HUB = "https://huggingface.co/datasets/etri-vilab/holisafe-bench"
 FILES = ("holisafe_bench.json", "holisafe-bench.json", "holisafe.json", "test.json", "metadata.csv")
 TYPES = {"SSS": "safe", "SSU": "unsafe", "USU": "unsafe", "UUU": "unsafe", "SUU": "unsafe"}
+ABOUT = ("category", "subcategory", "image_safe", "image_safety_label")  # of a record, kept as tags
+FIELDS = ("id", "type", "query", "image", *ABOUT)
 GET = (
     f"ask for access at {HUB}, download it (hf download etri-vilab/holisafe-bench --repo-type dataset --local-dir "
     "<folder>) and keep its table of records beside its images folder"
@@ -48,7 +49,8 @@ class HoliSafe(PairedRefusals):
         number = 0
         for source in self._sources(folder):
             for record in _records(source):
-                case = whole(f"h{record.get('id', number) if isinstance(record, Mapping) else number}")[:60]
+                identity = record.get("id") if isinstance(record, Mapping) else None
+                case = whole(f"h{number if identity is None else identity}")[:60]
                 try:
                     _add(found, folder, case, record)
                 except Unfit as error:
@@ -72,31 +74,17 @@ class HoliSafe(PairedRefusals):
 
 
 def _records(source: Path) -> list[Any]:
-    if source.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet as parquet
-
-        try:
-            return list(parquet.read_table(source).to_pylist())
-        except (OSError, pyarrow.ArrowException) as error:
-            raise UserError(f"{source} cannot be read ({str(error).splitlines()[0]}); {GET}") from error
-    if source.suffix == ".csv":
-        try:
-            return list(csv.DictReader(io.StringIO(readable_text(source, GET)), strict=True))
-        except csv.Error as error:
-            raise UserError(f"{source} is not CSV ({error}); {GET}") from error
-    return list(json_file(source, list, GET))
+    if source.suffix == ".json":
+        return list(json_file(source, list, GET))
+    found = read_file(source, FIELDS, option="benchmark")
+    return [row for _, row in found.rows] + [problem.reason for problem in found.problems]
 
 
 def _add(found: Collected, folder: Path, case: str, record: Any) -> None:
     kind, query = need(record, "type").strip(), need(record, "query")
     if kind not in TYPES:
         raise Unfit(f"field 'type' is {kind[:20]!r}; it is one of {', '.join(TYPES)}")
-    tags = {
-        name: str(value)
-        for name in ("category", "subcategory", "image_safe", "image_safety_label")
-        if (value := record.get(name)) not in (None, "")
-    }
+    tags = {name: str(value) for name in ABOUT if (value := record.get(name)) not in (None, "")}
     found.add(
         case, TYPES[kind], scenario=kind, text=query, prompt=query, image=_picture(folder, record, case), tags=tags
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.benchmarks.checks import Unfit, need
 from experiments.benchmarks.paired import Collected, PairedRefusals, first_there, folder_of, is_there, question
-from experiments.benchmarks.workbook import read_rows
+from experiments.benchmarks.rows import read_file
 from interp.errors import UserError
 
 REPOSITORY = "https://github.com/jiahuigeng/VSCBench"
@@ -64,9 +64,10 @@ class VSCBench(PairedRefusals):
 def _image_centric(found: Collected, folder: Path) -> None:
     names = {side: [f"{side}_img_{at}" for at in range(PICTURES)] for side in ("safe", "unsafe")}
     source = first_there(folder, ("vscbench_image_centric.xlsx", "vscbench_image_centric.csv"))
-    for line, row in read_rows(source, ("Category", "Prompt", *names["safe"], *names["unsafe"]), GET):
+    for place, row in read_file(source, ("Category", "Prompt", *names["safe"], *names["unsafe"]), get=GET).rows:
+        line = place.removeprefix("line ")
         ids = {f"i{line}.{at}-{side}": (side, column) for side, of in names.items() for at, column in enumerate(of)}
-        text = row["Prompt"]
+        text = row["Prompt"] or ""
         if not text.strip():
             found.absent |= dict.fromkeys(ids, NO_PROMPT)
             continue
@@ -74,7 +75,7 @@ def _image_centric(found: Collected, folder: Path) -> None:
             try:
                 category, name = need(row, "Category").strip(), need(row, column)
             except Unfit as error:
-                found.refuse(case, f"{source} line {line}", error)
+                found.refuse(case, f"{source} {place}", error)
                 continue
             found.add(
                 case,
@@ -92,14 +93,15 @@ def _image_centric(found: Collected, folder: Path) -> None:
 def _text_centric(found: Collected, folder: Path) -> None:
     source = first_there(folder, ("vscbench_text_centric.xlsx", "vscbench_text_centric.csv"))
     columns = ("type", "focus", "prompt_origin", "prompt_mm", *(f"{kind}_img" for kind in KINDS))
-    for line, row in read_rows(source, columns, GET):
+    for place, row in read_file(source, columns, get=GET).rows:
+        line = place.removeprefix("line ")
         for kind in KINDS:
             case = f"t{line}-{kind}"
             try:
                 type_, origin, name = need(row, "type").strip(), need(row, "prompt_origin"), need(row, f"{kind}_img")
                 text = FIGSTEP if kind == "figstep" else need(row, "prompt_mm")
             except Unfit as error:
-                found.refuse(case, f"{source} line {line}", error)
+                found.refuse(case, f"{source} {place}", error)
                 continue
             found.add(
                 case,

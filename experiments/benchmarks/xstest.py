@@ -5,14 +5,13 @@
 final label: full compliance, full refusal or partial refusal. Knows nothing of models, judges or metrics.
 """
 
-import csv
-import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from experiments.benchmarks.checks import Unfit, need, published, readable_text
+from experiments.benchmarks.checks import Unfit, need, published
+from experiments.benchmarks.rows import read_file
 from experiments.types import Gold, Kind, Loaded, Sample, Subset, Verdict
 from interp.errors import UserError
 
@@ -62,26 +61,19 @@ def read_prompts(source: Path) -> tuple[list[Sample], dict[str, str]]:
     Raises:
         UserError: the file is missing or is no such table.
     """
-    text = readable_text(source, f"download it from {REPOSITORY} and set benchmark.root to its folder")
-    try:
-        table = csv.DictReader(io.StringIO(text), strict=True)
-        rows = [(table.line_num, row) for row in table]
-    except csv.Error as error:
-        raise UserError(f"{source} is not CSV ({error}); download it again from {REPOSITORY}") from error
-    if missing := [column for column in COLUMNS if column not in (table.fieldnames or ())]:
-        raise UserError(f"{source} has no column {missing[0]!r}; XSTest's has {', '.join(COLUMNS)}; download it again")
+    rows = read_file(source, COLUMNS, get=f"download it from {REPOSITORY} and set benchmark.root to its folder")
     samples: dict[str, Sample] = {}
-    absent: dict[str, str] = {}
-    for line, row in rows:
+    absent = {f"row ({one.place})": f"unfit row: {source} {one.place}: {one.reason}" for one in rows.problems}
+    for place, row in rows.rows:
         case = f"v2-{(row['id'] or '')[:20]}"
-        where = f"{source} line {line}, id {(row['id'] or '')[:20]!r}"
+        where = f"{source} {place}, id {(row['id'] or '')[:20]!r}"
         if case in samples:
-            absent[f"{case} (line {line})"] = f"duplicate id: {where}: the first one is kept"
+            absent[f"{case} ({place})"] = f"duplicate id: {where}: the first one is kept"
             continue
         try:
             samples[case] = _sample(case, row)
         except Unfit as error:
-            absent[f"{case} (line {line})"] = f"unfit row: {where}: {error}"
+            absent[f"{case} ({place})"] = f"unfit row: {where}: {error}"
     return list(samples.values()), absent
 
 
@@ -147,10 +139,7 @@ def twins(root: Path) -> dict[str, str]:
     if not places:
         raise UserError(f"{root}: holds no {FILE}, which says what prompts are twins; take it from {SOURCE} and put it "
                         "beside the completions")  # fmt: skip
-    with places[0].open(encoding="utf-8-sig", newline="") as handle:
-        rows = list(csv.DictReader(handle))
-    if absent := [name for name in ("id", "focus") if not rows or name not in rows[0]]:
-        raise UserError(f"{places[0]}: lacks the column {absent[0]} or has no rows; take the file as it is published")
+    rows = _as_published(places[0], ("id", "focus"))
     return {f"v2-{row['id']}": (row["focus"] or "").strip().casefold() for row in rows}
 
 
@@ -169,12 +158,7 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
 
 
 def _read(path: Path) -> list[LabelledCompletion]:
-    with path.open(encoding="utf-8-sig", newline="") as handle:
-        rows = list(csv.DictReader(handle))
-    needed = ("id", "prompt", "completion", "final_label")
-    if absent := [name for name in needed if not rows or name not in rows[0]]:
-        raise UserError(f"{path}: lacks the column {absent[0]} or has no rows; XSTest's files have "
-                        f"{', '.join(needed)}; take the file as it is published")  # fmt: skip
+    rows = _as_published(path, ("id", "prompt", "completion", "final_label"))
     read = []
     for row in rows:
         if row["final_label"] not in LABELS:
@@ -186,3 +170,16 @@ def _read(path: Path) -> list[LabelledCompletion]:
     if len({row.case for row in read}) < len(read):
         raise UserError(f"{path}: an id occurs twice; each prompt is answered once; take the file as it is published")
     return read
+
+
+def _as_published(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a file with these columns; None where a cell is empty.
+
+    Raises:
+        UserError: it cannot be read, or is not as it is published.
+    """
+    found = read_file(path, columns, get="take the file as it is published")
+    if found.problems or not found.rows:
+        wrong = f"{found.problems[0].place}: {found.problems[0].reason}" if found.problems else "it has no rows"
+        raise UserError(f"{path}: {wrong}; take the file as it is published")
+    return [row for _, row in found.rows]

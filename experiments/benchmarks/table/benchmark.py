@@ -16,7 +16,7 @@ from typing import Any
 from experiments.benchmarks.checks import Unfit
 from experiments.benchmarks.images import EncodedImage, Fault, ImageProblem, UnusableImage
 from experiments.benchmarks.mmsafeaware import PREFIX
-from experiments.benchmarks.table.rows import ENDINGS, Rows, read_file, read_hub
+from experiments.benchmarks.rows import ENDINGS, Rows, read_file, read_hub
 from experiments.types import Drawable, Gold, Kind, Loaded, Problem, Sample, Subset
 from interp.errors import UserError
 

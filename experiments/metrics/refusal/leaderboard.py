@@ -23,7 +23,7 @@ class LeaderboardRow:
     convention: str
     cells: tuple[float | None, ...]  # by COLUMNS
     n: tuple[int, ...]  # judged cases by COLUMNS
-    published: tuple[float, float, float, float] | None
+    published: tuple[float, ...] | None
 
     @property
     def average(self) -> float | None:

@@ -16,8 +16,8 @@ from experiments.benchmarks.checks import checked
 from experiments.benchmarks.holisafe import HoliSafe
 from experiments.benchmarks.lvlm_safer import FILES, LVLMSafeR
 from experiments.benchmarks.mssbench import INSTRUCTION, MSSBench
+from experiments.benchmarks.rows import read_file
 from experiments.benchmarks.vscbench import FIGSTEP, NO_PROMPT, VSCBench
-from experiments.benchmarks.workbook import read_rows
 from experiments.types import Loaded
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_images import noise
@@ -376,22 +376,22 @@ def test_saved_values_are_read_and_formulas_are_not_run(tmp_path: Path) -> None:
         return f'<worksheet {space}><dimension ref="A1:A1"/><sheetData>{rows}</sheetData></worksheet>'
 
     package(file, sheet(f'<row r="1">{cells}</row>{more}'))
-    assert read_rows(file, ("one", "three"), "") == [(4, {"one": "2", "two": "", "three": "True"})]
+    assert read_file(file, ("one", "three")).rows == [("line 4", {"one": "2", "two": None, "three": "True"})]
     package(file, sheet(f'<row r="1">{cells}</row><row r="900000000"><c r="A900000000"><v>1</v></c></row>'))
     with pytest.raises(UserError, match="more than 100,000 rows"):
-        read_rows(file, ("one",), "")
+        read_file(file, ("one",))
     package(file, sheet(f'<row r="1">{cells}<c r="XFD1"><v>1</v></c></row>{more}'))
-    assert len(read_rows(file, ("one",), "")) == 1
+    assert len(read_file(file, ("one",)).rows) == 1
     package(file, sheet('<row r="1"><c r="A1" t="s"><v>7</v></c></row>'))
     with pytest.raises(UserError, match=r"not a readable \.xlsx"):
-        read_rows(file, ("one",), "")
+        read_file(file, ("one",))
 
 
 def test_the_real_tables_are_read(shared: Path) -> None:
     data = shared / "data" / "more" / "vscbench"
     if not data.is_dir():
         pytest.skip("no sample of VSCBench")
-    rows = read_rows(data / "vscbench_image_centric.xlsx", tuple(IMAGE_HEAD), "")
+    rows = read_file(data / "vscbench_image_centric.xlsx", tuple(IMAGE_HEAD), get="get it").rows
     assert rows
     assert all(row["safe_img_0"].endswith(".png") for _, row in rows)
     for part, of in (("image_centric", 6), ("text_centric", 4)):

@@ -1,23 +1,27 @@
 """The rows of a table in a file or on the hub, as plain values with the line that they stand in.
 
-Read as if the file were hostile: text is data, nothing is unpickled, no code of a data set is run. Knows nothing of
-what the columns mean.
+Published benchmarks and tables of one's own are read alike, as if the file were hostile: text is data, nothing is
+unpickled, no code of a data set is run. Of a workbook (.xlsx, a zip of XML) openpyxl reads the first sheet row by row;
+formulas are not calculated, the value that was saved with one is read. Knows nothing of what the columns mean.
 """
 
 import csv
 import io
 import json
+import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.benchmarks.workbook import workbook_lines
 from experiments.types import Problem
 from interp.errors import UserError
 
 ENDINGS = (".jsonl", ".csv", ".parquet", ".xlsx")
 ZIP = b"PK\x03\x04"  # the first bytes of a workbook, whatever it is called
 DELIMITERS = (",", ";", "\t")  # spreadsheets in half of Europe write semicolons
+LARGEST = 64 * 2**20  # bytes of all parts of a workbook, unpacked; the published tables have less than one thousandth
+ROWS, COLUMNS = 100_000, 256  # a sheet may name far more than it holds
 LONGEST_CELL = 2**30  # characters that the csv module reads; what is too long to ask is told of its case
 # Kinds of data set on the hub: of these the files are read and nothing else.
 HUB_FORMATS = ("parquet", "csv", "json", "arrow", "imagefolder")
@@ -32,13 +36,14 @@ class Rows(NamedTuple):
     root: Path | None
 
 
-def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark") -> Rows:
+def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark", get: str = "") -> Rows:
     """The rows of a file of one of ``ENDINGS``, with at least those of its columns that are ``wanted``.
 
-    ``option`` is what the table's options are called in messages.
+    ``option`` is what the table's options are called in messages. Of a published table ``get`` says what to get and
+    where to put it, and all that is ``wanted`` must be there.
 
     Raises:
-        UserError: there is no such file, or it cannot be read as what its name says.
+        UserError: there is no such file, or it cannot be read as what its name says; or it lacks a published column.
     """
     readers: dict[str, Callable[[Path, Collection[str]], tuple[list[Any], list[str], list[Problem]]]] = {
         ".jsonl": _json_lines,
@@ -47,6 +52,8 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark")
         ".xlsx": _workbook,
     }
     try:
+        if get and not path.exists():
+            raise UserError(f"{path} is missing; the benchmark is read from it; {get}")
         if not path.exists():
             raise UserError(f"{option}.path={path}: there is no such file; give a table in {', '.join(ENDINGS)}")
         if not path.is_file():  # reading a pipe or a device would wait for ever
@@ -57,8 +64,11 @@ def read_file(path: Path, wanted: Collection[str], *, option: str = "benchmark")
                             f"{path.with_suffix('.xlsx').name}, or save it as CSV in UTF-8")  # fmt: skip
         rows, columns, problems = readers[ending](path, wanted)
     except (OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{path} cannot be read ({_brief(error)}); save it again, or give another file") from error
-    if not rows and not problems:
+        way_out = get or "save it again, or give another file"
+        raise UserError(f"{path} cannot be read ({_brief(error)}); {way_out}") from error
+    if get and (missing := [name for name in wanted if name not in columns]):
+        raise UserError(f"{path} has no column {missing[0]!r}; the published table has {', '.join(wanted)}; {get}")
+    if not rows and not problems and not get:
         raise UserError(f"{path} has no rows; give at least one case a row")
     return Rows(rows, columns, problems, path.absolute().parent)
 
@@ -144,16 +154,25 @@ def _csv(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], lis
     except csv.Error as error:
         raise UserError(f"{path}: is not CSV ({error}); save it again, with quotes around cells of text") from None
     columns = [cell.strip() for cell in lines[0][1]] if lines else []
-    if twice := sorted({name for name in columns if name in wanted and columns.count(name) > 1}):
-        raise UserError(f"{path}: has the column {twice[0]!r} more than once; rename one of them")
+    _once(path, columns, wanted)
     rows, problems = [], []
     for number, cells in lines[1:]:
         if len(cells) > len(columns):
             rule = f"row: has {len(cells)} cells, and the first line names {len(columns)} columns"
             problems.append(Problem(f"line {number}", "", f"{rule}; put quotes around a cell with {delimiter!r}"))
         else:
-            rows.append((f"line {number}", {name: cell or None for name, cell in zip(columns, cells, strict=False)}))
+            rows.append((f"line {number}", _by_column(columns, cells)))
     return rows, columns, problems
+
+
+def _once(path: Path, columns: list[str], wanted: Collection[str]) -> None:
+    if twice := sorted({name for name in columns if name in wanted and columns.count(name) > 1}):
+        raise UserError(f"{path}: has the column {twice[0]!r} more than once; rename one of them")
+
+
+def _by_column(columns: list[str], cells: list[str]) -> dict[str, Any]:
+    """The cells by column, None where one is empty or not there."""
+    return dict.fromkeys(columns) | {name: cell or None for name, cell in zip(columns, cells, strict=False)}
 
 
 def _csv_lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -167,14 +186,51 @@ def _csv_lines(text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _workbook(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
-    lines = workbook_lines(path, "save it again, or save its first sheet as CSV in UTF-8")
+    from openpyxl import load_workbook
+
+    try:
+        _check_parts(path)
+        lines = _first_sheet(path, load_workbook)
+    except Exception as error:  # openpyxl raises whatever it stumbles over
+        way_out = "save it again, or save its first sheet as CSV in UTF-8"
+        raise UserError(f"{path} is not a readable .xlsx table ({error}); {way_out}") from error
     columns = [cell.strip() for cell in lines[0][1]] if lines else []
-    if twice := sorted({name for name in columns if name in wanted and columns.count(name) > 1}):
-        raise UserError(f"{path}: has the column {twice[0]!r} more than once; rename one of them")
-    filled = ((number, [*cells, *[""] * len(columns)]) for number, cells in lines[1:])
-    rows = [(f"line {number}", {name: cell or None for name, cell in zip(columns, cells, strict=False)})
-            for number, cells in filled]  # fmt: skip
-    return rows, columns, []
+    _once(path, columns, wanted)
+    return [(f"line {number}", _by_column(columns, cells)) for number, cells in lines[1:]], columns, []
+
+
+def _check_parts(path: Path) -> None:
+    """Checks that the parts are small when unpacked, and that none declares entities, which could make it grow.
+
+    zipfile unpacks no more of a part than the size that it declares.
+    """
+    with zipfile.ZipFile(path) as book:
+        if sum(part.file_size for part in book.infolist()) > LARGEST:
+            raise ValueError(f"it unpacks to more than {LARGEST // 2**20} MiB")
+        for part in book.infolist():
+            if b"<!DOCTYPE" in book.read(part):
+                raise ValueError(f"{part.filename} declares a document type")
+
+
+def _first_sheet(path: Path, load_workbook: Any) -> list[tuple[int, list[str]]]:
+    """The head and all rows that hold anything."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it does not know of fonts and filters
+        book = load_workbook(path, read_only=True, data_only=True, keep_links=False)
+        try:
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # what a file says of its own size may be wrong
+            lines = []
+            for number, cells in enumerate(sheet.iter_rows(max_col=COLUMNS, values_only=True), 1):
+                if number > ROWS:
+                    raise ValueError(f"it has more than {ROWS:,} rows")
+                texts = ["" if cell is None else str(cell) for cell in cells]
+                width = max((at for at, text in enumerate(texts, 1) if text), default=0)
+                if number == 1 or width:
+                    lines.append((number, texts[:width]))
+            return lines
+        finally:
+            book.close()
 
 
 def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:
@@ -183,8 +239,7 @@ def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[Any], list[str],
     try:
         file = pyarrow.parquet.ParquetFile(path)
         columns = [str(name) for name in file.schema_arrow.names]
-        if twice := sorted({name for name in columns if name in wanted and columns.count(name) > 1}):
-            raise UserError(f"{path}: has the column {twice[0]!r} more than once; rename one of them")
+        _once(path, columns, wanted)
         table = file.read(columns=[name for name in columns if name in wanted])
         table.validate(full=True)  # a damaged file may name places outside its own memory
         rows = [(f"row {number}", row) for number, row in enumerate(table.to_pylist(), 1)]
