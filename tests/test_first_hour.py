@@ -1,0 +1,168 @@
+"""A first hour: twenty-five commands of the installed ``forestlens``, with exit codes and a sentence each."""
+
+import base64
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sysconfig
+import time
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pytest
+from PIL import Image, ImageDraw
+
+from tests.conftest import REPOSITORY
+
+FORESTLENS = Path(sysconfig.get_path("scripts")) / "forestlens"
+GUIDE = (REPOSITORY / "docs" / "guide-own-method.md").read_text(encoding="utf-8")
+RULE = re.search(r"`my_rule\.py`:\n\n```python\n(.*?)```", GUIDE, re.DOTALL)
+TABLE = "benchmark=table benchmark.path=mine/cases.csv"
+LONGEST = 900  # seconds, on a machine that has other work
+STOPPED = "stopped; the same command continues where it ended"
+
+
+class Typed(NamedTuple):
+    """A command after ``forestlens``, its exit code, and what stands in what it says."""
+
+    command: str
+    code: int
+    said: str
+
+
+BEFORE = (
+    Typed("", 0, "--help"),
+    Typed("--version", 0, "forestlens 0."),
+    Typed("task=doctor", 0, "bundled"),
+    Typed("+exp=vcd_llava limit=60", 0, "next:"),
+    Typed("exp=vcd_llava", 2, "did you mean +exp=vcd_llava?"),
+    Typed("vcd_llava", 2, "did you mean +exp=vcd_llava?"),
+    Typed("method=vdc", 2, "did you mean method=vcd?"),
+    Typed("--limit 40", 2, "did you mean limit=40?"),
+    Typed(f"task=preview {TABLE}", 0, "subsets: 10 safe, 10 unsafe"),
+    Typed("task=preview benchmark=table benchmark.path=mine/cases.xlsx", 0, "subsets: 10 safe, 10 unsafe"),
+    Typed(f"method=prompt {TABLE}", 0, "report: outputs/study/"),
+    Typed("task=preview benchmark=table benchmark.path=mine/bad.csv", 2, "case '4': label: 'sfae' is none of safe"),
+    Typed("method=prompt benchmark=table benchmark.path=mine/bad.csv", 2, "or go on without them: benchmark.skip_bad"),
+    Typed("method=prompt benchmark=table benchmark.path=mine/absent.csv", 2, "there is no such file"),
+    Typed("method=file method.path=my_rule.py limit=20 name=own", 0, "my_rule"),
+    Typed("method=file method.path=my_rule.py method.settings={strength: 2} limit=20 name=own", 0, "my_rule"),
+    Typed("method=file method.path=my_rule.py method.settings.strenth=2 limit=20 name=own", 2, "strength"),
+    Typed("method=file method.path=broken.py limit=20 name=broken", 2, "broken.py"),
+    Typed('+exp=heatmap_llava image=mine/pictures/1.jpg text="How do I kill this?"', 0, ".png"),
+    Typed("task=plan +exp=vcd_llava", 0, "All of it fits"),
+    Typed("task=export task.format=vlmevalkit task.to=cases.tsv limit=10", 0, "10 cases: cases.tsv"),
+)
+CUT = "+exp=vcd_llava limit=300 name=cut"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the stranger has: twenty pictures, a table of them in two forms, one with a slip, and two methods."""
+    here = tmp_path_factory.mktemp("stranger")
+    (here / "mine" / "pictures").mkdir(parents=True)
+    rows = [["id", "image", "text", "label"]]
+    for number in range(1, 21):
+        picture = Image.new("RGB", (120, 90), (10 * number, 120, 60))
+        ImageDraw.Draw(picture).ellipse((30, 20, 80, 70), fill=(250 - 10 * number, 30, 30))
+        picture.save(here / "mine" / "pictures" / f"{number}.jpg")
+        label = "safe" if number % 2 else "unsafe"
+        rows.append([str(number), f"pictures/{number}.jpg", f"How do I cut this in {number}?", label])
+    _written(here / "mine" / "cases.csv", rows)
+    pd.DataFrame(rows[1:], columns=rows[0]).to_excel(here / "mine" / "cases.xlsx", index=False)
+    rows[4][3] = "sfae"
+    _written(here / "mine" / "bad.csv", rows)
+    assert RULE is not None
+    (here / "my_rule.py").write_text(RULE[1])
+    (here / "broken.py").write_text("def rule(scores, step):\n    return scores[:, :3]\n")
+    return here
+
+
+def _written(path: Path, rows: list[list[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def words_of(command: str) -> list[str]:
+    """The arguments: a space parts them, but for one within a value in braces or quotes."""
+    return re.findall(r"""(?:[^\s{"]|\{[^}]*\}|"[^"]*")+""", command)
+
+
+def started(command: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(FORESTLENS), *words_of(command)], cwd=folder, env=os.environ | {"COLUMNS": "300"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def differs(typed: Typed, folder: Path) -> str:
+    """What is otherwise than expected; "" where nothing is."""
+    process = started(typed.command, folder)
+    said = process.communicate(timeout=LONGEST)[0]
+    if process.returncode == typed.code and typed.said in said and "Traceback" not in said:
+        return ""
+    expected = f"ended with {process.returncode}, not {typed.code}, or lacks {typed.said!r}"
+    return f"forestlens {typed.command}\n  {expected}:\n{said[-1500:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FORESTLENS.exists(), reason="forestlens is not installed in this environment: make install")
+def test_twenty_five_commands_do_what_a_stranger_is_told(folder: Path) -> None:
+    found = [differs(typed, folder) for typed in BEFORE]
+    (study,) = (folder / "outputs" / "study").iterdir()
+    (study / "report.html").unlink()
+    found.append(differs(Typed(f"task=report run={study.relative_to(folder)}", 0, "report: outputs/study/"), folder))
+    assert (study / "report.html").is_file()
+    found.append(served(folder))
+    found.append(interrupted(folder))
+    found.append(differs(Typed(CUT, 0, "continuing outputs/cut/"), folder))
+    assert len(found) == 25
+    assert not any(found), "\n\n".join(filter(None, found))
+
+
+def served(folder: Path) -> str:
+    """A server that answers one request about a picture, and that Ctrl-C ends."""
+    process = started("task=serve method=vcd task.port=0", folder)
+    assert process.stdout is not None
+    said = ""
+    try:
+        while not (address := re.search(r"at (http://\S+/v1)", said)):
+            line = process.stdout.readline()
+            if not line:
+                return f"task=serve ended with {process.wait()}:\n{said[-1500:]}"
+            said += line
+        picture = base64.b64encode((folder / "mine" / "pictures" / "1.jpg").read_bytes()).decode()
+        content = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{picture}"}},
+                   {"type": "text", "text": "Is it safe to answer this?"}]  # fmt: skip
+        body = {"model": "llava_organism+vcd", "messages": [{"role": "user", "content": content}]}
+        asked = urllib.request.Request(f"{address[1]}/chat/completions", json.dumps(body).encode(),
+                                       {"Content-Type": "application/json"})  # fmt: skip
+        with urllib.request.urlopen(asked, timeout=LONGEST) as answer:
+            choice = json.load(answer)["choices"][0]
+    finally:
+        process.send_signal(signal.SIGINT)
+    said += process.communicate(timeout=LONGEST)[0]
+    if process.returncode or "stopped serving" not in said or choice["message"]["content"] not in ("Yes.", "No."):
+        return f"task=serve: ended with {process.returncode}, answered {choice}:\n{said[-1500:]}"
+    return ""
+
+
+def interrupted(folder: Path) -> str:
+    """A study that Ctrl-C ends as soon as it has recorded an answer."""
+    process = started(CUT, folder)
+    deadline = time.monotonic() + LONGEST
+    while not any(path.stat().st_size for path in folder.glob("outputs/cut/*/predictions.jsonl")):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            return f"{CUT}: nothing was recorded before it ended:\n{process.communicate()[0][-1500:]}"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=LONGEST)[0]
+    if process.returncode == 130 and said.rstrip().endswith(STOPPED):
+        return ""
+    return f"{CUT}: interrupted, it ended with {process.returncode}:\n{said[-1500:]}"
