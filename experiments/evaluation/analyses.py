@@ -3,24 +3,37 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 
-from experiments.config import digest
+from experiments.config import Run, digest
 from experiments.metrics.findings import RULES
 from experiments.report.build import build
 from experiments.runs import analyses as states
+from experiments.runs.directory import RunStore
 from interp.errors import UserError
-
-if TYPE_CHECKING:
-    from experiments.evaluation.study import Study
 
 NOTE = "note: "  # what an analysis' remarks begin with
 
 
+class Measured(Protocol):
+    """A study whose arms are measured, as ``perform`` sees it; ``experiments.evaluation.study.Study`` is one."""
+
+    run: Run
+    store: RunStore
+    console: Console
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of its arms and cases."""
+        ...
+
+
+Work = TypeVar("Work", bound=Measured)
+
+
 @dataclass(frozen=True)
-class Analysis:
+class Analysis(Generic[Work]):
     """``work`` adds to the run's directory and returns what to print; ``name`` is that of its traceback.
 
     ``missing`` says what a reader misses where it fails: ``attention was not analysed``. One with ``settings`` says
@@ -32,13 +45,13 @@ class Analysis:
 
     name: str
     missing: str
-    work: "Callable[[Study], Iterable[RenderableType]]"
+    work: Callable[[Work], Iterable[RenderableType]]
     settings: str | None = None
     together: bool = False
     detail: bool = False
 
 
-def perform(study: "Study", analyses: "Sequence[Analysis]", *, again: bool = False, reported: bool = True) -> bool:
+def perform(study: Work, analyses: Sequence[Analysis[Work]], *, again: bool = False, reported: bool = True) -> bool:
     """Does the analyses, printing what came of each; whether nothing failed.
 
     Whatever exception one raises becomes a sentence in terminal and report, with its traceback in a file. What was done
@@ -70,7 +83,7 @@ def perform(study: "Study", analyses: "Sequence[Analysis]", *, again: bool = Fal
     return whole
 
 
-def _done(study: "Study", analysis: Analysis, of: str | None) -> bool:
+def _done(study: Work, analysis: Analysis[Work], of: str | None) -> bool:
     """Does one analysis, whose result is valid for ``of``, and prints what came of it; whether it did not fail."""
     folder = study.store.path
     lines: list[RenderableType] = []
@@ -85,12 +98,12 @@ def _done(study: "Study", analysis: Analysis, of: str | None) -> bool:
     return not failed
 
 
-def _wanted(study: "Study", analysis: Analysis, lines: Iterable[RenderableType]) -> list[RenderableType]:
+def _wanted(study: Work, analysis: Analysis[Work], lines: Iterable[RenderableType]) -> list[RenderableType]:
     if study.run.verbose:
         return list(lines)
     return [] if analysis.detail else [one for one in lines if isinstance(one, str) and not one.startswith(NOTE)]
 
 
-def _say(study: "Study", lines: Iterable[RenderableType]) -> None:
+def _say(study: Measured, lines: Iterable[RenderableType]) -> None:
     for line in lines:
         study.console.print(line, highlight=False, soft_wrap=isinstance(line, str), markup=False)

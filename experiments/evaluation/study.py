@@ -243,7 +243,7 @@ class Study:
         shifts = self._fitted_shifts(method)
         if len(shifts) > 1:
             said = f"{arm}: in each of {len(shifts)} folds of the cases, one constant, fitted on those of the others"
-            self.console.print(said, highlight=False, markup=False)
+            self.console.print(said, highlight=False, soft_wrap=True, markup=False)
         for fold, shift in shifts.items():
             members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
             yield _Share(shift, members, None if fold is None else f"{arm}, fold {fold + 1} of {len(shifts)}")

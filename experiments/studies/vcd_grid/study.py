@@ -87,7 +87,9 @@ class VcdGrid:
                 _reuse(work)
             self._answer(work, grid)
             result = self._result(work, grid) if work.store.launch.first else {}
-            drawn = Analysis("frontier", "the frontier was not drawn", lambda work: _drawn(work, result))
+            drawn: Analysis[study.Study] = Analysis(
+                "frontier", "the frontier was not drawn", lambda work: _drawn(work, result)
+            )
             work.finish([drawn])
 
     def _cases(self, run: Run, console: Console) -> Loaded:
