@@ -14,9 +14,9 @@ import pytest
 from tests.contract.jobs import lines_of
 
 NEVER = (
-    *("plain", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),
-    *("prior_correction", "m3id", "sampled", "knockout", "attention_steering", "pai", "only", "vista", "ablated"),
-    "levelled",
+    *("baseline", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),
+    *("prior_correction", "m3id", "sampled", "knockout", "pai", "only", "vista", "levelled"),
+    *("attention_steering_relative", "ablate_random"),
 )
 ONCE = ("vcd_lazy", "recorded", "recorded_with_maps", "recorded_vcd")
 

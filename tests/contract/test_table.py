@@ -65,7 +65,7 @@ def asked(folder: Path, *options: str, pieces: str = PIECES) -> tuple[int, str]:
     """The exit code and the output of a run of ``pieces``."""
     (folder / "test_pieces.py").write_text(pieces)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contract.plugin", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         [*command, "--rootdir=.", "-m", "contract", *options, "test_pieces.py"],
         cwd=folder,

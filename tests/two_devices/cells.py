@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,12 @@ from interp.tools.lens import logit_lens
 from interp.tools.logit_attribution import direct_logit_attribution
 from interp.tools.patching import patch
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.attention_steering import AttentionSteering
-from mitigation.controls import CutoffOnly, SelfContrast, TextOnly
-from mitigation.ecso import ECSO
 from mitigation.learned.activation_steering import DirectionSteering
-from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
+from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.learned.probe_readout import LearnedReadout
 from mitigation.learned.ridge_probe import margin_gradient
-from mitigation.peers.agla import AGLA
-from mitigation.peers.only import ONLY
-from mitigation.peers.opera import OPERA
-from mitigation.peers.published_baselines import M3ID, PAI, InstructionContrast
-from mitigation.peers.vista import VISTA
-from mitigation.prior_correction import PriorCorrection, prior_margins
-from mitigation.threshold import ConstantShift
-from mitigation.vcd import VCD
-from mitigation.verbalise import Verbalise
-from mitigation.wrappers import Sampled, Shifted
+from mitigation.prior_correction import prior_margins
+from tests.methods import METHODS
 
 TOKENS = 2
 Cell = Callable[[VLM, list[Prompt]], Any]
@@ -205,38 +195,15 @@ def occlusion(vlm: VLM, prompts: list[Prompt]) -> Any:
 
 
 @cell
-def vcd_sequential(vlm: VLM, prompts: list[Prompt]) -> Any:
+def recorded_vcd(vlm: VLM, prompts: list[Prompt]) -> Any:
     with record_attention(vlm) as record:
-        found = answers(VCD(branch="sequential"), vlm, prompts)
+        found = answers(METHODS["vcd_sequential"], vlm, prompts)
     return [found, record.masses["mass"].to_numpy()]
 
 
 @cell
-def vcd_paired(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return answers(VCD(branch="paired"), vlm, prompts)
-
-
-@cell
-def vcd_lazy(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return answers(VCD(branch="lazy", beta=0.9), vlm, prompts)[0]
-
-
-@cell
-def vcd_controls(vlm: VLM, prompts: list[Prompt]) -> Any:
-    found = [answers(method, vlm, prompts) for method in (SelfContrast(), CutoffOnly())]
-    return found if vlm.layout.model_type == "idefics" else [*found, answers(TextOnly(), vlm, prompts)]
-
-
-@cell
-def shifts(vlm: VLM, prompts: list[Prompt]) -> Any:
-    methods = (ConstantShift(1.0), Shifted(VCD(branch="paired"), shift=1.0), Sampled(CutoffOnly()))
-    return [answers(method, vlm, prompts) for method in methods]
-
-
-@cell
-def prior_correction(vlm: VLM, prompts: list[Prompt]) -> Any:
-    noise = PriorCorrection(prior="noise", pictures=2)
-    return [answers(PriorCorrection(), vlm, prompts), answers(noise, vlm, prompts), prior_margins(vlm, prompts)]
+def priors(vlm: VLM, prompts: list[Prompt]) -> Any:
+    return prior_margins(vlm, prompts)
 
 
 @cell
@@ -275,61 +242,18 @@ def steering_by_direction(vlm: VLM, prompts: list[Prompt]) -> Any:
 
 
 @cell
-def steering_of_attention(vlm: VLM, prompts: list[Prompt]) -> Any:
-    methods = (AttentionSteering(), AttentionSteering(relative=True, all_text=True))
-    return [answers(method, vlm, prompts) for method in methods]
-
-
-@cell
 def direction_ablation(vlm: VLM, prompts: list[Prompt]) -> Any:
-    ablated = learned(AblateDirection(by="truth", point=last_layer(vlm) - 1), vlm, prompts, {"to": "safe"})
-    return [answers(AblateRandom(), vlm, prompts), *ablated]
+    return learned(AblateDirection(by="truth", point=last_layer(vlm) - 1), vlm, prompts, {"to": "safe"})
+
+
+for name, method in METHODS.items():
+    CELLS[name] = partial(answers, method)
 
 
 @cell
-def pai(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return answers(PAI(first_layer=0), vlm, prompts)
-
-
-@cell
-def icd(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return answers(InstructionContrast(), vlm, prompts)
-
-
-@cell
-def m3id(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return [answers(method, vlm, prompts) for method in (M3ID(), M3ID(from_picture=True))]
-
-
-@cell
-def only(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return [answers(method, vlm, prompts) for method in (ONLY(), ONLY(gamma=2.0, layer=1))]
-
-
-@cell
-def verbalise(vlm: VLM, prompts: list[Prompt]) -> Any:
-    methods = (Verbalise(resolve="both", description_tokens=3), Verbalise(picture=True, description_tokens=3))
-    return [answers(method, vlm, prompts) for method in methods]
-
-
-@cell
-def ecso(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return answers(ECSO(description_tokens=3), vlm, prompts)
-
-
-@cell
-def vista(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return [answers(method, vlm, prompts) for method in (VISTA(window=1), VISTA(0.0, window=1, normed=True))]
-
-
-@cell
-def agla(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return answers(AGLA(keep=0.5), vlm, prompts)
-
-
-@cell
-def opera(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return answers(OPERA(beams=2, candidates=3), vlm, prompts)
+def text_only(vlm: VLM, prompts: list[Prompt]) -> Any:
+    """Not tried on IDEFICS."""
+    return None if vlm.layout.model_type == "idefics" else answers(METHODS["text_only"], vlm, prompts)
 
 
 @cell

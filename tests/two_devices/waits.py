@@ -17,19 +17,9 @@ from interp.attention.record import Queries, record_attention
 from interp.hooks.residual import last_layer
 from interp.tools.knockout import knockout
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.attention_steering import AttentionSteering
-from mitigation.controls import CutoffOnly
-from mitigation.learned.direction_ablation import AblateRandom
 from mitigation.learned.orthogonalization import levelled
-from mitigation.method import Baseline
-from mitigation.peers.only import ONLY
-from mitigation.peers.published_baselines import M3ID, PAI
-from mitigation.peers.vista import VISTA
-from mitigation.prior_correction import PriorCorrection
-from mitigation.threshold import ConstantShift
-from mitigation.vcd import VCD
-from mitigation.wrappers import Sampled, Shifted
 from tests.conftest import REPOSITORY
+from tests.methods import METHODS
 from tests.tiny import tiny_llava
 from tests.two_devices.models import asked, on_one_device
 
@@ -52,37 +42,29 @@ def recorded(method: Any, **options: Any) -> Answer:
 
 def cut(vlm: VLM, prompts: list[Prompt], tokens: int) -> Generation:
     with knockout(vlm, [("user", "verdict"), ("image", "generated")]):
-        return by(Baseline())(vlm, prompts, tokens)
+        return by(METHODS["baseline"])(vlm, prompts, tokens)
 
 
 def at_a_level(vlm: VLM, prompts: list[Prompt], tokens: int) -> Generation:
     """Edits the verdict's and the generated tokens' states, found by ``LayerStates.at``."""
     width = vlm.model.config.get_text_config().hidden_size
     with levelled(vlm, torch.ones(width), torch.zeros(last_layer(vlm))):
-        return by(Baseline())(vlm, prompts, tokens)
+        return by(METHODS["baseline"])(vlm, prompts, tokens)
 
 
-METHODS: dict[str, Answer] = {
-    "plain": by(Baseline()),
-    "vcd_sequential": by(VCD(branch="sequential")),
-    "vcd_paired": by(VCD(branch="paired")),
-    "constant_shift": by(ConstantShift(1.0)),
-    "shifted_sequential": by(Shifted(VCD(branch="sequential"), 1.0)),
-    "shifted_paired": by(Shifted(VCD(branch="paired"), 1.0)),
-    "cutoff": by(CutoffOnly()),
-    "prior_correction": by(PriorCorrection()),
-    "m3id": by(M3ID()),
-    "sampled": by(Sampled(Baseline())),
-    "vcd_lazy": by(VCD(branch="lazy", beta=0.5)),
-    "recorded": recorded(Baseline()),
-    "recorded_with_maps": recorded(Baseline(), maps=Queries.GENERATED),
-    "recorded_vcd": recorded(VCD(branch="sequential")),
+WAYS: dict[str, Answer] = {
+    **{
+        name: by(METHODS[name])
+        for name in (
+            *("baseline", "vcd_sequential", "vcd_paired", "vcd_lazy", "constant_shift", "shifted_sequential"),
+            *("shifted_paired", "cutoff", "prior_correction", "m3id", "sampled", "attention_steering_relative", "pai"),
+            *("only", "vista", "ablate_random"),
+        )
+    },
+    "recorded": recorded(METHODS["baseline"]),
+    "recorded_with_maps": recorded(METHODS["baseline"], maps=Queries.GENERATED),
+    "recorded_vcd": recorded(METHODS["vcd_sequential"]),
     "knockout": cut,
-    "attention_steering": by(AttentionSteering(relative=True)),
-    "pai": by(PAI(first_layer=0)),
-    "only": by(ONLY()),
-    "vista": by(VISTA(window=1)),
-    "ablated": by(AblateRandom()),
     "levelled": at_a_level,
 }
 
@@ -100,9 +82,9 @@ def main(*methods: str) -> None:
     with world(values=True) as here:
         vlm = on_one_device(VLM(*tiny_llava(), name="tiny"))
         vlm.speaker.generation_config.eos_token_id = len(vlm.tokenizer) - 1  # which it hardly says
-        for name in methods or METHODS:
+        for name in methods or WAYS:
             (few, before, others), (many, after, all_others) = (
-                counted(METHODS[name], vlm, here, tokens) for tokens in (SHORT, LONG)
+                counted(WAYS[name], vlm, here, tokens) for tokens in (SHORT, LONG)
             )
             per_step = {place: count / (many - few) for place, count in (after - before).items()}
             found = {"steps": [few, many], "own": per_step, "others": (all_others - others) / (many - few)}

@@ -1,0 +1,91 @@
+"""One of every method, with settings that a model of two layers feels: tests that go over all methods take them here.
+
+Importing this module loads neither torch nor transformers, as configuring a method does not.
+"""
+
+from typing import Any
+
+import mitigation
+from mitigation import (
+    AGLA,
+    ECSO,
+    M3ID,
+    ONLY,
+    OPERA,
+    PAI,
+    VCD,
+    VISTA,
+    AblateDirection,
+    AblateRandom,
+    AttentionSteering,
+    Baseline,
+    CalibratedShift,
+    ConstantShift,
+    ContextPrompt,
+    CutoffOnly,
+    DirectionSteering,
+    InstructionContrast,
+    PriorCorrection,
+    SafetyPrompt,
+    Sampled,
+    SelfContrast,
+    Shifted,
+    TextOnly,
+    TruthReadout,
+    Verbalise,
+    YesBias,
+)
+
+METHODS: dict[str, Any] = {
+    "baseline": Baseline(),
+    "context_prompt": ContextPrompt(),
+    "safety_prompt": SafetyPrompt(),
+    "vcd_sequential": VCD(branch="sequential"),
+    "vcd_paired": VCD(branch="paired"),
+    "vcd_lazy": VCD(branch="lazy", beta=0.5),
+    "self_contrast": SelfContrast(),
+    "text_only": TextOnly(),
+    "cutoff": CutoffOnly(),
+    "constant_shift": ConstantShift(1.0),
+    "shifted_sequential": Shifted(VCD(branch="sequential"), 1.0),
+    "shifted_paired": Shifted(VCD(branch="paired"), 1.0),
+    "sampled": Sampled(CutoffOnly()),
+    "prior_correction": PriorCorrection(),
+    "prior_of_noise": PriorCorrection(prior="noise", pictures=2),
+    "attention_steering": AttentionSteering(),
+    "attention_steering_relative": AttentionSteering(relative=True, all_text=True),
+    "ablate_random": AblateRandom(),
+    "icd": InstructionContrast(),
+    "m3id": M3ID(),
+    "m3id_from_picture": M3ID(from_picture=True),
+    "pai": PAI(first_layer=0),
+    "only": ONLY(),
+    "only_agreeing": ONLY(gamma=2.0, layer=1),
+    "vista": VISTA(window=1),
+    "vista_normed": VISTA(0.0, window=1, normed=True),
+    "agla": AGLA(keep=0.5),
+    "opera": OPERA(beams=2, candidates=3),
+    "verbalise": Verbalise(resolve="both", description_tokens=3),
+    "verbalise_with_picture": Verbalise(picture=True, description_tokens=3),
+    "ecso": ECSO(description_tokens=3),
+}
+"""Methods that answer, by name."""
+
+LEARNERS: dict[str, Any] = {
+    "readout": TruthReadout(),
+    "steering": DirectionSteering(),
+    "ablate_direction": AblateDirection(),
+    "calibrated_shift": CalibratedShift(),
+    "yes_bias": YesBias(),
+}
+"""Methods that learn, or are fitted, before they answer."""
+
+
+def public_methods() -> set[str]:
+    """The names of all public classes that answer, learn or are fitted, but for interfaces."""
+    doing = ("generate", "learn", "fit")
+    public = {name: getattr(mitigation, name) for name in mitigation.__all__}
+    classes = {
+        name: one for name, one in public.items() if isinstance(one, type) and not getattr(one, "_is_protocol", 0)
+    }
+    return {name for name, one in classes.items() if any(callable(getattr(one, does, None)) for does in doing)}
