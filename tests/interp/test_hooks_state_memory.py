@@ -149,6 +149,6 @@ def test_a_choice_reads_its_cases_once(tmp_path: Path, monkeypatch: pytest.Monke
         "readout": Candidate(TruthReadout(point=2), {"strength": [1.0, 4.0]}),
         "steering": Candidate(DirectionSteering(point=2), {"strength": [1.0, 2.0]}),
     }
-    run = run_of("name=m", "method=vcd", f"output_root={tmp_path}", "limit=60", "draws=20")
-    Mitigations(grid, rivals=["vcd"])(run)
+    run = run_of("name=m", "method=vcd", f"output_root={tmp_path}", "limit=12", "draws=20")
+    Mitigations(grid, rivals=["vcd"], development=60)(run)
     assert read == [60]  # twelve learnings

@@ -74,10 +74,12 @@ def assert_same_look(folder: Path, undisturbed: Path) -> None:
     assert read(folder / "metrics.json") == read(undisturbed / "metrics.json")
 
 
-def job(how: str, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """A whole command in a process of its own."""
-    command = [sys.executable, "-m", "tests.experiments.analysis_job", how, *overrides]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400"}
+def job(how: str, *overrides: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    """A whole command in a process of its own, or in several."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
+    launched = launcher if processes > 1 else ()
+    command = [sys.executable, *launched, "-m", "tests.experiments.analysis_job", how, *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "400", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
 
 
@@ -92,10 +94,11 @@ def undisturbed(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_analysis_that_raises_is_a_sentence_and_is_finished_later(
+def test_an_analysis_that_raises_in_a_launch_is_a_sentence_and_is_finished_later(
     saved: Path, tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = job("raise", *options(saved, tmp_path))
+    """Two processes: rank 0 looks, fails and says so once; the other ends well."""
+    ended = job("raise", *options(saved, tmp_path), processes=2)
     assert ended.returncode == 0, ended.stderr
     folder = only(tmp_path)
     sentence = (
@@ -103,6 +106,7 @@ def test_an_analysis_that_raises_is_a_sentence_and_is_finished_later(
         "the same command tries it again)"
     )
     assert sentence in ended.stdout
+    assert ended.stdout.count(UNSEEN) == 1
     assert sentence in page(folder)
     assert "Traceback" not in ended.stdout + ended.stderr
     trace = (folder / "tracebacks" / "attention.txt").read_text()
@@ -121,7 +125,7 @@ def test_an_analysis_that_raises_is_a_sentence_and_is_finished_later(
     assert_same_look(folder, undisturbed)
 
 
-def test_a_run_killed_before_its_analysis_is_analysed_by_the_same_command(
+def test_a_run_killed_before_its_analysis_is_analysed_by_the_task_and_by_the_same_command(
     saved: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
     ended = job("kill", *options(saved, tmp_path))
@@ -135,32 +139,17 @@ def test_a_run_killed_before_its_analysis_is_analysed_by_the_same_command(
     answered = (folder / "predictions.jsonl").read_bytes()
     assert not is_finished(folder)
 
+    other = study_of(saved, tmp_path, "task=attention", f"run={folder}", "method.alpha=3")
+    other.task(other)  # with another arm under study the single cases stay missing
+    assert (folder / "attention.json").exists()
+    assert analyses.unfinished(folder) == ["attention_cases"]
+    assert not is_finished(folder)
+
     run = study_of(saved, tmp_path)
     run.task(run)
     assert only(tmp_path) == folder
     assert (folder / "predictions.jsonl").read_bytes() == answered
     assert "What is missing here" not in page(folder)
-    assert is_finished(folder)
-    assert_same_look(folder, undisturbed)
-
-
-def test_a_run_killed_before_its_analysis_is_finished_by_the_task(
-    saved: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both analyses, with the study's own options; with another arm under study the single cases stay missing."""
-    with monkeypatch.context() as patched:
-        patched.setattr("experiments.studies.attention.analysis.analyse_failures", raising(KeyboardInterrupt))
-        run = study_of(saved, tmp_path)
-        with pytest.raises(KeyboardInterrupt):
-            run.task(run)
-    folder = only(tmp_path)
-    other = study_of(saved, tmp_path, "task=attention", f"run={folder}", "method.alpha=3")
-    other.task(other)
-    assert (folder / "attention.json").exists()
-    assert analyses.unfinished(folder) == ["attention_cases"]
-    assert not is_finished(folder)
-    run = study_of(saved, tmp_path, "task=attention", f"run={folder}")
-    run.task(run)
     assert is_finished(folder)
     assert_same_look(folder, undisturbed)
 
@@ -236,31 +225,31 @@ def test_what_is_done_is_not_done_again(
     assert "".join(sentences[0].split()) in "".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        MemoryError(),
-        OSError(28, "No space left on device"),
-        UserError("no room"),
-        AssertionError(),
-    ],
-)
 def test_any_exception_of_an_added_step_stays_there(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def second(work: study.Study) -> Iterable[str]:
-        (work.store.path / "second.txt").write_text("here")
-        return ["the second was done"]
+    errors = {
+        "memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        "host": MemoryError(),
+        "disk": OSError(28, "No space left on device"),
+        "user": UserError("no room"),
+        "assertion": AssertionError(),
+    }
 
-    first = Analysis("first", "the first was not done", raising(error))  # type: ignore[arg-type]
+    def last(work: study.Study) -> Iterable[str]:
+        (work.store.path / "last.txt").write_text("here")
+        return ["the last was done"]
+
+    failing = [Analysis(name, f"{name} was not done", raising(error)) for name, error in errors.items()]  # type: ignore[arg-type]
     run = study_of(saved, tmp_path, "attention=false", "limit=4")
-    folder = study.run(run, after=[first, Analysis("second", "the second was not done", second)])
+    folder = study.run(run, after=[*failing, Analysis("last", "the last was not done", last)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "the first was not done: " in said
-    assert "the second was done" in said
-    assert "the first was not done: " in page(folder)
-    assert analyses.unfinished(folder) == ["first"]
+    for name in errors:
+        assert f"{name} was not done: " in said
+        assert f"{name} was not done: " in page(folder)
+    assert "the last was done" in said
+    assert (folder / "last.txt").exists()
+    assert analyses.unfinished(folder) == [*errors]
     assert not is_finished(folder)
 
 
@@ -368,19 +357,4 @@ def test_every_study_concludes_before_its_own_analysis(
     assert read(folder / "metrics.json")["arms" if broken else "points"]
     assert broken is None or sentence in page(folder)
     assert "two devices" in next((folder / "tracebacks").iterdir()).read_text()
-    assert not is_finished(folder)
-
-
-def test_a_launch_concludes_first_and_ends_well(saved: Path, tmp_path: Path) -> None:
-    """Two processes: rank 0 looks, fails and says so once; the other ends well."""
-    job_of_two = ("--standalone", "--nproc_per_node", "2", "-m", "tests.experiments.analysis_job")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "400"}
-    command = [sys.executable, "-m", "torch.distributed.run", *job_of_two, "raise", *options(saved, tmp_path)]
-    ended = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr
-    folder = only(tmp_path)
-    assert ended.stdout.count(UNSEEN) == 1
-    assert UNSEEN in page(folder)
-    assert (folder / "tracebacks" / "attention.txt").exists()
-    assert read(folder / "attention" / "cases.json")["cases"]
     assert not is_finished(folder)

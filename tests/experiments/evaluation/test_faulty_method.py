@@ -11,7 +11,8 @@ import pytest
 from experiments.config import Run
 from experiments.runs.directory import IDENTITY
 from interp.errors import UserError
-from mitigation.method import MethodFault
+from interp.vlm import VLM, Prompt
+from mitigation.method import MethodFault, check_answers
 from mitigation.own_file import OwnFile
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import run_of
@@ -54,10 +55,18 @@ def only_run(run: Run) -> Path:
 
 
 @pytest.mark.parametrize("what", FORGETFUL)
-def test_what_it_forgets_is_said_and_the_others_go_on(
-    saved: Path, tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_forgets_is_said(vlm: VLM, tmp_path: Path, what: str) -> None:
     returned, sentence = FORGETFUL[what]
+    (tmp_path / "mine.py").write_text(f"{CLASS}        return {returned}\n")
+    method, prompts = OwnFile(f"{tmp_path}/mine.py"), [Prompt("Is it?", key=key) for key in "ab"]
+    with pytest.raises(MethodFault, match=re.escape(sentence)):
+        check_answers(method, method.generate(vlm, prompts, max_new_tokens=1), prompts, margins=True)
+
+
+def test_where_it_forgets_something_the_others_go_on(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    returned, sentence = FORGETFUL["too few"]
     run = own(saved, tmp_path, f"{CLASS}        return {returned}\n", "+method@arms.prompt=prompt")
     with pytest.raises(MethodFault, match=re.escape(sentence)):
         run.task(run)

@@ -200,7 +200,7 @@ def test_the_record_says_what_it_ran_on(finished: Path) -> None:
 
 
 def test_the_same_command_twice_gives_identical_predictions(saved: Path, finished: Path, tmp_path: Path) -> None:
-    again = evaluate(study(saved, tmp_path))
+    again = evaluate(study(saved, tmp_path, "attention=false"))
     assert (again / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
     assert (again / "metrics.json").read_text() == (finished / "metrics.json").read_text()
 
@@ -209,7 +209,7 @@ def test_the_same_command_twice_gives_identical_predictions(saved: Path, finishe
 def test_a_run_cut_off_anywhere_continues_to_the_same_end(
     saved: Path, finished: Path, tmp_path: Path, share: float
 ) -> None:
-    run = study(saved, tmp_path)
+    run = study(saved, tmp_path, "attention=false")
     whole = (finished / "predictions.jsonl").read_bytes()
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store:
         (store.path / "predictions.jsonl").write_bytes(whole[: int(share * len(whole))])
@@ -254,7 +254,7 @@ class WithoutDevelopment:
 def test_without_a_development_split_the_shift_is_cross_fitted(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = study(saved, tmp_path, "limit=24")
+    run = study(saved, tmp_path, "limit=24", "attention=false")
     folder = evaluate(replace(run, benchmark=WithoutDevelopment()))
     said = capsys.readouterr().out
     assert "calibrated_shift: in each of 5 folds of the cases, one constant, fitted on those of the others" in said
@@ -274,9 +274,8 @@ def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path
     run.task(run)
     broken = sorted((root / "data").rglob("*.png"))[0]
     broken.write_bytes(b"")
-    folder = evaluate(
-        study(saved, tmp_path, "benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null")
-    )
+    of_the_set = ("benchmark=mmsafeaware", f"benchmark.root={root}", "name=broken", "limit=null", "attention=false")
+    folder = evaluate(study(saved, tmp_path, *of_the_set))
     environment = json.loads((folder / "environment.json").read_text())
     statuses = [record["status"] for record in lines(folder) if record["arm"] == "baseline"]
     assert len(statuses) + len(environment["benchmark"]["missing"]) >= 12

@@ -220,10 +220,16 @@ def on_split(root: Path, split: str, *more: str) -> Any:
     )
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that made a choice, which nobody changes."""
+    root = tmp_path_factory.mktemp("first")
+    return Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(root, "test"))
+
+
 def test_a_choice_is_taken_over_on_another_split_without_asking_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test"))
     lines = (first / "choosing.jsonl").read_bytes()
     assert len({json.loads(line)["case"] for line in lines.splitlines()}) == 8
     with monkeypatch.context() as patched:
@@ -237,8 +243,7 @@ def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     assert all(case.startswith("new_sentences") for case in asked)
 
 
-def test_fewer_candidates_take_their_choice_over(tmp_path: Path) -> None:
-    first = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test"))
+def test_fewer_candidates_take_their_choice_over(first: Path, tmp_path: Path) -> None:
     one = {"moved": OWN_GRID["moved"]}
     second = Mitigations(one, rivals=["vcd"], development=8, chosen_in=str(first))(on_split(tmp_path, "new_sentences"))
     choices = [json.loads((folder / "choice.json").read_text()) for folder in (first, second)]
@@ -256,17 +261,17 @@ def test_fewer_candidates_take_their_choice_over(tmp_path: Path) -> None:
     ],
 )
 def test_another_choice_is_not_taken_over(
-    tmp_path: Path, grid: dict[str, Any], development: int | None, overrides: tuple[str, ...], rule: str
+    first: Path, tmp_path: Path, grid: dict[str, Any], development: int | None, overrides: tuple[str, ...], rule: str
 ) -> None:
-    first = Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(tmp_path, "test"))
     other = Mitigations(grid, rivals=["vcd"], development=development, chosen_in=str(first))
     with pytest.raises(UserError, match=rf"chosen_in=.*another one \({rule}\)"):
         other(on_split(tmp_path, "new_sentences", *overrides))
 
 
 def test_a_folder_without_a_choice_and_other_cases_are_refused(tmp_path: Path) -> None:
-    first = Mitigations(OWN_GRID, rivals=["vcd"])(on_split(tmp_path, "test"))
-    other = Mitigations(OWN_GRID, rivals=["vcd"], chosen_in=str(first))
+    grid = {"moved": Candidate(VCD(), {"alpha": [0.5]})}
+    first = Mitigations(grid, rivals=["vcd"])(on_split(tmp_path, "test"))
+    other = Mitigations(grid, rivals=["vcd"], chosen_in=str(first))
     with pytest.raises(UserError, match="12 development cases, which are not the 10 of this run"):
         other(on_split(tmp_path, "new_sentences", "limit=10"))
     for lacking in ("choosing.jsonl", "choice.json"):
