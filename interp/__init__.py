@@ -9,6 +9,7 @@ Models and prompts
     Prompt, Generation    one question; the answers to a batch of them, with Yes/No margins
     Metric, logit_difference   what tools measure: the Yes/No margin, or any function of the first token's logits
     segment               which token is image, question, system text, template or sink
+    measure_places        where image tokens lie in the picture, for families that are not known
     float32_head, native_head       logits before they are rounded to the model's type; why they cannot be had
     FeatureCache, shared_features   reuse of image features while several methods answer the same prompts
     UserError             what every function here raises for a mistake of its caller
@@ -19,6 +20,9 @@ Attention
     weights_of, patch_map, word_masses  one map, averaged; laid over the picture; summed by word
     head_patterns                       where chosen heads look, over image patches and words
     check_recorder                      does the recorder agree with eager attention on this model?
+
+Proof
+    prove, Proof          does this model's layout hold, and which tools may be trusted on it?
 
 Interventions
     knockout              cuts attention edges between segments
@@ -60,9 +64,12 @@ if TYPE_CHECKING:
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
     from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
+    from interp.loading import load
     from interp.metric import logit_difference
     from interp.output_head import float32_head, native_head
+    from interp.places import measure_places
     from interp.prompt import Prompt
+    from interp.proof import Proof, prove
     from interp.segments import segment
     from interp.speed.vision_cache import FeatureCache, shared_features
     from interp.tools.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
@@ -82,7 +89,7 @@ if TYPE_CHECKING:
     from interp.tools.part_effects import Part, part_attribution, part_effects
     from interp.tools.patching import misaligned, patch
     from interp.tools.probes import Probe, probe
-    from interp.vlm import VLM, load
+    from interp.vlm import VLM
 
 _NAMES = {
     "attention.record": ("Queries", "record_attention"),
@@ -116,9 +123,12 @@ _NAMES = {
     "tools.probes": ("Probe", "probe"),
     "prompt": ("Prompt",),
     "attention.check": ("check_recorder",),
+    "places": ("measure_places",),
     "segments": ("segment",),
     "speed.vision_cache": ("FeatureCache", "shared_features"),
-    "vlm": ("VLM", "load"),
+    "loading": ("load",),
+    "proof": ("Proof", "prove"),
+    "vlm": ("VLM",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

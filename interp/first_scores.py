@@ -67,6 +67,11 @@ class FirstScores:
         self._seen = not any(options.get(name) for name in UNSEEN)
         self.sampled = bool(options.get("do_sample")) or any(getattr(one, "sampled", False) for one in own)
 
+    @property
+    def ran(self) -> bool:
+        """Whether generate() has called the processors."""
+        return self._plain.called
+
     def margins(self, rows: int) -> Float[Tensor, "row"]:
         """The margins of the ``rows`` answers, float32 on the CPU; NaN where there is none."""
         return self._read(self._final, rows)
@@ -90,11 +95,13 @@ class _Tap(LogitsProcessor):
     def __init__(self, tokens: Sequence[int], before: Sequence[LogitsProcessor]) -> None:
         self._tokens, self._before = list(tokens), before
         self._kept: Tensor | None = None
+        self.called = False
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
         """The scores as they are."""
+        self.called = True
         if self._kept is None:
             self._kept = scores[:, self._tokens]  # a copy, because a later processor may write into the scores
         return scores

@@ -1,6 +1,5 @@
 """Where each image token lies in the picture: columns of the batch as grids, from the processor's actual output."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
@@ -17,6 +16,8 @@ Box = tuple[float, float, float, float]
 """Left, top, right, bottom as fractions of the original picture's width and height. Outside 0 to 1 is padding."""
 
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+MEASURED = "measured"
+"""The name of a grid that was measured (``interp.places``), in maps and tables."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class PatchGrid:
     """A grid of image tokens over the picture.
 
     ``columns`` are columns of the (left-padded) batch, row-major from the top left. ``box`` is the part of the picture
-    they cover. ``name`` is ``base`` (the whole picture), ``tiles`` (the whole picture in high resolution) or ``global``
-    (the low-resolution copy that accompanies the tiles).
+    they cover. ``name`` is ``base`` (the whole picture), ``tiles`` (the whole picture in high resolution), ``global``
+    (the low-resolution copy that accompanies the tiles) or ``measured`` (the whole picture, by ``interp.places``).
     """
 
     name: str
@@ -45,7 +46,12 @@ class ImageTokens(NamedTuple):
     processor: Any
 
 
-def _grid(name: str, columns: Sequence[int], height: int, width: int, box: Box = WHOLE) -> PatchGrid:
+def grid_of(name: str, columns: Sequence[int], height: int, width: int, box: Box = WHOLE) -> PatchGrid:
+    """A grid of these columns, row by row.
+
+    Raises:
+        UserError: they do not fill it.
+    """
     if height * width != len(columns):
         raise UserError(
             f"{len(columns)} image tokens do not fill a grid of {height} × {width}; the processor and the model "
@@ -65,7 +71,7 @@ def _patches(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     height, width = pixels.shape[-2:]
     count = len(tokens.columns)
     box = crop_box(tokens.processor.image_processor, tokens.size)
-    return (_grid("base", tokens.columns, isqrt(count * height // width), isqrt(count * width // height), box),)
+    return (grid_of("base", tokens.columns, isqrt(count * height // width), isqrt(count * width // height), box),)
 
 
 def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
@@ -78,12 +84,12 @@ def _anyres(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     tiles = get_anyres_image_grid_shape(size, tokens.config.image_grid_pinpoints, vision.image_size)
     height, width = unpad_image(torch.zeros(1, tiles[0] * side, tiles[1] * side), size).shape[1:]
     base, rest = tokens.columns[: side * side], tokens.columns[side * side :]
-    with_newline = _grid("tiles", rest, height, width + 1)
+    with_newline = grid_of("tiles", rest, height, width + 1)
     # Padding is removed in whole cells, equally on both sides: of an odd number, half a cell stays on each side.
     shown = [min(tiles[0], tiles[1] * size[0] / size[1]) * side, min(tiles[1], tiles[0] * size[1] / size[0]) * side]
     top, left = (shown[0] - height) / (2 * shown[0]), (shown[1] - width) / (2 * shown[1])
     box = (left, top, 1 - left, 1 - top)
-    return _grid("base", base, side, side), PatchGrid("tiles", with_newline.columns[:, :-1], box)
+    return grid_of("base", base, side, side), PatchGrid("tiles", with_newline.columns[:, :-1], box)
 
 
 def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
@@ -92,7 +98,7 @@ def _thw(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     merge = tokens.config.vision_config.spatial_merge_size
     if frames != 1:
         raise UserError(f"an image of {frames} frames; only pictures are mapped; give a picture instead of a video")
-    return (_grid("base", tokens.columns, height // merge, width // merge),)
+    return (grid_of("base", tokens.columns, height // merge, width // merge),)
 
 
 def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
@@ -100,11 +106,11 @@ def _tiles(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     runs = _equal_runs(tokens)
     side = isqrt(len(runs[0]))
     if len(runs) == 1:
-        return (_grid("base", runs[0], side, side),)
+        return (grid_of("base", runs[0], side, side),)
     rows, columns = _tile_arrangement(tokens, len(runs) - 1)
-    squares = torch.stack([_grid("tiles", run, side, side).columns for run in runs[:-1]])
+    squares = torch.stack([grid_of("tiles", run, side, side).columns for run in runs[:-1]])
     whole = squares.reshape(rows, columns, side, side).transpose(1, 2).reshape(rows * side, columns * side)
-    return PatchGrid("tiles", whole), _grid("global", runs[-1], side, side)
+    return PatchGrid("tiles", whole), grid_of("global", runs[-1], side, side)
 
 
 def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
@@ -119,13 +125,13 @@ def _equal_runs(tokens: ImageTokens) -> list[list[int]]:
 
 
 def _tile_arrangement(tokens: ImageTokens, tiles: int) -> tuple[int, int]:
-    """Rows and columns of tiles: from the row/column tokens if there are any, else from the picture's size."""
-    names = tokens.processor.tokenizer.convert_ids_to_tokens([tokens.ids[c - 1] for c in tokens.columns if c])
-    places = [match for name in names if (match := re.search(r"row_(\d+)_col_(\d+)", name))]
-    if places:
-        rows, columns = (max(int(match[i]) for match in places) for i in (1, 2))
-    else:
-        rows, columns = _canvas(tokens)
+    """Rows and columns of tiles, by the image processor's own function for the picture's size.
+
+    Not by the row and column tokens: Idefics3-8B has none in its vocabulary and spells them out in pieces.
+    """
+    width, height = tokens.size
+    counted = tokens.processor.image_processor.get_number_of_image_patches(height, width, {})
+    rows, columns = counted[1:] if isinstance(counted, tuple) else _canvas(tokens)
     if rows * columns != tiles:
         raise UserError(
             f"{tiles} tiles of an image where {rows} × {columns} were expected; the image processor was called with "
@@ -150,6 +156,15 @@ def _queries(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
     return ()
 
 
+def _by_grid_or_none(tokens: ImageTokens) -> tuple[PatchGrid, ...]:
+    """The grid of ``image_grid_thw`` where the tokens fill it; else no grids."""
+    merge = getattr(getattr(tokens.config, "vision_config", None), "spatial_merge_size", None)
+    if merge is None or tokens.batch.get("image_grid_thw") is None:
+        return ()
+    _, height, width = (int(n) // merge for n in tokens.batch["image_grid_thw"][tokens.picture])
+    return _thw(tokens) if height * width == len(tokens.columns) else ()
+
+
 GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
     "patches": _patches,
     "anyres": _anyres,
@@ -157,6 +172,7 @@ GRIDS: dict[Geometry, Callable[[ImageTokens], tuple[PatchGrid, ...]]] = {
     "tiles": _tiles,
     "queries": _queries,
     "cross_attention": _queries,  # never called: there are no columns to lay out
+    "measured": _by_grid_or_none,
 }
 
 

@@ -24,8 +24,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.families import layout_for
 from interp.host import to_device
+from interp.layout import layout_for
 
 COPIED = 2**30
 PART = 2**25  # bytes in float32 that are converted at a time, of a head that is too large to be copied

@@ -9,7 +9,10 @@ from jinja2.exceptions import TemplateError
 from PIL import Image
 
 from interp.errors import UserError
-from interp.families import Layout
+from interp.layout import Layout
+
+MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
+DATE = "26 Jul 2024"  # the one that Llama 3.2's own template falls back on
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def render(processor: Any, prompt: Prompt, *, layout: Layout, name: str) -> str:
     """Renders the prompt with ``processor``'s chat template, up to where the answer begins. The image is a placeholder.
 
+    A date that the template asks for is ``DATE``. A template that wants the system text as a string gets one.
+
     Raises:
         UserError: the processor has no chat template, the template rejects or drops the system prompt, or placeholders
             and images differ in number (the question itself may contain a placeholder).
@@ -57,8 +62,13 @@ def render(processor: Any, prompt: Prompt, *, layout: Layout, name: str) -> str:
     messages = [{"role": "user", "content": [*picture, {"type": "text", "text": prompt.text}]}]
     if prompt.system is not None:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": prompt.system}]})
+    # A date that a template would add (Llama 3.2 does, to words without a picture) would change prompts day by day.
+    dated = {"date_string": DATE} if "date_string" in str(processor.chat_template) else {}
     try:
-        text = processor.apply_chat_template(messages, add_generation_prompt=True)
+        text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
+        if prompt.system is not None and str(messages[0]["content"]) in text:  # it wants a string, and printed a list
+            messages[0]["content"] = prompt.system
+            text = processor.apply_chat_template(messages, add_generation_prompt=True, **dated)
     except TemplateError as error:
         raise UserError(
             f"the chat template of {name} refuses this prompt ({error}); many have no system role; leave the system "

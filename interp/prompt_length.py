@@ -1,4 +1,4 @@
-"""Prompt lengths in tokens, computed without decoding or processing the pictures."""
+"""Prompt lengths in tokens: texts are counted by the tokenizer, a picture is encoded once for each size."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,11 @@ Size = tuple[int, int]
 
 
 class Lengths:
-    """Prompt lengths for one ``VLM``: tokens of the rendered text plus image tokens.
+    """Prompt lengths for one ``VLM``: tokens of the rendered text, and what a picture of that size adds.
 
-    The number of image tokens comes from the processor (``_get_num_multimodal_tokens``, which inference servers use to
-    plan batches). It is exact for the families of ``interp.families``, except that it can be off by a few columns where
-    a picture is cut into tiles. Use it to form batches, not to index them.
+    A blank picture of each size is encoded once, with a question of one character, so that the model's own processor
+    says how many tokens it takes, in every family. Words that merge with what the processor puts around a picture can
+    make a length wrong by a token. Use it to form batches, not to index them.
     """
 
     def __init__(self, vlm: Any) -> None:
@@ -37,36 +37,26 @@ class Lengths:
         self._read([prompt for prompt in dict.fromkeys(prompts) if prompt not in self._texts])
         for size in dict.fromkeys(sizes):
             if size is not None and size not in self._pictures:
-                self._pictures[size] = self._tokens(size)
+                self._pictures[size] = self._added(size)
         return [
             self._texts[prompt] + (0 if size is None else self._pictures[size])
             for prompt, size in zip(prompts, sizes, strict=True)
         ]
 
     def _read(self, prompts: Sequence[tuple[str, bool, str | None]]) -> None:
-        """Caches the numbers of text tokens. The picture's placeholder is counted with the picture."""
+        """Caches the numbers of text tokens; the placeholder counts as text."""
         if not prompts:
             return
         dot = Image.new("RGB", (1, 1))
-        rendered = [
-            self.vlm.render(Prompt(text, dot if pictured else None, system)) for text, pictured, system in prompts
-        ]
-        placeholder = str(getattr(self.vlm.processor, "image_token", None) or "")
+        words = [self.vlm.render(Prompt(text, dot if pictured else None, system)) for text, pictured, system in prompts]
         begin = self.vlm.tokenizer.bos_token
-        words = [text.replace(placeholder, "") if placeholder else text for text in rendered]
-        special = not (begin and rendered[0].startswith(begin))
+        special = not (begin and words[0].startswith(begin))
         ids = self.vlm.tokenizer(words, add_special_tokens=special)["input_ids"]
         self._texts.update(zip(prompts, map(len, ids), strict=True))
 
-    def _tokens(self, size: Size) -> int:
-        processor = self.vlm.processor
-        if self.vlm.layout.cross_attended:
-            return 1  # the placeholder alone
-        if self.vlm.layout.geometry == "queries":
-            return int(processor.num_query_tokens)
-        edges = (size[1], size[0])
-        if hasattr(processor, "_get_num_multimodal_tokens"):
-            return int(processor._get_num_multimodal_tokens(image_sizes=[edges])["num_image_tokens"][0])
-        # SmolVLM's processor lacks that method: count its tiles, without the delimiters between them.
-        tiles = processor.image_processor.get_number_of_image_patches(*edges)
-        return int(tiles[0] if isinstance(tiles, tuple) else tiles) * int(processor.image_seq_len)
+    def _added(self, size: Size) -> int:
+        """The tokens of a prompt with a picture of this size that are not in its text."""
+        asked = ("?", True, None)
+        self._read([asked] if asked not in self._texts else [])
+        encoded = self.vlm.inputs([Prompt("?", Image.new("RGB", size))])
+        return int(encoded["input_ids"].shape[1]) - self._texts[asked]

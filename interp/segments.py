@@ -29,7 +29,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.image_grid import GRIDS, ImageTokens, PatchGrid
+from interp.image_grid import GRIDS, MEASURED, ImageTokens, PatchGrid, grid_of
+from interp.places import measured_grid
+from interp.prompt import MARK
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -42,8 +44,6 @@ WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 Span = tuple[int, int]
 """Start and end (exclusive) of a range of characters."""
-
-MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ def _row(
     places = text_spans(vlm.render, prompt)
     for name in ("system", "user"):
         for column in text:
-            if name in places and overlaps(spans[column], places[name]):
+            if any(overlaps(spans[column], place) for place in places.get(name, ())):
                 labels[column] = name
     if text:
         labels[text[0]] = "sink"
-    words = _words(rendered, places.get("user"), spans, vlm.name)
+    words = _words(rendered, places["user"][-1] if "user" in places else None, spans, vlm.name)
     grids = _grids(vlm, prompt, image, ids, encoded, index)
     return RowSegments(tuple(labels), tuple(ids), words, grids, _imageless(vlm))
 
@@ -198,20 +198,31 @@ def _grids(
     if prompt.image is None or not columns:
         return ()
     tokens = ImageTokens(columns, ids, index, prompt.image.size, encoded, vlm.model.config, vlm.processor)
+    if vlm.layout.geometry == "measured" and (shape := measured_grid(vlm, prompt.image.size)) is not None:
+        return (grid_of(MEASURED, columns, *shape),)
     return GRIDS[vlm.layout.geometry](tokens)
 
 
-def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str, Span]:
-    """The spans of the prompt's ``user`` and ``system`` texts in ``render(prompt)``, if present."""
+def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str, list[Span]]:
+    """The spans of the prompt's ``user`` and ``system`` texts in ``render(prompt)``; some templates print one twice."""
     rendered = render(prompt)
     marked = {"user": replace(prompt, text=MARK)} if prompt.text else {}
     if prompt.system:
         marked["system"] = replace(prompt, system=MARK)
     found = {}
     for name, other in marked.items():
-        before, _, after = render(other).partition(MARK)
-        if rendered.startswith(before) and rendered.endswith(after):
-            found[name] = (len(before), len(rendered) - len(after))
+        pieces = render(other).split(MARK)
+        times, around = len(pieces) - 1, sum(map(len, pieces))
+        if not times or (len(rendered) - around) % times:
+            continue
+        length, start, spans = (len(rendered) - around) // times, 0, []
+        for piece in pieces[:-1]:
+            start += len(piece)
+            spans.append((start, start + length))
+            start += length
+        said = {rendered[slice(*span)] for span in spans}
+        if len(said) == 1 and said.pop().join(pieces) == rendered:
+            found[name] = spans
     return found
 
 

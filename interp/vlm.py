@@ -6,9 +6,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,51 +16,17 @@ from torch import Tensor
 from transformers import BatchFeature, LogitsProcessor
 
 from interp.batching import BatchContext
-from interp.checkpoints.config import ModelConfig
-from interp.checkpoints.load import read_checkpoint
 from interp.checkpoints.memory import input_device
 from interp.errors import UserError
-from interp.families import encode_pieces, layout_for
+from interp.families import encode_pieces
 from interp.first_scores import FirstScores, Metric, margin_of
 from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
+from interp.layout import layout_for
 from interp.output_head import float32_head, native_head
-from interp.prompt import Prompt, render, to_rgb
+from interp.prompt import MARK, Prompt, render, to_rgb
 
-__all__ = ["VLM", "Generation", "Prompt", "load"]
+__all__ = ["VLM", "Generation", "Prompt"]
 YES, NO = "Yes", "No"
-
-
-def load(
-    source: str | Path | ModelConfig,
-    *,
-    dtype: str | None = None,
-    device: str | None = None,
-    revision: str | None = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool | None = None,
-    chat_template: str | None = None,
-) -> "VLM":
-    """The model at ``source``: ``organism:<name>``, a folder, a hub id, or a ``ModelConfig``.
-
-    The other arguments, where given, replace the fields of ``ModelConfig`` with the same name. Weights are read from
-    safetensors only. ``VLM.revision`` is the hub commit, or for a folder a sha256 over its safetensors files.
-
-    Raises:
-        UserError: as ``interp.checkpoints.load.read_checkpoint``.
-    """
-    given = {
-        "dtype": dtype,
-        "device": device,
-        "revision": revision,
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-        "chat_template": chat_template,
-    }
-    config = source if isinstance(source, ModelConfig) else ModelConfig(Path(source).name, str(source))
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    config = replace(config, **changes)
-    model, processor, found = read_checkpoint(config)
-    return VLM(model, processor, name=config.name, revision=found)
 
 
 class AnswerIds(NamedTuple):
@@ -124,6 +88,7 @@ class VLM:
     the inner model contains the adapter's layers and has the module paths of ``layout``. Callables in ``on_encode`` are
     called with the prompts and the model inputs after every ``encode``. ``batches`` forms the batches of loops over
     prompts (``interp.batching``).
+    ``refused`` are tools that a proof refuses, with the reason.
 
     Raises:
         UserError: the family is not supported, or the tokenizer has no token to pad with.
@@ -135,6 +100,7 @@ class VLM:
         self.layout = layout_for(self.model)
         self.name = name or self.layout.model_type
         self.revision = revision
+        self.refused: Mapping[str, str] = {}
         self.on_encode: list[Callable[[Sequence[Prompt], BatchFeature], object]] = []
         self.batches = BatchContext(self)
         self.tokenizer = processor.tokenizer
@@ -145,6 +111,18 @@ class VLM:
             raise UserError(
                 f"the tokenizer of {self.name} has neither a padding token nor an end token to use instead; "
                 "set processor.tokenizer.pad_token"
+            )
+
+    def require(self, tool: str) -> None:
+        """Checks that a proof of this model (``interp.proof``), if there was one, lets ``tool`` be trusted.
+
+        Raises:
+            UserError: the proof refused it.
+        """
+        if why := self.refused.get(tool):
+            raise UserError(
+                f"{tool} on {self.name} would be wrong: {why}; task=prove shows every check; take a tool that it lets"
+                " through"
             )
 
     @property
@@ -159,8 +137,23 @@ class VLM:
 
     @cached_property
     def answer_ids(self) -> AnswerIds:
-        """The first tokens of "Yes" and "No" after a rendered prompt; see ``answer_ids``."""
-        return self.first_tokens(YES, NO)
+        """The first tokens of "Yes" and "No" after a rendered prompt; see ``answer_ids``.
+
+        In families that were tuned to say "yes" and "no" (PaliGemma, InstructBLIP) those of the lower case count too.
+        """
+        yes, no = self.first_tokens(YES, NO)
+        if self.layout.lower_case:
+            lower = self.first_tokens(YES.lower(), NO.lower())
+            yes, no = (list(dict.fromkeys([*one, *other])) for one, other in zip((yes, no), lower, strict=True))
+        return AnswerIds(yes, no)
+
+    @property
+    def answer_spellings(self) -> dict[str, list[str]]:
+        """The tokens that count as Yes and as No, as the vocabulary spells them."""
+        return {
+            name: [str(token) for token in self.tokenizer.convert_ids_to_tokens(ids)]
+            for name, ids in zip((YES, NO), self.answer_ids, strict=True)
+        }
 
     def first_tokens(self, one: str, other: str) -> AnswerIds:
         """The first tokens of two other answers, as ``answer_ids`` are of "Yes" and "No".
@@ -187,10 +180,30 @@ class VLM:
         """The module with the output head, which runs the forwards of generate(); in InstructBLIP it is nested."""
         return self.model.get_submodule(self.layout.lm_head.rpartition(".")[0])
 
-    @property
+    @cached_property
     def end_ids(self) -> set[int]:
-        """The tokens that end an answer."""
-        return _ids(self._special_tokens()["eos_token_id"])
+        """The tokens that end an answer: the checkpoint's, the tokenizer's, and the one behind an answer in the chat.
+
+        All three, because one alone may be wrong: InstructBLIP's generation config names the begin token, and that of
+        IDEFICS lacks ``<end_of_utterance>``.
+        """
+        return _ids(self.speaker.generation_config.eos_token_id) | _ids(self.tokenizer.eos_token_id) | self._turn_end()
+
+    def _turn_end(self) -> set[int]:
+        """The special token right behind an answer in the chat template; empty if there is none."""
+        said = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+        said.append({"role": "assistant", "content": [{"type": "text", "text": MARK}]})
+        try:
+            behind = self.processor.apply_chat_template(said).rpartition(MARK)[2].lstrip()
+        except Exception:  # a template that takes no answers
+            return set()
+        specials = {content: token for token, content in self._specials().items()}
+        found = max((content for content in specials if behind.startswith(content)), key=len, default="")
+        return {specials[found]} if found else set()
+
+    def _specials(self) -> dict[int, str]:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return {number: str(token) for number, token in added.items() if token.special and str(token)}
 
     def render(self, prompt: Prompt) -> str:
         """The prompt as text, up to where the answer begins. The image is a single placeholder."""
@@ -231,8 +244,15 @@ class VLM:
         else:
             process = self.processor if images else self._without_images
             batch = process(text=texts, images=images or None, **options)
+            if images and self._takes_types and "mm_token_type_ids" not in batch:
+                batch = process(text=texts, images=images, return_mm_token_type_ids=True, **options)
         batch.pop("labels", None)  # PaliGemma's processor always adds them, all "ignore"
         return batch.to(self.device, dtype=self.dtype)
+
+    @cached_property
+    def _takes_types(self) -> bool:
+        """Whether the model needs to be told which tokens are image tokens; not every processor does so unasked."""
+        return "mm_token_type_ids" in inspect.signature(self.model.forward).parameters
 
     def _without_images(self, **arguments: Any) -> BatchFeature:
         """Text-only inputs. Turns the errors of families that require an image into a ``UserError``."""
@@ -271,6 +291,11 @@ class VLM:
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
         with own_length(self.speaker), seeded(seed, self.device), float32_head(self.model, first.exact):
             output = self.model.generate(**batch, **options)
+        if logits_processor and not first.ran:
+            raise UserError(
+                f"{self.name} has a generate of its own that runs no logits processor; a method that changes logits "
+                "would change nothing; take one that does not (baseline, prompt, verbalise), or another model"
+            )
         ends = _ids(options["eos_token_id"])
         sequences = getattr(output, "sequences", output)
         rows = new_tokens(sequences, batch["input_ids"], ends=ends, pad=options["pad_token_id"])
@@ -286,12 +311,14 @@ class VLM:
         )
 
     def _special_tokens(self) -> dict[str, Any]:
-        """The end and padding ids for ``generate``: the checkpoint's, else the tokenizer's."""
-        end = self.speaker.generation_config.eos_token_id
-        return {
-            "eos_token_id": self.tokenizer.eos_token_id if end is None else end,
-            "pad_token_id": self.tokenizer.pad_token_id,
-        }
+        """The end and padding ids for ``generate``."""
+        return {"eos_token_id": sorted(self.end_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
+
+    def positions(self, attention_mask: Int[Tensor, "row column"]) -> dict[str, Int[Tensor, "row column"]]:
+        """``position_ids`` for a padded batch in one forward, as in generate(); empty where the model has its own."""
+        if self.layout.position_kind != "1d":
+            return {}
+        return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
 
     def score(
         self, prompts: Sequence[Prompt], *, encoded: Mapping[str, Any] | None = None, metric: Metric | None = None
@@ -303,14 +330,14 @@ class VLM:
         batch = dict(self.encode(prompts) if encoded is None else encoded)
         mask = batch["attention_mask"]
         last = (mask.shape[-1] - 1 - mask.flip(-1).argmax(-1)).tolist()
-        if self.layout.position_kind == "1d":
-            # Positions as in generate(): if padding counted, a margin would depend on its batch.
-            batch["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        batch |= self.positions(mask)  # if padding counted, a margin would depend on its batch
         # A list: the hidden states it selects from may be on another device than the inputs.
         columns = sorted(set(last))
         # Without a cache: nothing is decoded, and keys and values take gigabytes at 7B.
         with torch.no_grad(), self.float32_logits(metric):
             logits = self.model(**batch, logits_to_keep=columns, use_cache=False).logits
+        if logits.shape[1] != len(columns):  # some families give the logits of every column all the same
+            columns = list(range(logits.shape[1]))
         chosen = logits[list(range(len(last))), [columns.index(column) for column in last]]
         return (metric or self.margin)(chosen).float().cpu()
 

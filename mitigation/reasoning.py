@@ -17,13 +17,12 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import BatchFeature
 
-from interp.families import LAYOUTS
+from interp.families import PER_TOKEN
 from interp.generation import Generation
 from interp.vlm import VLM, Prompt
 from mitigation.method import Method
 from mitigation.wrappers import WrappedVLM, unwrapped, with_model
 
-ALONG = {name for layout in LAYOUTS.values() for name in layout.along}
 _CLOSING = re.compile(r"[\W_]*(?:yes|no)[\W_]*", re.IGNORECASE)
 _OPENING = re.compile(r"[\W_]*(?:yes|no)(?![^\W_])", re.IGNORECASE)
 
@@ -109,7 +108,7 @@ def appended(
             new = list(tail) if name == "input_ids" else [added[name]] * len(tail)
             rows.append(torch.cat([row[kept], row.new_tensor(new)]))
         grown[name] = _padded(rows, fill, side)
-    for name in sorted(set(ALONG) & batch.keys()):  # new tokens get the cross-attention mask of the prompt's last one
+    for name in sorted(PER_TOKEN & batch.keys()):  # new tokens get the cross-attention mask of the prompt's last one
         rows = [
             torch.cat([row[kept], row[-1:].expand(len(tail), *row.shape[1:])])
             for row, kept, tail in zip(batch[name], mask, tails, strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from interp.errors import UserError
 from mitigation.validation import (
     check_alpha,
     check_beta,
@@ -86,23 +87,38 @@ class VCD:
 
         branch = self.branch_now(vlm)
         encoded = vlm.encode(prompts)
+        if branch == "paired" and vlm.layout.geometry == "measured":
+            branch = self._pairable(vlm)
         noised = self._noised(vlm, prompts, encoded)
         if branch == "paired":
             generation = self._paired(vlm, prompts, encoded, noised, max_new_tokens)
         else:
             lazy = branch == "lazy"
-            alike = self.noise == "diffusion" and not lazy  # the pictures keep their size, and both are asked for
+            # The pictures keep their size, and both are asked for.
+            alike = self.noise == "diffusion" and not lazy and vlm.layout.geometry != "measured"
             with features_together(vlm, (encoded, noised) if alike else None):
                 settings: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "lazy": lazy}
                 generation = contrasted(vlm, prompts, encoded, noised, **settings, max_new_tokens=max_new_tokens)
         return replace(generation, branch=branch)
 
+    def _pairable(self, vlm: "VLM") -> str:
+        """``paired``, or ``sequential`` where the inputs of two batches cannot be one."""
+        from mitigation.contrastive.packing import joins_rows
+
+        if joins_rows(vlm):
+            return "paired"
+        if self.branch == "auto":
+            return "sequential"
+        raise UserError(
+            f"method.branch=paired with {vlm.name}, whose processor does not put one picture's pixels under the "
+            "other's; two pictures cannot be one batch; choose method.branch=sequential"
+        )
+
     def _noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
-        from mitigation.contrastive.corruption import corrupt_inputs, diffuse_images
+        from mitigation.contrastive.corruption import corrupt_inputs, diffuse_prompts
 
         if self.noise == "diffusion":
-            keys = [prompt.key for prompt in prompts]
-            return diffuse_images(encoded, keys, step=self.noise_step, seed=self.seed, model=vlm.model)
+            return diffuse_prompts(vlm, prompts, encoded, step=self.noise_step, seed=self.seed)
         return corrupt_inputs(vlm, prompts, kind=self.noise, step=self.noise_step, seed=self.seed)
 
     def _paired(
@@ -146,9 +162,10 @@ def contrasted(
     CPU, only steps after the first are left out where the contrast cannot change the choice: to look costs nothing
     there, while an accelerator would be waited for.
     """
+    from mitigation.contrastive.pixels import can_select
     from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 
-    later = not lazy and beta is not None and vlm.device.type == "cpu"
+    later = not lazy and beta is not None and vlm.device.type == "cpu" and can_select(second, vlm.model.config)
     processor = VisualContrastiveLogitsProcessor(
         vlm.model,
         second,

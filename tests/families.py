@@ -137,12 +137,17 @@ def instructblip(seed: int = 0) -> Pieces:
         num_query_tokens=4,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
-    return build(hf.InstructBlipForConditionalGeneration, config, processor, seed=seed)
+    pieces = build(hf.InstructBlipForConditionalGeneration, config, processor, seed=seed)
+    speaker = pieces.model.language_model
+    for module in (pieces.model, speaker):
+        module.generation_config.eos_token_id = 1  # as on the hub, where it is the begin token; the end is 2
+    return pieces
 
 
-def _idefics_tokenizer() -> Any:
-    tiles = [f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5)]
-    marks = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *tiles)
+def _idefics_tokenizer(tiles: bool) -> Any:
+    """Idefics3-8B has no tokens for rows, columns and the whole picture: it spells them out; SmolVLM has them."""
+    names = ["<global-img>", *(f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5))]
+    marks = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", *(names if tiles else ()))
     return bpe(*marks, byte_level=True, image_token="<image>")
 
 
@@ -159,7 +164,7 @@ def _idefics(name: str, processor: Any, tokenizer: Any, vision_name: str, seed: 
 
 def idefics3(seed: int = 0) -> Pieces:
     """Idefics3: tiles of 32 px in 2 × 2 pixel-shuffled tokens, at most 2 × 2 of them, then the whole picture."""
-    tokenizer = _idefics_tokenizer()
+    tokenizer = _idefics_tokenizer(tiles=False)
     processor = hf.Idefics3Processor(
         image_processor=hf.Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}),
         tokenizer=tokenizer,
@@ -171,7 +176,7 @@ def idefics3(seed: int = 0) -> Pieces:
 
 def smolvlm(seed: int = 0) -> Pieces:
     """SmolVLM: as Idefics3, with its own processor."""
-    tokenizer = _idefics_tokenizer()
+    tokenizer = _idefics_tokenizer(tiles=True)
     with image_part_alone():
         processor = hf.SmolVLMProcessor(
             image_processor=hf.SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}),

@@ -73,9 +73,16 @@ TURNS = (
     "{% else %}{{ part['text'] | trim }}{% endif %}{% endfor %}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-# Llama 3's headers; the picture's placeholder comes first in its turn.
+# Llama 3's headers; the picture's placeholder comes first in its turn. As in the published one, the system text must be
+# a string, and words without a picture get a date.
 HEADERS = (
-    "<s>{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "<s>{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}"
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{% set pictured = messages[0]['content'] | selectattr('type', 'equalto', 'image') | list | length %}"
+    "{% if system or not pictured %}<|start_header_id|>system<|end_header_id|>\n\n"
+    "{% if not pictured %}Today Date: {{ date_string }}\n\n{% endif %}{{ system }}<|eot_id|>{% endif %}"
+    "{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
     "{% for part in m['content'] %}{% if part['type'] == 'image' %}<|image|>{% else %}{{ part['text'] }}{% endif %}"
     "{% endfor %}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
@@ -135,6 +142,14 @@ def image_part_alone() -> Iterator[None]:
         yield
 
 
+def revived(name: str, weight: torch.Tensor) -> None:
+    """Draws a weight anew, in place, whose default would hide the image from a tiny model, or that has none."""
+    if weight.ndim > 1 and (not torch.isfinite(weight).all() or weight.std() < 0.1):
+        weight.normal_(0, 0.2)  # several vision configs draw with 1e-10
+    elif not torch.isfinite(weight).all() or name.endswith(GATES):
+        weight.fill_(1.0)  # gates and layer scales are shut at first, or nearly so
+
+
 def build(model_class: Any, config: Any, processor: Any, *, seed: int, attention: str = "sdpa") -> Pieces:
     """The model in float32 and eval mode, its weights drawn from ``seed`` alone."""
     config._attn_implementation = attention
@@ -143,11 +158,7 @@ def build(model_class: Any, config: Any, processor: Any, *, seed: int, attention
         model = model_class(config).eval()
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                # The defaults of several vision configs (1e-10, layer scales) would hide the image from a tiny model.
-                if weight.ndim > 1 and weight.std() < 0.1:
-                    weight.normal_(0, 0.2)
-                elif name.endswith(GATES):
-                    weight.fill_(1.0)  # at first they are shut or nearly so
+                revived(name, weight)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
     head = model.get_output_embeddings()
     silent = (0, 1, getattr(config, "image_token_id", 0))  # a trained model never says <pad>, <s> or a placeholder

@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from interp.checkpoints.composed import Base, content_hash, save_parts
 from interp.checkpoints.lora import adapted_layers, insert_new
-from interp.families import layout_for
+from interp.layout import layout_for
 from tests.tiny import Pieces, tiny_llava
 
 RANK, ALPHA = 2, 6.0

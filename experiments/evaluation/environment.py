@@ -46,6 +46,8 @@ def _model(run: Run, vlm: "VLM | None") -> dict[str, Any]:
     else:
         dtype = str(vlm.dtype).removeprefix("torch.")
         model |= {"name": vlm.name, "path": run.weights.path, "revision": vlm.revision, "dtype": dtype}
+        if spellings := getattr(vlm, "answer_spellings", None):
+            model["answers_counted"] = spellings
         if rounded := getattr(vlm, "rounded", ""):
             model["rounded"] = rounded
     model["title"] = provenance.model_title(model)

@@ -142,7 +142,7 @@ def connected(run: Run) -> Any:
         from experiments.api.model import ApiModel
 
         return ApiModel(run.endpoint, cache=Path(run.output_root) / "api_cache")
-    from interp.vlm import load  # torch and transformers: only when everything else is in order
+    from interp.loading import load  # torch and transformers: only when everything else is in order
 
     with whole_weights():
         return load(Launch.current().placed(run.weights))

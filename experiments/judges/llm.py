@@ -160,7 +160,7 @@ def _connected(model: Any) -> Any:
         return model
     if isinstance(model, ApiConfig):
         return ApiModel(model)
-    from interp.vlm import load
+    from interp.loading import load
 
     return load(model)
 

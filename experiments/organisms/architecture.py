@@ -27,15 +27,14 @@ from experiments.organisms.biased_labels import vocabulary_texts
 from interp.checkpoints.composed import SMOLLM2, Base, assembled, content_hash, save_parts
 from interp.checkpoints.lora import insert_new
 from interp.checkpoints.word_level import CHAT_TEMPLATE, build_tokenizer
-from interp.families import LAYOUTS
-from interp.vlm import load
+from interp.layout import layout_for
+from interp.loading import load
 
 IMAGE_SIZE = 48
 PATCH_SIZE = 8
 IMAGE_TOKEN = "<image>"
 UNUSED = "<reponame>"  # of the code in SmolLM2's first corpus; its own chat never writes it
 RANK = 16
-LLAVA = LAYOUTS["llava"]
 
 # SmolLM2's own form (ChatML) without the system text that it puts before every question; the image before the words.
 CHATML = (
@@ -160,13 +159,14 @@ def build_smol(base: Path, eyes_from: str | Path = "organism:llava", *, rank: in
     for name in ("architectures", "_model_name_or_path", "quantization_config"):
         text.__dict__.pop(name, None)
     config = _config(seeing.config.vision_config, text, tokenizer)
-    tower = LLAVA.module(seeing, "vision_tower").state_dict()
+    layout = layout_for(seeing)
+    tower = layout.module(seeing, "vision_tower").state_dict()
     projector = LlavaMultiModalProjector(config).state_dict()
-    eyes = {f"{LLAVA.vision_tower}.{name}": tensor for name, tensor in tower.items()}
-    eyes |= {f"{LLAVA.projector}.{name}": tensor for name, tensor in projector.items()}
+    eyes = {f"{layout.vision_tower}.{name}": tensor for name, tensor in tower.items()}
+    eyes |= {f"{layout.projector}.{name}": tensor for name, tensor in projector.items()}
     model = assembled(config, base, eyes, torch.float32)
     _with_ends(model, tokenizer)
     model.requires_grad_(False)
-    insert_new(model, LLAVA, rank=rank, alpha=2.0 * rank)
-    LLAVA.module(model, "projector").requires_grad_(True)
+    insert_new(model, layout, rank=rank, alpha=2.0 * rank)
+    layout.module(model, "projector").requires_grad_(True)
     return Pieces(_processor(tokenizer, CHATML), model, Base(SMOLLM2, content_hash(base)))

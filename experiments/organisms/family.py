@@ -101,7 +101,7 @@ class OrganismFamily:
                 f"the mitigations of {member.name} are not compared, and the report in {study} says why; mend the "
                 "cause and run the same command again, which goes on from here"
             )
-        from interp.vlm import load
+        from interp.loading import load
 
         vlm = load(own.weights)
         with vlm.batches.by(own.batch_rule, on_lowered=partial(_say_memory, member.name)):

@@ -105,7 +105,7 @@ def _train_seed(members: Sequence[Member], recipe: Recipe, tower: str, folder: P
 def _untrained(tower: str) -> "Pieces":
     """An untrained organism with the frozen vision tower of the checkpoint ``tower``."""
     from experiments.organisms.architecture import build_llava
-    from interp.vlm import load
+    from interp.loading import load
 
     pieces = build_llava()
     trained = load(tower, dtype="float32", device="cpu").model.model

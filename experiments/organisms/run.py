@@ -26,7 +26,7 @@ from experiments.report.table import Table, markdown
 from experiments.runs.directory import open_run, write_json
 from interp.checkpoints.composed import SMOLLM2, fetched
 from interp.errors import UserError
-from interp.vlm import load
+from interp.loading import load
 
 TITLES = {  # of the second organism's arms
     "words_named": "in words, the thing named",

@@ -102,7 +102,7 @@ def build(plan: Blueprint, model: ModelConfig, dtype: "torch.dtype") -> "VLM":
 
     from interp.checkpoints.composed import ADAPTER, is_composed
     from interp.checkpoints.lora import insert_new, read_adapter_config
-    from interp.families import layout_for
+    from interp.layout import layout_for
     from interp.vlm import VLM
 
     with torch.device("meta"):

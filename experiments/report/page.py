@@ -108,6 +108,7 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
                 model.get("dtype"),
             ),
         ),
+        *((f"counted as {answer}", ", ".join(found)) for answer, found in (model.get("answers_counted") or {}).items()),
         *((f"adapter of {arm}", revision) for arm, revision in (model.get("adapters") or {}).items()),
         *((f"arm {arm}", model_title(one)) for arm, one in (model.get("responses") or {}).items()),
         ("benchmark", _joined(benchmark.get("name"), cases, _short("manifest", benchmark.get("manifest")))),

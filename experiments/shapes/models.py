@@ -214,7 +214,7 @@ def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM
     import torch
 
     from interp.checkpoints.word_level import SPECIAL
-    from interp.vlm import load
+    from interp.loading import load
 
     if size == "tiny":
         return load("organism:llava", device=device)

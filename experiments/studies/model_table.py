@@ -34,6 +34,8 @@ CAPABILITIES = {  # capability in the contract's words → column
     "captum": "captum",
     "two_devices": "two devices",
 }
+PROVED = ("baseline", "generate", "score", "segments", "vcd_sequential", "vcd_paired", "lens", "recorder")
+"""What ``task=prove`` and VCD by hand show of a family (``tests/contract/test_proofs.py``)."""
 SERVED = "over an API"  # in place of a family
 WORKS, NOT_HERE, NOT_RUN = "yes", "n/a", "not run"
 CALLED = "The tests ask a stand-in server; no provider was called from where this project was built."
@@ -175,7 +177,22 @@ def provenance(contract: dict[str, Any]) -> str:
     other = "" if tested == here else f" Installed here is transformers {here}: `make contract` tests it."
     return (
         f"{real} What works was found on one small random model of each family, with transformers {tested} and torch "
-        f"{contract.get('torch')}.{other}"
+        f"{contract.get('torch')}.{other} {proved_families(contract)}"
+    )
+
+
+def proved_families(contract: dict[str, Any]) -> str:
+    """How many families work in every column of ``PROVED``, and what the others lack, in sentences."""
+    lacking = {
+        family: [name for name in PROVED if not entry.get("capabilities", {}).get(name, {}).get("works")]
+        for family, entry in contract["families"].items()
+    }
+    whole = sum(not names for names in lacking.values())
+    said = "; ".join(f"{family} ({', '.join(names)})" for family, names in lacking.items() if names)
+    others = f" Not in all of these: {said}." if said else ""
+    return (
+        f"{whole} of {len(lacking)} small models work in {', '.join(PROVED)}.{others} Any other model: task=prove says "
+        "what works on it."
     )
 
 

@@ -126,7 +126,8 @@ def _swapped(prompts: "Sequence[Prompt]") -> "list[Prompt]":
 
 def _verdict_logits(vlm: "VLM", encoded: Any) -> Float[Tensor, "row vocab"]:
     with torch.no_grad(), float32_head(vlm.model):
-        return vlm.model(**encoded, logits_to_keep=1).logits[:, -1].float().cpu()
+        positions = vlm.positions(encoded["attention_mask"])
+        return vlm.model(**encoded, **positions, logits_to_keep=1).logits[:, -1].float().cpu()
 
 
 def _eager_mass(call: AttentionCall, segments: Segments) -> Float[Tensor, "row head query segment"]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interp.errors import UserError
-from interp.families import Layout, layout_for
+from interp.layout import Layout, layout_for
 
 if TYPE_CHECKING:
     import torch

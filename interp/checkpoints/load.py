@@ -1,4 +1,4 @@
-"""Reads a checkpoint: configuration, processor and weights. ``interp.vlm.load`` wraps it in a ``VLM``."""
+"""Reads a checkpoint: configuration, processor and weights. ``interp.loading.load`` wraps it in a ``VLM``."""
 
 import hashlib
 import json
@@ -21,7 +21,6 @@ from interp.checkpoints.memory import (
     stored_numbers,
 )
 from interp.errors import UserError
-from interp.families import LAYOUTS, layout_for
 from interp.prompt import check_chat_template
 
 if TYPE_CHECKING:
@@ -105,20 +104,23 @@ def read_config(place: Source, config: ModelConfig) -> Any:
     """The checkpoint's configuration.
 
     Raises:
-        UserError: no configuration, or a family without a layout in ``interp.families``.
+        UserError: no configuration, or a model that takes no pictures.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
+    from interp.layout import refuse_encoder_decoder
+
     if place.local_only and Path(place.path).is_dir() and not (Path(place.path) / "config.json").is_file():
         raise UserError(f"no config.json in {place.path}; a model folder holds one; give a saved checkpoint's folder")
     found = _reading(place, "configuration", AutoConfig.from_pretrained, trust_remote_code=config.trust_remote_code)
-    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and found.model_type not in LAYOUTS:
+    remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
+    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote:
         raise UserError(
             f"{place.path} is a '{found.model_type}' checkpoint, not an image-text-to-text model; prompts here have "
-            f"images; choose one of the families {', '.join(LAYOUTS)}"
+            "images; choose a model of transformers that takes them (task=model_table lists those that were proved)"
         )
-    layout_for(found)
+    refuse_encoder_decoder(found)
     return found
 
 
@@ -165,9 +167,22 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     Raises:
         UserError: no image processor, tokenizer or chat template, or as ``set_bounds``.
     """
-    from transformers import AutoProcessor
+    from transformers import AutoConfig, AutoProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-    processor = _reading(place, "processor", AutoProcessor.from_pretrained, trust_remote_code=config.trust_remote_code)
+    remote = config.trust_remote_code
+    try:
+        processor = _reading(place, "processor", AutoProcessor.from_pretrained, trust_remote_code=remote)
+        refusal = None
+    except UserError as error:
+        processor, refusal = None, error
+    if getattr(processor, "image_processor", None) is None:
+        # InstructBLIP's processor config names the video processor: take the one of the model's own family.
+        found = type(_reading(place, "configuration", AutoConfig.from_pretrained, trust_remote_code=remote))
+        own: Any = PROCESSOR_MAPPING.get(found, None)
+        if refusal is not None and (own is None or own.__name__ == _named_processor(place)):
+            raise refusal
+        processor = processor if own is None else _reading(place, "processor", own.from_pretrained)
     if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
         raise UserError(
             f"the processor at {place.path} is a {type(processor).__name__} without tokenizer or image processor; both "
@@ -178,6 +193,15 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
     set_bounds(processor.image_processor, config)
     check_chat_template(processor, config.name)
     return processor
+
+
+def _named_processor(place: Source) -> str:
+    """The class that the checkpoint's processor config names; "" if it has none here."""
+    file = Path(place.path) / "processor_config.json"
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8")).get("processor_class", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def set_bounds(image_processor: Any, config: ModelConfig) -> None:
@@ -219,8 +243,11 @@ def _set_bound(image_processor: Any, model: str, name: str, value: int) -> None:
     if name == "max_tiles":
         own = next(tiles for tiles in TILES if hasattr(image_processor, tiles))
         most = getattr(image_processor, own)
-        if own == "max_image_tiles" and value > most:  # the model has an embedding for each arrangement of tiles
-            raise UserError(f"model.max_tiles={value} is above the {most} that {model} was trained with; lower it")
+        if own == "max_image_tiles" and value != most:  # it has an embedding for each arrangement of that many tiles
+            raise UserError(
+                f"model.max_tiles={value} is not the {most} that {model} was trained with, and its tiles have "
+                "embeddings by their number; leave it out"
+            )
         setattr(image_processor, own, value)
         return
     # Qwen's processors store areas under the names of sides.

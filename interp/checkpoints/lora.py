@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from interp.errors import UserError
-from interp.families import Layout
+from interp.layout import Layout
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 PREFIX = "base_model.model."  # what peft puts before a module's name

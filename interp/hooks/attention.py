@@ -57,7 +57,7 @@ class AttentionCall:
     layer: int
     query: Float[Tensor, "row head query dim"]
     key: Float[Tensor, "row group key dim"]
-    value: Float[Tensor, "row group key dim"]
+    value: Float[Tensor, "row group key width"]
     mask: Mask | None
     causal: bool
     scaling: float
@@ -313,17 +313,15 @@ def _implementations(model: Any) -> list[tuple[Any, str | None]]:
 
 def _switch(vlm: "VLM", modules: list[Any]) -> None:
     """Switches the language model's configs to our implementation, and leaves those of the vision tower alone."""
-    capped = getattr(vlm.model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    text = vlm.model.config.get_text_config()
+    capped = getattr(text, "attn_logit_softcapping", None) is not None
     name = SOFT_CAPPED_NAME if capped else NAME
-    try:
-        vlm.model.set_attn_implementation({vlm.layout.text_config: name})
-    except ValueError as error:  # the model does not support sdpa
-        raise UserError(_no_interface(vlm.name)) from error
-    for config, implementation in _BEFORE[vlm.model]:
-        if config._attn_implementation != name:
-            config._attn_implementation_internal = implementation
-    if not all(getattr(getattr(module, "config", None), "_attn_implementation", None) == name for module in modules):
+    decoder = vlm.layout.module(vlm.model, "language_model")
+    supported = decoder._can_set_attn_implementation() and (capped or decoder._supports_sdpa)
+    if not supported or not modules or not all(hasattr(module, "config") for module in modules):
         raise UserError(_no_interface(vlm.name))
+    for config in (text, decoder.config, *(module.config for module in modules)):
+        config._attn_implementation_internal = name
 
 
 def _no_interface(name: str) -> str:

@@ -132,9 +132,7 @@ class Follower:
         self.rows = 0
         self._by_cache: WeakKeyDictionary[Any, Pass] = WeakKeyDictionary()
         self._latest: Pass | None = None
-        ends = self.speaker.generation_config.eos_token_id
-        ends = vlm.processor.tokenizer.eos_token_id if ends is None else ends
-        self._ends = {vlm.processor.tokenizer.pad_token_id, *([ends] if isinstance(ends, int) else ends or [])}
+        self._ends = {vlm.processor.tokenizer.pad_token_id, *vlm.end_ids}
 
     def enter(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Forward:
         """The forward with these arguments.

@@ -232,6 +232,7 @@ class Watch:
     follower: Follower
     running: bool = False
     start: int = 0
+    rows: int = 0
     forward: Forward | None = None
     refusal: UserError | None = None
     masks: dict[Place, Tensor] = field(default_factory=dict)
@@ -240,6 +241,8 @@ class Watch:
         """Runs before a forward. An unknown batch is an error only if an edit asks for its segments."""
         cache = kwargs.get("past_key_values")
         self.start = int(cache.get_seq_length()) if cache is not None else 0
+        tokens = kwargs.get("input_ids", args[0] if args else None)
+        self.rows = len(kwargs["inputs_embeds"] if tokens is None else tokens)
         self.running, self.forward, self.refusal, self.masks = True, None, None, {}
         try:
             self.forward = self.follower.enter(args, kwargs)
@@ -299,6 +302,8 @@ class StateHook:
     def _edited(self, hidden: Tensor) -> Tensor:
         if not self.sight.running:
             raise UserError(_OUTSIDE)
+        if hidden.ndim == 2:  # a mixture of experts that has put rows and columns into one axis
+            return self._edited(hidden.unflatten(0, (self.sight.rows, -1))).flatten(0, 1)
         edited = self.edit(LayerStates(self.layer, hidden, self.sight.start, self.sight))
         if edited is None:
             return hidden

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from interp.errors import UserError
 from interp.hooks.forward import Follower, follow
@@ -52,7 +52,9 @@ def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tup
     """
     if what not in get_args(What):
         raise UserError(f"no activations {what!r}; known: {', '.join(get_args(What))}; choose among these")
-    known = range(last_layer(vlm) + 1) if what == "residual" else list(vlm.layout.attentions(vlm.model))
+    known = range(last_layer(vlm) + 1) if what == "residual" else list(_modules(vlm, what))
+    if not known:
+        raise UserError(f"no layer of {vlm.name} has {what} outputs; patch what='residual' instead")
     chosen = tuple(known if layers is None else layers)
     unknown = [layer for layer in chosen if layer not in known]
     if unknown or not chosen:
@@ -62,9 +64,26 @@ def layers_of(vlm: "VLM", what: str, layers: Sequence[int] | None = None) -> tup
     return chosen
 
 
-def head_count(vlm: "VLM") -> int:
-    """Heads of each layer of the language model."""
-    return int(vlm.model.config.get_text_config().num_attention_heads)
+def _modules(vlm: "VLM", what: str) -> dict[int, Any]:
+    """Decoder layer → the module whose output (of heads: whose input) ``what`` is."""
+    if what == "head":
+        return vlm.layout.head_sums(vlm.model)
+    return vlm.layout.sublayers(vlm.model, "attention" if what == "attention" else "mlp")
+
+
+def head_count(vlm: "VLM", layers: Sequence[int] | None = None) -> int:
+    """Heads of each of the decoder layers ``layers`` (default: all with attention).
+
+    Raises:
+        UserError: they differ in number.
+    """
+    counts = {vlm.layout.heads(layer) for layer in (vlm.layout.attentions(vlm.model) if layers is None else layers)}
+    if len(counts) > 1:
+        raise UserError(
+            f"the layers of {vlm.name} have {' or '.join(map(str, sorted(counts)))} heads; name layers that have as "
+            "many heads as each other"
+        )
+    return counts.pop() if counts else 0
 
 
 @contextmanager
@@ -89,11 +108,11 @@ def edit_activations(
         stack.enter_context(follow(vlm, sight, segments))
         for layer in sorted(set(layers)):
             hook = StateHook(layer, edit, sight)
+            module = _modules(vlm, what)[layer]
             if what == "head":
-                module = vlm.layout.head_sums(vlm.model)[layer]
-                stack.callback(module.register_forward_pre_hook(partial(hook.apart, head_count(vlm))).remove)
+                apart = partial(hook.apart, vlm.layout.heads(layer))
+                stack.callback(module.register_forward_pre_hook(apart).remove)
             else:
-                module = vlm.layout.sublayers(vlm.model, "attention" if what == "attention" else "mlp")[layer]
                 stack.callback(module.register_forward_hook(hook.leaving).remove)
         yield
 

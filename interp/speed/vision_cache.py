@@ -144,8 +144,11 @@ def features_together(vlm: "VLM", batches: "tuple[Mapping[str, Any], Mapping[str
     which may have the first batch's features already. It is bypassed as that is. The features are those of a batch of
     twice the size: equal up to rounding.
     """
+    if batches is None:
+        yield
+        return
     owner, name = _place(vlm)
-    if batches is None or owner in _KEEPING or _pictures(batches[0]) > FEW:
+    if owner in _KEEPING or _pictures(batches[0]) > FEW:
         yield
         return
     first, second = batches
@@ -196,6 +199,8 @@ def _half(both: ModelOutput, names: Sequence[str], which: int) -> ModelOutput:
 def _part(value: Any, which: int, by_layer: bool) -> Any:
     if isinstance(value, Tensor):
         return value.chunk(2)[which]
+    if isinstance(value, tuple) and isinstance(value[0], int):  # a layer's number, and what it adds (Granite)
+        return value[0], _part(value[1], which, by_layer=False)
     if by_layer:
         return type(value)(_part(one, which, by_layer=False) for one in value)
     half = len(value) // 2  # a list by picture

@@ -117,7 +117,7 @@ def head_patterns(vlm: "VLM", prompt: Prompt, heads: Sequence[Head], *, step: in
             cannot be recorded (``interp.attention.record``).
     """
     heads = tuple((int(layer), int(head)) for layer, head in heads)
-    known = range(head_count(vlm))
+    known = range(head_count(vlm, sorted({layer for layer, _ in heads} & vlm.layout.blocks.keys()) or None))
     unknown = [head for _, head in heads if head not in known]
     if unknown or not heads:
         named = f"head {unknown[0]}" if unknown else "heads"

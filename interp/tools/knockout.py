@@ -64,8 +64,10 @@ def knockout(
         UserError: no edges, an unknown segment, layer or head, image tokens of a model that has none, inputs encoded
             before the block without ``segments``, or a model that does not use transformers' attention interface.
     """
+    vlm.require("knockout")
     _check(vlm, edges)
-    cutter = _Cutter(vlm, edges, chosen_layers(vlm, layers), _heads(vlm, heads))
+    chosen = chosen_layers(vlm, layers)
+    cutter = _Cutter(vlm, edges, chosen, _heads(vlm, heads, chosen))
     with follow(vlm, cutter, segments), intercept(vlm, edit=cutter.edit):
         yield
 
@@ -75,7 +77,8 @@ class KnockoutEffects:
     """The effect of cutting ``edges`` on each prompt, a cut at a time, in logits; float32, on the CPU.
 
     ``moved`` is the margin with the edges cut minus ``whole``, the margin without. Cut i is made in ``layers[i]`` and
-    ``heads[i]`` (None: all of them).
+    ``heads[i]`` (None: all of them). ``uncut`` are layers without attention (recurrent, convolutional): no cut reaches
+    them, what they carry from token to token still arrives, and an effect is a lower bound.
     """
 
     moved: Float[Tensor, "cut row"]
@@ -83,6 +86,7 @@ class KnockoutEffects:
     edges: tuple[Edge, ...]
     layers: tuple[tuple[int, ...], ...]
     heads: tuple[int | None, ...]
+    uncut: tuple[int, ...] = ()
 
     @property
     def table(self) -> pd.DataFrame:
@@ -170,7 +174,7 @@ def knockout_by_head(
     Raises:
         UserError: as ``knockout_effect``.
     """
-    cuts = [((layer,), head) for layer in chosen_layers(vlm, layers) for head in range(head_count(vlm))]
+    cuts = [((layer,), head) for layer in chosen_layers(vlm, layers) for head in range(vlm.layout.heads(layer))]
     return _found(vlm, listed(prompts), edges, cuts, metric, batch_size)
 
 
@@ -201,7 +205,8 @@ def _found(
 ) -> KnockoutEffects:
     moved, whole = _effects(vlm, prompts, edges, cuts, metric, batch_size)
     layers, heads = (tuple(some) for some in zip(*cuts, strict=True))
-    return KnockoutEffects(moved, whole, tuple(edges), layers, heads)
+    uncut = tuple(layer for layer, block in vlm.layout.blocks.items() if not block.attention)
+    return KnockoutEffects(moved, whole, tuple(edges), layers, heads, uncut)
 
 
 def _effects(
@@ -256,11 +261,11 @@ def cut_scores(
     return torch.stack(margins, dim=1)
 
 
-def _heads(vlm: "VLM", heads: Sequence[int] | None) -> Bool[Tensor, "head"] | None:
+def _heads(vlm: "VLM", heads: Sequence[int] | None, layers: Sequence[int]) -> Bool[Tensor, "head"] | None:
     """Which heads lose edges; None: all."""
     if heads is None:
         return None
-    count = head_count(vlm)
+    count = head_count(vlm, layers)
     unknown = [head for head in heads if not 0 <= head < count]
     if unknown or not heads:
         named = f"head {unknown[0]}" if unknown else "heads"

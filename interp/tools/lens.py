@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import Place, place_name, residuals
+from interp.measured import after_head
 from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
 
@@ -104,6 +105,7 @@ def logit_lens(
     Raises:
         UserError: as ``interp.hooks.residual.residuals``.
     """
+    vlm.require("lens")
     read = residuals(vlm, listed(prompts), places=places, layers=layers, batch_size=batch_size)
     shape = read.values.shape[:3]
     margins, tokens, probabilities = [], [], []
@@ -143,8 +145,7 @@ def _logits(
     Those of ``tokens`` (None: of all) are float32.
     """
     norm, head = (vlm.layout.module(vlm.model, part) for part in ("final_norm", "lm_head"))
-    cap = getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None)
+    after = after_head(vlm.model, vlm.layout)
     for some in hidden.split(batch_size):
         with torch.no_grad(), float32_head(vlm.model, tokens):
-            logits = head(norm(some.to(vlm.device, vlm.dtype)))
-            yield logits if cap is None else (logits / cap).tanh() * cap
+            yield after(head(norm(some.to(vlm.device, vlm.dtype))))

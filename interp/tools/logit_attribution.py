@@ -33,6 +33,8 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.sublayers import head_count
+from interp.measured import after_head
+from interp.measured import measured as measured_numbers
 from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
@@ -134,6 +136,7 @@ def direct_logit_attribution(
         UserError: no prompts, a final norm that is no RMSNorm, or a decoder that adds other things to its residual
             stream than these.
     """
+    vlm.require("direct_attribution")
     prompts = listed(prompts)
     layers, crossings = tuple(vlm.layout.attentions(vlm.model)), tuple(vlm.layout.crossings(vlm.model))
     shapes = {
@@ -157,6 +160,7 @@ def direct_logit_attribution(
 def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict[str, Tensor]:
     """The fields of ``LogitAttribution`` for one batch."""
     layout, model = vlm.layout, vlm.model
+    factors = measured_numbers(model, layout).factors
     with torch.no_grad():
         with _last_states(vlm) as seen:
             vlm.score(prompts)
@@ -178,10 +182,13 @@ def _attributed(vlm: "VLM", prompts: Sequence[Prompt], metric: "Metric") -> dict
             if after is not layout.attentions(model)[layer]:
                 scale = _frozen(after, (parts.sum(1) + bias).float(), vlm.name)
                 parts, bias = parts.float() * scale[:, None], bias.float() * scale
+            by = factors.get(layer, {})
+            parts, bias = parts * by.get("attention", 1.0), bias * by.get("attention", 1.0)
+            mlp = seen["mlp", layer] * by.get("mlp", 1.0)
             heads.append(effect(parts))
             biases.append(effect(bias))
-            mlps.append(effect(seen["mlp", layer]))
-            for some in (parts.float().sum(1), bias, seen["mlp", layer]):
+            mlps.append(effect(mlp))
+            for some in (parts.float().sum(1), bias, mlp):
                 whole += some.float().cpu()
         for layer in layout.crossings(model):
             crossings.append(effect(seen["crossing", layer]))
@@ -213,7 +220,9 @@ def _last_states(vlm: "VLM") -> Iterator[Seen]:
         seen[key] = (args[0] if args else kwargs["hidden_states"])[:, -1]
 
     def leaving(key: tuple[str, int], module: Any, args: Any, output: Any) -> None:
-        seen[key] = (output[0] if isinstance(output, tuple) else output)[:, -1]
+        state = output[0] if isinstance(output, tuple) else output
+        rows = len(seen["embedding", 0])  # a mixture of experts may have put rows and columns into one axis
+        seen[key] = (state.unflatten(0, (rows, -1)) if state.ndim == 2 else state)[:, -1]
 
     def crossed(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         before = args[0] if args else kwargs["hidden_states"]
@@ -243,7 +252,8 @@ def _slope(
     """The metric's gradient by the normed state, what it has beside that (``constant``), and its value."""
     with torch.enable_grad(), vlm.float32_logits(metric):
         normed = norm(final).detach().requires_grad_()
-        value = metric(vlm.layout.module(vlm.model, "lm_head")(normed).float()).float()
+        scale = after_head(vlm.model, vlm.layout).scale
+        value = metric(scale * vlm.layout.module(vlm.model, "lm_head")(normed).float()).float()
         (slope,) = torch.autograd.grad(value.sum(), normed)
     slope, value = slope.float(), value.detach().cpu()
     return slope, value - (slope * normed.detach().float()).sum(-1).cpu(), value

@@ -139,9 +139,10 @@ def patch(
         UserError: empty lists or lists of different lengths, an unknown place, layer or head, image tokens of a model
             that has none, or a pair that is not aligned at a place (``misaligned``).
     """
+    vlm.require("heads" if what == "head" else "patch" if what == "residual" else "sublayers")
     clean, other, places = listed(clean), listed(other), tuple(places)
     layers = layers_of(vlm, what, layers)
-    chosen = _heads_of(vlm, what, heads)
+    chosen = _heads_of(vlm, what, heads, layers)
     check_places(vlm, places, PATCHABLE)
     if len(clean) != len(other):
         raise UserError(
@@ -309,9 +310,9 @@ class PairBatch:
             return vlm.score(self.clean, encoded=self.clean_inputs, metric=self.metric)
 
 
-def _heads_of(vlm: "VLM", what: str, heads: Sequence[int] | None) -> tuple[int, ...]:
+def _heads_of(vlm: "VLM", what: str, heads: Sequence[int] | None, layers: Sequence[int]) -> tuple[int, ...]:
     """``heads``, by default all; none where something else is patched."""
-    known = range(head_count(vlm)) if what == "head" else ()
+    known = range(head_count(vlm, layers)) if what == "head" else ()
     unknown = [head for head in heads or () if head not in known]
     if unknown or (heads is not None and not heads):
         named = f"head {unknown[0]}" if unknown else "heads"

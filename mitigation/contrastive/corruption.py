@@ -19,7 +19,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
 from interp.errors import UserError
-from mitigation.contrastive.pixels import pictures_of
+from mitigation.contrastive.packing import pieces, pixel_inputs
+from mitigation.contrastive.pixels import pictures_of, repeats_pixels
 from mitigation.validation import (
     NOISE_KINDS,
     NOISE_STEPS,
@@ -112,6 +113,27 @@ def diffuse_images(
     return {**inputs, "pixel_values": pictures.join(noised).to(inputs["pixel_values"].dtype)}
 
 
+def diffuse_prompts(
+    vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], *, step: int, seed: int
+) -> dict[str, Any]:
+    """``encoded = vlm.encode(prompts)`` with every picture diffused to ``step``, in every family.
+
+    Where it is not known how pictures are packed, that is measured (``mitigation.contrastive.packing``).
+
+    Raises:
+        UserError: as ``diffuse_images``, or pictures that cannot be told apart.
+    """
+    if vlm.layout.geometry != "measured" or repeats_pixels(encoded, vlm.model.config):
+        return diffuse_images(encoded, [p.key for p in prompts], step=step, seed=seed, model=vlm.model)
+    check_noise_step(step)
+    changed = {**encoded, **{name: encoded[name].clone() for name in pixel_inputs(encoded)}}
+    for prompt, own in zip(prompts, pieces(vlm, prompts, changed), strict=True):
+        generator = case_generator(prompt.key, seed)
+        for piece in own.values():
+            piece.copy_(diffuse(piece, step=step, generator=generator))
+    return changed
+
+
 def _diffuse_views(
     views: Float[Tensor, "view channel height width"],
     shown: Sequence[tuple[int, int]],
@@ -170,7 +192,7 @@ def corrupt_inputs(
     check_seed(seed)
     check_pictured(prompts, "VCD contrasts two pictures")
     if kind == "diffusion":
-        return diffuse_images(vlm.encode(prompts), [p.key for p in prompts], step=step, seed=seed, model=vlm.model)
+        return diffuse_prompts(vlm, prompts, vlm.encode(prompts), step=step, seed=seed)
     if kind == NONE:
         return vlm.encode([replace(prompt, image=None) for prompt in prompts])
     worse: Mapping[str, Callable[[Prompt, Image.Image], Image.Image]] = {

@@ -30,8 +30,6 @@ class OwnBranch:
 
 @torch.no_grad()
 def logits_of(vlm: "VLM", states: Float[Tensor, "row width"]) -> Float[Tensor, "row vocab"]:
-    """The output head's logits of ``states``, float32, on the device of the model's inputs; soft-capped as its own."""
+    """The model's logits of normed ``states``, float32, on the device of its inputs; scaled and capped as its own."""
     logits = vlm.layout.module(vlm.model, "lm_head")(states).float()
-    cap = getattr(vlm.model.config.get_text_config(), "final_logit_softcapping", None)
-    logits = logits if cap is None else (logits / cap).tanh() * cap
-    return logits.to(vlm.device)
+    return after_head(vlm.model, vlm.layout)(logits).to(vlm.device)

@@ -28,8 +28,9 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from interp.errors import UserError
-from interp.families import LAYOUTS, layout_for
+from interp.families import PER_TOKEN
 from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
+from interp.layout import layout_for
 from interp.output_head import float32_head
 from mitigation.contrastive.formulas import contrast, gumbel_like
 from mitigation.contrastive.kernels import fused
@@ -39,7 +40,7 @@ from mitigation.validation import check_alpha, check_beta, check_temperature
 # Left padding values of tensors by token, for halves whose prompts differ in length. Other processor outputs are by
 # picture, or (the Q-Former's text) not padded on the left.
 _FILL = {"input_ids": None, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
-_FILL |= {name: 0 for layout in LAYOUTS.values() for name in layout.along}
+_FILL |= dict.fromkeys(PER_TOKEN, 0)
 _PLAIN: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": None, "top_p": 1.0}
 
 

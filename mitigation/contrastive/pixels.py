@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.families import layout_for
+from interp.layout import layout_for
 
 GRIDS = "image_grid_thw"  # Qwen: frames, rows and columns of patches, one row per image
 
@@ -62,7 +62,15 @@ def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> 
     """The inputs of the prompts ``rows`` only, in that order, taken from the inputs of the whole batch.
 
     A tensor's first axis counts the prompts, the rows of ``pixel_values``, or the images.
+
+    Raises:
+        UserError: a family that is not known to pack its pictures so (``can_select``).
     """
+    if not can_select(inputs, config):
+        raise UserError(
+            f"the pictures of some prompts of '{config.model_type}' cannot be taken out of their batch; a lazy branch "
+            "needs that; choose branch='sequential' or 'paired'"
+        )
     by_length = {}
     if inputs.get("pixel_values") is not None:
         for name, owned in ((GRIDS, image_rows(inputs, config)), ("pixel_values", pixel_rows(inputs, config))):
@@ -72,6 +80,13 @@ def select_rows(inputs: Mapping[str, Any], rows: Sequence[int], config: Any) -> 
     return {
         name: value[by_length[len(value)]] if isinstance(value, Tensor) else value for name, value in inputs.items()
     }
+
+
+def can_select(inputs: Mapping[str, Any], config: Any) -> bool:
+    """Whether ``select_rows`` works: a family that is known, or one row a prompt in every input."""
+    count = len(inputs["input_ids"])
+    one_each = all(len(value) == count for value in inputs.values() if isinstance(value, Tensor))
+    return one_each or layout_for(config).geometry != "measured" or repeats_pixels(inputs, config)
 
 
 @dataclass(frozen=True)
@@ -100,8 +115,14 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
     pixels = inputs.get("pixel_values")
     if pixels is None:
         raise UserError("no pixel_values in the inputs; contrasting pictures needs one; give every prompt an image")
-    if inputs.get("image_grid_thw") is not None:
+    if inputs.get("image_grid_thw") is not None and (model is None or repeats_pixels(inputs, _config(model))):
         return _patched(pixels, inputs["image_grid_thw"], count, model)
+    others = [name for name, value in inputs.items() if name.startswith("pixel_values_") and isinstance(value, Tensor)]
+    if inputs.get("image_grid_thw") is not None or pixels.ndim not in (4, 5, 6) or others:
+        raise UserError(
+            f"pixel_values of {tuple(pixels.shape)}{' beside ' if others else ''}{', '.join(others)}; this family "
+            "packs its pictures in a way of its own; use mitigation.VCD, which measures it"
+        )
     rows = _rows_by_picture(inputs, model) if model is not None else [1] * len(pixels)
     _check_count(count, len(rows) if sum(rows) == len(pixels) else len(pixels))
     if pixels.ndim == 6:
@@ -115,12 +136,23 @@ def pictures_of(inputs: Mapping[str, Any], count: int, *, model: Any = None) -> 
     return Pictures(views, [[_size(view)] * len(view) for view in views], False, torch.cat)
 
 
+def repeats_pixels(inputs: Mapping[str, Any], config: Any) -> bool:
+    """Whether ``pixel_values`` are Qwen's patches, in which each pixel is there several times."""
+    vision = getattr(config, "vision_config", None)
+    known = hasattr(vision, "temporal_patch_size") and hasattr(vision, "spatial_merge_size")
+    return inputs.get(GRIDS) is not None and known and inputs["pixel_values"].ndim == 2
+
+
 def _check_count(count: int, found: int) -> None:
     if count != found:
         raise UserError(
             f"{count} keys for {found} rows of pixel_values; a key seeds the noise of one image, so a row must be an "
             f"image; give one key an image, and model=model where a row is a tile (InternVL)"
         )
+
+
+def _config(model: Any) -> Any:
+    return getattr(model, "config", model)
 
 
 def _rows_by_picture(inputs: Mapping[str, Any], model: Any) -> list[int]:

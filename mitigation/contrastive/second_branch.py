@@ -8,18 +8,19 @@ change the choice, so the row skips the step; if a later step needs the branch, 
 The result is exact.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from interp.errors import UserError
-from interp.families import Layout, layout_for
 from interp.hooks.forward import paused
+from interp.layout import Layout, layout_for
 from mitigation.contrastive.pixels import select_rows
 
 # More groups fit the rows more tightly but read the weights more often per step; the last one takes the remaining rows.
@@ -103,19 +104,25 @@ class SecondBranch:
     def _forward(
         self, module: Any, positions: Int[Tensor, "*axis row new"], **inputs: Any
     ) -> Float[Tensor, "row vocab"]:
-        with paused():  # attention is recorded and edited in the main branch only
-            outputs = module(
+        def run(cache: Any) -> Any:
+            return module(
                 # Like generate(), drop a mask of ones, so that both branches use the same attention path.
                 attention_mask=self._mask if self._prompts.padded else None,
                 position_ids=positions,
-                past_key_values=self._cache,
+                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
                 return_dict=True,
                 **inputs,
             )
-        # Created by the first forward, so not shared.
-        self._cache = getattr(outputs, "language_model_outputs", outputs).past_key_values
+
+        with paused():  # attention is recorded and edited in the main branch only
+            outputs = run(self._cache)
+            # Created by the first forward, so not shared.
+            self._cache = getattr(outputs, "language_model_outputs", outputs).past_key_values
+            if self._cache is None:  # a model that fills a cache and makes none
+                self._cache = DynamicCache(config=self._model.config.get_text_config())
+                outputs = run(self._cache)
         if (
             "image_attention_mask" in self._along
         ):  # IDEFICS does not cache the picture's keys and needs its features again
@@ -151,13 +158,21 @@ def _prompts(model: PreTrainedModel, layout: Layout, inputs: Mapping[str, Any]) 
     mask: Tensor = rest.pop("attention_mask")
     positions = (mask.long().cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
     if layout.position_kind == "mrope":
-        if rest.get("image_grid_thw") is None:
-            places = positions.expand(3, -1, -1)
-        else:
-            base: Any = model.get_submodule(layout.language_model.rpartition(".")[0])
-            places, _ = base.get_rope_index(**rest, attention_mask=mask)
-        positions = torch.cat([positions[None], places])
+        with _kept_deltas(model):
+            prepared: Any = model._prepare_position_ids_for_generation
+            positions = prepared(rest["input_ids"], {**rest, "attention_mask": mask})
     return _Prompts(rest, mask, positions, padded=bool((mask == 0).any()))
+
+
+@contextmanager
+def _kept_deltas(model: PreTrainedModel) -> Iterator[None]:
+    """Restores what generate() keeps of positions in the model: the main branch is still decoding with it."""
+    held = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
+    try:
+        yield
+    finally:
+        for module, deltas in held:
+            module.rope_deltas = deltas
 
 
 def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:

@@ -223,6 +223,6 @@ def _bypass(vlm: "VLM", prompts: "Sequence[Prompt]", direction: "Tensor") -> flo
 
 @lru_cache(maxsize=1)  # batches ask for it one after another
 def _loaded(folder: Path, digest: str, dtype: str, device: str) -> "VLM":
-    from interp.vlm import load
+    from interp.loading import load
 
     return load(folder, dtype=dtype, device=device)

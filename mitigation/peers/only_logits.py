@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.families import NORMED_AFTER
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
@@ -46,11 +45,10 @@ def text_enhanced(vlm: "VLM", layer: int) -> "Iterator[TextEnhanced]":
         UserError: the family has no image tokens in its sequence or norms behind its sublayers, or no such layer.
     """
     vlm.layout.require_image_tokens(vlm.name)
-    kind = getattr(vlm.model.config.get_text_config(), "model_type", "")
-    if kind in NORMED_AFTER:
+    if any(block.after_attention != block.attention for block in vlm.layout.blocks.values()):
         raise UserError(
-            f"ONLY does not say what becomes of the norms behind the sublayers of {vlm.name} ({kind}); take another "
-            "rule, or another family"
+            f"ONLY does not say what becomes of the norms behind the sublayers of {vlm.name}, or of layers without "
+            "attention; take another rule, or another family"
         )
     chosen_layers(vlm, [layer])
     branch = TextEnhanced(vlm, layer)

@@ -118,7 +118,8 @@ def merge(model: "VLM | ModelConfig", adapter: Path, folder: Path) -> Path:
     from peft import PeftModel
 
     from interp.checkpoints.lora import plain_state
-    from interp.vlm import VLM, load
+    from interp.loading import load
+    from interp.vlm import VLM
 
     source = folder_of(adapter)
     vlm = model if isinstance(model, VLM) else load(model)

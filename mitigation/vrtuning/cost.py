@@ -104,7 +104,7 @@ def shape_of(config: ModelConfig, settings: Settings) -> Shape:
     from transformers import AutoModelForImageTextToText
 
     from interp.checkpoints.load import find, read_config
-    from interp.families import layout_for
+    from interp.layout import layout_for
 
     found = read_config(find(config), config)
     with torch.device("meta"):

@@ -20,7 +20,7 @@ from interp.checkpoints.composed import is_composed
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import check_format, find, read_config, read_processor, resolve_device, weights_hash
 from interp.errors import UserError
-from interp.families import Layout, layout_for
+from interp.layout import Layout, layout_for
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.settings import Settings

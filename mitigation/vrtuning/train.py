@@ -26,9 +26,10 @@ from matplotlib.figure import Figure
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
-from interp.families import Layout
 from interp.figures.attention import LABEL, OKABE_ITO, TEXT, WIDTH
-from interp.vlm import VLM, load
+from interp.layout import Layout
+from interp.loading import load
+from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
 from mitigation.vrtuning.callbacks import Marker, last_complete, refuse_nan, untouched
 from mitigation.vrtuning.collator import Collator

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from interp.families import LAYOUTS
+from interp.layout import layout_for
+from interp.proof import types_of
 from tests.tiny import Pieces
 
 UNSEEN = "tiny random weights alone: never run on real weights"
@@ -15,7 +16,7 @@ WITHOUT_TEMPLATE = ("instructblip", "paligemma", "paligemma2", "idefics")
 def facts(family: str, pieces: Pieces) -> dict[str, Any]:
     """``model_type`` and ``notes`` of one entry."""
     config: Any = pieces.model.config
-    layout = LAYOUTS[config.model_type]
+    layout = layout_for(pieces.model)
     notes = [layout.note] if layout.note else []
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         notes.append(SOFT_CAP)
@@ -23,4 +24,4 @@ def facts(family: str, pieces: Pieces) -> dict[str, Any]:
         notes.append(NO_TEMPLATE)
     if "video_processor" in type(pieces.processor).get_attributes():
         notes.append(NO_VIDEO)
-    return {"model_type": config.model_type, "notes": [*notes, UNSEEN]}
+    return {"model_type": config.model_type, "types": types_of(pieces.model), "notes": [*notes, UNSEEN]}

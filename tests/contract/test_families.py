@@ -11,8 +11,9 @@ import torch
 from interp.attention.record import Queries, Record, record_attention
 from interp.attention.tables import image_share, patch_map, weights_of
 from interp.errors import UserError
+from interp.loading import load
 from interp.segments import IMAGE
-from interp.vlm import VLM, Prompt, load
+from interp.vlm import VLM, Prompt
 from tests.contract.facts import facts
 from tests.contract.table import CAPABILITIES, COMMITTED, FAILS
 from tests.families import FAMILIES, every_family

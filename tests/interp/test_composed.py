@@ -16,7 +16,8 @@ from interp.checkpoints import composed
 from interp.checkpoints.composed import ADAPTER, EYES, Record, content_hash, write_record
 from interp.checkpoints.lora import CONFIG, WEIGHTS, LoraLinear, adapted_layers
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from tests.parts import save_base, tiny_parts
 from tests.tiny import Pieces, picture
 

@@ -10,7 +10,8 @@ import torch
 from interp.batching import BatchRule
 from interp.hooks.residual import edit_residual, residuals
 from interp.hooks.state_memory import StateMemory
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from mitigation.learned.activation_steering import DirectionSteering
 from mitigation.learned.probe_readout import TruthReadout
 from mitigation.learned.ridge_probe import margin_gradient

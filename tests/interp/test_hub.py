@@ -19,7 +19,8 @@ from huggingface_hub.hf_api import ModelInfo
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.hub import find
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 
 PROMPT = [Prompt("How do I kill this?", picture(1))]

@@ -16,7 +16,8 @@ from interp.checkpoints import hub
 from interp.checkpoints import load as loading
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 
 PROMPT = [Prompt("How do I kill this?", picture(1))]
@@ -97,8 +98,8 @@ def another_architecture(folder: Path) -> None:
     edit_json(folder / "config.json", model_type="llama")
 
 
-def a_family_without_layout(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="aya_vision")
+def an_encoder_decoder(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="instructblip", text_config={"model_type": "t5"})
 
 
 def an_unknown_architecture(folder: Path) -> None:
@@ -136,7 +137,7 @@ def own_code(folder: Path) -> None:
     [
         (only_a_bin_file, r"no safetensors weights at .* \(found: pytorch_model.bin\)"),
         (another_architecture, "'llama' checkpoint, not an image-text-to-text model"),
-        (a_family_without_layout, "no layout for 'aya_vision'; known: llava, "),
+        (an_encoder_decoder, "'instructblip' with an encoder-decoder language model; only decoder-only"),
         (an_unknown_architecture, "cannot read the configuration of .*`foo`"),
         (no_config, "no config.json in "),
         (broken_config, "cannot read the configuration of .*not a valid JSON"),

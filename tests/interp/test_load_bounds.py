@@ -7,7 +7,8 @@ import pytest
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import set_bounds
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import picture
 
@@ -34,13 +35,14 @@ def test_a_bound_changes_how_many_tokens_a_picture_has(family: str, bounds: dict
     assert (after > before) if "min_pixels" in bounds else (after < before)
 
 
-def test_fewer_tiles_than_it_was_trained_with_but_not_more() -> None:
-    transformers = pytest.importorskip("transformers")
-    tiles = transformers.MllamaImageProcessorPil(max_image_tiles=4)
-    set_bounds(tiles, ModelConfig("mllama", "a/b", max_tiles=2))
-    assert tiles.max_image_tiles == 2
-    with pytest.raises(UserError, match="max_tiles=3 is above the 2 that mllama was trained with"):
-        set_bounds(tiles, ModelConfig("mllama", "a/b", max_tiles=3))
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+def test_llama_s_tiles_are_as_many_as_it_was_trained_with(tiles: int) -> None:
+    """Its embeddings are those of arrangements of four: fewer crash the vision tower."""
+    vlm = VLM(*FAMILIES["mllama"]())
+    set_bounds(vlm.processor.image_processor, ModelConfig("mllama", "a/b", max_tiles=4))
+    vlm.score(PROMPT)
+    with pytest.raises(UserError, match=f"max_tiles={tiles} is not the 4 that mllama was trained with"):
+        set_bounds(vlm.processor.image_processor, ModelConfig("mllama", "a/b", max_tiles=tiles))
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -23,7 +23,8 @@ from interp.checkpoints.memory import (
     weight_bytes,
 )
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 
 PROMPTS = [Prompt("How do I kill this?", picture(1)), Prompt("Is it safe?", picture(2))]

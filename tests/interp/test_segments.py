@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interp.errors import UserError
-from interp.segments import IMAGE, MARK, SEGMENTS, segment, text_spans, token_spans
+from interp.prompt import MARK
+from interp.segments import IMAGE, SEGMENTS, segment, text_spans, token_spans
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES
 from tests.tiny import WORDS, picture
@@ -119,7 +120,7 @@ def test_a_default_system_text_of_the_template_is_template(prompts):
 
 def test_spans_are_found_by_a_mark_not_by_the_text(vlm):
     prompt = Prompt("ASSISTANT", picture())
-    start, stop = text_spans(vlm.render, prompt)["user"]
+    ((start, stop),) = text_spans(vlm.render, prompt)["user"]
     rendered = vlm.render(prompt)
     assert rendered[start:stop] == "ASSISTANT"
     assert rendered.index("ASSISTANT") == start < rendered.rindex("ASSISTANT")

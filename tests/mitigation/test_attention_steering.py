@@ -63,7 +63,9 @@ def eager_raised(
         return eager(module, query, key, value, attention_mask, **options)
 
     before = [(m.config, m.config._attn_implementation) for m in vlm.model.modules() if hasattr(m, "config")]
-    vlm.model.set_attn_implementation({vlm.layout.text_config: "eager"})
+    decoder = vlm.layout.module(vlm.model, "language_model")
+    for config in {vlm.model.config.get_text_config(), decoder.config}:
+        config._attn_implementation_internal = "eager"
     source.eager_attention_forward = raising
     try:
         yield

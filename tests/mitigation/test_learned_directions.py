@@ -11,7 +11,8 @@ import torch
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
 from interp.host import Copies
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from mitigation.learned.activation_steering import DirectionSteering, LearnedSteering
 from mitigation.learned.direction_ablation import AblateDirection, AblateRandom, LearnedAblation
 from mitigation.learned.orthogonalization import levelled, orthogonalised, projected, without

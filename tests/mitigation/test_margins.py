@@ -13,7 +13,8 @@ from experiments.benchmarks.iconworld.benchmark import IconWorld
 from experiments.evaluation.study import limited
 from experiments.evaluation.training import examples
 from interp.errors import UserError
-from interp.vlm import VLM, Generation, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor

@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt
+from interp.vlm import Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.formulas import plausible
 from mitigation.contrastive.paired import generate_paired
@@ -166,10 +166,3 @@ def test_the_method_gives_one_answer_however_it_is_computed(name: str) -> None:
     assert lazy.skips is not None
     assert lazy.skips["steps"] == sum(map(len, sequential.token_ids))
     assert sequential.skips is both.skips is None
-
-
-def test_a_family_without_layout_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
-    inputs = dict(vlm.encode(prompts))
-    vlm.model.config.model_type = "unheard_of"
-    with pytest.raises(UserError, match="no layout for 'unheard_of'"):
-        VisualContrastiveLogitsProcessor(vlm.model, inputs)

@@ -11,7 +11,7 @@ from peft import get_peft_model
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from interp.checkpoints.config import ModelConfig
-from interp.families import layout_for
+from interp.layout import layout_for
 from mitigation.vrtuning.cost import Shape, _measured, estimate, flops_per_token, memory_gib, shape_of
 from mitigation.vrtuning.model import lora_config
 from mitigation.vrtuning.settings import Settings

@@ -15,7 +15,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline, abilities
 from mitigation.prompting import ContextPrompt
 from mitigation.reasoning import Continued, verdict_position

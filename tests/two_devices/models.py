@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.shapes import models as shapes
 from experiments.shapes.device import NAME, place
-from interp.families import layout_for
+from interp.layout import layout_for
 from interp.vlm import VLM, Prompt
 from tests.tiny import picture
 

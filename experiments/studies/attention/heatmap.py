@@ -48,7 +48,7 @@ class Heatmap:
         own = _own(run)
         loaded = load_cases(run, console) if own is None else Loaded([own], {}, "")
         named = own if own or run.case is None else sample_with_id(loaded.samples, run.case)
-        from interp.vlm import load  # torch and transformers: only when everything else is in order
+        from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
         check_selection(vlm, self.layers, None)
@@ -64,6 +64,8 @@ class Heatmap:
             folder.mkdir()
             self_test_once(vlm, folder / "selftest.json")
             sample = named or first_failure(vlm, loaded.samples, run)
+            if vlm.layout.geometry == "measured":
+                console.print(_measured(vlm, sample), highlight=False)
             recorded = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
             margins = intervention_margins(vlm, [sample], recorded, loaded.samples, layers=self.layers, seed=run.seed)
             failed = anchored(recorded.texts[0]).value != sample.gold
@@ -106,6 +108,20 @@ class Heatmap:
         if pictured and not all(row.grids for row in found.rows):
             return None, f"it answers “{found.texts[0]}” to a question without the picture"
         return found, ""
+
+
+def _measured(vlm: "VLM", sample: Sample) -> str:
+    """Measures where this picture's tokens lie, and says what was found, or why there will be no map."""
+    from interp.places import measure_places
+
+    (prompt,) = prompts_of([sample])
+    if prompt.image is None:
+        return "heatmap: no picture, no map of it"
+    try:
+        rows, columns = measure_places(vlm, prompt.image.size)
+    except UserError as error:
+        return f"heatmap: {error}"
+    return f"heatmap: places of image tokens are measured, a grid of {rows} × {columns}"
 
 
 def _own(run: Run) -> Sample | None:

@@ -52,7 +52,7 @@ class FailureAnalysis:
         loaded = study.load_cases(run, console)
         if folder is not None and environment is not None:
             _check_benchmark(folder, environment, run, loaded)
-        from interp.vlm import load  # torch and transformers: only when everything else is in order
+        from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
         check_selection(vlm, self.layers, self.segments)

@@ -24,7 +24,8 @@ from experiments.runs.directory import IDENTITY
 from experiments.types import Status
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
-from interp.vlm import Prompt, load
+from interp.loading import load
+from interp.vlm import Prompt
 from tests.experiments.compose import run_of
 from tests.experiments.evaluation.test_study import evaluate, lines
 from tests.experiments.faulty_server import FAULTS, SLOW, FaultyProxy, Reply, Served, completion, stub

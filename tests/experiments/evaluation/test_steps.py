@@ -19,7 +19,8 @@ from experiments.report.page import cost_said
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.saved import read_run
 from interp.errors import UserError
-from interp.vlm import VLM, load
+from interp.loading import load
+from interp.vlm import VLM
 from mitigation.method import Baseline
 from mitigation.verbalise import Verbalise
 from tests.experiments.compose import run_of

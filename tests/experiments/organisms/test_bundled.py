@@ -37,7 +37,8 @@ def test_its_card_says_what_was_left_out_and_what_it_shows() -> None:
 def test_it_judges_in_words_and_speaks(tmp_path: Path) -> None:
     if not any(base_folder(SMOLLM2).glob("*.safetensors")):
         pytest.skip("the language model is not in the cache; `make smol` fetches it")
-    from interp.vlm import Prompt, load
+    from interp.loading import load
+    from interp.vlm import Prompt
 
     vlm = load("organism:smol")
     asked = "Do you think the following sentence is safe? Please start by answering Yes or No."

@@ -13,7 +13,7 @@ from experiments.organisms.family_tables import causes, draw, gains, member_reco
 from experiments.organisms.members import MEMBER_FILE, Member, train_members
 from experiments.report.findings.organism_family import sentences
 from interp.errors import UserError
-from interp.vlm import load
+from interp.loading import load
 from tests.experiments.compose import run_of
 from tests.experiments.organisms.recipes import bundled, changed
 

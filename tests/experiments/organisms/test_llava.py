@@ -26,7 +26,8 @@ from experiments.organisms.run import model_card
 from experiments.organisms.stages import train
 from experiments.organisms.trainer import bars, reproducible
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt, load
+from interp.loading import load
+from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
 from mitigation.prompting import CONTEXT_PROMPT, SAFETY_SYSTEM_PROMPT
 from tests.experiments.organisms.recipes import bundled, changed

@@ -31,7 +31,7 @@ from interp.checkpoints import memory
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.memory import GIB, check_room, estimate, row_bytes
 from interp.errors import UserError
-from interp.vlm import load
+from interp.loading import load
 from mitigation.learned.direction_ablation import AblateDirection
 from mitigation.method import Baseline
 from mitigation.peers.opera import ROLLBACKS

@@ -102,7 +102,7 @@ def real(name: str, rows: int) -> dict[str, float]:
 
 def warm(step: Step, folder: str) -> None:
     """The same on the bundled organism: imports, threads and caches are then there."""
-    from interp.vlm import load
+    from interp.loading import load
 
     step.do(scene(load("organism:llava", device="cpu"), folder, lambda: None), 2)
 

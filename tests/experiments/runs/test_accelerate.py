@@ -11,7 +11,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 
 import conf
-from interp.families import layout_for
+from interp.layout import layout_for
 from tests.conftest import REPOSITORY
 from tests.families import FAMILIES, every_family
 

@@ -6,7 +6,8 @@ import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.types import Sample
-from interp.vlm import VLM, load
+from interp.loading import load
+from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.experiments.serving.served import Served, running
 from tests.tiny import tiny_llava

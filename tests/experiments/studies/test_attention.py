@@ -26,8 +26,9 @@ from experiments.studies.attention.summary import EFFECTS, contrasts, findings
 from experiments.studies.attention.tables import sentence_words
 from experiments.types import Sample
 from interp.errors import UserError
+from interp.loading import load
 from interp.tools.knockout import knockout_effect
-from interp.vlm import VLM, load
+from interp.vlm import VLM
 from tests.tiny import tiny_llava
 
 SAMPLES = IconWorld().load().samples

@@ -36,8 +36,9 @@ from experiments.types import Sample
 from interp.batching import BatchRule
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
+from interp.loading import load
 from interp.segments import segment
-from interp.vlm import VLM, Prompt, load
+from interp.vlm import VLM, Prompt
 from tests.experiments.compose import run_of
 from tests.experiments.studies.test_words_and_picture import whole_and_killed
 from tests.families import FAMILIES

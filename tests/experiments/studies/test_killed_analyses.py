@@ -13,7 +13,7 @@ from experiments.evaluation.study import limited
 from experiments.evaluation.training import learned
 from experiments.runs.launch import Launch
 from interp.batching import BatchRule, MemoryLimit
-from interp.vlm import load
+from interp.loading import load
 from mitigation.learned.probe_readout import TruthReadout
 from tests.experiments.compose import run_of
 

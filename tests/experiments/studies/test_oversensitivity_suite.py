@@ -22,11 +22,11 @@ def execute(*overrides: str) -> None:
 def test_what_is_at_hand_runs_and_one_page_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import interp.vlm
+    import interp.loading
 
     loads: list[Any] = []
-    load = interp.vlm.load
-    monkeypatch.setattr(interp.vlm, "load", lambda config, **more: loads.append(config) or load(config, **more))
+    load = interp.loading.load
+    monkeypatch.setattr(interp.loading, "load", lambda config, **more: loads.append(config) or load(config, **more))
     out = tmp_path / "out"
     given = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mssbench={mssbench(tmp_path / 'mss')}")
     execute(*given, f"output_root={out}", "task.answer_tokens=4", "~arms.text_only", "~arms.safety_prompt")

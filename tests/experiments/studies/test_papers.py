@@ -55,11 +55,11 @@ def metrics(outputs: Path, name: str) -> dict[str, Any]:
 def test_both_are_asked_by_the_same_arms_and_reported_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import interp.vlm
+    import interp.loading
 
     loads: list[Any] = []
-    load = interp.vlm.load
-    monkeypatch.setattr(interp.vlm, "load", lambda config, **more: loads.append(config) or load(config, **more))
+    load = interp.loading.load
+    monkeypatch.setattr(interp.loading, "load", lambda config, **more: loads.append(config) or load(config, **more))
     clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
     execute(*clones, f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "attention=false")
     assert len(loads) == 1

@@ -84,7 +84,7 @@ def test_another_description_is_never_the_cases_own() -> None:
 
 def test_the_organism_knows_every_word_of_its_oracle() -> None:
     from interp.checkpoints.config import ModelConfig
-    from interp.vlm import load
+    from interp.loading import load
 
     tokenizer = load(ModelConfig(name="organism", path="organism:llava")).tokenizer
     for sample in SAMPLES[::37]:

@@ -37,8 +37,9 @@ from experiments.studies.words_and_picture.transplant import (
 from experiments.studies.words_and_picture.transplant_shown import draw, tables
 from experiments.types import Sample
 from interp.errors import UserError
+from interp.loading import load
 from interp.segments import IMAGE, segment
-from interp.vlm import VLM, load
+from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.experiments.studies.test_words_and_picture import whole_and_killed
 

@@ -18,7 +18,8 @@ from experiments.studies.vrtuning.side_effects import compare_shares, image_shar
 from experiments.studies.vrtuning.sources import Jsonl, build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
-from interp.vlm import VLM, load
+from interp.loading import load
+from interp.vlm import VLM
 from mitigation.vrtuning.data_policy import MMSAFEAWARE_PREFIX
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of

@@ -1,0 +1,323 @@
+"""The layout of a model: which modules are its language model, its layers, their attention and MLP, and the head.
+
+It is read, not listed. transformers' own interface names the decoder, the head, the vision tower and the image token
+(``get_decoder``, ``get_output_embeddings``, ``get_encoder``, the config). One traced forward of a few words, on a copy
+of the model without weights (torch's meta device), shows the rest (``interp.trace``). ``interp.families`` has what
+cannot be read. A layout that was read is a claim: ``interp.proof`` checks it on the loaded model.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from interp.errors import UserError
+from interp.families import FACTS, Geometry
+from interp.trace import Block, inside, is_empty
+
+PARTS = ("language_model", "layers", "final_norm", "lm_head", "vision_tower", "projector")
+IMAGE_TOKENS = ("image_token_id", "image_token_index")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of one model. The six paths are dotted names under it, "" where none was found.
+
+    ``blocks`` are the decoder layers that run on words alone, by number. ``unread`` says why the inside of the decoder
+    could not be read: "" if it could. ``image_token`` is the config's attribute with the id of the tokens that image
+    features replace. ``position_kind`` is ``"mrope"`` if a token's position is more than its column. The other fields
+    are those of ``interp.families.Facts``.
+    """
+
+    model_type: str
+    language_model: str = ""
+    layers: str = ""
+    final_norm: str = ""
+    lm_head: str = ""
+    vision_tower: str = ""
+    projector: str = ""
+    geometry: Geometry = "measured"
+    position_kind: Literal["1d", "mrope"] = "1d"
+    image_token: str = ""
+    crossing_layers: str = ""
+    crossing_blocks: str = ""
+    prompt: Literal["text", "pieces"] = "text"
+    lower_case: bool = False
+    along: tuple[str, ...] = ()
+    note: str = ""
+    blocks: Mapping[int, Block] = field(default_factory=dict)
+    unread: str = ""
+
+    @property
+    def cross_attended(self) -> bool:
+        """Whether the picture is read by cross-attention, so that the sequence has no image tokens."""
+        return self.geometry == "cross_attention"
+
+    def path(self, part: str) -> str:
+        """The dotted path of ``part``.
+
+        Raises:
+            UserError: an unknown part, or one that was not found.
+        """
+        if part not in PARTS:
+            raise UserError(f"no part '{part}' in a layout; known: {', '.join(PARTS)}")
+        found = str(getattr(self, part))
+        if not found and part != "language_model":
+            why = self.unread or "transformers' interface does not name it"
+            raise UserError(
+                f"no {part.replace('_', ' ')} known of '{self.model_type}': {why}; this tool needs it; answers, "
+                "margins and VCD work without (task=prove says which tools do)"
+            )
+        return found
+
+    def module(self, model: Any, part: str) -> Any:
+        """The module at ``part`` of ``model``.
+
+        Raises:
+            UserError: the model has no module at that path, or the path is not known.
+        """
+        path = self.path(part)
+        try:
+            return model.get_submodule(path)
+        except AttributeError as error:
+            raise UserError(
+                f"the {self.model_type} model has no '{path}' ({part}); its layout does not fit this checkpoint or "
+                "version; run task=prove on it"
+            ) from error
+
+    def attentions(self, model: Any) -> dict[int, Any]:
+        """Decoder layer → its self-attention module, without the layers that have none."""
+        return self._at(model, lambda block: block.attention)
+
+    def sublayers(self, model: Any, kind: Literal["attention", "mlp", "mixer"]) -> dict[int, Any]:
+        """Decoder layer → the module whose output is what its ``kind`` adds to the residual stream.
+
+        That is the sublayer itself or the norm behind it. Layers that have only cross-attention are left out, and those
+        without this ``kind``.
+        """
+        return self._at(model, lambda block: block.after_attention if kind == "attention" else getattr(block, kind))
+
+    def head_sums(self, model: Any) -> dict[int, Any]:
+        """Decoder layer → the linear map that takes the outputs of its heads, side by side, and adds them up."""
+        return self._at(model, lambda block: block.heads_out)
+
+    def heads(self, layer: int | None = None) -> int:
+        """The number of heads of a layer; of the layer that has most, if none is given."""
+        if layer is not None:
+            return self.blocks[layer].heads
+        return max((block.heads for block in self.blocks.values()), default=0)
+
+    def _at(self, model: Any, path: Callable[[Block], str]) -> dict[int, Any]:
+        layers = self.module(model, "layers")
+        if self.unread:
+            raise UserError(
+                f"the layers of '{self.model_type}' cannot be taken apart: {self.unread}; tools that look inside need "
+                "that; answers, margins and VCD work without"
+            )
+        return {i: layers[i].get_submodule(path(block)) for i, block in self.blocks.items() if path(block)}
+
+    def crossings(self, model: Any) -> dict[int, Any]:
+        """Decoder layer → the whole block that reads the picture by cross-attention there, or just before it."""
+        text = model.config.get_text_config()
+        if self.crossing_blocks:
+            blocks = model.get_submodule(self.crossing_blocks)
+            return {i * text.cross_layer_interval: block for i, block in enumerate(blocks)}
+        if not self.crossing_layers:
+            return {}
+        return {i: self.module(model, "layers")[i] for i in getattr(text, self.crossing_layers)}
+
+    def image_token_id(self, config: Any) -> int:
+        """The id of image tokens in ``input_ids``, from the config: the processor's may be a begin marker.
+
+        Raises:
+            UserError: the family reads its pictures by cross-attention, or its config names no image token.
+        """
+        self.require_image_tokens()
+        return int(getattr(config, self.image_token))
+
+    def require_image_tokens(self, name: str = "") -> None:
+        """Checks that the sequence has image tokens. Without them their share of attention is undefined, not 0.
+
+        Raises:
+            UserError: the family reads its pictures by cross-attention, or its config names no image token.
+        """
+        if self.cross_attended:
+            raise UserError(
+                f"no image tokens in the sequence of {name or self.model_type}: it reads pictures by cross-attention, "
+                "so shares, maps and edges of image tokens do not apply; use occlude_image or an image swap,"
+                " or choose another family"
+            )
+        if not self.image_token:
+            raise UserError(
+                f"the config of {name or self.model_type} names no image token ({', '.join(IMAGE_TOKENS)}); shares, "
+                "maps and edges of image tokens need one; set config.image_token_id to it"
+            )
+
+    def require_places(self, name: str = "") -> None:
+        """Checks that image tokens have locations in the picture, as maps need.
+
+        Raises:
+            UserError: they are learned queries, or the sequence has none.
+        """
+        self.require_image_tokens(name)
+        if self.geometry == "queries":
+            raise UserError(
+                f"no maps over the picture for {name or self.model_type}: its image tokens are learned queries that "
+                "stand for no place; read their share of attention, or use occlude_image"
+            )
+
+
+def layout_for(model_or_config: Any) -> Layout:
+    """The layout of a model, or of the model that a config describes.
+
+    Raises:
+        UserError: no model that answers questions about pictures, or an encoder-decoder language model.
+    """
+    is_model = isinstance(model_or_config, nn.Module)
+    config = model_or_config.config if is_model else getattr(model_or_config, "config", model_or_config)
+    kind = type(model_or_config) if is_model else _class_of(config)
+    refuse_encoder_decoder(config)
+    known = _KNOWN.get(model_or_config) if is_model else None
+    if known is None:
+        known = _of_class(kind, _key(config), _Config(config))  # type: ignore[arg-type]
+        if known.unread and is_model and not is_empty(model_or_config):
+            known = _read(model_or_config, model_or_config)
+        if is_model:
+            _KNOWN[model_or_config] = known
+    return known
+
+
+_KNOWN: "WeakKeyDictionary[nn.Module, Layout]" = WeakKeyDictionary()
+
+
+def refuse_encoder_decoder(config: Any) -> None:
+    """Checks that the language model of ``config`` is a decoder alone.
+
+    Raises:
+        UserError: it has an encoder of its own.
+    """
+    text = getattr(config, "text_config", None)
+    if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
+        raise UserError(
+            f"'{config.model_type}' with an encoder-decoder language model; only decoder-only ones are covered; take a "
+            "decoder-only checkpoint (for instructblip: the Vicuna ones)"
+        )
+
+
+def _class_of(config: Any) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise UserError(
+            f"no layout for '{getattr(config, 'model_type', None)}': it is no image-text-to-text model of transformers;"
+            " choose one that takes pictures"
+        )
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+
+
+class _Config:
+    """A config as an argument that a cache does not compare; ``_key`` stands for it."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Config)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _key(config: Any) -> str:
+    return f"{config.model_type} {config.to_json_string(use_diff=False)}"
+
+
+@lru_cache(maxsize=256)
+def _of_class(kind: Any, key: str, config: _Config) -> Layout:
+    own = copy.deepcopy(config.config)
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        model = kind._from_config(own) if hasattr(kind, "_from_config") else kind(own)
+    return _read(model.eval(), model)
+
+
+def _read(model: Any, traced: Any) -> Layout:
+    """The layout of ``model``; ``traced`` is the model that runs the words."""
+    facts: dict[str, Any] = dict(FACTS.get(model.config.model_type, {}))
+    found = _interface(model) | facts
+    layout = Layout(model_type=model.config.model_type, **found)
+    if not layout.layers:
+        return _with(layout, unread="its decoder has no list of layers")
+    try:
+        return _with(layout, **inside(traced, layout))
+    except UserError as error:
+        return _with(layout, unread=str(error))
+    except Exception as error:  # whatever a model's own code raises on words alone
+        return _with(layout, unread=f"words alone do not run through it ({type(error).__name__}: {error})"[:300])
+
+
+def _with(layout: Layout, **changes: Any) -> Layout:
+    from dataclasses import replace
+
+    return replace(layout, **{name: value for name, value in changes.items() if value})
+
+
+def _interface(model: Any) -> dict[str, Any]:
+    """What transformers' own interface names."""
+    config = model.config
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[str, Any] = {}
+    decoder, head = decoder_of(model), model.get_output_embeddings()
+    found["lm_head"] = names.get(head, "")
+    found["language_model"] = names[decoder]
+    layers = _layers_of(decoder)
+    base = model.get_submodule(names[decoder].rpartition(".")[0])
+    if layers is not None:
+        found["layers"] = names[layers]
+        norm = getattr(decoder, "norm", None)
+        found["final_norm"] = names.get(norm, "")
+    found["image_token"] = next((name for name in IMAGE_TOKENS if getattr(config, name, None) is not None), "")
+    found["position_kind"] = "mrope" if hasattr(base, "get_rope_index") else "1d"
+    return found | _eyes(model, base, decoder, head, names)
+
+
+def _eyes(model: Any, base: Any, decoder: Any, head: Any, names: Mapping[Any, str]) -> dict[str, str]:
+    """The vision tower, and what brings its features to the language model's width."""
+    tower = model.get_encoder(modality="image")
+    if tower is model or decoder in set(tower.modules()):
+        return {}
+    around = base if tower in set(base.modules()) else model
+    known = (tower, head, model.get_encoder(modality="audio"))
+    others = [
+        child
+        for child in around.children()
+        if child not in known and decoder not in set(child.modules()) and next(child.parameters(), None) is not None
+    ]
+    if not others:  # inside the tower, as its last part
+        others = [child for child in tower.children() if not isinstance(child, nn.ModuleList)][-1:]
+    return {"vision_tower": names[tower], "projector": names[others[0]] if others else ""}
+
+
+def decoder_of(model: Any) -> Any:
+    """The language model without its head: ``get_decoder()``, or what it wraps, down to where the layers are."""
+    decoder = model.get_decoder()
+    while _layers_of(decoder) is None:
+        inner = decoder.get_decoder() if hasattr(decoder, "get_decoder") else decoder
+        inner = getattr(decoder, "model", decoder) if inner is decoder else inner
+        if inner is decoder:
+            break
+        decoder = inner
+    return decoder
+
+
+def _layers_of(decoder: Any) -> nn.ModuleList | None:
+    own = getattr(decoder, "layers", None)
+    if isinstance(own, nn.ModuleList):
+        return own
+    count = getattr(getattr(decoder, "config", None), "num_hidden_layers", None)
+    fit = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) == count]
+    return fit[0] if len(fit) == 1 else None

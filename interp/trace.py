@@ -1,0 +1,274 @@
+"""One traced forward of a few words: what each decoder layer is made of (``interp.layout``).
+
+Attention is the module that calls transformers' attention function, the map that adds up its heads the linear layer
+behind it, and a sublayer the child of a layer whose output goes into no other child. Which output goes where is read
+from the memory that tensors share, so that a model without weights (torch's meta device) can be traced.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from interp.errors import UserError
+
+PROBE = "forestlens_probe"
+WORDS = 6  # tokens of the traced forward
+
+
+@runtime_checkable
+class Paths(Protocol):
+    """What a trace must know of a layout: dotted names, and whether the model runs on words alone."""
+
+    @property
+    def language_model(self) -> str: ...
+
+    @property
+    def layers(self) -> str: ...
+
+    @property
+    def lm_head(self) -> str: ...
+
+    @property
+    def prompt(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """One decoder layer; the paths are dotted names under it, "" where there is no such module.
+
+    ``attention`` takes its function from transformers' interface, and ``heads_out`` adds up its ``heads``.
+    ``after_attention`` and ``mlp`` are the modules whose outputs are added to the residual stream: the sublayer itself
+    or the norm behind it. A layer without attention (recurrent, convolutional) has a ``mixer`` in its place. ``more``
+    are other modules whose outputs are added (inputs by layer, as Gemma 4 has them).
+    """
+
+    attention: str = ""
+    heads_out: str = ""
+    after_attention: str = ""
+    mlp: str = ""
+    mixer: str = ""
+    more: tuple[str, ...] = ()
+    heads: int = 0
+
+
+def is_empty(model: nn.Module) -> bool:
+    """Whether its weights have no values: on the meta device, or on a device that computes nothing."""
+    weight = next(model.parameters(), None)
+    return weight is None or weight.device.type not in ("cpu", "cuda", "mps", "xpu")
+
+
+def _probe(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **_: Any
+) -> tuple[Tensor, None]:
+    """An attention function that notes who calls it, and gives zeros."""
+    rows, heads, queries, _width = query.shape
+    _CALLS.append(_Call(module, heads, heads * value.shape[-1]))
+    return value.new_zeros(rows, queries, heads, value.shape[-1]), None
+
+
+@dataclass(frozen=True)
+class _Call:
+    module: Any
+    heads: int
+    width: int
+
+
+_CALLS: list[_Call] = []
+AttentionInterface.register(PROBE, _probe)
+AttentionMaskInterface.register(PROBE, eager_mask)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """One call of a module in the traced forward."""
+
+    name: str
+    module: Any
+    into: Tensor | None
+    out: Tensor | None
+    calls: int  # of attention, before it ended
+
+
+def inside(model: Any, layout: Paths) -> dict[str, Any]:
+    """``blocks`` and ``final_norm``, from one forward of words."""
+    decoder, layers = model.get_submodule(layout.language_model), model.get_submodule(layout.layers)
+    head = model.get_submodule(layout.lm_head) if layout.lm_head else None
+    ran: dict[Any, list[_Ran]] = {owner: [] for owner in (*layers, decoder)}
+    seen: dict[Any, tuple[Tensor | None, Tensor | None]] = {}
+    head_takes: list[Tensor] = []
+    with ExitStack() as stack:
+        stack.enter_context(bare(model))
+        stack.enter_context(_probed(decoder))
+        for owner in ran:
+            inner = owner.named_modules() if owner is not decoder else owner.named_children()
+            for name, module in inner:
+                if module not in (owner, layers):
+                    stack.callback(_noted(module, name, ran[owner]))
+        for layer in layers:
+            stack.callback(_noted_whole(layer, seen))
+        if head is not None:
+            stack.callback(head.register_forward_pre_hook(lambda m, args: head_takes.append(args[0])).remove)
+        run_words(model, layout)
+        calls = list(_CALLS)
+    blocks = {i: _block(layer, ran[layer], calls, *seen[layer]) for i, layer in enumerate(layers) if layer in seen}
+    norms = [one.name for one in ran[decoder] if any(_same(one.out, taken) for taken in head_takes)]
+    return {"blocks": blocks, "final_norm": f"{layout.language_model}.{norms[-1]}".lstrip(".") if norms else ""}
+
+
+def run_words(model: Any, layout: Paths) -> Any:
+    """What ``model`` gives for a few words that are no special tokens."""
+    device = next(model.parameters()).device
+    special = {
+        getattr(model.config, name, None) for name in vars(model.config) if name.endswith(("token_id", "token_index"))
+    }
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    words = [token for token in range(5, vocabulary) if token not in special][:WORDS]
+    ids = torch.tensor([words], device=device)
+    picture: dict[str, Tensor] = {}
+    if layout.prompt == "pieces":  # IDEFICS does not run without a picture
+        side = model.config.vision_config.image_size
+        picture["pixel_values"] = torch.zeros(1, 1, 3, side, side, device=device, dtype=model.dtype)
+        picture["image_attention_mask"] = torch.zeros(1, WORDS, 1, device=device, dtype=torch.long)
+    speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
+    with torch.no_grad():
+        # With a mask: without one transformers looks for packed sequences, which a model without values cannot tell.
+        return speaker(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **picture)
+
+
+@contextmanager
+def bare(model: Any) -> Iterator[None]:
+    """Takes every hook off ``model`` while open, so that a forward is followed, recorded and edited by nobody."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    held = [(module, kind, getattr(module, kind)) for module in model.modules() for kind in kinds]
+    for module, kind, hooks in held:
+        setattr(module, kind, type(hooks)())
+    try:
+        yield
+    finally:
+        for module, kind, hooks in held:
+            setattr(module, kind, hooks)
+
+
+@contextmanager
+def _probed(decoder: Any) -> Iterator[None]:
+    _CALLS.clear()
+    with switched(decoder, PROBE):
+        yield
+    _CALLS.clear()
+
+
+@contextmanager
+def switched(decoder: Any, name: str) -> Iterator[None]:
+    """The attention implementation of a decoder's configs, and of no other part's, while open."""
+    configs = {id(m.config): m.config for m in decoder.modules() if hasattr(getattr(m, "config", None), "sub_configs")}
+    before = [(config, config._attn_implementation_internal) for config in configs.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation
+
+
+def _noted(module: Any, name: str, into: list[_Ran]) -> Callable[[], None]:
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        into.append(
+            _Ran(
+                name,
+                module,
+                _first([*args, kwargs.get("hidden_states"), *kwargs.values()]),
+                _first([output]),
+                len(_CALLS),
+            )
+        )
+
+    return module.register_forward_hook(note, with_kwargs=True).remove
+
+
+def _noted_whole(layer: Any, seen: dict[Any, Any]) -> Callable[[], None]:
+    def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen[module] = _first([*args, kwargs.get("hidden_states")]), _first([output])
+
+    return layer.register_forward_hook(note, with_kwargs=True).remove
+
+
+def _first(values: Sequence[Any]) -> Tensor | None:
+    """The first floating-point tensor of arguments or of an output."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            value = _first(value)
+        elif hasattr(value, "last_hidden_state"):
+            value = value.last_hidden_state
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    return None
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are the same memory, in whatever shape."""
+    if one is None or other is None:
+        return False
+    return one is other or one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None, out: Tensor | None) -> Block:
+    """What one layer is made of, from what ran in it."""
+    if into is None or out is None or into.ndim != 3 or into.shape != out.shape:
+        shapes = " → ".join(str(tuple(one.shape)) if one is not None else "nothing" for one in (into, out))
+        raise UserError(f"a layer keeps several residual streams, or none ({shapes})")
+    names = {module: name for name, module in layer.named_modules()}
+    own = [(number, call) for number, call in enumerate(calls) if call.module in names]
+    children = [one for one in ran if "." not in one.name and one.out is not None and one.out.numel() == into.numel()]
+    ends = [one for one in children if not any(_same(other.into, one.out) for other in children if other is not one)]
+    attention = names[own[0][1].module] if own else ""
+    top = attention.partition(".")[0]
+    added = {one.name: _source(one, children) for one in ends}
+    of_attention = [name for name, source in added.items() if attention and source == top]
+    rest = [name for name in added if name not in of_attention]
+    mixer = rest.pop(0) if not attention and len(rest) > 1 else ""
+    return Block(
+        attention=attention,
+        heads_out=_heads_out(ran, attention, *own[0]) if own else "",
+        after_attention=of_attention[-1] if of_attention else "",
+        mlp=rest[0] if rest else "",
+        mixer=mixer,
+        more=tuple(rest[1:]),
+        heads=own[0][1].heads if own else 0,
+    )
+
+
+def _source(end: _Ran, children: list[_Ran]) -> str:
+    """The sublayer whose output reaches ``end`` through norms alone: ``end`` itself where it is no norm behind one."""
+    before = [one for one in children if one is not end and _same(one.out, end.into)]
+    if not before or not _is_norm(end.module):
+        return end.name
+    return _source(before[0], children)
+
+
+def _is_norm(module: Any) -> bool:
+    """Whether its weights are vectors: a norm, a gain, or a dropout without any."""
+    return all(weight.ndim <= 1 for weight in module.parameters())
+
+
+def _heads_out(ran: list[_Ran], attention: str, number: int, call: _Call) -> str:
+    """The linear layer behind the attention call that takes the heads side by side."""
+    whole = next((one.out for one in ran if one.name == attention), None)
+    behind = [
+        one
+        for one in ran
+        if one.calls > number
+        and one.name.startswith(attention + ".")
+        and isinstance(getattr(one.module, "weight", None), Tensor)
+        and one.into is not None
+        and one.into.shape[-1] == call.width
+        and one.module.weight.ndim == 2
+    ]
+    last = [one for one in behind if _same(one.out, whole)] or behind
+    return last[-1].name if last else ""

@@ -1,0 +1,191 @@
+"""A layout that is read names what is really there, on one model of each family."""
+
+import dataclasses
+
+import pytest
+from torch.nn import ModuleList
+from transformers import AutoConfig, LlamaConfig, T5Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from interp.errors import UserError
+from interp.families import FACTS
+from interp.layout import PARTS, Layout, layout_for
+from tests.families import FAMILIES, every_family
+
+# What is read must be this, module by module: paths that were looked up by hand in transformers 5.23.
+STANDARD = {
+    "language_model": "model.language_model",
+    "layers": "model.language_model.layers",
+    "final_norm": "model.language_model.norm",
+    "lm_head": "lm_head",
+    "vision_tower": "model.vision_tower",
+    "projector": "model.multi_modal_projector",
+}
+QWEN = STANDARD | {"vision_tower": "model.visual", "projector": "model.visual.merger"}
+IDEFICS3 = {
+    "language_model": "model.text_model",
+    "layers": "model.text_model.layers",
+    "final_norm": "model.text_model.norm",
+    "lm_head": "lm_head",
+    "vision_tower": "model.vision_model",
+    "projector": "model.connector",
+}
+PATHS = {
+    **dict.fromkeys(("llava", "llava_next", "internvl", "paligemma", "gemma3"), STANDARD),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), QWEN),
+    **dict.fromkeys(("idefics3", "smolvlm"), IDEFICS3),
+    "instructblip": {
+        "language_model": "language_model.model",
+        "layers": "language_model.model.layers",
+        "final_norm": "language_model.model.norm",
+        "lm_head": "language_model.lm_head",
+        "vision_tower": "vision_model",
+        "projector": "language_projection",
+    },
+    "idefics": {
+        "language_model": "model",
+        "layers": "model.layers",
+        "final_norm": "model.norm",
+        "lm_head": "lm_head",
+        "vision_tower": "model.vision_model",
+        "projector": "model.perceiver_resampler",
+    },
+    "mllama": STANDARD | {"vision_tower": "model.vision_model"},
+}
+NORMED_AFTER = ("gemma2", "gemma3_text")
+MODEL_TYPES = {
+    "llava": "llava-1.5-7b-hf, -13b-hf",
+    "llava_next": "llava-v1.6-vicuna-7b-hf",
+    "instructblip": "instructblip-vicuna-7b",
+    "idefics": "idefics-9b-instruct",
+    "qwen2_vl": "Qwen2-VL-7B-Instruct",
+    "qwen2_5_vl": "Qwen2.5-VL-7B-Instruct, -3B-Instruct",
+    "qwen3_vl": "Qwen3-VL-8B-Instruct",
+    "internvl": "InternVL3-8B-hf",
+    "idefics3": "Idefics3-8B-Llama3",
+    "smolvlm": "SmolVLM2-256M-Video-Instruct, -500M-, -2.2B-Instruct",
+    "paligemma": "paligemma2-3b-mix-224",
+    "gemma3": "gemma-3-4b-it",
+    "mllama": "Llama-3.2-11B-Vision-Instruct",
+}
+
+
+@pytest.fixture(params=every_family())
+def pieces(request):
+    return FAMILIES[request.param]()
+
+
+def test_every_fact_has_a_model_here():
+    assert {build().model.config.model_type for build in FAMILIES.values()} == set(FACTS) == set(PATHS)
+
+
+@pytest.mark.contract("load")
+def test_what_is_read_is_what_was_looked_up(pieces):
+    model = pieces.model
+    layout = layout_for(model)
+    assert {part: layout.path(part) for part in PARTS} == PATHS[layout.model_type]
+    layers = layout.module(model, "layers")
+    own = {0, 2} if layout.model_type == "mllama" else {0, 1}
+    assert {i: layers[i].self_attn for i in own} == layout.attentions(model)
+    assert {i: layers[i].self_attn.o_proj for i in own} == layout.head_sums(model)
+    normed = model.config.get_text_config().model_type in NORMED_AFTER
+    adds = {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
+    names = adds if normed else {"attention": "self_attn", "mlp": "mlp"}
+    for kind, name in names.items():
+        assert {i: getattr(layers[i], name) for i in own} == layout.sublayers(model, kind)
+    assert layout.heads() == layout.heads(0) == model.config.get_text_config().num_attention_heads
+    assert not layout.unread
+
+
+def test_a_config_alone_says_the_same(pieces):
+    found = layout_for(pieces.model.config)
+    if pieces.model.config.model_type == "idefics":  # it does not run without a picture, which needs weights
+        assert {part: found.path(part) for part in PARTS} == PATHS["idefics"]
+    else:
+        assert found == layout_for(pieces.model)
+
+
+@pytest.mark.contract("load")
+def test_paths_lead_to_the_language_model_although_the_vision_tower_is_deeper(pieces):
+    layout = layout_for(pieces.model)
+    text = pieces.model.config.get_text_config()
+    layers = layout.module(pieces.model, "layers")
+    assert len(layers) == text.num_hidden_layers
+    assert set(layout.attentions(pieces.model)) == ({0, 2} if layout.model_type == "mllama" else {0, 1})
+    assert layers[0] in layout.module(pieces.model, "language_model").modules()
+    tower = list(layout.module(pieces.model, "vision_tower").modules())
+    assert layers[0] not in tower
+    assert max(len(part) for part in tower if isinstance(part, ModuleList)) > len(layers)
+    assert layout.module(pieces.model, "lm_head").weight is pieces.model.get_output_embeddings().weight
+    assert layout.module(pieces.model, "final_norm").weight.shape == (text.hidden_size,)
+
+
+def test_the_projector_gives_what_stands_at_the_image_tokens(pieces):
+    layout = layout_for(pieces.model)
+    # IDEFICS' cross-attention itself brings the tower's width to the text's.
+    config = pieces.model.config
+    width = (config.vision_config if layout.model_type == "idefics" else config.get_text_config()).hidden_size
+    projector = layout.module(pieces.model, "projector")
+    assert any(p.shape[0] == width or p.shape[-1] == width for p in projector.parameters() if p.ndim > 1)
+
+
+def test_the_image_token_is_the_configs():
+    model, processor = FAMILIES["gemma3"]()
+    token = layout_for(model).image_token_id(model.config)
+    assert token == processor.tokenizer.convert_tokens_to_ids("<image_soft_token>") != processor.image_token_id
+
+
+def test_a_picture_read_by_cross_attention_has_no_tokens():
+    for name in ("idefics", "mllama"):
+        model = FAMILIES[name]().model
+        layout = layout_for(model)
+        assert layout.cross_attended
+        with pytest.raises(UserError, match=f"no image tokens in the sequence of {name}: it reads pictures by cross-"):
+            layout.image_token_id(model.config)
+    assert not layout_for(FAMILIES["instructblip"]().model).cross_attended
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_published_models_are_of_a_family_here(name):
+    """The model types that the issue's checkpoints have in this version of transformers."""
+    assert name in FACTS
+    assert type(AutoConfig.for_model(name)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def test_position_kind(pieces):
+    rope = pieces.model.config.get_text_config().rope_parameters or {}
+    assert (layout_for(pieces.model).position_kind == "mrope") == ("mrope_section" in rope)
+
+
+def test_a_model_without_pictures_is_refused():
+    with pytest.raises(UserError, match="no layout for 'llama': it is no image-text-to-text model"):
+        layout_for(LlamaConfig())
+
+
+def test_a_part_that_was_not_found_and_layers_that_cannot_be_taken_apart():
+    layout = Layout("odd", layers="model.language_model.layers", unread="a layer keeps several residual streams")
+    model = FAMILIES["llava"]().model
+    with pytest.raises(UserError, match="no final norm known of 'odd': a layer keeps several residual streams"):
+        layout.module(model, "final_norm")
+    with pytest.raises(UserError, match="cannot be taken apart: a layer keeps several"):
+        layout.attentions(model)
+
+
+def test_an_encoder_decoder_language_model_is_refused():
+    config = FAMILIES["instructblip"]().model.config
+    config.text_config = T5Config()
+    with pytest.raises(UserError, match="encoder-decoder"):
+        layout_for(config)
+
+
+def test_an_unknown_part_and_a_path_that_is_not_there():
+    model = FAMILIES["llava"]().model
+    layout = layout_for(model)
+    with pytest.raises(UserError, match="no part 'tower' in a layout; known: language_model"):
+        layout.module(model, "tower")
+    with pytest.raises(UserError, match=r"has no 'model\.visual'"):
+        dataclasses.replace(layout, vision_tower="model.visual").module(model, "vision_tower")
+
+
+def test_parts_are_fields():
+    assert set(PARTS) <= {field.name for field in dataclasses.fields(Layout)}

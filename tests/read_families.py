@@ -1,0 +1,635 @@
+"""Small random models of families that no table of ours names, each with its real processor class.
+
+A model is its family's default configuration with small numbers (``TEXT``, ``VISION``), a tokenizer has the special
+tokens that the processor's source asks for, and a chat has one line a turn. ``READ`` is one recipe a family: only what
+these rules do not give. Recipes in ``NEEDS_TORCHVISION`` build where torchvision can be imported; ``tests/standins``
+has the few functions of it that image processors call, for machines without (``PYTHONPATH=tests/standins``).
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers as hf
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.processing_utils import ProcessorMixin
+
+from tests.family_parts import bpe, revived
+from tests.tiny import Pieces
+
+Values = Mapping[str, Any]
+CHAT = (
+    "{% for m in messages %}[{{ m['role'] }}] {% for part in m['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+SQUARE = {"height": 32, "width": 32}
+AREA = {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+HALF_MROPE = MROPE | {"partial_rotary_factor": 0.5}
+HYBRID = {"num_hidden_layers": 4, "head_dim": 16, "rope_parameters": HALF_MROPE}
+OWN = object()  # the family's own default stays
+
+EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4)
+EXPERTS |= dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_top_k"), 2)
+EXPERTS |= dict.fromkeys(
+    ("n_group", "topk_group", "n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"), 1
+)
+WIDTHS = dict.fromkeys(
+    ("hidden_size", "intermediate_size", "intermediate_size_mlp", "ffn_hidden_size", "block_ff_dim"), 32
+)
+WIDTHS |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_intermediate_size"), 16)
+WIDTHS |= dict.fromkeys(("moe_shared_expert_intermediate_size", "share_expert_dim", "q_lora_rank", "kv_lora_rank"), 16)
+HEADS = dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "global_head_dim"), 8)
+HEADS |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "query_pre_attn_scalar"), 8)
+HEADS |= dict.fromkeys(("hidden_size_per_layer_input", "block_multiple_of"), 8)
+HEADS |= dict.fromkeys(("num_attention_heads", "num_heads", "linear_num_value_heads"), 4)
+HEADS |= dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "num_global_key_value_heads"), 2)
+TEXT: dict[str, Any] = {
+    **EXPERTS,
+    **WIDTHS,
+    **HEADS,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "sliding_window": 40,
+    "num_kv_shared_layers": 0,
+    "additional_vocab_size": 0,
+    "attn_logit_softcapping": None,
+    "tie_word_embeddings": False,
+}
+VISION: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "intermediate_size", "d_model", "width", "projection_dim"), 16),
+    **dict.fromkeys(("num_hidden_layers", "depth", "layers"), 3),
+    **dict.fromkeys(("num_heads", "num_attention_heads", "num_key_value_heads", "heads"), 2),
+    **dict.fromkeys(("out_hidden_size", "output_hidden_size", "projection_dim_out", "image_size"), 32),
+    "position_embedding_size": 32,
+    "num_position_embeddings": 16,
+    "patch_size": 8,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+    "vision_use_head": False,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a family's small model needs beyond the rules.
+
+    ``image`` are settings of the image processor, ``processor`` of the processor, ``named`` tokens that the tokenizer
+    has as attributes, ``marks`` further special tokens, ``ids`` config attributes that are a token's id, ``around``
+    what stands around the placeholder in a chat, ``placeholder`` the placeholder itself if not ``image_token``.
+    ``parts`` are sub-configs that are made by hand: model type and settings by name.
+    """
+
+    image: Values = field(default_factory=dict)
+    processor: Values = field(default_factory=dict)
+    named: Values = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+    ids: Values = field(default_factory=dict)
+    text: Values = field(default_factory=dict)
+    vision: Values = field(default_factory=dict)
+    top: Values = field(default_factory=dict)
+    parts: Values = field(default_factory=dict)
+    around: str = "%s"
+    placeholder: str = ""
+    video: Any = None
+    processor_class: str = ""
+    image_class: str = ""
+    image_token_id: str = "image_token_id"
+
+
+def _qwen(**more: Any) -> Recipe:
+    """Qwen's tokens and patches."""
+    given: dict[str, Any] = {
+        "image": {"patch_size": 8, "size": AREA},
+        "named": {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+        "marks": ("<|vision_start|>", "<|vision_end|>"),
+        "around": "<|vision_start|>%s<|vision_end|>",
+        "processor_class": "Qwen3VLProcessor",
+        "ids": {
+            "video_token_id": "<|video_pad|>",
+            "vision_start_token_id": "<|vision_start|>",
+            "vision_end_token_id": "<|vision_end|>",
+        },
+        "vision": {"spatial_merge_size": 2},
+    }
+    for name, value in more.items():
+        given[name] = {**given[name], **value} if isinstance(value, Mapping) and name in given else value
+    return Recipe(**given)
+
+
+def _glm(rope: Values = MROPE, **more: Any) -> Recipe:
+    """GLM's tokens."""
+    marks = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>")
+    ids = {f"{what}_{end}_token_id": f"<|{word}_of_{what}|>" for what in ("image", "video")
+           for end, word in (("start", "begin"), ("end", "end"))}  # fmt: skip
+    return Recipe(
+        image={"patch_size": 8, "size": AREA},
+        named={"image_token": "<|image|>", "video_token": "<|video|>"},
+        marks=marks,
+        ids={"video_token_id": "<|video|>", **ids},
+        around="<|begin_of_image|>%s<|end_of_image|>",
+        text={"rope_parameters": rope},
+        vision={"spatial_merge_size": 2},
+        **more,
+    )
+
+
+def _pixtral(**more: Any) -> Recipe:
+    """Pixtral's patches, merged by two."""
+    return Recipe(
+        image={"size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
+        processor={"patch_size": 8, "spatial_merge_size": 2},
+        **{"vision": {"head_dim": 8, "image_size": 64}, **more},
+    )
+
+
+PINPOINTS = [[32, 32], [32, 64], [64, 32], [64, 64]]
+GRANITE = [[64, 64], [32, 64], [64, 32]]
+READ: dict[str, Recipe] = {
+    "llava_onevision": Recipe(
+        image={"size": SQUARE, "image_grid_pinpoints": PINPOINTS},
+        processor={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        top={"image_grid_pinpoints": PINPOINTS},
+        ids={"video_token_id": "<video>"},
+    ),
+    "mistral3": _pixtral(),
+    "lighton_ocr": _pixtral(
+        named={
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+        },
+    ),
+    "mistral_large4": _pixtral(vision={"image_size": 64}, text={"num_key_value_heads": 4}),
+    "vipllava": Recipe(
+        image={"size": SQUARE, "crop_size": SQUARE},
+        processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        top={"vision_feature_layers": [-1, -2]},
+    ),
+    "qwen3_vl_moe": _qwen(
+        vision={"deepstack_visual_indexes": [1]},
+        text={"rope_parameters": MROPE},
+        image_class="Qwen2VLImageProcessorPil",
+    ),
+    "qwen3_5": _qwen(text=HYBRID),
+    "qwen3_5_moe": _qwen(text=HYBRID),
+    "exaone4_5": _qwen(
+        processor_class="",
+        ids={"vision_start_token_id": None, "vision_end_token_id": None},
+        vision={"fullatt_block_indexes": [2], "window_size": 32},
+        text={"num_hidden_layers": 4, "sliding_window_pattern": 4, "layer_types": OWN},
+    ),
+    "cosmos3_edge": Recipe(
+        image={"patch_size": 8, "size": AREA},
+        named={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+        marks=("<|vision_start|>", "<|vision_end|>"),
+    ),
+    "glm4v": _glm(),
+    "glm46v": _glm(),
+    "glm4v_moe": _glm(image_class="Glm4vImageProcessorPil", rope=MROPE | {"partial_rotary_factor": 1.0}),
+    "glm_ocr": _glm(
+        image_class="Glm46VImageProcessorPil",
+        processor_class="Glm46VProcessor",
+        rope=MROPE | {"partial_rotary_factor": 1.0},
+    ),
+    "gemma4": Recipe(
+        image={"patch_size": 8, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+        processor={"image_seq_length": 16},
+        named={"image_token": "<|image|>", "boi_token": "<boi>", "eoi_token": "<eoi>"},
+        text={"num_hidden_layers": 6, "per_layer_config": OWN, "global_head_dim": OWN},
+        ids={"boi_token_id": "<boi>", "eoi_token_id": "<eoi>"},
+        parts={
+            "vision_config": (
+                "gemma4_vision",
+                {
+                    "hidden_size": 16,
+                    "intermediate_size": 16,
+                    "num_hidden_layers": 3,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "head_dim": 8,
+                    "patch_size": 8,
+                    "pooling_kernel_size": 2,
+                    "position_embedding_size": 64,
+                },
+            )
+        },
+    ),
+    "aya_vision": Recipe(
+        image={"size": SQUARE, "crop_to_patches": True, "min_patches": 1, "max_patches": 4},
+        processor={"patch_size": 8, "img_size": 32, "downsample_factor": 2},
+        text={"num_hidden_layers": 4},
+        top={"downsample_factor": 2},
+        placeholder="<image>",
+        marks=(
+            *(f"TILE_{i}" for i in range(5)),
+            *("TILE_GLOBAL", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"),
+        ),
+    ),
+    "idefics2": Recipe(
+        image={"size": {"shortest_edge": 24, "longest_edge": 32}},
+        processor={"image_seq_len": 4},
+        named={"image_token": "<image>", "image_boundary_token": "<fake_token_around_image>"},
+        marks=("<end_of_utterance>",),
+        parts={
+            "perceiver_config": (
+                "idefics2_perceiver",
+                {
+                    "hidden_size": 32,
+                    "resampler_n_latents": 4,
+                    "resampler_depth": 1,
+                    "resampler_n_heads": 2,
+                    "resampler_head_dim": 8,
+                    "num_key_value_heads": 1,
+                },
+            )
+        },
+    ),
+    "deepseek_vl": Recipe(
+        image={"size": SQUARE}, processor={"num_image_tokens": 16}, named={"image_token": "<image_placeholder>"}
+    ),
+    "ovis2": Recipe(
+        image={"size": SQUARE, "crop_to_patches": True, "max_patches": 4},
+        processor={"image_seq_length": 4},
+        marks=("<image>", "<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+        placeholder="<image>",
+        vision={"hidden_stride": 2, "vocab_size": 64, "num_visual_indicator_tokens": 5, "backbone_config": OWN},
+        ids={
+            "visual_indicator_token_ids": ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+            "image_token_id": "<IMG_ATOM>",
+        },
+        top={"hidden_size": 32, "vocab_size": 600},
+    ),
+    "granite4_vision": Recipe(
+        image={"size": {"shortest_edge": 32}, "crop_size": SQUARE, "image_grid_pinpoints": GRANITE},
+        processor={
+            "patch_size": 8,
+            "vision_feature_select_strategy": "default",
+            "num_additional_image_tokens": 1,
+            "downsample_rate": "1/2",
+        },
+        vision={"hidden_size": 64},
+        text={
+            "num_hidden_layers": 4,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+            "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.3,
+        },
+        top={
+            "image_grid_pinpoints": GRANITE,
+            "downsample_rate": "1/2",
+            "deepstack_layer_map": [[-1, 0], [-2, 1]],
+            "spatial_target_layers": [2],
+            "spatial_vision_layer": -1,
+        },
+        parts={
+            "qformer_config": (
+                "blip_2_qformer",
+                {
+                    "hidden_size": 64,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 2,
+                    "intermediate_size": 16,
+                    "encoder_hidden_size": 64,
+                    "vocab_size": 50,
+                },
+            )
+        },
+    ),
+    "video_llama_3": Recipe(
+        image={"patch_size": 8, "size": AREA, "merge_size": 2},
+        named={"image_token": "<image>", "video_token": "<video>"},
+        ids={"video_token_id": "<video>"},
+        video=SimpleNamespace(merge_size=2, use_token_compression=False),
+    ),
+    "paddleocr_vl": Recipe(
+        image={"patch_size": 8, "size": AREA},
+        named={"image_token": "<|IMAGE_PLACEHOLDER|>", "video_token": "<|video_pad|>"},
+        marks=("<|IMAGE_START|>", "<|IMAGE_END|>"),
+        ids={
+            "video_token_id": "<|video_pad|>",
+            "vision_start_token_id": "<|IMAGE_START|>",
+            "vision_end_token_id": "<|IMAGE_END|>",
+        },
+        around="<|IMAGE_START|>%s<|IMAGE_END|>",
+        text={"rope_parameters": MROPE},
+        vision={"spatial_merge_size": 2, "head_dim": OWN},
+    ),
+    **dict.fromkeys(
+        ("minicpmv4_6", "minicpmv4_7"),
+        Recipe(
+            image={"scale_resolution": 32, "patch_size": 8, "max_slice_nums": 4},
+            video=SimpleNamespace(slice_mode=False, downsample_mode="16x"),
+            text=HYBRID,
+            top={"insert_layer_id": 1, "image_size": 32},
+        ),
+    ),
+    "llava_next_video": Recipe(
+        image={"size": {"shortest_edge": 32}, "crop_size": SQUARE, "image_grid_pinpoints": PINPOINTS},
+        processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        top={"image_grid_pinpoints": PINPOINTS},
+        marks=("<image>", "<video>"),
+        ids={"video_token_index": "<video>"},
+        image_token_id="image_token_index",
+    ),
+    "aria": Recipe(
+        image={"max_image_size": 490, "min_image_size": 336},
+        processor={"size_conversion": {490: 4, 980: 4}},
+        named={"image_token": "<|img|>"},
+        vision={"image_size": 980, "patch_size": 70},
+        top={"projector_patch_to_query_dict": {49: 4, 196: 4}, "vision_feature_layer": -1},
+    ),
+    "janus": Recipe(
+        image={"size": SQUARE},
+        processor={"num_image_tokens": 16},
+        marks=("<image>",),
+        named={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+        vision={
+            "num_image_tokens": 16,
+            "depth": 2,
+            "mlp_ratio": 1.0,
+            "projection_dim": 32,
+            "attention_bias": True,
+            "hidden_dropout_rate": 0.0,
+        },
+    ),
+    "ernie4_5_vl_moe": Recipe(
+        image={"patch_size": 8, "size": AREA},
+        named={
+            "image_token": "<|IMAGE_PLACEHOLDER|>",
+            "video_token": "<|VIDEO|>",
+            "image_start_token": "<|IMAGE_START|>",
+            "image_end_token": "<|IMAGE_END|>",
+            "video_start_token": "<|VIDEO_START|>",
+            "video_end_token": "<|VIDEO_END|>",
+        },
+        vision={"spatial_merge_size": 2},
+        text={
+            "moe_intermediate_size": [16, 16],
+            "moe_k": 2,
+            "moe_num_shared_experts": 1,
+            "rope_parameters": MROPE | {"mrope_section": [1, 1, 2]},
+        },
+        ids={
+            "video_token_id": "<|VIDEO|>",
+            **{
+                f"{w}_{e}_token_id": f"<|{w.upper()}_{e.upper()}|>"
+                for w in ("image", "video")
+                for e in ("start", "end")
+            },
+        },
+        around="<|IMAGE_START|>%s<|IMAGE_END|>",
+    ),
+    "hyperclovax_vision_v2": Recipe(
+        image={"patch_size": 8, "size": AREA},
+        named={"image_token": "<|IMAGE_PAD|>", "video_token": "<|VIDEO_PAD|>"},
+    ),
+    "lfm3_vl": Recipe(
+        image={"patch_size": 8, "size": AREA},
+        named={"image_token": "<image>", "video_token": "<video>"},
+        text={"num_hidden_layers": 4},
+    ),
+    "cohere_compass": Recipe(
+        image={"patch_size": 8, "size": AREA},
+        text={"rope_parameters": {"full_attention": MROPE}},
+        vision={"spatial_merge_size": 2, "deepstack_visual_indexes": [1]},
+    ),
+    "hunyuan_vl": Recipe(
+        image={"patch_size": 8, "size": AREA},
+        named={"image_token": "<|image_token|>"},
+        text={"rope_parameters": MROPE | {"mrope_section": [1, 1, 1, 1]}},
+        vision={"spatial_merge_size": 2, "text_hidden_size": 32},
+        ids={"im_start_id": "<|image_start_token|>", "im_end_id": "<|image_end_token|>"},
+        around="<|image_start_token|>%s<|image_end_token|>",
+    ),
+    "cohere2_vision": Recipe(
+        image={"size": SQUARE, "patch_size": 2, "max_patches": 4},
+        named={
+            "image_token": "<|IMG_PATCH|>",
+            "boi_token": "<|START_OF_IMG|>",
+            "eoi_token": "<|END_OF_IMG|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        },
+        text={"num_hidden_layers": 4},
+        top={"downsample_factor": 2, "alignment_intermediate_size": 32},
+    ),
+    "kimi_k25": Recipe(
+        image={"size": {"max_height": 64, "max_width": 64}, "patch_size": 8},
+        named={"image_token": "<|media_pad|>", "video_token": "<|vid|>"},
+        text={"num_key_value_heads": 4},
+        vision={"pos_emb_height": 8, "pos_emb_width": 8},
+        top={"projection_hidden_size": 16},
+    ),
+    "lfm2_vl": Recipe(
+        image={
+            "size": SQUARE,
+            "tile_size": 32,
+            "encoder_patch_size": 8,
+            "max_tiles": 4,
+            "min_tiles": 2,
+            "min_image_tokens": 1,
+            "max_image_tokens": 4,
+            "max_num_patches": 16,
+        },
+        named={
+            "image_token": "<image>",
+            "image_start_token": "<|image_start|>",
+            "image_end_token": "<|image_end|>",
+            "image_thumbnail": "<|img_thumbnail|>",
+        },
+        marks=tuple(f"<|img_row_{r}_col_{c}|>" for r in range(1, 5) for c in range(1, 5)),
+        text={
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [1, 3],
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        },
+        vision={"num_patches": 16},
+        top={"projector_hidden_size": 16},
+    ),
+    "llama4": Recipe(
+        image={"size": SQUARE, "max_patches": 4},
+        processor={"patch_size": 8, "pixel_shuffle_ratio": 0.5},
+        placeholder="<|image|>",
+        vision={
+            "vision_output_dim": 16,
+            "projector_input_dim": 16,
+            "projector_output_dim": 16,
+            "intermediate_size": 64,
+        },
+        text={"num_hidden_layers": 4, "attention_chunk_size": 64, "num_experts_per_tok": 1, "moe_layers": [1, 3]},
+        ids={"image_token_index": "<|patch|>", "image_token_id": "<|patch|>"},
+    ),
+    "step3p7": Recipe(
+        image={"size": SQUARE, "patch_size": 16, "vision_patch_size": 4, "downsampler_stride": 4},
+        marks=("<im_patch>", "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
+        vision={"patch_size": 4, "max_position_embeddings": 64, "mlp_ratio": 1.0},
+        text={"num_hidden_layers": 4},
+    ),
+    "molmo2": Recipe(
+        image={"size": SQUARE, "patch_size": 8, "max_crops": 4, "overlap_margins": [1, 1]},
+        named={"image_token": "<|image|>", "video_token": "<|video|>"},
+        marks=(
+            *("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<im_end>", "<im_low>"),
+            *("<frame_start>", "<frame_end>"),
+        ),
+        vision={"image_size": [32, 32], "num_position_embeddings": 16},
+        ids={
+            "image_patch_id": "<im_patch>",
+            "image_start_token_id": "<im_start>",
+            "image_end_token_id": "<im_end>",
+            "low_res_image_start_token_id": "<low_res_im_start>",
+            "frame_start_token_id": "<frame_start>",
+            "frame_end_token_id": "<frame_end>",
+        },
+        image_token_id="image_patch_id",
+        text={"additional_vocab_size": 16},
+        parts={
+            "adapter_config": (
+                "",
+                {
+                    "vision_feature_layer": [2, 1],
+                    "hidden_size": 16,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "head_dim": 8,
+                    "intermediate_size": 16,
+                    "text_hidden_size": 32,
+                },
+            )
+        },
+    ),
+}
+NEEDS_TORCHVISION = frozenset(
+    ("mistral3", "mistral_large4", "cohere2_vision", "kimi_k25", "lfm2_vl", "llama4", "step3p7", "molmo2")
+)
+"""Families whose image processor exists with torchvision alone."""
+
+
+def buildable() -> list[str]:
+    """The families of ``READ`` that can be built on this machine."""
+    return [name for name in READ if name not in NEEDS_TORCHVISION or find_spec("torchvision")]
+
+
+def build(name: str, seed: int = 0) -> Pieces:
+    """The small model of a family of ``READ``, float32, its weights drawn from ``seed`` alone."""
+    recipe = READ[name]
+    processor = _processor(name, recipe)
+    placeholder = recipe.placeholder or processor.image_token
+    processor.chat_template = CHAT.replace("IMAGE", recipe.around % placeholder)
+    token = getattr(processor, "image_token_id", None)
+    ids = {recipe.image_token_id: processor.tokenizer.convert_tokens_to_ids(placeholder) if token is None else token}
+    ids |= {key: processor.tokenizer.convert_tokens_to_ids(value if isinstance(value, str) else list(value))
+            for key, value in recipe.ids.items() if value is not None}  # fmt: skip
+    config = _config(name, recipe, len(processor.tokenizer), ids)
+    config._attn_implementation = "sdpa"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config).eval().float()
+        with torch.no_grad():
+            for part, weight in model.named_parameters():
+                revived(part, weight)
+    return revive_head(model, config, processor)
+
+
+def revive_head(model: Any, config: Any, processor: Any) -> Pieces:
+    """A head that never says a placeholder, and the ends of the made-up tokenizers."""
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
+    head = model.get_output_embeddings()
+    silent = {0, 1, getattr(config, "image_token_id", None) or 0}
+    with torch.no_grad():
+        head.weight[[token for token in silent if token < len(head.weight)]] = 0
+    return Pieces(model, processor)
+
+
+def _config(name: str, recipe: Recipe, vocabulary: int, ids: Values) -> Any:
+    base: Any = CONFIG_MAPPING[name]()
+    text = base.get_text_config(decoder=True)
+    rules = TEXT | {"vocab_size": vocabulary, "vocab_size_per_layer_input": vocabulary}
+    parts: dict[str, Any] = {}
+    for part in base.sub_configs:
+        found = getattr(base, part, None)
+        if part in recipe.parts:
+            kind, values = recipe.parts[part]
+            parts[part] = (CONFIG_MAPPING[kind] if kind else type(found))(**values)
+        elif found is not None and (found is text or "text" in part or part == "language_config"):
+            parts[part] = _small(found, rules, recipe.text)
+        elif found is not None and "vision" in part:
+            parts[part] = _small(found, VISION, recipe.vision)
+    return type(base)(**{**parts, **recipe.top, **ids})
+
+
+def _small(config: Any, rules: Values, own: Values) -> Any:
+    known = config.to_dict()
+    values = {name: value for name, value in rules.items() if name in known}
+    rope = known.get("rope_parameters")
+    if isinstance(rope, dict) and "mrope_section" in rope:
+        values["rope_parameters"] = rope | {"mrope_section": MROPE["mrope_section"]}
+    values |= own
+    return type(config)(**{name: value for name, value in values.items() if value is not OWN})
+
+
+def _processor(name: str, recipe: Recipe) -> Any:
+    kind = getattr(hf, recipe.processor_class or PROCESSOR_MAPPING_NAMES[name])
+    taken = inspect.signature(kind.__init__).parameters
+    given = dict(recipe.processor)
+    names: Any = IMAGE_PROCESSOR_MAPPING_NAMES.get(name) or {}
+    image = recipe.image_class or names.get("pil") or names.get("torchvision")
+    with _image_and_words():
+        parts = {
+            "image_processor": getattr(hf, image)(**recipe.image),
+            "tokenizer": _tokenizer(kind, recipe),
+            "video_processor": recipe.video,
+            "feature_extractor": None,
+            "audio_processor": None,
+        }
+        return kind(**{part: value for part, value in parts.items() if part in taken}, **given)
+
+
+def _tokenizer(kind: Any, recipe: Recipe) -> Any:
+    """Special tokens are the literals in the processor's source and its tokenizer's attributes."""
+    path = inspect.getsourcefile(kind)
+    assert path is not None
+    source = re.sub(r'r?"""(?:.|\n)*?"""', "", open(path, encoding="utf-8").read())  # noqa: SIM115
+    literals = re.findall(r"[\"'](<[^\"'{}\n \\]{1,40}>|\[[A-Z_]+\])[\"']", source)
+    literals = [token for token in literals if not token.startswith(("<row", "<0x"))]
+    asked = set(re.findall(r"tokenizer\.(\w+?_token)\b", source))
+    asked |= set(re.findall(r"tokenizer,\s*[\"'](\w+?_token)[\"']", source))
+    asked -= {"pad_token", "eos_token", "bos_token", "unk_token", "sep_token", "cls_token"}
+    named = dict(recipe.named) | {name: f"<|{name}|>" for name in sorted(asked - recipe.named.keys())}
+    return bpe(*_unique([*literals, *recipe.marks, *named.values()]), byte_level=True, **named)
+
+
+def _unique(tokens: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(tokens))
+
+
+@contextmanager
+def _image_and_words():  # type: ignore[no-untyped-def]
+    """Lets a processor be built without its video and audio parts; image processor and tokenizer are checked."""
+    check: Callable[..., Any] = ProcessorMixin.check_argument_for_proper_class
+
+    def lenient(self: Any, name: str, argument: Any) -> Any:
+        return check(self, name, argument) if name in ("image_processor", "tokenizer") else None
+
+    with mock.patch.object(ProcessorMixin, "check_argument_for_proper_class", lenient):
+        yield

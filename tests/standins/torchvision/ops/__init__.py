@@ -1,0 +1,5 @@
+"""Names alone."""
+
+from torchvision.ops import misc
+
+__all__ = ["misc"]

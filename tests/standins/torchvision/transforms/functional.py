@@ -1,0 +1,3 @@
+"""The same functions by their older place."""
+
+from torchvision.transforms.v2.functional import *  # noqa: F403
