@@ -10,13 +10,13 @@ from rich.console import RenderableType
 from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.answer import Answering
+from experiments.evaluation.perception import captions
 from experiments.report.findings.reasoning_stages import notes, sentences
 from experiments.report.findings.statements import judged
 from experiments.report.numbers import p_value
 from experiments.report.table import Cell, Column, Table, change, rate, terminal
 from experiments.runs.launch import sharded
-from experiments.runs.records import now
+from experiments.runs.records import current, now
 from experiments.studies.reasoning_stages.analysis import summarise
 from experiments.studies.reasoning_stages.conditions import (
     ASKED,
@@ -29,7 +29,7 @@ from experiments.studies.reasoning_stages.oracles import Oracle, Perception, ora
 from experiments.types import Sample
 from interp.errors import UserError
 
-CONDITIONS_FILE, CAPTIONS_FILE = "stages.jsonl", "captions.jsonl"
+CONDITIONS_FILE = "stages.jsonl"
 CAPTION_TOKENS = 128
 
 
@@ -73,7 +73,8 @@ class ReasoningStages:
                 continue  # the baseline's own answers
             work.answering.answer(name, run.arms["baseline"], asked, file=CONDITIONS_FILE)
         own = [{**record, "arm": ASKED} for record in baseline]
-        records = _latest([*own, *store.records(CONDITIONS_FILE)], cases)
+        wanted = {sample.id for sample in cases}
+        records = [r for r in current([*own, *store.records(CONDITIONS_FILE)]) if r["case"] in wanted]
         result = summarise(chosen, records, perceived, kind, seed=run.seed, draws=run.draws)
         result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["notes"] = notes(result, oracle.caption_rule)
@@ -84,18 +85,8 @@ class ReasoningStages:
         return result
 
     def _perceive(self, work: study.Study, cases: Sequence[Sample], oracle: Oracle) -> dict[str, Perception]:
-        longer = replace(work.run, max_new_tokens=max(work.run.max_new_tokens, CAPTION_TOKENS))
-        baseline, asked = work.run.arms["baseline"], caption_questions(cases, oracle)
-        Answering(longer, work.vlm, work.store, work.console).answer(
-            "caption", baseline, asked, file=CAPTIONS_FILE, label="captions"
-        )
-        said = {r["case"]: r["response"] for r in work.store.records(CAPTIONS_FILE) if r["response"] is not None}
+        said = captions(work, caption_questions(cases, oracle), longest=CAPTION_TOKENS)
         return {sample.id: oracle.perceived(sample, said[sample.id]) for sample in cases if sample.id in said}
-
-
-def _latest(records: Sequence[Mapping[str, Any]], cases: Sequence[Sample]) -> list[Mapping[str, Any]]:
-    wanted = {sample.id for sample in cases}
-    return list({(r["case"], r["arm"]): r for r in records if r["case"] in wanted}.values())
 
 
 def frame(result: Mapping[str, Any]) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """``+exp=words_and_picture``: the same cases with the picture, in words, and with neither; and what is seen in them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,8 @@ from experiments.benchmarks.iconworld.perception import names_thing
 from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
-from experiments.evaluation.answer import Answering
 from experiments.evaluation.looking_inside import cached_result, shown
+from experiments.evaluation.perception import captions
 from experiments.report.findings import beside as beside_said
 from experiments.report.findings import transplant as transplant_said
 from experiments.report.findings.words_and_picture import NOTE, TITLE, sentences
@@ -39,7 +39,7 @@ LOOKS = {  # what a reader misses without them
     TRANSPLANT: "where the picture gets lost was not looked at",
     BESIDE: "nothing was put beside the right caption",
 }
-CONDITIONS_FILE, CAPTIONS_FILE = f"{RESULT}.jsonl", "captions.jsonl"
+CONDITIONS_FILE = f"{RESULT}.jsonl"
 CAPTION_TOKENS = 24
 DIFFERENCE = f"{PICTURE} − {POINTING}"
 
@@ -119,19 +119,12 @@ class WordsAndPicture:
         baseline = run.arms["baseline"]
         for name, asked in in_words(work.samples).items():
             work.answering.answer(name, baseline, asked, file=CONDITIONS_FILE, label=CONDITIONS[name])
-        longer = replace(run, protocol="generate", max_new_tokens=max(run.max_new_tokens, CAPTION_TOKENS))
-        Answering(longer, work.vlm, store, work.console).answer(
-            "caption", baseline, caption_questions(work.samples), file=CAPTIONS_FILE,
-            label="captions",
-        )  # fmt: skip
         things = {sample.id: thing_of(sample) for sample in work.samples if sample.subset != "control"}
         own = [{**record, "arm": PICTURE} for record in work.records() if record["case"] in things]
         others = [r for r in current(store.records(CONDITIONS_FILE)) if r["case"] in things and r["arm"] in CONDITIONS]
-        said_of = {record["case"]: record["response"] for record in current(store.records(CAPTIONS_FILE))}
-        captions = {
-            case: names_thing(thing, said_of[case]) for case, thing in things.items() if said_of.get(case) is not None
-        }
-        result = summarise([*own, *others], captions, seed=run.seed, draws=run.draws)
+        said_of = captions(work, caption_questions(work.samples), longest=CAPTION_TOKENS)
+        right = {case: names_thing(thing, said_of[case]) for case, thing in things.items() if case in said_of}
+        result = summarise([*own, *others], right, seed=run.seed, draws=run.draws)
         result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["finished"] = now()
         before = read_object(store.path / f"{RESULT}.json")
