@@ -34,7 +34,7 @@ def perception_accuracy(
 
 
 def captions(work: Study, questions: Sequence[Sample], *, longest: int) -> dict[str, str]:
-    """Case → the baseline's answer to its question about the picture, of up to ``longest`` tokens or the run's own limit.
+    """Case → the baseline's answer to its question about the picture, of ``longest`` tokens or the run's limit.
 
     Records are in captions.jsonl; a case without an answer is left out.
     """
