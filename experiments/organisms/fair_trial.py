@@ -18,6 +18,7 @@ import pandas as pd
 from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.parts import PARTS
 from experiments.benchmarks.iconworld.perception import names_thing
+from experiments.config import Run
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study
 from experiments.metrics.paired import Spread, change, simultaneous
@@ -42,9 +43,9 @@ QUANTITY = "auroc"
 class FairTrial(VRTuningStudy):
     """The task: ``VRTuningStudy``, and its arm against the others by part in vrtuning.json and vrtuning.md."""
 
-    def analyses(self) -> list[Analysis]:
+    def analyses(self, run: Run) -> list[Analysis]:
         """Those of VRTuning, and the comparison before the tables are written."""
-        *others, tables = super().analyses()
+        *others, tables = super().analyses(run)
         return [*others, Analysis("by_part", "the adapters were not compared by part", _by_part, detail=True), tables]
 
     def further_tables(self, result: Mapping[str, Any]) -> list[Table]:

@@ -90,14 +90,14 @@ class VRTuningStudy:
             run,
             check=check,
             prepare=lambda store: self._prepare(run, store, own[0] if own else None),
-            after=self.analyses(),
+            after=self.analyses(run),
         )
 
-    def analyses(self) -> list[Analysis]:
-        """What comes after the study: side effects, and the tables of all that is there then."""
+    def analyses(self, run: Run) -> list[Analysis]:
+        """What comes after the study of ``run`` as configured: side effects, and the tables of all that is there."""
 
         def write(work: study.Study) -> list[RenderableType]:
-            return write_tables(work.store.path, work.run.arms, self.further_tables)
+            return write_tables(work.store.path, run.arms, self.further_tables)
 
         return [
             Analysis("side_effects", "the adapters' side effects were not measured", self._measure_all, detail=True),
