@@ -103,7 +103,11 @@ def started(command: str, folder: Path) -> subprocess.Popen[str]:
 def differs(typed: Typed, folder: Path) -> str:
     """What is otherwise than expected; "" where nothing is."""
     process = started(typed.command, folder)
-    said = process.communicate(timeout=LONGEST)[0]
+    try:
+        said = process.communicate(timeout=LONGEST)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return f"forestlens {typed.command}\n  did not end in {LONGEST} s:\n{process.communicate()[0][-1500:]}"
     if process.returncode == typed.code and typed.said in said and "Traceback" not in said:
         return ""
     expected = f"ended with {process.returncode}, not {typed.code}, or lacks {typed.said!r}"
