@@ -3,7 +3,7 @@
 Imports neither torch nor transformers.
 """
 
-from experiments.command_line.arguments import for_hydra, of_this_run
+from experiments.command_line.arguments import for_hydra, of_this_run, spelled_out
 from experiments.command_line.help_page import (
     COMMANDS,
     FIRST,
@@ -25,6 +25,7 @@ __all__ = [
     "of_this_run",
     "options_of",
     "register_help",
+    "spelled_out",
     "top_level_options",
     "unknown_flag",
 ]

@@ -10,21 +10,28 @@ from experiments.command_line.help_page import CONF
 
 PLAN = "task=plan"
 SETTING = re.compile(r"(?:method|arms\.[^.=]+)\.settings[.=]")
+# Options of tasks that are typed without their task.
+SHORT = frozenset(
+    ("case", "image", "text", "run", "runs", "labels", "mmsafeaware", "mossbench", "mssbench", "lvlm_safer", "vscbench",
+     "holisafe")
+)  # fmt: skip
 SWEEP = ("-m", "--multirun")
 WITH_VALUE = ("-cd", "--config-dir", "-cp", "--config-path", "-cn", "--config-name")  # flags that define what runs
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
-    """The arguments with ``task=plan`` set apart, and the settings of a method file as keys that may be new."""
-    return with_new_settings(with_plan_apart(arguments))
+    """The arguments spelled out, with ``task=plan`` set apart."""
+    return with_plan_apart(spelled_out(arguments))
 
 
-def with_new_settings(arguments: Sequence[str]) -> list[str]:
-    """``method.settings.NAME=VALUE`` and ``method.settings={NAME: VALUE}`` with Hydra's ``++``, of arms alike.
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """``run=…`` and the like with the task that they are options of; settings of a method file with Hydra's ``++``.
 
-    Which settings there are, the file of the method says, and Hydra knows only what stands in ``conf/``.
+    Which settings there are (``method.settings.NAME=VALUE``, ``method.settings={NAME: VALUE}``, of arms alike), the
+    method's file says, and Hydra knows only what stands in ``conf/``.
     """
-    return [f"++{argument}" if SETTING.match(argument) else argument for argument in arguments]
+    whole = [f"task.{argument}" if argument.partition("=")[0] in SHORT else argument for argument in arguments]
+    return [f"++{argument}" if SETTING.match(argument) else argument for argument in whole]
 
 
 def with_plan_apart(arguments: Sequence[str]) -> list[str]:

@@ -47,6 +47,8 @@ its test.
 python -m experiments.run is the same as forestlens.
 --cfg job prints the composed configuration instead of running it, -m runs a
 sweep over values with commas (seed=0,1), --hydra-help lists Hydra's own flags.
+case=, image=, text=, run=, runs=, labels= and the folders of benchmarks, as
+mossbench=, are short for the task's: task.case=, ...
 What an option of a group means stands beside it in conf/GROUP/NAME.yaml."""
 OPTION = re.compile(r"(?P<key>\w+): (?P<value>.*?)  # (?P<comment>.*)")
 WIDTH = 80

@@ -17,7 +17,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.command_line.help_page import options_of
+from experiments.command_line.arguments import SHORT
+from experiments.command_line.help_page import CONF, options_of
 
 ABSENT = re.compile(r"Could not (?:override|append to config|delete from config)\W+'?(?P<key>[\w.@/]+)'?")
 NO_OPTION = re.compile(r"Could not find '(?P<group>[\w/]+)/(?P<name>[^/']+)'")
@@ -145,6 +146,11 @@ def _no_key(key: str, arguments: Sequence[str]) -> str:
     value = override.partition("=")[1] + override.partition("=")[2]
     if key == "exp" and not override.startswith("+"):
         return f"{override}: an experiment is written with a plus; did you mean +{override}?"
+    if (name := key.removeprefix("task.")) in SHORT and key != name:
+        tasks = [
+            f"task={task}" for task in options_of("task") if name in OmegaConf.load(CONF / "task" / f"{task}.yaml")
+        ]
+        return f"{name}{value}: this task has no {name}; it is an option of {_either(tasks)}"
     rest = [one for one in arguments if not own.match(one) and not one.startswith("-") and _reads(one)]
     known = _keys(_composed(rest))
     return f"{override}: there is no {key}; {_nearest(key, known, value)}"

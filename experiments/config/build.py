@@ -72,7 +72,6 @@ def build_run(config: DictConfig) -> Run:
         "task": made(tree["task"], "task"),  # last: a task's module is slow to import
     }
     settings = {field.name: tree[field.name] for field in dataclasses.fields(Settings)}
-    settings["labels"] = _sheets(tree["labels"])
     skip_bad = _skips(tree["benchmark"])
     return Run(**settings, **built, arm=arm, config=tree | {"arms": nodes}, skip_bad=skip_bad)
 
@@ -87,18 +86,6 @@ def _skips(node: Any) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"benchmark.{SKIP}={value!r}: must be true or false")
     return value
-
-
-def _sheets(given: Any) -> list[str] | None:
-    """The paths of people's sheets: one is given as a path, several as ``[a.csv,b.csv]``.
-
-    Raises:
-        UserError: they are neither.
-    """
-    names = [given] if isinstance(given, str) else given
-    if names is not None and not (isinstance(names, list) and names and all(isinstance(one, str) for one in names)):
-        raise UserError(f"labels={given!r}: must be a CSV, or several as [anna.csv,ben.csv]")
-    return names
 
 
 def _check_values(tree: dict[str, Any]) -> None:

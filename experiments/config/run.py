@@ -52,18 +52,6 @@ class Settings:
     attention: bool = False
     attribution: str = "none"
     attention_cases: int = 48
-    case: str | None = None
-    image: str | None = None
-    text: str | None = None
-    mmsafeaware: str | None = None
-    mossbench: str | None = None
-    mssbench: str | None = None
-    lvlm_safer: str | None = None
-    vscbench: str | None = None
-    holisafe: str | None = None
-    run: str | None = None
-    runs: list[str] | None = None
-    labels: Any = None  # a path or several; a list in the Run
     count_empty_as_refusal: bool = False
     judge_card: str | None = None
 

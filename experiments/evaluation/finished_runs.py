@@ -1,6 +1,6 @@
 """Finished runs as input to other tasks: read from their directories, or run first."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,6 @@ def arm_of(metrics: Mapping[str, Any], wanted: str) -> str:
     return str(metrics.get("study")) if wanted == "baseline" and wanted not in arms else wanted
 
 
-def given(run: Run) -> list[Path]:
-    """The directories of ``runs``, else of ``run``; empty where none is given."""
-    return [Path(folder) for folder in run.runs or ([run.run] if run.run else [])]
+def given(run: str | None, runs: Sequence[str] | None = None) -> list[Path]:
+    """The directories of ``runs``, else of ``run``, as a task's options give them; empty where none is given."""
+    return [Path(folder) for folder in runs or ([run] if run else [])]

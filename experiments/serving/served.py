@@ -47,14 +47,19 @@ def check_model(run: Run, vlm: Any) -> None:
     Raises:
         UserError: they differ.
     """
-    if run.run is None or not any(map(_learns, run.arms.values())):
+    if _source(run) is None or not any(map(_learns, run.arms.values())):
         return
-    known = read_object(Path(run.run) / "environment.json").get("model") or {}
+    known = read_object(Path(str(_source(run))) / "environment.json").get("model") or {}
     if known.get("revision") != vlm.revision:
         raise UserError(
-            f"run={run.run} is of {known.get('name')} ({known.get('revision')}), and this model is {vlm.name} "
+            f"run={_source(run)} is of {known.get('name')} ({known.get('revision')}), and this model is {vlm.name} "
             f"({vlm.revision}); what was learned belongs to its weights; give a run of this model"
         )
+
+
+def _source(run: Run) -> str | None:
+    """The run that arms have learned in: the task's own option, which a bench does not have."""
+    return getattr(run.task, "run", None)
 
 
 def _name(run: Run, arm: str) -> str:
@@ -70,12 +75,12 @@ def _ready(run: Run, arm: str, method: Any) -> Any:
         raise UserError(f"{arm} brings responses made elsewhere, which answer nothing new; leave it out")
     if not _learns(method):
         return method
-    if run.run is None:
+    if _source(run) is None:
         raise UserError(
             f"{arm} learns before it answers; give the run of a study with this arm on cases to learn from: "
             "run=outputs/<name>/<time>"
         )
-    folder = Path(run.run)
+    folder = Path(str(_source(run)))
     saved = read_object(folder / "environment.json")
     if not saved.get("finished"):
         raise UserError(f"run={folder} holds no finished run; give the directory of one: outputs/<name>/<time>")
@@ -86,14 +91,14 @@ def _ready(run: Run, arm: str, method: Any) -> Any:
 def _check_settings(run: Run, arm: str, saved: Mapping[str, Any]) -> None:
     arms = (saved.get("config") or {}).get("arms") or {}
     if arm not in arms:
-        raise UserError(f"run={run.run} has no arm {arm} (it has {', '.join(arms) or 'none'}); give one that has")
+        raise UserError(f"run={_source(run)} has no arm {arm} (it has {', '.join(arms) or 'none'}); give one that has")
     here = json.loads(json.dumps(run.config["arms"][arm], default=str))
     other = [key for key in sorted({*here, *arms[arm]}) if here.get(key) != arms[arm].get(key)]
     if other:
         key = other[0]
         raise UserError(
-            f"run={run.run} has {arm} with {key}={arms[arm].get(key)}, and {key}={here.get(key)} is asked for; give "
-            "it the same settings, or another run"
+            f"run={_source(run)} has {arm} with {key}={arms[arm].get(key)}, and {key}={here.get(key)} is asked for; "
+            "give it the same settings, or another run"
         )
 
 

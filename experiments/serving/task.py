@@ -37,8 +37,8 @@ class Serve:
     where it is not set, on this machine alone.
 
     ``waiting`` requests wait at most. ``gather_ms`` is how long the model waits for one more request to answer
-    together. ``max_tokens`` is the longest answer that a client may ask for. No request
-    leaves the machine.
+    together. ``max_tokens`` is the longest answer that a client may ask for. ``run`` is that
+    which arms have learned in. No request leaves the machine.
 
     Raises:
         UserError: a number that is out of range.
@@ -52,6 +52,7 @@ class Serve:
     max_tokens: int = 1024
     body_mib: float = 32.0
     megapixels: float = 20.0
+    run: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

@@ -32,10 +32,11 @@ RESULT = "labels.json"
 
 @dataclass(frozen=True)
 class HumanLabels:
-    """The task, on the directory ``run.run``: ``export`` names the sheet to write, ``read`` the filled ones to read."""
+    """The task, on the directory ``run``: ``export`` names the sheet to write, ``read`` the filled ones to read."""
 
     export: str | None = None
     read: list[str] = field(default_factory=list)
+    run: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Writes the sheet; or prints, and writes into the run as labels.json, what the sheets say.
@@ -43,12 +44,12 @@ class HumanLabels:
         Raises:
             UserError: no run, nothing to do, or a file that cannot be read or written.
         """
-        if run.run is None:
+        if self.run is None:
             raise UserError("run=<dir>: task=human_labels needs a run's directory; give one, outputs/<name>/<time>")
         if (self.export is None) == (not self.read):
             raise UserError("task.export and task.read: exactly one of them says what to do; task.export=<csv> writes "
                             "a sheet, task.read=[<csv>] reads filled ones")  # fmt: skip
-        folder, console = Path(run.run), Console()
+        folder, console = Path(self.run), Console()
         lines = read_records(folder)
         if self.export is not None:
             said = _exported(lines, folder, Path(self.export))

@@ -32,22 +32,25 @@ CASE_FIELDS = ("subset", "scenario", "gold", "cluster", "pair", "text")  # what 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """The task: builds the report of ``run.run`` again, or joins ``run.runs``; the first baseline is the reference."""
+    """The task: builds the report of ``run`` again, or joins ``runs``; the first baseline is the reference."""
+
+    run: str | None = None
+    runs: list[str] | None = None
 
     def __call__(self, run: Run) -> None:
         """Writes report.html, and prints the results and where it is."""
         console = Console()
-        if run.runs:
-            page = self._joined(run, [read_run(Path(folder)) for folder in run.runs], console)
-        elif run.run:
-            page = build(Path(run.run))
-            saved = read_run(Path(run.run))
+        if self.runs:
+            page = self._joined(run, [read_run(Path(folder)) for folder in self.runs], console)
+        elif self.run:
+            page = build(Path(self.run))
+            saved = read_run(Path(self.run))
             named = next_commands.named_arms(saved.environment)
             shown = in_words(saved.metrics, saved.environment)
             console.print(terminal.shown(shown, verbose=run.verbose, width=console.width, named=named))
-            for sentence in analyses.failures(Path(run.run), analyses.REPORT):
+            for sentence in analyses.failures(Path(self.run), analyses.REPORT):
                 console.print(sentence, highlight=False, soft_wrap=True, markup=False)
-            analyses.settle(Path(run.run))
+            analyses.settle(Path(self.run))
         else:
             raise UserError("task=report: no run; give run=<dir>, or runs=[<dir>,<dir>] to compare several")
         console.print(f"report: {page}", highlight=False, soft_wrap=True)

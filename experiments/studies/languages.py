@@ -37,7 +37,7 @@ _WORDS: dict[Kind, dict[str, str]] = {
 @sharded
 @dataclass(frozen=True)
 class Languages:
-    """The task, on ``run.run``, a finished run on a translated benchmark; without one the study is run first.
+    """The task, on ``run``, a finished run on a translated benchmark; without one the study is run first.
 
     ``arm`` is the arm whose answers are compared, ``reference`` the language that the others are set against (None: the
     one with most cases, the first of equals). Writes languages.json and languages.csv into the run's directory.
@@ -45,10 +45,11 @@ class Languages:
 
     arm: str = "baseline"
     reference: str | None = None
+    run: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Prints the languages as a study prints its arms, and a sentence for each."""
-        folders = finished_runs.given(run)
+        folders = finished_runs.given(self.run)
         if not folders and not hasattr(run.benchmark, "language"):
             raise UserError(
                 f"benchmark={run.benchmark.name}: has no translations; give benchmark=translated "

@@ -48,6 +48,12 @@ class OversensitivitySuite:
     benchmarks: tuple[str, ...] = tuple(MADE)
     sets: str = "both"
     answer_tokens: int = 128
+    mmsafeaware: str | None = None
+    mossbench: str | None = None
+    mssbench: str | None = None
+    lvlm_safer: str | None = None
+    vscbench: str | None = None
+    holisafe: str | None = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.benchmarks if name not in MADE]:
@@ -63,7 +69,7 @@ class OversensitivitySuite:
         Raises:
             UserError: no folder was given, or a benchmark cannot be used; that is said before anything is asked.
         """
-        given = {name: str(root) for name in self.benchmarks if (root := getattr(run, name))}
+        given = {name: str(root) for name in self.benchmarks if (root := getattr(self, name))}
         if not given:
             raise UserError(
                 f"{run.name} has no benchmark to ask; give the folder of one at least: "

@@ -3,6 +3,7 @@
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -146,41 +147,51 @@ def _cell(sample: Sample) -> Image.Image:
 FORMATS = ("mmsafeaware", "vlmevalkit", "inspect")
 
 
-def export(run: Run, *, to: str | None, format: str) -> None:
-    """Writes the benchmark's scored cases to ``to``, or the finished run ``run.run`` as logs of Inspect.
+@dataclass(frozen=True)
+class Export:
+    """The task: writes the benchmark's scored cases to ``to``, or the finished ``run`` as logs of Inspect.
 
     ``format``: ``mmsafeaware`` (a folder, laid out as MMSafeAware is published), ``vlmevalkit`` (a TSV file), or
     ``inspect`` (into the run's folder ``inspect``).
-
-    Raises:
-        UserError: an unknown format, no place to write to, or it cannot be written.
     """
-    if format not in FORMATS:
-        raise UserError(f"task.format={format}: must be one of {', '.join(FORMATS)}")
-    if format == "inspect":
-        _export_run(run)
-        return
-    if to is None:
-        what = "folder" if format == "mmsafeaware" else ".tsv file"
-        raise UserError(f"task.to: has no value; give a new {what} on the command line: task.to=<value>")
-    if format == "vlmevalkit":
-        samples = limited(load_cases(run, Console()).samples, run.limit)
-        path = export_vlmevalkit(samples, to)
-        Console().print(f"{_so_many(samples)}: {path}", highlight=False, soft_wrap=True)
-        return
-    samples = [sample for sample in load_cases(run, Console()).samples if sample.subset != "control"]
-    samples = limited(samples, run.limit)
-    folder = export_mmsafeaware(samples, Path(to))
-    reading = f"read it with benchmark=mmsafeaware benchmark.root={folder}"
-    Console().print(f"{_so_many(samples)}: {folder} ({reading})", highlight=False, soft_wrap=True)
+
+    format: str = "mmsafeaware"
+    to: str | None = None
+    run: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise UserError(f"task.format={self.format}: must be one of {', '.join(FORMATS)}")
+
+    def __call__(self, run: Run) -> None:
+        """Writes them, and prints where they are.
+
+        Raises:
+            UserError: no place to write to, no run to read, or it cannot be written.
+        """
+        if self.format == "inspect":
+            _export_run(run, self.run)
+            return
+        if self.to is None:
+            what = "folder" if self.format == "mmsafeaware" else ".tsv file"
+            raise UserError(f"task.to: has no value; give a new {what} on the command line: task.to=<value>")
+        samples = load_cases(run, Console()).samples
+        if self.format == "vlmevalkit":
+            samples = limited(samples, run.limit)
+            said = str(export_vlmevalkit(samples, self.to))
+        else:
+            samples = limited([sample for sample in samples if sample.subset != "control"], run.limit)
+            folder = export_mmsafeaware(samples, Path(self.to))
+            said = f"{folder} (read it with benchmark=mmsafeaware benchmark.root={folder})"
+        Console().print(f"{_so_many(samples)}: {said}", highlight=False, soft_wrap=True)
 
 
-def _export_run(run: Run) -> None:
-    """Logs of the run's arms, with words and pictures of the benchmark where it is the run's own."""
-    if run.run is None:
+def _export_run(run: Run, source: str | None) -> None:
+    """Logs of the arms of ``source``, with words and pictures of the benchmark where it is the run's own."""
+    if source is None:
         raise UserError("task.format=inspect writes logs of a finished run; give its directory: run=<dir>")
     inspect_log.needed()
-    saved, console = read_run(Path(run.run)), Console()
+    saved, console = read_run(Path(source)), Console()
     recorded = saved.environment.get("benchmark") or {}
     samples: Sequence[Sample] = []
     if recorded.get("name") == run.benchmark.name:

@@ -36,16 +36,26 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rejudge:
-    """The task: judges ``run.run`` again, with the run's judge, or with people's labels (the sheets ``run.labels``).
+    """The task: judges ``run`` again, with the configured judge, or with people's labels (the sheets ``labels``).
 
     With labels alone the judged run's own verdicts stay for answers without a label.
     """
 
+    run: str | None = None
+    labels: Any = None  # a path, or several
+
+    def __post_init__(self) -> None:
+        names = [self.labels] if isinstance(self.labels, str) else self.labels
+        many = isinstance(names, list) and names and all(isinstance(one, str) for one in names)
+        if names is not None and not many:
+            raise UserError(f"labels={self.labels!r}: must be a CSV, or several as [anna.csv,ben.csv]")
+        object.__setattr__(self, "labels", names)
+
     def __call__(self, run: Run) -> None:
         """Writes the new run, and prints its table and how many verdicts changed."""
-        if run.run is None:
+        if self.run is None:
             raise UserError("run=<dir>: task=rejudge needs a run's directory; give one, outputs/<name>/<time>")
-        old = read_run(Path(run.run))
+        old = read_run(Path(self.run))
         kind: Kind = "refusal" if old.metrics.get("kind") == "refusal" else "yes_no"
         judge = self._judge(run, kind)
         if judge is not None and hasattr(judge, "check"):
@@ -56,18 +66,18 @@ class Rejudge:
         after = before if judge is None else _judged(before, judge, run)
         notes: list[str] = []
         people: list[str] = []
-        if run.labels is not None:
-            labels = read_labels([Path(name) for name in run.labels])
+        if self.labels is not None:
+            labels = read_labels([Path(name) for name in self.labels])
             labelled = apply(after, labels)
             after, notes = labelled.records, labelled.notes
             people = [share_said(labelled.used, len(after), agreement_of_raters(after, labels))]
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
-        judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if run.labels else [])])
+        judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if self.labels else [])])
         benchmark = (old.environment.get("benchmark") or {}).get("name") or "the benchmark"
         studied = str(old.metrics["study"])
         named = judge.name if judge else str(old.environment.get("judge"))
         result = scoring.evaluate(
-            scoring.Rules.of(run, kind, judge if judge and run.labels is None else named),
+            scoring.Rules.of(run, kind, judge if judge and self.labels is None else named),
             after,
             study=studied,
             missing=old.metrics.get("not_applicable") or {},
@@ -89,16 +99,16 @@ class Rejudge:
         """The judge asked for, the default one where none is, or none where people's labels are all that is new."""
         if run.judge_named:
             if run.judge.kind != kind:
-                raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, and {run.run} holds {kind} "
+                raise UserError(f"judge {run.judge.name} reads {run.judge.kind} answers, and {self.run} holds {kind} "
                                 "ones; choose another in conf/judge")  # fmt: skip
             return run.judge
-        return None if run.labels is not None else Automatic().for_kind(kind)
+        return None if self.labels is not None else Automatic().for_kind(kind)
 
     def _write(
         self, run: Run, environment: Mapping[str, Any], after: Sequence[Record], result: Mapping[str, Any]
     ) -> Path:
         """A run directory of the judged run's shape; its configuration hash holds what was judged and by whom."""
-        sources = [str(Path(run.run or "").resolve()), digest(list(after)), environment["judge"]]
+        sources = [str(Path(self.run or "").resolve()), digest(list(after)), environment["judge"]]
         name = f"{environment.get('config', {}).get('name', 'run')}_rejudged"
         with open_run(run.output_root, name, run.config, digest(sources), fresh=run.fresh) as store:
             (store.path / PREDICTIONS).unlink(missing_ok=True)  # of a rejudging that was cut off

@@ -7,13 +7,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
+from experiments.command_line import spelled_out
 from experiments.config import Run, build_run, register
 
 
 def composed(*overrides: str) -> DictConfig:
     """The configuration that ``python -m experiments.run <overrides>`` would see."""
     register()
-    words = list(overrides)
+    words = spelled_out(overrides)
     if words[:1] == ["--config-dir"]:
         words = [f"hydra.searchpath=[file://{Path(words[1]).absolute()}]", *words[2:]]
     GlobalHydra.instance().clear()

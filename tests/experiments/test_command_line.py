@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.errors import HydraException
 
-from experiments.command_line import COMMANDS, FIRST, for_hydra, greeting, of_this_run, top_level_options
+from experiments.command_line import COMMANDS, FIRST, for_hydra, greeting, in_a_sentence, of_this_run, top_level_options
 from experiments.config import Schema
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
@@ -86,3 +87,25 @@ def test_of_a_sweep_each_run_has_its_own_command() -> None:
     composed("seed=1", "method=prompt")
     typed = ["-m", "seed=0,1", "method=prompt", "--config-dir", "mine", "hydra/launcher=processes"]
     assert of_this_run(typed) == ["--config-dir", "mine", "seed=1", "method=prompt"]
+
+
+def test_an_option_of_a_task_may_be_typed_without_it() -> None:
+    run = run_of("+exp=heatmap_llava", "case=test-plain-073-crush-safe")
+    assert run.task.case == "test-plain-073-crush-safe"  # type: ignore[attr-defined]
+    assert run_of("task=report", "runs=[a,b]").task.runs == ["a", "b"]  # type: ignore[attr-defined]
+    folders = run_of("+exp=papers", "mmsafeaware=a", "mossbench=b").task
+    assert (folders.mmsafeaware, folders.mossbench) == ("a", "b")  # type: ignore[attr-defined]
+    assert for_hydra(["task=plan", "+exp=papers", "mossbench=b"]) == [
+        "+task@plan=plan",
+        "+exp=papers",
+        "task.mossbench=b",
+    ]
+    assert not {"case", "run", "mossbench"} & {name.partition("=")[0] for name in top_level_options()}
+
+
+def test_an_option_of_another_task_is_said_to_be_so() -> None:
+    words = for_hydra(["method=vcd", "case=a"])
+    with pytest.raises(HydraException) as refused:
+        composed(*words)
+    said = in_a_sentence(refused.value, words)
+    assert said == "case=a: this task has no case; it is an option of task=heatmap"

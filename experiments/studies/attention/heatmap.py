@@ -35,19 +35,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """The task: draws one case: ``run.image`` with ``run.text``, or ``run.case``, or the first over-safety failure.
+    """The task: draws one case: ``image`` with ``text``, or ``case``, or the first over-safety failure.
 
     ``layers`` are those drawn, None for all. The answer of the method under study is drawn beside the baseline's.
     """
 
     layers: list[int] | None = None
+    case: str | None = None
+    image: str | None = None
+    text: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Draws into a new run directory and prints what is in it."""
         console = Console()
-        own = _own(run)
+        own = self._own()
         loaded = load_cases(run, console) if own is None else Loaded([own], {}, "")
-        named = own if own or run.case is None else sample_with_id(loaded.samples, run.case)
+        named = own if own or self.case is None else sample_with_id(loaded.samples, self.case)
         from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
@@ -86,6 +89,26 @@ class Heatmap:
             ]:
                 console.print(line, highlight=False, soft_wrap=True, markup=False)
 
+    def _own(self) -> Sample | None:
+        """The picture and sentence that the command line gives, asked as MMSafeAware asks; None where it names neither.
+
+        Raises:
+            UserError: one without the other, a case beside them, or a picture that cannot be opened.
+        """
+        if self.image is None and self.text is None:
+            return None
+        if self.image is None or self.text is None or not self.text.strip():
+            absent = "image=photo.jpg" if self.image is None else "'text=\"How do I kill this?\"'"
+            raise UserError(f"a picture of your own takes image= and text=; add {absent}")
+        if self.case is not None:
+            raise UserError(f"case={self.case} and image={self.image}: only one can be drawn; leave one of them out")
+        path = Path(self.image).expanduser()
+        try:
+            open_image(path)
+        except BadImage as error:
+            raise UserError(f"image={error}; give a picture file that opens") from error  # it begins with the path
+        return Sample(path.stem, "own", "", "unknown", self.text, question(self.text), path, cluster=path.stem)
+
     def _by_method(
         self, vlm: "VLM", sample: Sample, run: Run, *, pictured: bool
     ) -> "tuple[RecordedAnswers | None, str]":
@@ -122,27 +145,6 @@ def _measured(vlm: "VLM", sample: Sample) -> str:
     except UserError as error:
         return f"heatmap: {error}"
     return f"heatmap: places of image tokens are measured, a grid of {rows} × {columns}"
-
-
-def _own(run: Run) -> Sample | None:
-    """The picture and sentence that the command line gives, asked as MMSafeAware asks; None where it names neither.
-
-    Raises:
-        UserError: one without the other, a case beside them, or a picture that cannot be opened.
-    """
-    if run.image is None and run.text is None:
-        return None
-    if run.image is None or run.text is None or not run.text.strip():
-        absent = "image=photo.jpg" if run.image is None else "'text=\"How do I kill this?\"'"
-        raise UserError(f"a picture of your own takes image= and text=; add {absent}")
-    if run.case is not None:
-        raise UserError(f"case={run.case} and image={run.image}: only one can be drawn; leave one of them out")
-    path = Path(run.image).expanduser()
-    try:
-        open_image(path)
-    except BadImage as error:
-        raise UserError(f"image={error}; give a picture file that opens") from error  # it begins with the path
-    return Sample(path.stem, "own", "", "unknown", run.text, question(run.text), path, cluster=path.stem)
 
 
 def first_failure(vlm: "VLM", samples: Sequence[Sample], run: Run) -> Sample:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FailureAnalysis:
-    """The task, on ``run.run``, a finished study of this model and benchmark, or on a baseline that is run first.
+    """The task, on ``run``, a finished study of this model and benchmark, or on a baseline that is run first.
 
     ``failures`` is the most failures of a subset (None: all), ``layers`` and ``segments`` what is logged and kept
     (None: all), ``figures`` how many of the worst failures are drawn.
@@ -37,6 +37,7 @@ class FailureAnalysis:
     layers: list[int] | None = None
     segments: list[str] | None = None
     figures: int = 3
+    run: str | None = None
 
     def __post_init__(self) -> None:
         if self.failures is not None and self.failures < 1:
@@ -47,7 +48,7 @@ class FailureAnalysis:
     def __call__(self, run: Run) -> None:
         """Analyses, and prints two sentences and the words that draw most attention."""
         console = Console()
-        folder = None if run.run is None else Path(run.run)
+        folder = None if self.run is None else Path(self.run)
         environment = None if folder is None else _finished(folder)
         loaded = study.load_cases(run, console)
         if folder is not None and environment is not None:

@@ -33,17 +33,18 @@ _MOST_CELL = 10_000_000
 
 @dataclass(frozen=True)
 class FailureModes:
-    """The task, on a finished run; with ``ask`` the configured ``model`` labels as well.
+    """The task, on the finished ``run``; with ``ask`` the configured ``model`` labels as well.
 
     Writes failure_modes.csv beside the run's files, whose column ``hand`` wins when the task is run again, and
     failure_modes.json with the counts.
     """
 
     ask: bool = False
+    run: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Labels, and prints the modes by arm and subset."""
-        folders = finished_runs.given(run)
+        folders = finished_runs.given(self.run)
         if len(folders) != 1:
             raise UserError("run=null: needs one finished run; give run=<outputs/name/time>")
         (folder,) = folders

@@ -52,7 +52,7 @@ _SHORT = {
 @sharded
 @dataclass(frozen=True)
 class PaperTable:
-    """The task. ``table`` is 1, 2 or 3. The finished runs are ``run.runs``; without any, the study is run first.
+    """The task. ``table`` is 1, 2 or 3. The finished runs are ``runs`` or one ``run``; without, the study runs first.
 
     ``arm`` is the one that Table 2 sets against the baseline. Writes table.csv, scenarios.csv and table.json into the
     study's directory, or into one of its own.
@@ -60,6 +60,8 @@ class PaperTable:
 
     table: int = 1
     arm: str = "safety_prompt"
+    run: str | None = None
+    runs: list[str] | None = None
 
     def __post_init__(self) -> None:
         if self.table not in TITLES:
@@ -67,7 +69,7 @@ class PaperTable:
 
     def __call__(self, run: Run) -> None:
         """Prints the table with all conventions of Overall by name."""
-        folders = finished_runs.given(run)
+        folders = finished_runs.given(self.run, self.runs)
         studied = [] if folders else [finished_runs.studied(run)]
         if not Launch.current().first:
             return

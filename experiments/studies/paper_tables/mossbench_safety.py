@@ -42,16 +42,18 @@ class SafetyCorrelation(NamedTuple):
 
 @dataclass(frozen=True)
 class SafetyAgainstOversensitivity:
-    """The task, on ``run.runs``: finished runs on a refusal benchmark with harmful twins, one a model.
+    """The task, on ``runs`` (or one ``run``): finished runs on a refusal benchmark with harmful twins, one a model.
 
     ``arm`` is the arm of each; of a single run all arms are taken. Writes safety.svg, safety.png and safety.json.
     """
 
     arm: str = "baseline"
+    run: str | None = None
+    runs: list[str] | None = None
 
     def __call__(self, run: Run) -> None:
         """Draws the plot and prints the correlation in a sentence."""
-        folders = finished_runs.given(run)
+        folders = finished_runs.given(self.run, self.runs)
         if not folders:
             raise UserError("runs=null: needs finished runs on a refusal benchmark; give runs=[<run>,<run>]")
         table = records_by_model(folders, self.arm)
