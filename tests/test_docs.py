@@ -103,6 +103,8 @@ def test_every_command_in_a_document_composes(document: str) -> None:
     refused = {}
     for command in typed((REPOSITORY / document).read_text(encoding="utf-8")):
         arguments = shlex.split(command, comments=True)
+        if arguments[0] == "new":  # writes files, and composes nothing
+            continue
         try:
             composed(*for_hydra(arguments))
         except Exception as error:

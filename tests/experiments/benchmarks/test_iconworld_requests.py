@@ -3,7 +3,6 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,9 @@ import pytest
 from experiments.benchmarks.checks import checked
 from experiments.benchmarks.iconworld import IconWorld, IconWorldRequests
 from experiments.command_line.help_page import top_level_options
-from experiments.evaluation.scoring import caveat
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
+from experiments.report.words import foreign
 from experiments.types import Item, Judge, Sample, Verdict
 from interp.errors import UserError
 from tests.experiments.benchmarks.test_iconworld import SPLITS, best_guess
@@ -122,11 +121,9 @@ def test_answers_in_words_have_forty_eight_tokens_unless_another_number_is_said(
 
 
 def test_a_model_that_knows_yes_and_no_alone_is_asked_with_a_warning() -> None:
-    run = run_of("benchmark=iconworld_requests")
-    assert "its answers mean nothing" in caveat(run)
-    speaks = replace(run, model=replace(run.weights, path="organism:smol"))
-    assert not caveat(speaks)
-    assert "its answers mean nothing" in caveat(replace(speaks, benchmark=replace(run.benchmark, name="mossbench")))
+    assert "its answers mean nothing" in foreign("organism:llava", "iconworld_requests")
+    assert not foreign("organism:smol", "iconworld_requests")
+    assert "its answers mean nothing" in foreign("organism:smol", "mossbench")
 
 
 def test_every_step_works_with_the_bundled_model(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from experiments.evaluation.training import FOLDS, check, examples, learned, lea
 from experiments.runs.directory import open_run
 from experiments.runs.launch import Launch
 from experiments.types import Benchmark, Kind, Loaded, Sample
+from interp.batching import BatchContext
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.method import TrainableMethod
@@ -30,7 +31,13 @@ from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of
 from tests.experiments.writer_job import Alone
 
-STAND_IN = SimpleNamespace(name="none", revision=None, dtype=None)  # what Teachable learns on is never asked
+
+class StandIn(SimpleNamespace):
+    """What Teachable learns on, and never asks; unlike a plain namespace it can be weakly referenced."""
+
+
+STAND_IN = StandIn(name="none", revision=None, dtype=None)
+STAND_IN.batches = BatchContext(STAND_IN)
 taught: list[tuple[list[str], list[bool]]] = []
 
 

@@ -164,7 +164,7 @@ def test_a_case_that_is_shown_first_leads_to_all_its_arms(browser: Any, runs: di
     tab = browser.new_page()
     tab.goto((runs["yes_no"] / "report.html").as_uri())
     link = tab.locator("#examples .example a").nth(1)
-    wanted = tab.locator("#examples .example .head bdi").nth(1).inner_text()
+    wanted = tab.locator("#examples .example .head bdi:last-child").nth(1).inner_text()
     link.click()
     tab.locator("#detail h3", has_text=wanted).wait_for()
     tab.close()

@@ -17,6 +17,7 @@ from experiments.studies.failure_modes.labels import (
     rule_label,
 )
 from experiments.studies.failure_modes.study import FailureModes, counts, read_hand_labels
+from interp.batching import BatchContext
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import predictions, write_run
@@ -149,6 +150,7 @@ class Replies:
 
     def __init__(self, text: str) -> None:
         self.text, self.prompts = text, []
+        self.batches = BatchContext(self)
 
     def generate(self, prompts: list[Any], *, max_new_tokens: int) -> Any:
         self.prompts += prompts
