@@ -25,7 +25,7 @@ from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.batching import BatchContext
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
-from mitigation.method import TrainableMethod
+from mitigation.method import MethodFault, TrainableMethod
 from mitigation.threshold import ConstantShift
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of
@@ -159,7 +159,8 @@ def test_an_arm_that_cannot_learn_leaves_the_study_and_the_others_are_reported(
 
     monkeypatch.setattr(Teachable, "learn", refuse)
     run = study(saved, tmp_path, "+method@arms.prompt=prompt")
-    run.task(run)
+    with pytest.raises(MethodFault, match="10 cases of each label are needed"):
+        run.task(run)
     (folder,) = (tmp_path / run.name).iterdir()
     assert set(json.loads((folder / "metrics.json").read_text())["arms"]) == {"baseline", "prompt"}
     said = " ".join(capsys.readouterr().out.split())
