@@ -45,7 +45,7 @@ MEASURED: dict[str, Run] = {
 }
 ALIGNED = asked(336, TEXTS[:1] * 4)
 LOOPS: dict[str, Run] = {
-    "scores": scores,
+    "scores": lambda vlm, prompts: vlm.batches.scores(prompts),
     "states": lambda vlm, prompts: residuals(vlm, prompts, places=("verdict",)),
     "gradients": lambda vlm, prompts: margin_gradient(vlm, prompts, point=1),
     "knockout": lambda vlm, prompts: knockout_by_window(vlm, prompts, [("user", "verdict")], width=2),
