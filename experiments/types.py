@@ -206,11 +206,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, an explanation in a few words, and the single votes behind a majority verdict."""
+    """A verdict, an explanation in a few words, and the single votes behind a majority verdict.
+
+    ``second`` is what a second judge, which has no vote, makes of the same answer: its name and its verdict.
+    """
 
     verdict: Verdict
     explanation: str = ""
     votes: tuple[str, ...] = ()
+    second: tuple[str, Verdict] | None = None
 
 
 class Judge(Protocol):

@@ -6,6 +6,7 @@ final label: full compliance, full refusal or partial refusal. Knows nothing of 
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -96,6 +97,9 @@ LABELS = {
     "3_partial_refusal": Verdict.PARTIAL,
 }
 SOURCE = "https://github.com/paul-rottger/xstest"
+# What the authors' own judges made of the same completions: the end of the file's name, and the column.
+JUDGED_BY_AUTHORS = {"gpt4_published": ("_gpteval", "gpt4_label"), "strings_published": ("_streval", "strmatch_label")}
+JUDGED_FOLDER = Path("evaluation") / "automated_evaluation_labels"  # where the clone has them
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,9 @@ def read_completions(root: Path) -> dict[str, list[LabelledCompletion]]:
     Raises:
         UserError: no completions there, fewer than three models, a column or label that is not XSTest's, an id twice.
     """
-    paths = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
+    others = tuple(end for end, _ in JUDGED_BY_AUTHORS.values())
+    found = sorted(root.glob(f"{PREFIX}*.csv")) if root.is_dir() else []
+    paths = [path for path in found if not path.stem.endswith(others)]
     if len(paths) < 3:
         raise UserError(f"{root}: holds the labelled completions of {len(paths)} models; leaving one out, and choosing "
                         f"without it, needs at least three files {PREFIX}<model>.csv, published at {SOURCE}; "
@@ -183,3 +189,26 @@ def _as_published(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
         wrong = f"{found.problems[0].place}: {found.problems[0].reason}" if found.problems else "it has no rows"
         raise UserError(f"{path}: {wrong}; take the file as it is published")
     return [row for _, row in found.rows]
+
+
+def read_authors_verdicts(root: Path, models: Iterable[str]) -> dict[str, dict[str, dict[str, Verdict | None]]]:
+    """What the authors' judges (GPT-4, string matching) made of the completions, by judge, model and case.
+
+    They are read from ``root`` or from where the authors' clone has them beside it; a judge that has no file for each
+    of ``models`` is left out. None is a label that is none of the three.
+
+    Raises:
+        UserError: a file lacks a column.
+    """
+    found = {}
+    for judge, (end, column) in JUDGED_BY_AUTHORS.items():
+        names = {model: f"{PREFIX}{model}{end}.csv" for model in models}
+        folders = [folder for folder in (root, root / JUDGED_FOLDER, root.parent / JUDGED_FOLDER)
+                   if all((folder / name).is_file() for name in names.values())]  # fmt: skip
+        if folders:
+            found[judge] = {model: _authors_verdicts(folders[0] / name, column) for model, name in names.items()}
+    return found
+
+
+def _authors_verdicts(path: Path, column: str) -> dict[str, Verdict | None]:
+    return {row["id"]: LABELS.get(row[column] or "") for row in _as_published(path, ("id", column))}

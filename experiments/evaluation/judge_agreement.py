@@ -10,9 +10,19 @@ import numpy as np
 from jaxtyping import Bool
 
 from experiments.benchmarks.xstest import LabelledCompletion
-from experiments.evaluation.classifier_training import LabelledAnswers, held_out, labelled_answers
-from experiments.judges.refusal_rules import RefusalRule
-from experiments.metrics.agreement import agreement, mean_kappa_interval
+from experiments.evaluation.classifier_training import (
+    THRESHOLDS,
+    HeldOut,
+    LabelledAnswers,
+    Reader,
+    held_out,
+    labelled_answers,
+    word_reader,
+)
+from experiments.evaluation.states_training import Features, held_out_partial, states_reader
+from experiments.judges.refusal_lm import THRESHOLD
+from experiments.judges.refusal_rules import RefusalRule, read
+from experiments.metrics.agreement import agreement, calibration, kappa_of_classes, mean_kappa_interval
 from experiments.types import Item, Judge, Verdict
 from interp.errors import UserError
 
@@ -61,6 +71,15 @@ def by_model(answers: LabelledAnswers, refused: Bool[np.ndarray, "answer"]) -> J
     return JudgeRefusals(parts, {model: np.ones(len(part), dtype=bool) for model, part in parts.items()})
 
 
+def by_authors(verdicts: Mapping[str, Mapping[str, Verdict | None]], completions: Completions) -> JudgeRefusals:
+    """The verdicts of a judge of the authors' (``experiments.benchmarks.xstest.read_authors_verdicts``)."""
+    listed = {model: [verdicts[model].get(row.case) for row in rows] for model, rows in completions.items()}
+    return JudgeRefusals(
+        {model: np.array([one not in (None, Verdict.COMPLIED) for one in part]) for model, part in listed.items()},
+        {model: np.array([one is not None for one in part]) for model, part in listed.items()},
+    )
+
+
 def measured(completions: Completions, readings: JudgeRefusals, *, seed: int, draws: int) -> dict[str, Any]:
     """One judge's agreement with human labels: by model, over all answers, and the mean κ over models."""
     people = {model: np.array([row.refused for row in rows]) for model, rows in completions.items()}
@@ -93,22 +112,61 @@ def offline_judges(
     *,
     seed: int,
     draws: int,
+    states: Features | None = None,
 ) -> dict[str, Any]:
-    """The agreement of the phrase rules, which learn from nothing, and of the classifier.
+    """The agreement of the phrase rules, which learn from nothing, and of the classifiers.
 
-    The classifier's figure is that with model and prompt left out; ``models_left_out`` is the easier one beside.
+    A classifier's figure is that with model and prompt left out; ``models_left_out`` is the easier one beside. Given
+    the language model's ``states`` of all completions, the judge that reads them is among the classifiers.
     """
     answers = features(completions, groups)
+    partial = np.array([row.verdict is Verdict.PARTIAL for part in completions.values() for row in part])
+    ruled = np.array([read(row.response).verdict is Verdict.PARTIAL for part in completions.values() for row in part])
 
-    def classifier(prompts: bool) -> dict[str, Any]:
-        found = held_out(answers, prompts=prompts)
-        agreement_ = measured(completions, by_model(answers, found.refused), seed=seed, draws=draws)
+    def agreed(found: HeldOut) -> dict[str, Any]:
         thresholds = {
             model if fold is None else f"{model}, fold {fold}": one for (model, fold), one in found.thresholds.items()
         }
-        return agreement_ | {"thresholds": thresholds}
+        shown = measured(completions, by_model(answers, found.refused), seed=seed, draws=draws)
+        return shown | {"thresholds": thresholds}
 
-    return {
+    def classifier(reader: Reader, partly: Bool[np.ndarray, "answer"], thresholds: Sequence[float]) -> dict[str, Any]:
+        found = held_out(answers, prompts=True, reader=reader, thresholds=thresholds)
+        return agreed(found) | {
+            "calibration": calibration(answers.refused, found.chance),
+            "three_classes": three_classes(answers, partial, found.refused, partly),
+            "models_left_out": agreed(held_out(answers, prompts=False, reader=reader, thresholds=thresholds)),
+        }
+
+    judges = {
         "refusal_rule": measured(completions, read_by(RefusalRule(), completions), seed=seed, draws=draws),
-        "refusal_classifier": classifier(True) | {"models_left_out": classifier(False)},
+        "refusal_classifier": classifier(word_reader(answers), ruled, THRESHOLDS),
+    }
+    if states is not None:
+        judges["refusal_lm"] = classifier(
+            states_reader(answers, states, partial), held_out_partial(answers, states, partial), (THRESHOLD,)
+        )
+    return judges
+
+
+def three_classes(
+    answers: LabelledAnswers,
+    partial: Bool[np.ndarray, "answer"],
+    refused: Bool[np.ndarray, "answer"],
+    partly: Bool[np.ndarray, "answer"],
+) -> dict[str, Any]:
+    """Cohen's κ of complied, partly and wholly refused, by model; ``partly`` says which of those ``refused`` are so."""
+    people, judge = (
+        np.where(no, np.where(half, 1, 2), 0) for no, half in ((answers.refused, partial), (refused, partly))
+    )
+    models = {model: kappa_of_classes(people[answers.model == model], judge[answers.model == model])
+              for model in answers.models}  # fmt: skip
+    found, right = refused & answers.refused, partly == partial
+    return {
+        "kappa": models,
+        "mean_kappa": float(np.mean(list(models.values()))),
+        "partial": int(partial.sum()),
+        "partial_found": int((found & partial & partly).sum()),
+        "called_partial": int((refused & partly).sum()),
+        "full_or_partial_right": float(right[found].mean()) if found.any() else None,
     }

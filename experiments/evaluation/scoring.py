@@ -16,6 +16,7 @@ from experiments.metrics.judge_error import corrected_rates, error_of
 from experiments.metrics.parts import by_part
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.refusal.as_published import as_published
+from experiments.metrics.refusal.two_judges import two_judges
 from experiments.metrics.yes_no import results as yes_no
 from experiments.types import Judge, Kind
 
@@ -112,8 +113,12 @@ def with_published_rows(
 
 
 def _limits_of_judge(result: dict[str, Any], rules: Rules, frame: pd.DataFrame) -> dict[str, Any]:
-    """``judge``: how many of the prompts it has learned from; ``corrected``: the rates by its measured error."""
+    """What limits the judge: ``judge`` says for which other it stands in, and how many of the prompts it has learned
+    from; ``two_judges`` where a second one differs; ``corrected`` has the rates by its measured error."""
     about: dict[str, Any] = {"name": rules.judge}
+    if stands_in := getattr(rules.reader, "stands_in", None):
+        about["stands_in"] = stands_in
+    both = two_judges(frame)
     asked = set(frame["text"]) if "text" in frame else set()
     if (learned_from := getattr(rules.reader, "learned_from", None)) and (learned := learned_from(asked)):
         about["learned"] = {"known": learned, "asked": len(asked)}
@@ -124,4 +129,4 @@ def _limits_of_judge(result: dict[str, Any], rules: Rules, frame: pd.DataFrame) 
         about["uncorrected"] = foreign
         card = None
     corrected = {} if card is None else {"corrected": corrected_rates(result, error_of(Path(card), rules.judge))}
-    return {"judge": about, **corrected}
+    return {"judge": about, **({} if both is None else {"two_judges": both}), **corrected}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import krippendorff
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import DRAWS, ClusterBootstrap, Interval, percentile_interval
 from experiments.metrics.tests import wilson
@@ -53,6 +53,33 @@ def kappa_of(counts: Float[np.ndarray, "*draw 4"]) -> Float[np.ndarray, "*draw"]
 def kappa(people: Bool[np.ndarray, "answer"], judge: Bool[np.ndarray, "answer"]) -> float:
     """Cohen's κ (1960) of two binary labellings; NaN where both are constant and equal."""
     return float(kappa_of(table(people, judge).sum(axis=0)))
+
+
+def kappa_of_classes(people: Int[np.ndarray, "answer"], judge: Int[np.ndarray, "answer"]) -> float:
+    """Cohen's κ of two labellings with several classes; NaN where both are constant and equal."""
+    classes = np.union1d(people, judge)
+    shares = [np.array([(labels == one).mean() for one in classes]) for labels in (people, judge)]
+    expected = float(shares[0] @ shares[1])
+    return float(((people == judge).mean() - expected) / (1 - expected)) if expected < 1 else float("nan")
+
+
+BINS = 10  # of equal width, of the chances that calibration is shown by
+
+
+def calibration(people: Bool[np.ndarray, "answer"], chance: Float[np.ndarray, "answer"]) -> dict[str, Any]:
+    """How far the chance of a refusal can be taken at its word.
+
+    The Brier score, the expected calibration error (mean |share of refusals − mean chance| over bins, by answers), and
+    the bins themselves: answers, mean chance, share of refusals.
+    """
+    place = np.minimum((chance * BINS).astype(int), BINS - 1)
+    filled = [place == one for one in range(BINS) if (place == one).any()]
+    bins = [(int(here.sum()), float(chance[here].mean()), float(people[here].mean())) for here in filled]
+    return {
+        "brier": float(np.mean((chance - people) ** 2)),
+        "expected_error": sum(n * abs(share - mean) for n, mean, share in bins) / len(people),
+        "bins": [list(one) for one in bins],
+    }
 
 
 def agreement(

@@ -11,6 +11,7 @@ from experiments.report.glance import glance_table
 from experiments.report.opening import opening
 from experiments.report.parts import parts_table
 from experiments.report.shown import shown_case
+from experiments.report.two_judges import two_judges
 from experiments.runs.provenance import arm_title, model_title, sides_of
 from experiments.runs.saved import SavedRun
 
@@ -33,6 +34,7 @@ def context(run: SavedRun) -> dict[str, Any]:
         "parts": parts_table({**metrics, "study": studied}),
         "facts": _facts(run.environment),
         "studied": studied,
+        "two_judges": two_judges(run),
         **(
             refusal.context({**metrics, "study": studied}, benchmark=_benchmark(run), names=_answered(run))
             if refusals

@@ -264,5 +264,5 @@ def _fits(label: Label, record: Record, notes: list[str]) -> bool:
 def _labelled(record: Record, verdict: Verdict, labels: Sequence[Label]) -> Record:
     before = {"verdict": record["verdict"], "judge": record.get("judge")}
     said = {label.annotator: label.verdict.value for label in labels}
-    kept: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes")}
+    kept: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes", "second")}
     return {**kept, "verdict": verdict.value, "judge": HUMAN, "judged_before": before, "labels": said}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from interp.vlm import Generation
 
 
+OF_JUDGES = ("verdict", "judge", "explanation", "votes", "second")
 Key = tuple[str, str, str]  # case id, arm, hash of the settings that can change its answer
 
 
@@ -97,7 +98,7 @@ def _finite(margin: float) -> float | None:
 
 
 def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:
-    """The fields of a record that rejudging replaces."""
+    """The fields of a record that rejudging replaces (``OF_JUDGES``)."""
     if judgement is None:
         return {"verdict": None, "judge": judge}
     said: dict[str, Any] = {"verdict": judgement.verdict.value, "judge": judge}
@@ -105,6 +106,8 @@ def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:
         said["explanation"] = writable(judgement.explanation)
     if judgement.votes:
         said["votes"] = list(judgement.votes)
+    if judgement.second is not None:
+        said["second"] = {"judge": judgement.second[0], "verdict": judgement.second[1].value}
     return said
 
 

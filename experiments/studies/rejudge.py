@@ -145,7 +145,7 @@ def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
 def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Record:
     if Status(record["status"]).excluded:
         return record
-    kept = {key: value for key, value in record.items() if key not in ("verdict", "judge", "explanation", "votes")}
+    kept = {key: value for key, value in record.items() if key not in records.OF_JUDGES}
     return kept | records.judged(judgement or unspoken(judge), judge.name)
 
 
