@@ -182,16 +182,18 @@ def provenance(contract: dict[str, Any]) -> str:
 
 
 def proved_families(contract: dict[str, Any]) -> str:
-    """How many families work in every column of ``PROVED``, and what the others lack, in sentences."""
+    """How many families work in every column of ``PROVED`` that the table has, and what the others lack."""
+    capabilities = {family: entry.get("capabilities", {}) for family, entry in contract["families"].items()}
+    asked = [name for name in PROVED if any(name in found for found in capabilities.values())]
     lacking = {
-        family: [name for name in PROVED if not entry.get("capabilities", {}).get(name, {}).get("works")]
-        for family, entry in contract["families"].items()
+        family: [name for name in asked if not found.get(name, {}).get("works")]
+        for family, found in capabilities.items()
     }
     whole = sum(not names for names in lacking.values())
     said = "; ".join(f"{family} ({', '.join(names)})" for family, names in lacking.items() if names)
     others = f" Not in all of these: {said}." if said else ""
     return (
-        f"{whole} of {len(lacking)} small models work in {', '.join(PROVED)}.{others} Any other model: task=prove says "
+        f"{whole} of {len(lacking)} small models work in {', '.join(asked)}.{others} Any other model: task=prove says "
         "what works on it."
     )
 
