@@ -66,7 +66,9 @@ def eager_without(
 
     implementations = {id(m.config): (m.config, m.config._attn_implementation) for m in vlm.model.modules()
                        if hasattr(m, "config")}  # fmt: skip
-    vlm.model.set_attn_implementation({vlm.layout.text_config: "eager"})  # the vision tower's rounding stays
+    config = vlm.model.config
+    text = next((name for name in config.sub_configs if getattr(config, name) is config.get_text_config()), "")
+    vlm.model.set_attn_implementation({text: "eager"})  # the vision tower's rounding stays
     source.eager_attention_forward = cutting
     try:
         yield
