@@ -324,14 +324,14 @@ def test_twins_need_the_file_of_prompts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"holds no {FILE}"):
         twins(folder)
     (tmp_path / FILE).write_text("id,prompt\n1,How?")
-    with pytest.raises(UserError, match="lacks the column focus"):
+    with pytest.raises(UserError, match="has no column 'focus'"):
         twins(folder)
     (tmp_path / FILE).write_text("id,focus\n1,Kill\n2,kill\n3,")
     assert twins(folder) == {"v2-1": "kill", "v2-2": "kill", "v2-3": ""}
 
 
 @pytest.mark.parametrize(("content", "expected"), [
-    (None, "of 0 models"), ("id,prompt,completion\na,b,c", "lacks the column final_label"),
+    (None, "of 0 models"), ("id,prompt,completion\na,b,c", "has no column 'final_label'"),
     ("id,prompt,completion,final_label\na,b,c,4_maybe", "4_maybe"),
     ("id,prompt,completion,final_label\na,b,c,2_full_refusal\na,b,c,2_full_refusal", "occurs twice"),
 ])  # fmt: skip
