@@ -21,6 +21,20 @@ STATE = ("training", "gradient_checkpointing", "_gradient_checkpointing_func")  
 
 
 @contextmanager
+def frozen_weights(model: Any) -> Iterator[None]:
+    """While open, operations on tensors that need a gradient are followed, and no weight of ``model`` needs one."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in trained:
+        weight.requires_grad_(False)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for weight in trained:
+            weight.requires_grad_(True)
+
+
+@contextmanager
 def activation_gradients(vlm: "VLM") -> Iterator[None]:
     """While open, operations on tensors that need a gradient are followed, and checkpointed layer by layer.
 
@@ -29,12 +43,9 @@ def activation_gradients(vlm: "VLM") -> Iterator[None]:
     the block ends, also on an exception.
     """
     model = vlm.model
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
     before = [(module, {name: module.__dict__[name] for name in STATE if name in module.__dict__})
               for module in model.modules()]  # fmt: skip
     try:
-        for weight in trained:
-            weight.requires_grad_(False)
         if model.supports_gradient_checkpointing:
             # Without hooks on the embeddings, which ``activation_checkpointing_enable`` adds for training.
             model._set_gradient_checkpointing(
@@ -48,7 +59,7 @@ def activation_gradients(vlm: "VLM") -> Iterator[None]:
                     own = getattr(module, "_gradient_checkpointing_func")  # noqa: B009  set above
                     setattr(module, "_gradient_checkpointing_func", partial(_in_evaluation, module, own))  # noqa: B010
                     module.training = True  # of the layer alone, which checkpoints only then
-        with torch.enable_grad():
+        with frozen_weights(model):
             yield
     finally:
         for module, state in before:
@@ -57,8 +68,6 @@ def activation_gradients(vlm: "VLM") -> Iterator[None]:
                     setattr(module, name, state[name])
                 elif name in module.__dict__:
                     delattr(module, name)
-        for weight in trained:
-            weight.requires_grad_(True)
 
 
 def same_functions() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -13,8 +13,8 @@ gradient averaged over both runs (attribution patching, Syed et al. 2023, arXiv 
 Two questions have two estimates, and neither is a mean of ratios (``PartEffects.picture``, ``PartEffects.truth``).
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -28,10 +28,11 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, check_places, edit_residual
-from interp.hooks.sublayers import activations, edit_activations, head_count, layers_of
+from interp.hooks.sublayers import activations, edit_activations, layers_of
 from interp.prompt import Prompt, listed
 from interp.speed.lower_layers import LowerLayers, kept
 from interp.speed.prefix import Prefix
+from interp.tools.gradients import frozen_weights
 from interp.tools.patching import PATCHABLE, PairBatch
 
 if TYPE_CHECKING:
@@ -246,13 +247,9 @@ def agreement(estimate: PartEffects, exact: PartEffects) -> pd.DataFrame:
 
 
 def parts_of(vlm: "VLM") -> list[Part]:
-    """All heads and MLPs of the layers that have self-attention, by layer."""
-    heads = range(head_count(vlm))
-    return [
-        part
-        for layer in layers_of(vlm, "head")
-        for part in (*(Part("head", layer, head) for head in heads), Part("mlp", layer))
-    ]
+    """All heads of the layers that have self-attention, and all MLPs, by layer."""
+    heads = [Part("head", layer, head) for layer in layers_of(vlm, "head") for head in range(vlm.layout.heads(layer))]
+    return sorted([*heads, *(Part("mlp", layer) for layer in layers_of(vlm, "mlp"))], key=lambda part: part.layer)
 
 
 def absent_parts(vlm: "VLM") -> tuple[str, ...]:
@@ -385,10 +382,9 @@ class _Side:
             return None
 
         vlm, batch = self.vlm, dict(self.inputs)
-        if vlm.layout.position_kind == "1d":
-            batch["position_ids"] = (batch["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
+        batch |= vlm.positions(batch["attention_mask"])
         with ExitStack() as stack:
-            stack.enter_context(_without_weights(vlm.model))
+            stack.enter_context(frozen_weights(vlm.model))
             stack.enter_context(edit_residual(vlm, enter, layers=[0]))
             for kind in get_args(Kind):
                 stack.enter_context(edit_activations(vlm, adding(kind), what=kind))
@@ -396,20 +392,6 @@ class _Side:
             keys = list(shifts)
             found = torch.autograd.grad(margins.sum(), [shifts[key] for key in keys])
         return margins.detach().float(), dict(zip(keys, found, strict=True)), values
-
-
-@contextmanager
-def _without_weights(model: Any) -> Iterator[None]:
-    """While open, operations are followed for gradients, but no weight needs one."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    for weight in trained:
-        weight.requires_grad_(False)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for weight in trained:
-            weight.requires_grad_(True)
 
 
 def _share(
