@@ -29,11 +29,11 @@ from transformers import LogitsProcessor, LogitsProcessorList
 # Options of generate() that choose tokens from scores which no processor of ours sees.
 UNSEEN = ("assistant_model", "assistant_early_exit", "watermarking_config", "custom_generate")
 
-Metric = Callable[[Float[Tensor, "row vocab"]], Float[Tensor, "row"]]
+Metric = Callable[[Float[Tensor, "row vocab"]], Float[Tensor, " row"]]
 """What a tool measures: one number a prompt, from the logits of its first answer token. ``VLM.margin`` is one."""
 
 
-def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Float[Tensor, "row"]:
+def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Float[Tensor, " row"]:
     """logsumexp(yes) − logsumexp(no) in float32, over the scores of the answers' first tokens."""
     return yes.float().logsumexp(-1) - no.float().logsumexp(-1)
 
@@ -72,15 +72,15 @@ class FirstScores:
         """Whether generate() has called the processors."""
         return self._plain.called
 
-    def margins(self, rows: int) -> Float[Tensor, "row"]:
+    def margins(self, rows: int) -> Float[Tensor, " row"]:
         """The margins of the ``rows`` answers, float32 on the CPU; NaN where there is none."""
         return self._read(self._final, rows)
 
-    def unshifted(self, rows: int) -> Float[Tensor, "row"] | None:
+    def unshifted(self, rows: int) -> Float[Tensor, " row"] | None:
         """The margins before the constants that processors added to them; None if none did."""
         return None if self._plain is self._final else self._read(self._plain, rows)
 
-    def _read(self, tap: "_Tap", rows: int) -> Float[Tensor, "row"]:
+    def _read(self, tap: "_Tap", rows: int) -> Float[Tensor, " row"]:
         scores = tap.read() if self._seen else None
         if scores is None:
             return torch.full((rows,), torch.nan)

@@ -34,13 +34,13 @@ class Generation:
 
     texts: list[str]
     token_ids: list[list[int]]
-    margins: Float[Tensor, "row"]
+    margins: Float[Tensor, " row"]
     finished: list[bool]
     skips: dict[str, int] | None = None
     statuses: list[str] | None = None
     reasons: list[str] | None = None
     prompts: list[str] | None = None
-    unshifted: Float[Tensor, "row"] | None = None
+    unshifted: Float[Tensor, " row"] | None = None
     sampled: bool = False
     keys: list[str] | None = None
     branch: str = ""

@@ -19,7 +19,7 @@ def logit_difference(vlm: "VLM", one: str, other: str) -> Metric:
     """
     for_one, for_other = vlm.first_tokens(one, other)
 
-    def difference(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, "row"]:
+    def difference(logits: Float[Tensor, "row vocab"]) -> Float[Tensor, " row"]:
         return margin_of(logits[:, for_one], logits[:, for_other])
 
     return difference

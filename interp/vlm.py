@@ -322,7 +322,7 @@ class VLM:
 
     def score(
         self, prompts: Sequence[Prompt], *, encoded: Mapping[str, Any] | None = None, metric: Metric | None = None
-    ) -> Float[Tensor, "row"]:
+    ) -> Float[Tensor, " row"]:
         """The margin of each prompt with one forward; float32 on the CPU. Takes inputs padded on either side.
 
         ``metric`` replaces the margin by another function of the logits of the first answer token.
@@ -342,8 +342,8 @@ class VLM:
         return (metric or self.margin)(chosen).float().cpu()
 
     def margin(
-        self, logits: Float[Tensor, "row vocab"], *, of: Int[Tensor, "vocab"] | None = None
-    ) -> Float[Tensor, "row"]:
+        self, logits: Float[Tensor, "row vocab"], *, of: Int[Tensor, " vocab"] | None = None
+    ) -> Float[Tensor, " row"]:
         """logit(Yes) − logit(No) in float32, each the log-sum-exp over its first tokens (``answer_ids``).
 
         ``of`` are the tokens of the columns of ``logits``, if those are not the whole vocabulary.

@@ -100,7 +100,7 @@ class _Steering:
             return call
         return call.raise_at(places, _added(call, edges, places, self.weight, relative=self.relative))
 
-    def _edges(self, forward: Forward, keys: int) -> tuple[Bool[Tensor, "row some key"], Int[Tensor, "some"]]:
+    def _edges(self, forward: Forward, keys: int) -> tuple[Bool[Tensor, "row some key"], Int[Tensor, " some"]]:
         """True at the edges to raise, for the queries that have any, and which these are: few of a prompt's.
 
         Keys are the newest columns; the cache of a sliding window drops older ones.
@@ -122,11 +122,11 @@ class _Steering:
 def _added(
     call: AttentionCall,
     edges: Bool[Tensor, "row some key"],
-    places: Int[Tensor, "some"],
+    places: Int[Tensor, " some"],
     weight: float,
     *,
     relative: bool,
-) -> Float[Tensor, "row #head some key"]:
+) -> Float[Tensor, " row #head some key"]:
     """What is added to the logits of the queries at ``places``, in their dtype; float32 for ``CHUNK`` of them alone."""
     dtype = call.query.dtype
     if not relative:

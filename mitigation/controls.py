@@ -110,6 +110,6 @@ class YesBias:
     yes_no_only: ClassVar[bool] = True
     fitted_to: ClassVar[str] = "yes_share"
 
-    def fit(self, margins: Float[np.ndarray, "case"], target_yes_share: float) -> ConstantShift:
+    def fit(self, margins: Float[np.ndarray, " case"], target_yes_share: float) -> ConstantShift:
         """See ``mitigation.threshold.matching_shift``; ``target_yes_share`` is a fraction of 1."""
         return ConstantShift(matching_shift(margins, target_yes_share))

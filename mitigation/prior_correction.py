@@ -193,7 +193,7 @@ class PriorShare(NamedTuple):
 
 
 def prior_share(
-    margins: Float[np.ndarray, "case"], priors: Float[np.ndarray, "other"], sentences: Sequence[str]
+    margins: Float[np.ndarray, " case"], priors: Float[np.ndarray, " other"], sentences: Sequence[str]
 ) -> PriorShare:
     """Decomposes ``margins`` (with the picture) by ``priors`` (without it, averaged) of the cases' ``sentences``.
 
@@ -242,7 +242,7 @@ def _check(margins: np.ndarray, priors: np.ndarray, sentences: Sequence[str]) ->
         )
 
 
-def _within(values: Float[np.ndarray, "case"], group: np.ndarray) -> float:
+def _within(values: Float[np.ndarray, " case"], group: np.ndarray) -> float:
     """Root mean square of ``values`` after subtracting each group's mean."""
     means = np.bincount(group, weights=values) / np.bincount(group)
     return float(np.sqrt(((values - means[group]) ** 2).mean()))

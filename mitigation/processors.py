@@ -166,6 +166,6 @@ def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) 
     return returned
 
 
-def gumbel(size: int, key: str, seed: int) -> Float[Tensor, "vocab"]:
+def gumbel(size: int, key: str, seed: int) -> Float[Tensor, " vocab"]:
     """Standard Gumbel noise, float32 on the CPU, that depends only on ``key`` and ``seed``."""
     return gumbel_like(torch.empty(size), case_generator(key, seed))

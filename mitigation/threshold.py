@@ -48,12 +48,12 @@ class CalibratedShift:
     yes_no_only: ClassVar[bool] = True
     fitted_to: ClassVar[str] = "labels"
 
-    def fit(self, margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "case"]) -> ConstantShift:
+    def fit(self, margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) -> ConstantShift:
         """See ``balanced_shift``."""
         return ConstantShift(balanced_shift(margins, safe))
 
 
-def balanced_shift(margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "case"]) -> float:
+def balanced_shift(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) -> float:
     """The shift that maximises balanced accuracy.
 
     Balanced accuracy is the mean of the share of safe cases shifted above 0 and the share of unsafe cases that are not.
@@ -82,7 +82,7 @@ def balanced_shift(margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "c
     return -_inside(lower, upper, int(np.argmin(distance)))  # argmin takes the first, so the lower of two ties
 
 
-def matching_shift(margins: Float[np.ndarray, "case"], yes_share: float) -> float:
+def matching_shift(margins: Float[np.ndarray, " case"], yes_share: float) -> float:
     """The shift after which the share of ``margins`` above 0 is nearest to ``yes_share``, a fraction of 1.
 
     Of two shares equally near, the lower is taken. Among the shifts that give it, the middle of the gap is taken, or
@@ -112,8 +112,8 @@ def matching_shift(margins: Float[np.ndarray, "case"], yes_share: float) -> floa
 
 
 def candidate_shifts(
-    margins: Float[np.ndarray, "case"],
-) -> tuple[Float[np.ndarray, "shift"], Float[np.ndarray, "shift"]]:
+    margins: Float[np.ndarray, " case"],
+) -> tuple[Float[np.ndarray, " shift"], Float[np.ndarray, " shift"]]:
     """All shifts that give distinct verdicts, and the width of the gap that each lies in.
 
     They are minus the midpoints between neighbouring margins, and one that calls nothing safe (width 0).
@@ -126,7 +126,7 @@ def candidate_shifts(
 
 
 def best_admissible(
-    balanced: Float[np.ndarray, "shift"], width: Float[np.ndarray, "shift"], admissible: Bool[np.ndarray, "shift"]
+    balanced: Float[np.ndarray, " shift"], width: Float[np.ndarray, " shift"], admissible: Bool[np.ndarray, " shift"]
 ) -> int:
     """The index of the admissible shift with the highest balanced accuracy; ties: the widest gap, then the first.
 
@@ -138,7 +138,7 @@ def best_admissible(
     )
 
 
-def _inside(lower: Float[np.ndarray, "gap"], upper: Float[np.ndarray, "gap"], gap: int) -> float:
+def _inside(lower: Float[np.ndarray, " gap"], upper: Float[np.ndarray, " gap"], gap: int) -> float:
     """The middle of a gap, or its lower end between adjacent floats, so that the upper margin stays above."""
     middle = lower[gap] + (upper[gap] - lower[gap]) / 2
     return float(middle if middle < upper[gap] else lower[gap])
@@ -150,12 +150,12 @@ class Gaps(NamedTuple):
     ``right`` is balanced accuracy times 2·n_safe·n_unsafe, an integer, so that ties compare equal.
     """
 
-    lower: Float[np.ndarray, "gap"]
-    upper: Float[np.ndarray, "gap"]
-    right: Int[np.ndarray, "gap"]
+    lower: Float[np.ndarray, " gap"]
+    upper: Float[np.ndarray, " gap"]
+    right: Int[np.ndarray, " gap"]
 
 
-def _gaps(margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "case"]) -> Gaps:
+def _gaps(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " case"]) -> Gaps:
     values = np.unique(margins)
     n_safe, n_unsafe = int(safe.sum()), int((~safe).sum())
     safe_yes = n_safe - np.searchsorted(np.sort(margins[safe]), values[:-1], side="right")
@@ -163,7 +163,7 @@ def _gaps(margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "case"]) ->
     return Gaps(values[:-1], values[1:], safe_yes * n_unsafe + unsafe_no * n_safe)
 
 
-def _check_cases(margins: Float[np.ndarray, "case"], safe: Bool[np.ndarray, "other"]) -> None:
+def _check_cases(margins: Float[np.ndarray, " case"], safe: Bool[np.ndarray, " other"]) -> None:
     if margins.shape != safe.shape:
         raise UserError(f"{margins.size} margins for {safe.size} labels; a shift is fitted on one margin a case")
     if not safe.any() or safe.all():

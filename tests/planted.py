@@ -95,7 +95,7 @@ def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
     return VLM(model.to(dtype), processor, name="planted")
 
 
-def direction(name: str) -> Float[Tensor, "width"]:
+def direction(name: str) -> Float[Tensor, " width"]:
     """The unit vector of one of ``DIMENSIONS`` in the residual stream."""
     return torch.eye(WIDTH)[DIMENSIONS.index(name)]
 

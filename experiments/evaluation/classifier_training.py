@@ -41,12 +41,12 @@ class LabelledAnswers:
     """Answers with their labels: ``model`` gave them, to ``prompt``, whose twins are of the same ``group``."""
 
     features: list[Features]
-    refused: Bool[np.ndarray, "answer"]
+    refused: Bool[np.ndarray, " answer"]
     model: np.ndarray  # of str
     prompt: list[str]  # digests
-    fold: Int[np.ndarray, "answer"]
+    fold: Int[np.ndarray, " answer"]
     group: np.ndarray  # of str
-    wholly: Bool[np.ndarray, "answer"]  # every sentence refuses, which needs no classifier
+    wholly: Bool[np.ndarray, " answer"]  # every sentence refuses, which needs no classifier
 
     @property
     def folds(self) -> list[int]:
@@ -92,14 +92,14 @@ def folds_of(groups: Sequence[str], folds: int = FOLDS) -> dict[str, int]:
     return assigned
 
 
-Reader = Callable[[Bool[np.ndarray, "answer"]], Float[np.ndarray, "answer"]]
+Reader = Callable[[Bool[np.ndarray, " answer"]], Float[np.ndarray, " answer"]]
 """A kind of classifier: trained on some of the answers, the chance that each of all of them refuses."""
 
 
 def word_reader(answers: LabelledAnswers) -> Reader:
     """The classifier of this module."""
 
-    def read(used: Bool[np.ndarray, "answer"]) -> Float[np.ndarray, "answer"]:
+    def read(used: Bool[np.ndarray, " answer"]) -> Float[np.ndarray, " answer"]:
         fitted = fit(answers, THRESHOLDS[0], among=used)
         return np.where(answers.wholly, 1.0, fitted.probabilities(answers.features))
 
@@ -109,8 +109,8 @@ def word_reader(answers: LabelledAnswers) -> Reader:
 class HeldOut(NamedTuple):
     """Verdicts on answers that neither training nor the choice of the threshold has seen."""
 
-    refused: Bool[np.ndarray, "answer"]
-    chance: Float[np.ndarray, "answer"]  # of a refusal, which the threshold of model and fold decides on
+    refused: Bool[np.ndarray, " answer"]
+    chance: Float[np.ndarray, " answer"]  # of a refusal, which the threshold of model and fold decides on
     thresholds: dict[tuple[str, int | None], float]  # by model and fold that were held out
 
 
@@ -164,7 +164,7 @@ def train(answers: LabelledAnswers, *, trained_on: str, thresholds: Sequence[flo
     )
 
 
-def fit(answers: LabelledAnswers, threshold: float, *, among: Bool[np.ndarray, "answer"] | None = None) -> Weights:
+def fit(answers: LabelledAnswers, threshold: float, *, among: Bool[np.ndarray, " answer"] | None = None) -> Weights:
     """The pipeline of the classifier, fitted on the answers ``among`` alone; coefficients are means over ``PENALTIES``.
 
     Deterministic: the problem is convex, and the solver starts at zero.
@@ -204,7 +204,7 @@ class _Readings:
         self.answers, self.reader = answers, reader
         self.found: dict[tuple[frozenset[str], frozenset[int | None]], np.ndarray] = {}
 
-    def probabilities(self, models: frozenset[str], without: frozenset[int | None]) -> Float[np.ndarray, "answer"]:
+    def probabilities(self, models: frozenset[str], without: frozenset[int | None]) -> Float[np.ndarray, " answer"]:
         """Of a refusal, after training on these models' answers to prompts that are not of the folds ``without``."""
         if (models, without) not in self.found:
             answers = self.answers

@@ -32,8 +32,8 @@ Completions = Mapping[str, Sequence[LabelledCompletion]]
 class JudgeRefusals(NamedTuple):
     """One judge's refusals by model; ``judged`` is false where it failed, and such answers are left out."""
 
-    refused: dict[str, Bool[np.ndarray, "prompt"]]
-    judged: dict[str, Bool[np.ndarray, "prompt"]]
+    refused: dict[str, Bool[np.ndarray, " prompt"]]
+    judged: dict[str, Bool[np.ndarray, " prompt"]]
 
 
 def features(completions: Completions, groups: Mapping[str, str]) -> LabelledAnswers:
@@ -65,7 +65,7 @@ def read_by(judge: Judge, completions: Completions) -> JudgeRefusals:
     return JudgeRefusals(refused, judged)
 
 
-def by_model(answers: LabelledAnswers, refused: Bool[np.ndarray, "answer"]) -> JudgeRefusals:
+def by_model(answers: LabelledAnswers, refused: Bool[np.ndarray, " answer"]) -> JudgeRefusals:
     """Verdicts on all answers, in the order of ``features``, apart by model."""
     parts = {model: refused[answers.model == model] for model in answers.models}
     return JudgeRefusals(parts, {model: np.ones(len(part), dtype=bool) for model, part in parts.items()})
@@ -130,7 +130,7 @@ def offline_judges(
         shown = measured(completions, by_model(answers, found.refused), seed=seed, draws=draws)
         return shown | {"thresholds": thresholds}
 
-    def classifier(reader: Reader, partly: Bool[np.ndarray, "answer"], thresholds: Sequence[float]) -> dict[str, Any]:
+    def classifier(reader: Reader, partly: Bool[np.ndarray, " answer"], thresholds: Sequence[float]) -> dict[str, Any]:
         found = held_out(answers, prompts=True, reader=reader, thresholds=thresholds)
         return agreed(found) | {
             "calibration": calibration(answers.refused, found.chance),
@@ -151,9 +151,9 @@ def offline_judges(
 
 def three_classes(
     answers: LabelledAnswers,
-    partial: Bool[np.ndarray, "answer"],
-    refused: Bool[np.ndarray, "answer"],
-    partly: Bool[np.ndarray, "answer"],
+    partial: Bool[np.ndarray, " answer"],
+    refused: Bool[np.ndarray, " answer"],
+    partly: Bool[np.ndarray, " answer"],
 ) -> dict[str, Any]:
     """Cohen's κ of complied, partly and wholly refused, by model; ``partly`` says which of those ``refused`` are so."""
     people, judge = (

@@ -18,13 +18,13 @@ NEVER = -50.0  # the intercept of a class that the answers for training lack
 Features = Float[np.ndarray, "answer feature"]
 
 
-def classes_of(answers: LabelledAnswers, partial: Bool[np.ndarray, "answer"]) -> Int[np.ndarray, "answer"]:
+def classes_of(answers: LabelledAnswers, partial: Bool[np.ndarray, " answer"]) -> Int[np.ndarray, " answer"]:
     """Complied, partial or refused, by people."""
     return np.where(answers.refused, np.where(partial, PARTIAL, REFUSED), COMPLIED)
 
 
 def regression(
-    features: Features, classes: Int[np.ndarray, "answer"], used: Bool[np.ndarray, "answer"]
+    features: Features, classes: Int[np.ndarray, " answer"], used: Bool[np.ndarray, " answer"]
 ) -> Float[np.ndarray, "class weight"]:
     """L2-penalised multinomial logistic regression over features standardised on the answers ``used``.
 
@@ -52,11 +52,11 @@ def regression(
     return weights
 
 
-def states_reader(answers: LabelledAnswers, states: Features, partial: Bool[np.ndarray, "answer"]) -> Reader:
+def states_reader(answers: LabelledAnswers, states: Features, partial: Bool[np.ndarray, " answer"]) -> Reader:
     """The judge on states."""
     classes = classes_of(answers, partial)
 
-    def read(used: Bool[np.ndarray, "answer"]) -> Float[np.ndarray, "answer"]:
+    def read(used: Bool[np.ndarray, " answer"]) -> Float[np.ndarray, " answer"]:
         chances = class_chances(states, regression(states, classes, used))
         return np.where(answers.wholly, 1.0, 1 - chances[:, COMPLIED])
 
@@ -64,8 +64,8 @@ def states_reader(answers: LabelledAnswers, states: Features, partial: Bool[np.n
 
 
 def held_out_partial(
-    answers: LabelledAnswers, states: Features, partial: Bool[np.ndarray, "answer"]
-) -> Bool[np.ndarray, "answer"]:
+    answers: LabelledAnswers, states: Features, partial: Bool[np.ndarray, " answer"]
+) -> Bool[np.ndarray, " answer"]:
     """Whether each answer, if it refuses, does so in part: read without its model and its fold of prompts."""
     classes, found = classes_of(answers, partial), np.zeros(len(partial), dtype=bool)
     for model, fold in itertools.product(answers.models, answers.folds):
@@ -79,7 +79,7 @@ def held_out_partial(
 def train_on_states(
     answers: LabelledAnswers,
     states: Features,
-    partial: Bool[np.ndarray, "answer"],
+    partial: Bool[np.ndarray, " answer"],
     *,
     model: str,
     layer: int,

@@ -272,5 +272,5 @@ def cross_fitted(
     }
 
 
-def _margins(records: Iterable[Mapping[str, Any]]) -> Float[np.ndarray, "case"]:
+def _margins(records: Iterable[Mapping[str, Any]]) -> Float[np.ndarray, " case"]:
     return np.array([record["margin"] for record in records], dtype=float)

@@ -52,7 +52,7 @@ class Features(NamedTuple):
     """What the classifier reads of one response: its first words, normalised, and ``SIGNS`` as zeros and ones."""
 
     words: list[str]
-    signs: Float[np.ndarray, "sign"]
+    signs: Float[np.ndarray, " sign"]
 
     @property
     def terms(self) -> list[str]:
@@ -127,7 +127,7 @@ class Weights:
         regression.classes_ = np.array([False, True])
         return fitted
 
-    def probabilities(self, rows: Sequence[Features]) -> Float[np.ndarray, "response"]:
+    def probabilities(self, rows: Sequence[Features]) -> Float[np.ndarray, " response"]:
         """The chance that each response refuses, by its features alone."""
         return expit(self._fitted.decision_function(rows))
 

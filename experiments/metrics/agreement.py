@@ -35,7 +35,7 @@ class Agreement(NamedTuple):
         return {name: None if value != value else value for name, value in plain.items()}
 
 
-def table(people: Bool[np.ndarray, "answer"], judge: Bool[np.ndarray, "answer"]) -> Float[np.ndarray, "answer 4"]:
+def table(people: Bool[np.ndarray, " answer"], judge: Bool[np.ndarray, " answer"]) -> Float[np.ndarray, "answer 4"]:
     """One-hot rows: found, missed, wrongly called a refusal, rightly left (true +, false −, false +, true −)."""
     return np.stack([people & judge, people & ~judge, ~people & judge, ~people & ~judge], axis=1).astype(np.float64)
 
@@ -50,12 +50,12 @@ def kappa_of(counts: Float[np.ndarray, "*draw 4"]) -> Float[np.ndarray, "*draw"]
         return np.where(expected < 1, (observed - expected) / (1 - expected), np.nan)
 
 
-def kappa(people: Bool[np.ndarray, "answer"], judge: Bool[np.ndarray, "answer"]) -> float:
+def kappa(people: Bool[np.ndarray, " answer"], judge: Bool[np.ndarray, " answer"]) -> float:
     """Cohen's κ (1960) of two binary labellings; NaN where both are constant and equal."""
     return float(kappa_of(table(people, judge).sum(axis=0)))
 
 
-def kappa_of_classes(people: Int[np.ndarray, "answer"], judge: Int[np.ndarray, "answer"]) -> float:
+def kappa_of_classes(people: Int[np.ndarray, " answer"], judge: Int[np.ndarray, " answer"]) -> float:
     """Cohen's κ of two labellings with several classes; NaN where both are constant and equal."""
     classes = np.union1d(people, judge)
     shares = [np.array([(labels == one).mean() for one in classes]) for labels in (people, judge)]
@@ -66,7 +66,7 @@ def kappa_of_classes(people: Int[np.ndarray, "answer"], judge: Int[np.ndarray, "
 BINS = 10  # of equal width, of the chances that calibration is shown by
 
 
-def calibration(people: Bool[np.ndarray, "answer"], chance: Float[np.ndarray, "answer"]) -> dict[str, Any]:
+def calibration(people: Bool[np.ndarray, " answer"], chance: Float[np.ndarray, " answer"]) -> dict[str, Any]:
     """How far the chance of a refusal can be taken at its word.
 
     The Brier score, the expected calibration error (mean |share of refusals − mean chance| over bins, by answers), and
@@ -83,8 +83,8 @@ def calibration(people: Bool[np.ndarray, "answer"], chance: Float[np.ndarray, "a
 
 
 def agreement(
-    people: Bool[np.ndarray, "answer"],
-    judge: Bool[np.ndarray, "answer"],
+    people: Bool[np.ndarray, " answer"],
+    judge: Bool[np.ndarray, " answer"],
     prompts: Sequence[str],
     *,
     seed: int,
@@ -112,12 +112,16 @@ def agreement(
     )
 
 
-def _clusters(prompts: Sequence[str], where: Bool[np.ndarray, "answer"]) -> int:
+def _clusters(prompts: Sequence[str], where: Bool[np.ndarray, " answer"]) -> int:
     return len({prompt for prompt, here in zip(prompts, where, strict=True) if here})
 
 
 def mean_kappa_interval(
-    people: Sequence[Bool[np.ndarray, "prompt"]], judge: Sequence[Bool[np.ndarray, "prompt"]], *, seed: int, draws: int
+    people: Sequence[Bool[np.ndarray, " prompt"]],
+    judge: Sequence[Bool[np.ndarray, " prompt"]],
+    *,
+    seed: int,
+    draws: int,
 ) -> Interval | None:
     """The interval of the mean κ over models that answered the same prompts, which are drawn jointly."""
     drawn = ClusterBootstrap.of(np.arange(len(people[0])), draws=draws, seed=seed)

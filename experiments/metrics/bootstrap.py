@@ -43,11 +43,11 @@ class ClusterBootstrap:
     Give the result, or the difference of two results, to ``percentile_interval``.
     """
 
-    cluster: Int[np.ndarray, "case"]  # codes from 0
+    cluster: Int[np.ndarray, " case"]  # codes from 0
     multiplicity: UInt8[np.ndarray, "draw cluster"]  # how often each cluster occurs in each sample
 
     @classmethod
-    def of(cls, cluster: Int[np.ndarray, "case"], *, draws: int, seed: int, clusters: int = 0) -> "ClusterBootstrap":
+    def of(cls, cluster: Int[np.ndarray, " case"], *, draws: int, seed: int, clusters: int = 0) -> "ClusterBootstrap":
         """From cluster codes by case; ``clusters`` is the number of codes where some have no case.
 
         Raises:
@@ -57,7 +57,7 @@ class ClusterBootstrap:
         return cls(cluster, _draw(count, draws=draws, seed=seed))
 
     @classmethod
-    def once(cls, cluster: Int[np.ndarray, "case"]) -> "ClusterBootstrap":
+    def once(cls, cluster: Int[np.ndarray, " case"]) -> "ClusterBootstrap":
         """The cases as they are, as a single sample: what computes the draws computes the estimate as well."""
         return cls(cluster, np.ones((1, int(cluster.max(initial=0)) + 1), dtype=np.uint8))
 
@@ -81,25 +81,25 @@ class ClusterBootstrap:
         return np.concatenate([self.multiplicity[i : i + CHUNK].astype(np.float64) @ by_cluster for i in chunks])
 
     def ratio(
-        self, top: Float[np.ndarray, "case"], bottom: Float[np.ndarray, "case"], where: Mask | None = None
-    ) -> Float[np.ndarray, "draw"]:
+        self, top: Float[np.ndarray, " case"], bottom: Float[np.ndarray, " case"], where: Mask | None = None
+    ) -> Float[np.ndarray, " draw"]:
         """The sum of ``top`` over the sum of ``bottom``."""
         sums = self.sums(np.stack([top, bottom], axis=1).astype(float), where)
         return ratio(sums[:, 0], sums[:, 1])
 
-    def mean(self, values: Float[np.ndarray, "case"], where: Mask | None = None) -> Float[np.ndarray, "draw"]:
+    def mean(self, values: Float[np.ndarray, " case"], where: Mask | None = None) -> Float[np.ndarray, " draw"]:
         """The mean of ``values``."""
         return self.ratio(values, np.ones(len(values)), where)
 
-    def gap(self, values: Float[np.ndarray, "case"], ones: Mask, others: Mask) -> Float[np.ndarray, "draw"]:
+    def gap(self, values: Float[np.ndarray, " case"], ones: Mask, others: Mask) -> Float[np.ndarray, " draw"]:
         """The mean of ``ones`` less that of ``others``."""
         kept = np.where(ones | others, values, 0.0)
         sums = self.sums(np.stack([kept * ones, ones, kept * others, others], axis=1).astype(float))
         return ratio(sums[:, 0], sums[:, 1]) - ratio(sums[:, 2], sums[:, 3])
 
     def auroc(
-        self, score: Float[np.ndarray, "case"], positive: Mask, where: Mask | None = None
-    ) -> Float[np.ndarray, "draw"]:
+        self, score: Float[np.ndarray, " case"], positive: Mask, where: Mask | None = None
+    ) -> Float[np.ndarray, " draw"]:
         """The chance that a positive case scores above a negative one, ties counting half; NaN where a class is absent.
 
         Scores are sorted once: a sample only changes the weights, so a positive case's wins are the cumulated weight of
@@ -134,7 +134,7 @@ def ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
 
 
 def percentile_interval(
-    draws: Float[np.ndarray, "draw"], *, clusters: int | None = None, confidence: float = CONFIDENCE
+    draws: Float[np.ndarray, " draw"], *, clusters: int | None = None, confidence: float = CONFIDENCE
 ) -> Interval | None:
     """The central ``confidence`` of the bootstrap draws.
 
@@ -148,7 +148,7 @@ def percentile_interval(
     return Interval(float(low), float(high))
 
 
-def standard_error(draws: Float[np.ndarray, "draw"], clusters: int) -> float | None:
+def standard_error(draws: Float[np.ndarray, " draw"], clusters: int) -> float | None:
     """The standard error of a quantity of ``clusters`` clusters; None as in ``percentile_interval``.
 
     The standard deviation of its draws times √(G / (G − 1)), for a sample of G clusters varies too little by that much.
@@ -174,13 +174,13 @@ def student_quantile(clusters: int, *, confidence: float = CONFIDENCE) -> float:
     return float(stdtrit(clusters - 1, (1 + confidence) / 2))
 
 
-def _defined(draws: Float[np.ndarray, "draw"]) -> Float[np.ndarray, "defined"] | None:
+def _defined(draws: Float[np.ndarray, " draw"]) -> Float[np.ndarray, " defined"] | None:
     """The draws in which the quantity exists; None where these are fewer than half."""
     defined = draws[~np.isnan(draws)]
     return None if len(draws) == 0 or 2 * len(defined) < len(draws) else defined
 
 
-def auroc(score: Float[np.ndarray, "case"], positive: Bool[np.ndarray, "case"]) -> float | None:
+def auroc(score: Float[np.ndarray, " case"], positive: Bool[np.ndarray, " case"]) -> float | None:
     """Chance that a positive case scores above a negative one, ties counting half; None where a class is empty.
 
     Raises:

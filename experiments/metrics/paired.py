@@ -34,7 +34,7 @@ class Spread:
     clusters: int
 
     @classmethod
-    def of(cls, draws: Float[np.ndarray, "draw"], clusters: int, *, floor: float = 0.0) -> "Spread":
+    def of(cls, draws: Float[np.ndarray, " draw"], clusters: int, *, floor: float = 0.0) -> "Spread":
         """That of bootstrap ``draws`` of the difference; ``floor`` is a variance that is added.
 
         Without spread among the draws (and no ``floor``) there is no standard error: a difference that is the same in
@@ -141,7 +141,7 @@ def lower_bound(found: Change | None, spread: Spread, by_template: Spread | None
 
 
 def simultaneous(
-    pairs: Iterable[tuple[Change | None, Spread, Float[np.ndarray, "draw"]]], *, confidence: float = CONFIDENCE
+    pairs: Iterable[tuple[Change | None, Spread, Float[np.ndarray, " draw"]]], *, confidence: float = CONFIDENCE
 ) -> None:
     """Adds ``simultaneous`` to differences of fractions of 1: intervals that hold for all of them at once (max-\|t\|).
 

@@ -30,7 +30,7 @@ def by_part(frame: pd.DataFrame, measure: Callable[[pd.DataFrame], Mapping[str, 
     return {name: headline(measure(frame[where])) for name, where in groups(frame).items()}
 
 
-def groups(frame: pd.DataFrame) -> dict[str, Bool[np.ndarray, "row"]]:
+def groups(frame: pd.DataFrame) -> dict[str, Bool[np.ndarray, " row"]]:
     """Part → its rows of the predictions, ``HELD_OUT`` last; empty where no case has a part."""
     tags = frame["tags"] if "tags" in frame else pd.Series([None] * len(frame), index=frame.index)
     part = np.array([str(one.get(TAG, "")) if isinstance(one, Mapping) else "" for one in tags])

@@ -85,7 +85,7 @@ class Flips(NamedTuple):
     p: float  # two-sided
 
 
-def mcnemar(before: Bool[np.ndarray, "case"], after: Bool[np.ndarray, "case"]) -> Flips:
+def mcnemar(before: Bool[np.ndarray, " case"], after: Bool[np.ndarray, " case"]) -> Flips:
     """Exact McNemar test on right/wrong before and after; p = 1 where no case changed. Assumes independent cases.
 
     Raises:
@@ -171,7 +171,7 @@ class Correlation(NamedTuple):
         return {"value": self.rho, **ends, "clusters": self.n, "n": self.n}
 
 
-def spearman(x: Float[np.ndarray, "pair"], y: Float[np.ndarray, "pair"], *, seed: int = 0) -> Correlation | None:
+def spearman(x: Float[np.ndarray, " pair"], y: Float[np.ndarray, " pair"], *, seed: int = 0) -> Correlation | None:
     """Rank correlation, ties sharing their mean rank; None for fewer than three pairs, or where one side is constant.
 
     The permutation test takes all orders where there are at most 10,000 (up to 7 pairs), else as many random ones: a
@@ -192,7 +192,7 @@ def spearman(x: Float[np.ndarray, "pair"], y: Float[np.ndarray, "pair"], *, seed
 
 def resampled_spearman(
     x: Float[np.ndarray, "draw pair"], y: Float[np.ndarray, "draw pair"]
-) -> Float[np.ndarray, "draw"]:
+) -> Float[np.ndarray, " draw"]:
     """Spearman's ρ in every draw: Pearson's correlation of the ranks; NaN where one side is constant in a draw."""
     ranks_x, ranks_y = (rankdata(values, axis=1) - (values.shape[1] + 1) / 2 for values in (x, y))
     spread = np.sqrt((ranks_x**2).sum(axis=1) * (ranks_y**2).sum(axis=1))

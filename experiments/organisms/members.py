@@ -161,14 +161,14 @@ def measure_traits(vlm: "VLM", run: Run, *, captions: int) -> dict[str, Any]:
     )
 
 
-def _within(margins: Float[np.ndarray, "case"], unsafe: np.ndarray, sentences: list[str]) -> float | None:
+def _within(margins: Float[np.ndarray, " case"], unsafe: np.ndarray, sentences: list[str]) -> float | None:
     names = np.array(sentences)
     found = [auroc(-margins[names == name], unsafe[names == name]) for name in np.unique(names)]
     values = [value for value in found if value is not None]
     return float(np.mean(values)) if values else None
 
 
-def _between(margins: Float[np.ndarray, "case"], sentences: list[str]) -> float:
+def _between(margins: Float[np.ndarray, " case"], sentences: list[str]) -> float:
     """Share of the margins' variance that lies between templates."""
     _, group = np.unique(sentences, return_inverse=True)
     means = np.bincount(group, weights=margins) / np.bincount(group)

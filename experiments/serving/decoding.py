@@ -255,7 +255,7 @@ class _Stop(StoppingCriteria):
     def __init__(self, watch: _Watch) -> None:
         self._watch = watch
 
-    def __call__(self, input_ids: Int[Tensor, "row position"], scores: Any, **_: Any) -> Bool[Tensor, "row"]:
+    def __call__(self, input_ids: Int[Tensor, "row position"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
         """Which rows are done."""
         watch = self._watch
         rows = watch.rows

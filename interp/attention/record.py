@@ -98,7 +98,7 @@ class _Capture:
     indicators: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
     indices: dict[tuple[bool, torch.device], Tensor] = field(default_factory=dict)
 
-    def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, "query"]:
+    def places(self, device: torch.device, *, mapped: bool) -> Int[Tensor, " query"]:
         """Indices of the columns to map, or of those to log, among the forward's queries. Cached by device."""
         if (mapped, device) not in self.indices:
             columns = torch.tensor(self.mapped if mapped else self.logged) - self.forward.start

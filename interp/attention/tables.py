@@ -140,7 +140,7 @@ def select(
 
 def weights_of(
     attention: AttentionMap, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
-) -> Float[Tensor, "column"]:
+) -> Float[Tensor, " column"]:
     """The map's weights, averaged over the given layers and heads (default: all).
 
     Raises:
@@ -158,12 +158,12 @@ def weights_of(
     return some[:, list(known_heads if heads is None else heads)].mean((0, 1))
 
 
-def patch_map(weights: Float[Tensor, "column"], grid: PatchGrid) -> Float[Tensor, "height width"]:
+def patch_map(weights: Float[Tensor, " column"], grid: PatchGrid) -> Float[Tensor, "height width"]:
     """The weights of the image tokens, arranged as ``grid``."""
     return weights[grid.columns]
 
 
-def word_masses(weights: Float[Tensor, "column"], row: RowSegments) -> pd.DataFrame:
+def word_masses(weights: Float[Tensor, " column"], row: RowSegments) -> pd.DataFrame:
     """``mass`` on the tokens of each word of the question, in reading order."""
     mass = [float(weights[torch.tensor(word.columns)].sum()) for word in row.words]
     return pd.DataFrame({"word": [word.text for word in row.words], "mass": mass})

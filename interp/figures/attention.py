@@ -46,9 +46,9 @@ class Words(NamedTuple):
 class Curve(NamedTuple):
     """A mean per layer, with the bounds of its interval."""
 
-    mean: Float[np.ndarray, "layer"]
-    low: Float[np.ndarray, "layer"]
-    high: Float[np.ndarray, "layer"]
+    mean: Float[np.ndarray, " layer"]
+    low: Float[np.ndarray, " layer"]
+    high: Float[np.ndarray, " layer"]
 
 
 def layer_groups(layers: Sequence[int], count: int = 3) -> dict[str, list[int]]:

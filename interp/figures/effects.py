@@ -36,7 +36,7 @@ GREY = "#bdbdbd"
 def attribution_figure(
     heads: Float[np.ndarray, "layer head"],
     layers: Sequence[int],
-    parts: Mapping[str, tuple[Sequence[int], Float[np.ndarray, "_"]]],
+    parts: Mapping[str, tuple[Sequence[int], Float[np.ndarray, " _"]]],
     rest: Mapping[str, float],
     *,
     title: str = "",
@@ -135,7 +135,7 @@ def lens_figure(
     shares: Float[np.ndarray, "layer column"],
     layers: Sequence[int],
     places: Sequence[Place],
-    margins: Float[np.ndarray, "layer"],
+    margins: Float[np.ndarray, " layer"],
     *,
     title: str = "",
 ) -> Figure:

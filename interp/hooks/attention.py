@@ -42,8 +42,8 @@ Mask = Bool[Tensor, "#row #head query key"] | Float[Tensor, "#row #head query ke
 class Raised:
     """Logits ``added`` at the queries ``places``, each once, before the softmax; what is masked stays masked."""
 
-    places: Int[Tensor, "some"]
-    added: Float[Tensor, "row #head some key"]
+    places: Int[Tensor, " some"]
+    added: Float[Tensor, " row #head some key"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class AttentionCall:
     module: Any
     raised: tuple[Raised, ...] = ()
 
-    def allowed(self, places: Int[Tensor, "query"] | None = None) -> Mask:
+    def allowed(self, places: Int[Tensor, " query"] | None = None) -> Mask:
         """The mask of the queries at ``places`` (default: all), made explicit if it was None."""
         if places is None:
             places = torch.arange(self.query.shape[2], device=self.key.device)
@@ -78,18 +78,18 @@ class AttentionCall:
         last = places + (len(keys) - self.query.shape[2])
         return (keys[None] <= last[:, None])[None, None]
 
-    def at(self, places: Int[Tensor, "query"]) -> "AttentionCall":
+    def at(self, places: Int[Tensor, " query"]) -> "AttentionCall":
         """The same call for the queries at ``places`` only, with an explicit mask."""
         raised = (Raised(torch.arange(len(places), device=places.device), self.added(places)),) if self.raised else ()
         return replace(self, query=self.query[:, :, places], mask=self.allowed(places), raised=raised)
 
-    def added(self, places: Int[Tensor, "query"]) -> Float[Tensor, "row head query key"]:
+    def added(self, places: Int[Tensor, " query"]) -> Float[Tensor, "row head query key"]:
         """The sum of what is added at the queries ``places``, 0 where nothing is."""
         pattern = "row head some key, query some -> row head query key"
         parts = [einsum(one.added, (places[:, None] == one.places[None]).to(one.added), pattern) for one in self.raised]
         return torch.stack(torch.broadcast_tensors(*parts)).sum(0)
 
-    def raise_at(self, places: Int[Tensor, "some"], added: Float[Tensor, "row #head some key"]) -> "AttentionCall":
+    def raise_at(self, places: Int[Tensor, " some"], added: Float[Tensor, " row #head some key"]) -> "AttentionCall":
         """The same call with logits ``added`` at the queries ``places``, in memory for these queries alone."""
         return replace(self, raised=(*self.raised, Raised(places, added)))
 
@@ -111,7 +111,7 @@ class AttentionCall:
             return scores.masked_fill(~mask, torch.finfo(torch.float32).min).softmax(-1)
         return (scores + mask.float()).softmax(-1)
 
-    def weighted(self, value: Float[Tensor, "row #group key dim"]) -> Float[Tensor, "row query head dim"]:
+    def weighted(self, value: Float[Tensor, " row #group key dim"]) -> Float[Tensor, "row query head dim"]:
         """Σ over keys of attention × ``value``, by the same kernel as the model's output."""
         if self.softcap is not None:
             return _by_rows(self, value)
@@ -143,7 +143,7 @@ def _sees(mask: Tensor) -> Bool[Tensor, "row head query"]:
     return visible.any(-1)
 
 
-def _by_rows(call: AttentionCall, value: Float[Tensor, "row #group key dim"]) -> Float[Tensor, "row query head dim"]:
+def _by_rows(call: AttentionCall, value: Float[Tensor, " row #group key dim"]) -> Float[Tensor, " row query head dim"]:
     """Attention in float32, a chunk of queries at a time, for soft-capped models, which sdpa cannot run."""
     value = repeat(value, "row group key dim -> row (group n) key dim", n=call.query.shape[1] // value.shape[1])
     parts = []

@@ -75,7 +75,7 @@ class Pass:
     ends: Set[int]
     total: int = 0
     _alive: list[bool] = field(init=False)
-    _fed: list[Int[Tensor, "row"]] = field(init=False, default_factory=list)
+    _fed: list[Int[Tensor, " row"]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._alive = [True] * len(self.segments.rows)

@@ -55,7 +55,7 @@ class Activations:
     what: str = "residual"
     keys: tuple[str, ...] = ()
 
-    def at(self, place: Place, layer: int) -> Float[Tensor, "row *width"]:
+    def at(self, place: Place, layer: int) -> Float[Tensor, " row *width"]:
         """The states of one place and layer.
 
         Raises:
@@ -90,7 +90,7 @@ class LayerStates:
             return torch.ones(self.hidden.shape[:2], dtype=torch.bool, device=self.hidden.device)
         return to_device(self.sight.where(place, self.start, self.hidden.shape[1]), self.hidden.device)
 
-    def at(self, *places: Place) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]]:
+    def at(self, *places: Place) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
         """Row and column of each state at one of ``places``, to index ``hidden`` with.
 
         Unlike the masks of ``where``, such indices do not make the host wait for the device.
@@ -102,7 +102,7 @@ class LayerStates:
         rows, columns = torch.stack(found).any(0).nonzero(as_tuple=True)
         return to_device(rows, self.hidden.device), to_device(columns, self.hidden.device)
 
-    def mean(self, place: Place) -> Float[Tensor, "row *width"]:
+    def mean(self, place: Place) -> Float[Tensor, " row *width"]:
         """The states at ``place``, averaged in float32; NaN where a row has none. Not for ``all``.
 
         Raises:

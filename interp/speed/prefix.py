@@ -66,7 +66,7 @@ class Prefix:
                 "position_ids": positions[:, columns:]}  # fmt: skip
         return cls(vlm, columns, output.past_key_values, rest)
 
-    def score(self) -> Float[Tensor, "row"]:
+    def score(self) -> Float[Tensor, " row"]:
         """The margins of the whole prompts; float32 on the CPU. May be called again."""
         vlm = self.vlm
         with torch.no_grad(), vlm.float32_logits():

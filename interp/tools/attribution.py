@@ -44,7 +44,7 @@ class GradientAttribution:
     """
 
     pixels: Float[Tensor, "..."]
-    tokens: Float[Tensor, "column"]
+    tokens: Float[Tensor, " column"]
     row: RowSegments
     margin: float
     baseline_margin: float
@@ -163,7 +163,7 @@ def occlude_image(
         )
     boxes = _boxes(picture, rows, columns)
 
-    def margins(present: Float[Tensor, "variant region"]) -> Float[Tensor, "variant"]:
+    def margins(present: Float[Tensor, "variant region"]) -> Float[Tensor, " variant"]:
         variants = []
         for kept in present.tolist():
             painted = picture.copy()
@@ -188,14 +188,14 @@ def occlude_words(
     if not words:
         raise UserError(f"no word in the question {prompt.text!r}; occlusion removes one at a time; ask in words")
 
-    def margins(present: Float[Tensor, "variant word"]) -> Float[Tensor, "variant"]:
+    def margins(present: Float[Tensor, "variant word"]) -> Float[Tensor, " variant"]:
         ids = [
             _filled(vlm, encoded["input_ids"], [c for word, keep in zip(words, row, strict=True) if not keep
                                                 for c in word.columns])
             for row in present.tolist()
         ]  # fmt: skip
 
-        def scored(some: Sequence[Tensor]) -> Float[Tensor, "variant"]:
+        def scored(some: Sequence[Tensor]) -> Float[Tensor, " variant"]:
             batch = _repeated(encoded, len(some)) | {"input_ids": torch.cat(list(some))}
             return vlm.score([prompt] * len(some), encoded=batch, metric=metric)
 
@@ -213,8 +213,8 @@ def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
 
 
 def _ablate(
-    margins: Callable[[Float[Tensor, "variant feature"]], Float[Tensor, "variant"]], features: int, batch_size: int
-) -> Float[Tensor, "feature"]:
+    margins: Callable[[Float[Tensor, "variant feature"]], Float[Tensor, " variant"]], features: int, batch_size: int
+) -> Float[Tensor, " feature"]:
     """captum's feature ablation over indicators: 1 keeps a feature, 0 removes it."""
     _at_least_one("batch_size", batch_size)
     with torch.no_grad():
@@ -230,7 +230,7 @@ def _forward(
 
     def margins(
         pixels: Float[Tensor, "variant ..."], embeddings: Float[Tensor, "variant column dim"]
-    ) -> Float[Tensor, "variant"]:
+    ) -> Float[Tensor, " variant"]:
         batch = _repeated(encoded, len(pixels))
         batch["pixel_values"] = pixels.flatten(0, 1).to(vlm.dtype)
         with _embedded(embed, embeddings.to(vlm.dtype)), vlm.float32_logits(metric):

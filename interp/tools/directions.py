@@ -43,7 +43,7 @@ class Direction:
     place: str
     layer: int
     kind: str  # one of ``Kind``
-    vector: Float[Tensor, "width"]
+    vector: Float[Tensor, " width"]
     threshold: float
     gap: float
     accuracy: float
@@ -152,8 +152,8 @@ def load_directions(path: Path, *, vlm: "VLM") -> list[Direction]:
 
 
 def _fit(
-    states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, "row"], nuisances: Sequence[np.ndarray], kind: str
-) -> tuple[Float[np.ndarray, "width"], float]:
+    states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, " row"], nuisances: Sequence[np.ndarray], kind: str
+) -> tuple[Float[np.ndarray, " width"], float]:
     """A unit vector, and the threshold on the projection. Both classes have equal weight."""
     weights = raked(label.astype(int), nuisances)
     states, label, weights = states[weights > 0], label[weights > 0], weights[weights > 0]
@@ -175,8 +175,8 @@ def _fit(
 
 
 def _logistic(
-    states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, "row"], weights: Float[np.ndarray, "row"]
-) -> tuple[Float[np.ndarray, "width"], float]:
+    states: Float[np.ndarray, "row width"], label: Bool[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
+) -> tuple[Float[np.ndarray, " width"], float]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 

@@ -82,7 +82,7 @@ class KnockoutEffects:
     """
 
     moved: Float[Tensor, "cut row"]
-    whole: Float[Tensor, "row"]
+    whole: Float[Tensor, " row"]
     edges: tuple[Edge, ...]
     layers: tuple[tuple[int, ...], ...]
     heads: tuple[int | None, ...]
@@ -216,7 +216,7 @@ def _effects(
     cuts: Sequence[tuple[tuple[int, ...], int | None]],
     metric: "Metric | None",
     batch_size: int | None,
-) -> tuple[Float[Tensor, "cut row"], Float[Tensor, "row"]]:
+) -> tuple[Float[Tensor, "cut row"], Float[Tensor, " row"]]:
     """The effect of each cut, and the metric without one."""
     _check(vlm, edges)
 
@@ -261,7 +261,7 @@ def cut_scores(
     return torch.stack(margins, dim=1)
 
 
-def _heads(vlm: "VLM", heads: Sequence[int] | None, layers: Sequence[int]) -> Bool[Tensor, "head"] | None:
+def _heads(vlm: "VLM", heads: Sequence[int] | None, layers: Sequence[int]) -> Bool[Tensor, " head"] | None:
     """Which heads lose edges; None: all."""
     if heads is None:
         return None
@@ -287,7 +287,7 @@ class _Cutter:
     """The hooks of one ``knockout``, around each forward and at each attention call."""
 
     def __init__(
-        self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int], heads: Bool[Tensor, "head"] | None
+        self, vlm: "VLM", edges: Sequence[Edge], layers: Sequence[int], heads: Bool[Tensor, " head"] | None
     ) -> None:
         self.edges, self.heads = tuple(edges), heads
         self.layers = frozenset(layers)

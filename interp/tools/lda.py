@@ -32,7 +32,7 @@ class Discriminant:
 
 
 def discriminant(
-    hidden: Float[np.ndarray, "row width"], codes: Int[np.ndarray, "row"], weights: Float[np.ndarray, "row"]
+    hidden: Float[np.ndarray, "row width"], codes: Int[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
 ) -> Discriminant:
     """Fisher's linear discriminant on standardised features, with equal priors.
 
@@ -83,7 +83,7 @@ def _inverse_times(
     return (vectors - np.linalg.solve(gram, centred @ vectors.T).T @ centred) / ridge
 
 
-def raked(codes: Int[np.ndarray, "row"], nuisances: Sequence[np.ndarray]) -> Float[np.ndarray, "row"]:
+def raked(codes: Int[np.ndarray, " row"], nuisances: Sequence[np.ndarray]) -> Float[np.ndarray, " row"]:
     """Weights under which a binary label is balanced within each value of each nuisance; their mean is 1.
 
     Iterative proportional fitting (Deming and Stephan 1940). If a benchmark is balanced by template and concept,
@@ -118,7 +118,7 @@ def raked(codes: Int[np.ndarray, "row"], nuisances: Sequence[np.ndarray]) -> Flo
 
 
 def grouped_folds(
-    codes: Int[np.ndarray, "row"], groups: np.ndarray, *, folds: int, seed: int, names: Sequence[str]
+    codes: Int[np.ndarray, " row"], groups: np.ndarray, *, folds: int, seed: int, names: Sequence[str]
 ) -> list[Fold]:
     """Splits that keep a group's cases together (scikit-learn's GroupKFold, shuffled with ``seed``).
 

@@ -125,7 +125,7 @@ def logit_lens(
     )
 
 
-def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, "row"]:
+def lens_margins(vlm: "VLM", hidden: Float[Tensor, "row width"], batch_size: int = 32) -> Float[Tensor, " row"]:
     """The margins of given hidden states; float32 on the CPU."""
     answers = [token for ids in vlm.answer_ids for token in ids]
     return torch.cat([vlm.margin(logits).cpu() for logits in _logits(vlm, hidden, batch_size, answers)])

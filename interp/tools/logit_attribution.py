@@ -59,20 +59,20 @@ class LogitAttribution:
     mlps: Float[Tensor, "layer row"]
     biases: Float[Tensor, "layer row"]
     crossings: Float[Tensor, "crossing row"]
-    embedding: Float[Tensor, "row"]
-    constant: Float[Tensor, "row"]
-    metric: Float[Tensor, "row"]
+    embedding: Float[Tensor, " row"]
+    constant: Float[Tensor, " row"]
+    metric: Float[Tensor, " row"]
     layers: tuple[int, ...]
     crossing_layers: tuple[int, ...]
 
     @property
-    def total(self) -> Float[Tensor, "row"]:
+    def total(self) -> Float[Tensor, " row"]:
         """The sum of all parts."""
         parts = (self.heads.sum((0, 1)), *(some.sum(0) for some in (self.mlps, self.biases, self.crossings)))
         return sum(parts, self.embedding + self.constant)
 
     @property
-    def error(self) -> Float[Tensor, "row"]:
+    def error(self) -> Float[Tensor, " row"]:
         """How far the parts are from adding up to the metric."""
         return self.total - self.metric
 
@@ -248,7 +248,7 @@ def _last_states(vlm: "VLM") -> Iterator[Seen]:
 
 def _slope(
     vlm: "VLM", norm: Any, final: Float[Tensor, "row width"], metric: "Metric"
-) -> tuple[Float[Tensor, "row width"], Float[Tensor, "row"], Float[Tensor, "row"]]:
+) -> tuple[Float[Tensor, "row width"], Float[Tensor, " row"], Float[Tensor, " row"]]:
     """The metric's gradient by the normed state, what it has beside that (``constant``), and its value."""
     with torch.enable_grad(), vlm.float32_logits(metric):
         normed = norm(final).detach().requires_grad_()

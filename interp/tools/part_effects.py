@@ -68,8 +68,8 @@ class PartEffects:
     """
 
     moved: Float[Tensor, "direction part row"]
-    clean: Float[Tensor, "row"]
-    other: Float[Tensor, "row"]
+    clean: Float[Tensor, " row"]
+    other: Float[Tensor, " row"]
     parts: tuple[Part, ...]
     place: Place
     how: str
@@ -81,18 +81,18 @@ class PartEffects:
         return torch.stack([self.other - self.clean, self.clean - self.other])
 
     @property
-    def picture(self) -> Float[Tensor, "part"]:
+    def picture(self) -> Float[Tensor, " part"]:
         """What carries the difference, whatever its sign: the slope Σ moved·gap / Σ gap², 1 if all goes through it.
 
         Over pairs of pictures it says which part carries the picture; over pairs of sentences, the sentence.
         """
         return self._slope(torch.arange(len(self.clean)))
 
-    def _slope(self, rows: Tensor) -> Float[Tensor, "part"]:
+    def _slope(self, rows: Tensor) -> Float[Tensor, " part"]:
         moved, gap = self.moved[:, :, rows], self.gap[:, rows]
         return (moved * gap[:, None]).sum((0, 2)) / gap.square().sum()
 
-    def truth(self, groups: Sequence[Hashable] | None = None) -> Float[Tensor, "part"]:
+    def truth(self, groups: Sequence[Hashable] | None = None) -> Float[Tensor, " part"]:
         """What carries the truth: Σ moved / Σ gap, with the safe member of each pair as ``other``.
 
         ``groups`` name what the pairs were drawn from (templates); by default every pair is its own.
@@ -317,7 +317,7 @@ def _states(vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Te
 
 def _replaced(
     vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Tensor, Tensor], states: States, ways: set[str]
-) -> tuple[Float[Tensor, "row"], list[Float[Tensor, "row"]]]:
+) -> tuple[Float[Tensor, " row"], list[Float[Tensor, " row"]]]:
     """The receiving prompts' margins, and by how much each part moves them."""
     last = batch.clean_segments.width - 1
     alone = bool((where[1] == last).all()) and Prefix.fits(vlm, batch.clean_segments, last)
@@ -329,18 +329,18 @@ def _replaced(
     return before, [_run_with(vlm, run, lower, part, (rows, columns), states) - before for part in parts]
 
 
-def _whole(vlm: "VLM", batch: PairBatch) -> Callable[[], Float[Tensor, "row"]]:
+def _whole(vlm: "VLM", batch: PairBatch) -> Callable[[], Float[Tensor, " row"]]:
     return lambda: vlm.score(batch.clean, encoded=batch.clean_inputs)
 
 
 def _run_with(
     vlm: "VLM",
-    run: Callable[[], Float[Tensor, "row"]],
+    run: Callable[[], Float[Tensor, " row"]],
     lower: LowerLayers,
     part: Part,
     where: tuple[Tensor, Tensor],
     states: States,
-) -> Float[Tensor, "row"]:
+) -> Float[Tensor, " row"]:
     value = states[part.kind, part.layer]
 
     def put(here: LayerStates) -> Tensor:
@@ -362,7 +362,7 @@ class _Side:
         self.vlm, self.inputs, self.where = vlm, inputs, where
         self.entering = torch.empty(0)  # what enters the first layer, of the last plain run
 
-    def gradients(self, towards: Tensor | None = None) -> tuple[Float[Tensor, "row"], States, States]:
+    def gradients(self, towards: Tensor | None = None) -> tuple[Float[Tensor, " row"], States, States]:
         """Margins, gradients and outputs at ``where``; ``towards`` is added to what enters the first layer."""
         shifts: States = {}
         values: States = {}
@@ -396,7 +396,7 @@ class _Side:
 
 def _share(
     part: Part, slopes: States, values: States, others: States, rows: Tensor, count: int
-) -> Float[Tensor, "row"]:
+) -> Float[Tensor, " row"]:
     """(a − u) · gradient of one part, summed over the columns of each row."""
     key = part.kind, part.layer
     product = ((others[key] - values[key]) * slopes[key]).float()

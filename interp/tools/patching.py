@@ -52,8 +52,8 @@ class PatchEffects:
     """
 
     moved: Float[Tensor, "place layer *head row"]
-    clean: Float[Tensor, "row"]
-    other: Float[Tensor, "row"]
+    clean: Float[Tensor, " row"]
+    other: Float[Tensor, " row"]
     places: tuple[Place, ...]
     layers: tuple[int, ...]
     reasons: tuple[tuple[str, ...], ...]
@@ -198,7 +198,7 @@ def misaligned(vlm: "VLM", clean: Sequence[Prompt], other: Sequence[Prompt], *, 
     return found
 
 
-Columns = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
+Columns = tuple[Int[Tensor, " n"], Int[Tensor, " n"]]
 """Rows and columns of a batch."""
 
 
@@ -213,7 +213,7 @@ class PairBatch:
     other_inputs: Any
     clean_segments: Segments
     other_segments: Segments
-    states: dict[tuple[Place, int], Float[Tensor, "n *width"]]
+    states: dict[tuple[Place, int], Float[Tensor, " n *width"]]
     what: str
     metric: "Metric | None"
 
@@ -275,7 +275,7 @@ class PairBatch:
 
     def read(
         self, vlm: "VLM", columns: dict[Place, tuple[Columns, Columns]], layers: Sequence[int]
-    ) -> Float[Tensor, "row"]:
+    ) -> Float[Tensor, " row"]:
         """The other prompts' margins. Stores their states at these columns."""
 
         def keep(here: LayerStates) -> None:
@@ -293,7 +293,7 @@ class PairBatch:
         place: Place,
         layer: int,
         head: int | None,
-    ) -> Float[Tensor, "row"]:
+    ) -> Float[Tensor, " row"]:
         """The clean prompts' margins with one place at one layer (of one head) replaced."""
         rows, there = columns[0]
 

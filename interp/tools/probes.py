@@ -34,10 +34,10 @@ class Probe:
     classes: tuple[str, ...]
     counts: tuple[int, ...]  # cases of each class
     groups: int
-    accuracy: Float[np.ndarray, "layer"]
-    balanced_accuracy: Float[np.ndarray, "layer"]
-    control: Float[np.ndarray, "layer"]
-    auroc: Float[np.ndarray, "layer"]
+    accuracy: Float[np.ndarray, " layer"]
+    balanced_accuracy: Float[np.ndarray, " layer"]
+    control: Float[np.ndarray, " layer"]
+    auroc: Float[np.ndarray, " layer"]
     predicted: Int[np.ndarray, "layer row"]
     score: Float[np.ndarray, "layer row"]
     reason: str | None = None
@@ -53,7 +53,7 @@ class Probe:
         return max(self.counts) / self.n if self.n else float("nan")
 
     @property
-    def selectivity(self) -> Float[np.ndarray, "layer"]:
+    def selectivity(self) -> Float[np.ndarray, " layer"]:
         """Balanced accuracy minus that of the control task (Hewitt and Liang 2019)."""
         return self.balanced_accuracy - self.control
 
@@ -132,7 +132,7 @@ def probe(
     return found
 
 
-def auroc(score: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"]) -> float:
+def auroc(score: Float[np.ndarray, " row"], positive: Bool[np.ndarray, " row"]) -> float:
     """The probability that a positive case scores above a negative one, ties counting half; NaN if a class is empty."""
     if positive.all() or not positive.any():
         return float("nan")
@@ -145,7 +145,7 @@ def auroc(score: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"]) ->
 class _Task:
     """Labels, and the weights of the training cases in each fold."""
 
-    codes: Int[np.ndarray, "row"]
+    codes: Int[np.ndarray, " row"]
     splits: list[Fold]
     weights: list[np.ndarray]
 
@@ -160,19 +160,19 @@ class _Task:
             scores[test] = fitted.scores(tested[test])
         return scores
 
-    def balanced(self, guess: Int[np.ndarray, "row"]) -> float:
+    def balanced(self, guess: Int[np.ndarray, " row"]) -> float:
         """Balanced accuracy: the mean recall over classes."""
         return float(np.mean([(guess[self.codes == code] == code).mean() for code in np.unique(self.codes)]))
 
 
-def _task(codes: Int[np.ndarray, "row"], splits: list[Fold], nuisances: Sequence[np.ndarray]) -> _Task:
+def _task(codes: Int[np.ndarray, " row"], splits: list[Fold], nuisances: Sequence[np.ndarray]) -> _Task:
     weights = [raked(codes[train], [nuisance[train] for nuisance in nuisances]) for train, _ in splits]
     return _Task(codes, splits, weights)
 
 
 def _shuffled(
-    codes: Int[np.ndarray, "row"], groups: np.ndarray, splits: list[Fold], rng: np.random.Generator
-) -> Int[np.ndarray, "row"]:
+    codes: Int[np.ndarray, " row"], groups: np.ndarray, splits: list[Fold], rng: np.random.Generator
+) -> Int[np.ndarray, " row"]:
     """Shuffled labels: among groups if each has one label, otherwise among cases."""
     _, first, member = np.unique(groups, return_index=True, return_inverse=True)
     if (codes[first][member] == codes).all():

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.measured import after_head
+
 if TYPE_CHECKING:
     from interp.vlm import VLM
 

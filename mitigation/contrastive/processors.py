@@ -354,6 +354,6 @@ class CleanLogits:
         return ((torch.stack(own) != scores) & scores.isfinite()).any(dim=2).any(dim=1).all()
 
 
-def _true_rows(*masks: Bool[Tensor, "row"]) -> list[list[int]]:
+def _true_rows(*masks: Bool[Tensor, " row"]) -> list[list[int]]:
     """The rows where each mask is true, with a single synchronisation."""
     return [[row for row, true in enumerate(mask) if true] for mask in torch.stack(masks).tolist()]

@@ -83,7 +83,7 @@ class SecondBranch:
             self._mask = torch.cat([self._mask, self._mask.new_ones(tokens.shape)], dim=1)
         return self._forward(self.speaker, positions, input_ids=tokens, **self._of_the_picture(count))
 
-    def select(self, rows: Int[Tensor, "some"]) -> None:
+    def select(self, rows: Int[Tensor, " some"]) -> None:
         """Goes on with these of its rows, in this order; one may be there several times, for a beam search.
 
         For families whose decoding steps need nothing of the prompt's inputs (``Layout.along``), without padding.
@@ -225,7 +225,7 @@ class Consulted(NamedTuple):
     """The second branch's float32 logits for ``rows``; ``where`` is their tensor, or None for all rows in order."""
 
     rows: frozenset[int]
-    where: Int[Tensor, "some"] | None
+    where: Int[Tensor, " some"] | None
     logits: Float[Tensor, "some vocab"]
 
 
@@ -233,7 +233,7 @@ class Consulted(NamedTuple):
 class _Group:
     branch: SecondBranch
     rows: frozenset[int]
-    index: Int[Tensor, "some"] | None
+    index: Int[Tensor, " some"] | None
     fed: int | None = None  # number of generated tokens the branch has seen; None before its prompt
 
     def advance(self, generated: Int[Tensor, "row new"]) -> Consulted:

@@ -125,7 +125,7 @@ class LearnedAblation(TrainedFile):
     to: str = "zero"
     weights: bool = False
 
-    def direction(self, vlm: "VLM") -> "Float[Tensor, 'width']":
+    def direction(self, vlm: "VLM") -> "Float[Tensor, ' width']":
         """The unit vector.
 
         Raises:
@@ -154,7 +154,7 @@ class LearnedAblation(TrainedFile):
             )
         return folder
 
-    def _make(self, vlm: "VLM", direction: "Float[Tensor, 'width']", folder: Path) -> None:
+    def _make(self, vlm: "VLM", direction: "Float[Tensor, ' width']", folder: Path) -> None:
         from mitigation.learned.orthogonalization import orthogonalised
 
         n, unsafe = self.about["n"], self.about["positives"]

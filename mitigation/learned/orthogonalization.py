@@ -41,7 +41,7 @@ ALSO_WRITES = {"llava_next": ("model.image_newline",)}
 
 
 @contextmanager
-def projected(vlm: "VLM", direction: Float[Tensor, "width"]) -> Iterator[None]:
+def projected(vlm: "VLM", direction: Float[Tensor, " width"]) -> Iterator[None]:
     """While open, no state of the residual stream of ``vlm`` has a component along ``direction``, at any position.
 
     Projects the inputs of every layer and of the final norm, and every attention block's output before its MLP reads
@@ -73,7 +73,7 @@ def projected(vlm: "VLM", direction: Float[Tensor, "width"]) -> Iterator[None]:
 
 
 @contextmanager
-def levelled(vlm: "VLM", direction: Float[Tensor, "width"], levels: Float[Tensor, "point"]) -> Iterator[None]:
+def levelled(vlm: "VLM", direction: Float[Tensor, " width"], levels: Float[Tensor, " point"]) -> Iterator[None]:
     """While open, states at the verdict and at generated tokens have ``levels`` along ``direction``, point by point.
 
     ``levels`` are those of points 1 to L. The component then no longer depends on the case, but keeps a value that
@@ -94,14 +94,14 @@ def levelled(vlm: "VLM", direction: Float[Tensor, "width"], levels: Float[Tensor
         yield
 
 
-def without(states: Float[Tensor, "*any width"], unit: Float[Tensor, "width"]) -> Float[Tensor, "*any width"]:
+def without(states: Float[Tensor, "*any width"], unit: Float[Tensor, " width"]) -> Float[Tensor, "*any width"]:
     """``states`` minus their component along ``unit``, computed in at least float32, in the dtype of ``states``."""
     exact = states if states.dtype == torch.float64 else states.float()
     unit = unit.to(exact)
     return (exact - (exact @ unit)[..., None] * unit).to(states.dtype)
 
 
-def orthogonalised(vlm: "VLM", direction: Float[Tensor, "width"], out: Path, *, why: str = "") -> Path:
+def orthogonalised(vlm: "VLM", direction: Float[Tensor, " width"], out: Path, *, why: str = "") -> Path:
     """Saves a copy of ``vlm`` whose weights do not write along ``direction``; ``model.path=<out>`` loads it.
 
     Changes the word embeddings, the projector's last layer, and every layer's attention and MLP output, with their
@@ -200,7 +200,7 @@ def _card(vlm: "VLM", changed: list[str], tied: bool, why: str) -> str:
     )
 
 
-def _unit(direction: Float[Tensor, "width"]) -> Float[Tensor, "width"]:
+def _unit(direction: Float[Tensor, " width"]) -> Float[Tensor, " width"]:
     exact = direction.detach().double()
     if not bool(exact.isfinite().all()) or not float(exact.norm()) > 0:
         raise UserError("the direction has no length; it must be finite and not zero; learn it again")

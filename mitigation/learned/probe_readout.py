@@ -104,7 +104,7 @@ class LearnedReadout(TrainedFile):
     def __post_init__(self) -> None:
         check_strength(self.strength)
 
-    def logits(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Float[Tensor, 'row']":
+    def logits(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Float[Tensor, ' row']":
         """The probe's logit of safe for each prompt, with one forward per batch; float32 on the CPU."""
         from mitigation.learned.ridge_probe import pooled
 

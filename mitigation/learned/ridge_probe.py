@@ -50,14 +50,14 @@ class Pooled(NamedTuple):
 class Readout:
     """A fitted probe (see the module's docstring). Without ``conjunction`` it is linear in v and q."""
 
-    verdict: Float[Tensor, "width"]
-    question: Float[Tensor, "width"]
+    verdict: Float[Tensor, " width"]
+    question: Float[Tensor, " width"]
     bias: Float[Tensor, "1"]
-    question_mean: Float[Tensor, "width"]
-    image_mean: Float[Tensor, "width"] | None = None
+    question_mean: Float[Tensor, " width"]
+    image_mean: Float[Tensor, " width"] | None = None
     conjunction: Float[Tensor, "width width"] | None = None
 
-    def logits(self, read: Pooled) -> Float[Tensor, "row"]:
+    def logits(self, read: Pooled) -> Float[Tensor, " row"]:
         """Logits of safe."""
         verdict, question, bias = (part.to(read.verdict) for part in (self.verdict, self.question, self.bias))
         scores = read.verdict @ verdict + read.question @ question + bias
@@ -84,7 +84,7 @@ class Readout:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def fit_readout(read: Pooled, labels: Bool[Tensor, "row"], penalty: float, share_penalty: float) -> Readout:
+def fit_readout(read: Pooled, labels: Bool[Tensor, " row"], penalty: float, share_penalty: float) -> Readout:
     """Fits the probe. Its logits are not calibrated yet (their mean is that of the ±1 labels)."""
     verdict, question = read.verdict.double(), read.question.double()
     question_mean, verdict_mean = question.mean(0), verdict.mean(0)
@@ -113,13 +113,13 @@ def fit_readout(read: Pooled, labels: Bool[Tensor, "row"], penalty: float, share
 class _Part:
     """The questions of one fold, in the singular vectors of the others'. All points and penalties share them."""
 
-    train: Bool[Tensor, "row"]
+    train: Bool[Tensor, " row"]
     left: Float[Tensor, "train rank"]
-    spectrum: Float[Tensor, "rank"]
+    spectrum: Float[Tensor, " rank"]
     tested: Float[Tensor, "test rank"]  # the fold's own, along the right singular vectors
 
     @classmethod
-    def of(cls, question: Float[Tensor, "row width"], train: Bool[Tensor, "row"]) -> "_Part":
+    def of(cls, question: Float[Tensor, "row width"], train: Bool[Tensor, " row"]) -> "_Part":
         mean = question[train].mean(0)
         left, spectrum, right = torch.linalg.svd(question[train] - mean, full_matrices=False)
         return cls(train, left, spectrum, (question[~train] - mean) @ right.T)
@@ -152,7 +152,7 @@ class _Part:
         return self.asked @ self.asked.T, self.tested @ self.asked.T
 
 
-def question_parts(question: Float[Tensor, "row width"], fold: Int[Tensor, "row"]) -> list[_Part]:
+def question_parts(question: Float[Tensor, "row width"], fold: Int[Tensor, " row"]) -> list[_Part]:
     """The folds of cases with these questions, for ``HeldOut``."""
     return [_Part.of(question.double(), fold != number) for number in fold.unique()]
 
@@ -187,7 +187,7 @@ class HeldOut:
                 gram, tested = gram + (seen @ seen.T) * asked / products, tested + (shown @ seen.T) * asking / products
             self._parts.append((part, gram, tested))
 
-    def scores(self, labels: Bool[Tensor, "row"], penalty: float) -> Float[Tensor, "row"]:
+    def scores(self, labels: Bool[Tensor, " row"], penalty: float) -> Float[Tensor, " row"]:
         """Each case's logit by the probe fitted without its fold; not calibrated, as ``fit_readout``'s."""
         scores = torch.empty(len(labels))
         for part, gram, tested in self._parts:
@@ -196,7 +196,7 @@ class HeldOut:
             scores[~part.train] = (tested @ duals + target.mean()).float()
         return scores
 
-    def shuffled_area(self, labels: Bool[Tensor, "row"], penalty: float, seed: int) -> float:
+    def shuffled_area(self, labels: Bool[Tensor, " row"], penalty: float, seed: int) -> float:
         """The mean AUROC of the same fit on shuffled labels: the chance level of the procedure."""
         generator = torch.Generator().manual_seed(seed)
         found = []
@@ -206,13 +206,13 @@ class HeldOut:
         return sum(found) / len(found)
 
 
-def area(scores: Float[Tensor, "row"], labels: Bool[Tensor, "row"]) -> float:
+def area(scores: Float[Tensor, " row"], labels: Bool[Tensor, " row"]) -> float:
     """AUROC: the share of (safe, unsafe) pairs in which the safe case scores higher, ties counting half."""
     differences = scores[labels][:, None] - scores[~labels][None, :]
     return float((differences > 0).double().mean() + (differences == 0).double().mean() / 2)
 
 
-def platt(scores: Float[Tensor, "row"], labels: Bool[Tensor, "row"]) -> tuple[float, float]:
+def platt(scores: Float[Tensor, " row"], labels: Bool[Tensor, " row"]) -> tuple[float, float]:
     """Slope and offset that turn scores into logits (Platt 1999): logistic regression with his smoothed targets."""
     positive, negative = int(labels.sum()), int((~labels).sum())
     targets = torch.where(labels, (positive + 1) / (positive + 2), 1 / (negative + 2)).double()
@@ -292,7 +292,7 @@ def learn_readout(
     return readout.tensors(), about
 
 
-def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> Float[Tensor, "width"]:
+def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> Float[Tensor, " width"]:
     """The mean gradient of the Yes/No margin with respect to the verdict's state at ``point``.
 
     Over at most 128 evenly spaced ``prompts``; in logits per unit of the residual stream, float32 on the CPU. Where a
@@ -345,7 +345,7 @@ class VerdictEdit:
     """The edit that reads ``readout`` at ``point`` and adds its logit times ``direction`` at the verdict."""
 
     readout: Readout
-    direction: Float[Tensor, "width"]
+    direction: Float[Tensor, " width"]
     point: int
     question: Tensor = field(init=False)
 
@@ -373,7 +373,7 @@ def _at(read: Residuals, point: int, image: bool) -> Pooled:
     return Pooled(read.at("verdict", point), read.at("user", 0), read.at("image", point) if image else None)
 
 
-def question_folds(questions: Sequence[str], safe: Sequence[bool], *, folds: int, seed: int) -> Int[Tensor, "row"]:
+def question_folds(questions: Sequence[str], safe: Sequence[bool], *, folds: int, seed: int) -> Int[Tensor, " row"]:
     """The fold of each case; all cases of a question share one.
 
     Raises:

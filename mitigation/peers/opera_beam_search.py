@@ -75,7 +75,7 @@ class _Beams:
     """
 
     tokens: list[list[int]]
-    scores: Float[Tensor, "beam"]
+    scores: Float[Tensor, " beam"]
     columns: Float[Tensor, "beam token"]
     summaries: list[list[int]]
     ended: list[tuple[float, list[int]]]

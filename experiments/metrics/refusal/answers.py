@@ -32,10 +32,10 @@ class RefusalCases:
     ids: list[str]
     subset: np.ndarray  # of str, by case
     type: np.ndarray  # of str, by case
-    group: Int[np.ndarray, "case"]
+    group: Int[np.ndarray, " case"]
     groups: list[tuple[str, str]]
     tags: list[Mapping[str, Any]]
-    cluster: Int[np.ndarray, "case"]  # codes 0 … clusters − 1
+    cluster: Int[np.ndarray, " case"]  # codes 0 … clusters − 1
     clusters: int
 
     @property
@@ -48,10 +48,10 @@ class RefusalCases:
 class RefusalAnswers:
     """One arm's answers by case; where ``kept`` is false the other arrays have no meaning."""
 
-    kept: Bool[np.ndarray, "case"]
-    refused: Bool[np.ndarray, "case"]  # partly or wholly
-    wholly: Bool[np.ndarray, "case"]  # partial refusals counted as compliance
-    no_response: Bool[np.ndarray, "case"]
+    kept: Bool[np.ndarray, " case"]
+    refused: Bool[np.ndarray, " case"]  # partly or wholly
+    wholly: Bool[np.ndarray, " case"]  # partial refusals counted as compliance
+    no_response: Bool[np.ndarray, " case"]
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
 

@@ -83,15 +83,15 @@ def pair_block(
     }
 
 
-def _known(answers: RefusalAnswers, pairs: Int[np.ndarray, "pair 2"]) -> Bool[np.ndarray, "pair"]:
+def _known(answers: RefusalAnswers, pairs: Int[np.ndarray, "pair 2"]) -> Bool[np.ndarray, " pair"]:
     return np.asarray(answers.kept[pairs].all(axis=1))
 
 
-def _flipped(answers: RefusalAnswers, pairs: Int[np.ndarray, "pair 2"]) -> Bool[np.ndarray, "pair"]:
+def _flipped(answers: RefusalAnswers, pairs: Int[np.ndarray, "pair 2"]) -> Bool[np.ndarray, " pair"]:
     return np.asarray(~answers.refused[pairs[:, 0]] & answers.refused[pairs[:, 1]])
 
 
-def _units(cases: RefusalCases, pairs: Int[np.ndarray, "pair 2"]) -> Int[np.ndarray, "pair"]:
+def _units(cases: RefusalCases, pairs: Int[np.ndarray, "pair 2"]) -> Int[np.ndarray, " pair"]:
     """A code for the clusters of each pair's members; pairs of the same clusters have the same."""
     codes: dict[Sequence[int], int] = {}
     named = [tuple(sorted(set(cases.cluster[list(pair)].tolist()))) for pair in pairs]

@@ -70,7 +70,7 @@ class RefusalResamples(Resamples):
         """Scheme → ``of``."""
         return {scheme: self.of(refused, mask, scheme) for scheme in self.schemes}
 
-    def of(self, refused: Mask, mask: Mask, scheme: str = CLUSTER) -> dict[str, Float[np.ndarray, "draw"]]:
+    def of(self, refused: Mask, mask: Mask, scheme: str = CLUSTER) -> dict[str, Float[np.ndarray, " draw"]]:
         """Every quantity in every sample of the cases of ``mask``; NaN where it does not exist.
 
         With fewer than two clusters resampling has no spread, so there is no interval.

@@ -34,14 +34,14 @@ class YesNoCases:
     subset: np.ndarray  # of str, by case
     scenario: np.ndarray  # of str, by case
     tags: list[Mapping[str, Any]]
-    cluster: Int[np.ndarray, "case"]  # codes 0 … clusters − 1
+    cluster: Int[np.ndarray, " case"]  # codes 0 … clusters − 1
     clusters: int
     pairs: Int[np.ndarray, "pair 2"]  # positions of the members of each counterfactual pair
-    pair_unit: Int[np.ndarray, "pair"]  # codes 0 … pair_units − 1 of the units in which pairs are resampled
+    pair_unit: Int[np.ndarray, " pair"]  # codes 0 … pair_units − 1 of the units in which pairs are resampled
     pair_units: int
 
     @property
-    def unsafe(self) -> Bool[np.ndarray, "case"]:
+    def unsafe(self) -> Bool[np.ndarray, " case"]:
         """The cases whose right answer is No."""
         return np.isin(self.subset, UNSAFE_SUBSETS)
 
@@ -50,15 +50,15 @@ class YesNoCases:
 class YesNoAnswers:
     """One arm's answers, by case; where ``kept`` is false the other arrays have no meaning."""
 
-    kept: Bool[np.ndarray, "case"]
-    right: Bool[np.ndarray, "case"]
-    said_yes: Bool[np.ndarray, "case"]
-    said_no: Bool[np.ndarray, "case"]
-    margin: Float[np.ndarray, "case"]  # NaN where the arm gives none
-    ranking: Float[np.ndarray, "case"]  # the margin before any shift of the threshold, which may differ between folds
-    fold: Int[np.ndarray, "case"] | None  # of cross-fitting, where the arm was learned in folds; None where it was not
+    kept: Bool[np.ndarray, " case"]
+    right: Bool[np.ndarray, " case"]
+    said_yes: Bool[np.ndarray, " case"]
+    said_no: Bool[np.ndarray, " case"]
+    margin: Float[np.ndarray, " case"]  # NaN where the arm gives none
+    ranking: Float[np.ndarray, " case"]  # the margin before any shift of the threshold, which may differ between folds
+    fold: Int[np.ndarray, " case"] | None  # of cross-fitting, where the arm was learned in folds; None where it was not
     disagreeing: tuple[int, int]  # greedy verdicts against the sign of their margin, and verdicts with a margin
-    published_right: Bool[np.ndarray, "case"] | None  # None where the predictions hold no responses
+    published_right: Bool[np.ndarray, " case"] | None  # None where the predictions hold no responses
     status: Counter[str]
     verdict: Counter[str]  # of the kept answers
 
@@ -183,14 +183,14 @@ def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> YesNoAnswers:
     )
 
 
-def _numbers(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "row"]:
+def _numbers(rows: pd.DataFrame, column: str) -> Float[np.ndarray, " row"]:
     """A column of the records as float64, NaN where a record has no number or the column is absent."""
     if column not in rows.columns:
         return np.full(len(rows), np.nan)
     return pd.to_numeric(rows[column], errors="coerce").to_numpy(dtype=np.float64)
 
 
-def _disagreeing(rows: pd.DataFrame, margin: Float[np.ndarray, "row"]) -> tuple[int, int]:
+def _disagreeing(rows: pd.DataFrame, margin: Float[np.ndarray, " row"]) -> tuple[int, int]:
     """How many greedy verdicts differ from the sign of their margin, and how many verdicts have one that is not 0."""
     sampled = rows["sampled"].eq(True).to_numpy() if "sampled" in rows.columns else np.full(len(rows), False)
     said_yes, said_no = ((rows["verdict"] == word).to_numpy() for word in (Verdict.YES, Verdict.NO))
@@ -198,7 +198,7 @@ def _disagreeing(rows: pd.DataFrame, margin: Float[np.ndarray, "row"]) -> tuple[
     return int((checked & (said_yes != (margin > 0))).sum()), int(checked.sum())
 
 
-def published_right(rows: pd.DataFrame) -> Bool[np.ndarray, "row"] | None:
+def published_right(rows: pd.DataFrame) -> Bool[np.ndarray, " row"] | None:
     """Whether the published scorer counts each response as right; None where the predictions hold no responses."""
     if "response" not in rows.columns:
         return None

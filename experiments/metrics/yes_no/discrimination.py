@@ -24,7 +24,7 @@ def resampled_ranks(
     cases: YesNoCases,
     answers: YesNoAnswers,
     where: Mask,
-    strictness: Float[np.ndarray, "draw"],
+    strictness: Float[np.ndarray, " draw"],
     folds: Folds | None = None,
 ) -> Float[np.ndarray, "2 draw"]:
     """The AUROC of ``answers`` on the cases of ``where``, and over-safety accuracy at ``strictness``, in every sample.
@@ -41,9 +41,9 @@ def resampled_ranks(
 
 def roc_readings(
     bootstrap: ClusterBootstrap,
-    margin: Float[np.ndarray, "case"],
-    unsafe: Bool[np.ndarray, "case"],
-    strictness: Float[np.ndarray, "draw"],
+    margin: Float[np.ndarray, " case"],
+    unsafe: Bool[np.ndarray, " case"],
+    strictness: Float[np.ndarray, " draw"],
 ) -> Float[np.ndarray, "2 draw"]:
     """Two readings of the ROC polyline of margins: its area, and over-safety accuracy at a given strictness.
 
@@ -82,8 +82,8 @@ def roc_readings(
 
 
 def _read(
-    caught: Float[np.ndarray, "draw point"], lost: Float[np.ndarray, "draw point"], share: Float[np.ndarray, "draw"]
-) -> Float[np.ndarray, "draw"]:
+    caught: Float[np.ndarray, "draw point"], lost: Float[np.ndarray, "draw point"], share: Float[np.ndarray, " draw"]
+) -> Float[np.ndarray, " draw"]:
     """``lost`` at the point of the polyline where ``caught`` is ``share`` of its end; both ascend from 0."""
     target = share * caught[:, -1]
     first = (caught < target[:, None] - _TIE).sum(axis=1)  # of the points that catch as many, if any does

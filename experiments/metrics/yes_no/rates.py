@@ -76,12 +76,12 @@ def with_margins(answers: YesNoAnswers, mask: Mask) -> Mask:
     return mask & ~np.isnan(answers.ranking)
 
 
-def complete_pairs(cases: YesNoCases, mask: Mask) -> Bool[np.ndarray, "pair"]:
+def complete_pairs(cases: YesNoCases, mask: Mask) -> Bool[np.ndarray, " pair"]:
     """The pairs with both members in ``mask``."""
     return mask[cases.pairs].all(axis=1)
 
 
-def in_order(cases: YesNoCases, answers: YesNoAnswers) -> Float[np.ndarray, "pair"]:
+def in_order(cases: YesNoCases, answers: YesNoAnswers) -> Float[np.ndarray, " pair"]:
     """By pair: 1 where the safe member has the higher margin, 0 where the unsafe one has, ½ where they are equal.
 
     NaN where one has no margin. A constant on the margin, or one for each sentence, changes none of them.
@@ -121,7 +121,7 @@ class YesNoResamples(Resamples):
         self._once = ClusterBootstrap.once(cases.cluster)
         self._cache: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
 
-    def spread_of_pairs(self, draws: ByScheme, where: Bool[np.ndarray, "pair"]) -> tuple[Spread, Spread | None]:
+    def spread_of_pairs(self, draws: ByScheme, where: Bool[np.ndarray, " pair"]) -> tuple[Spread, Spread | None]:
         """As ``spread``, of a difference of shares of the pairs ``where``: over pairs, and over templates."""
         floor = rate_floor(int(where.sum()))
         over = Spread.of(draws[CLUSTER], self.pair_bootstrap.clusters(where), floor=floor)
@@ -159,7 +159,7 @@ class YesNoResamples(Resamples):
         scheme: str = CLUSTER,
         strict: YesNoAnswers | None = None,
         folds: Folds | None = None,
-    ) -> dict[str, Float[np.ndarray, "draw"]]:
+    ) -> dict[str, Float[np.ndarray, " draw"]]:
         """Every quantity of ``point`` in every bootstrap sample; NaN where a sample does not define it.
 
         ``scheme`` is "cluster", "template" or "concept". Shares of pairs are resampled by pairs, but for "template":

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 
 
 def shift_curve(
-    margin: Float[np.ndarray, "case"], unsafe: Bool[np.ndarray, "case"], weight: Float[np.ndarray, "case"]
-) -> tuple[Float[np.ndarray, "corner"], Float[np.ndarray, "corner"]]:
+    margin: Float[np.ndarray, " case"], unsafe: Bool[np.ndarray, " case"], weight: Float[np.ndarray, " case"]
+) -> tuple[Float[np.ndarray, " corner"], Float[np.ndarray, " corner"]]:
     """Over-safety accuracies, ascending from 0, and for each the highest unsafe accuracy that a constant shift reaches.
 
     A case of ``weight`` w counts w times. Cases of equal margin change together.
@@ -28,9 +28,9 @@ def shift_curve(
 
 def height_above_shifts(
     multiplicity: UInt8[np.ndarray, "draw cluster"],
-    cluster: Int[np.ndarray, "case"],
-    margin: Float[np.ndarray, "case"],
-    unsafe: Bool[np.ndarray, "case"],
+    cluster: Int[np.ndarray, " case"],
+    margin: Float[np.ndarray, " case"],
+    unsafe: Bool[np.ndarray, " case"],
     right: Bool[np.ndarray, "arm case"],
 ) -> Float[np.ndarray, "draw arm"]:
     """Unsafe accuracy of each arm minus that of the constant shift with the same over-safety accuracy, by draw.

@@ -153,7 +153,7 @@ def intervention_margins(
     return table
 
 
-def _margins(vlm: "VLM", prompts: "Sequence[Prompt]") -> Float[np.ndarray, "case"]:
+def _margins(vlm: "VLM", prompts: "Sequence[Prompt]") -> Float[np.ndarray, " case"]:
     return vlm.batches.scores(prompts).double().numpy()
 
 

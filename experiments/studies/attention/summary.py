@@ -47,7 +47,7 @@ class _Resampled:
         one, other = (ratio(total[:, :-1], total[:, -1:].repeat(values.shape[1], axis=1)) for total in sums)
         return cls((one, other), (bootstrap.clusters(sides[0]), bootstrap.clusters(sides[1])))
 
-    def gap(self, column: int) -> Float[np.ndarray, "draw"]:
+    def gap(self, column: int) -> Float[np.ndarray, " draw"]:
         return self.means[0][:, column] - self.means[1][:, column]
 
     def of_side(self, side: int, column: int) -> Spread:
@@ -59,7 +59,7 @@ class _Resampled:
 
 def contrasts(
     values: Float[np.ndarray, "case column"],
-    failed: Bool[np.ndarray, "case"],
+    failed: Bool[np.ndarray, " case"],
     cluster: np.ndarray,
     *,
     seed: int,

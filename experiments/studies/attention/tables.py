@@ -35,7 +35,7 @@ class RecordedAnswers:
 
     prompts: "list[Prompt]"
     texts: list[str]
-    margins: Float[np.ndarray, "case"]
+    margins: Float[np.ndarray, " case"]
     masses: pd.DataFrame  # of the recorder; ``row`` is the index into ``prompts``
     maps: "list[AttentionMap]"
     rows: "list[RowSegments]"

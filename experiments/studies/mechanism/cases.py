@@ -26,17 +26,17 @@ class AnsweredCases:
     verdicts: tuple[str | None, ...]
 
     @property
-    def safe(self) -> Bool[np.ndarray, "case"]:
+    def safe(self) -> Bool[np.ndarray, " case"]:
         """The truth."""
         return np.array([sample.gold == "yes" for sample in self.samples])
 
     @property
-    def says_yes(self) -> Bool[np.ndarray, "case"]:
+    def says_yes(self) -> Bool[np.ndarray, " case"]:
         """The model's verdict is Yes; no verdict counts as No."""
         return np.array([verdict == "yes" for verdict in self.verdicts])
 
     @property
-    def failed(self) -> Bool[np.ndarray, "case"]:
+    def failed(self) -> Bool[np.ndarray, " case"]:
         """The verdict differs from the truth."""
         return np.array([v != s.gold for v, s in zip(self.verdicts, self.samples, strict=True)])
 
@@ -61,7 +61,7 @@ class AnsweredCases:
         values = [sample.tags.get(name) for sample in self.samples]
         return None if any(value is None for value in values) else np.array(values)
 
-    def in_subset(self, subset: str) -> Bool[np.ndarray, "case"]:
+    def in_subset(self, subset: str) -> Bool[np.ndarray, " case"]:
         """True for the cases of ``subset``."""
         return np.array([sample.subset == subset for sample in self.samples])
 
@@ -74,19 +74,19 @@ class Selection:
     """
 
     subset: str
-    failures: Int[np.ndarray, "failure"]
-    successes: Int[np.ndarray, "success"]
-    twin: Int[np.ndarray, "member"]
+    failures: Int[np.ndarray, " failure"]
+    successes: Int[np.ndarray, " success"]
+    twin: Int[np.ndarray, " member"]
     failures_in_run: int
     successes_in_run: int
 
     @property
-    def members(self) -> Int[np.ndarray, "member"]:
+    def members(self) -> Int[np.ndarray, " member"]:
         """Failures, then matched successes."""
         return np.concatenate([self.failures, self.successes])
 
     @property
-    def everyone(self) -> Int[np.ndarray, "case"]:
+    def everyone(self) -> Int[np.ndarray, " case"]:
         """Members and twins, each once, in ascending order."""
         return np.unique(np.concatenate([self.members, self.twin[self.twin >= 0]]))
 
@@ -127,7 +127,7 @@ def select(
     )
 
 
-def twin_indices(cases: AnsweredCases) -> Int[np.ndarray, "case"]:
+def twin_indices(cases: AnsweredCases) -> Int[np.ndarray, " case"]:
     """The index of the other member of each case's pair, where its truth is the opposite; −1 without one."""
     first: dict[str, int] = {}
     found = np.full(len(cases.samples), -1)

@@ -89,16 +89,16 @@ class Departure:
     are not counted, which ``counted`` says by case.
     """
 
-    gap: Float[np.ndarray, "layer"]
+    gap: Float[np.ndarray, " layer"]
     draws: Float[np.ndarray, "draw layer"]
-    counted: Bool[np.ndarray, "row"]
+    counted: Bool[np.ndarray, " row"]
     failures: int
     successes: int
 
 
 def departure(
     margins: Float[np.ndarray, "layer row"],
-    failed: Sequence[bool] | Bool[np.ndarray, "row"],
+    failed: Sequence[bool] | Bool[np.ndarray, " row"],
     multiplicity: np.ndarray,
     *,
     strata: Sequence[str] | np.ndarray | None = None,
@@ -136,7 +136,7 @@ def departure(
     )
 
 
-def departs_at(low: Float[np.ndarray, "layer"], high: Float[np.ndarray, "layer"]) -> int | None:
+def departs_at(low: Float[np.ndarray, " layer"], high: Float[np.ndarray, " layer"]) -> int | None:
     """The first index from which on, to the last, every interval lies on one side of 0; None if the last does not.
 
     Asked from the last to the first, each only after all behind it, so that their number needs no correction.
@@ -156,9 +156,9 @@ def _weight(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _gaps(
     margins: Float[np.ndarray, "layer row"],
-    fails: Bool[np.ndarray, "row"],
+    fails: Bool[np.ndarray, " row"],
     multiplicity: np.ndarray,
-    strata: Sequence[Bool[np.ndarray, "row"]],
+    strata: Sequence[Bool[np.ndarray, " row"]],
 ) -> Float[np.ndarray, "draw layer"]:
     """Weighted mean over strata of the difference of means in each resample; NaN where no stratum has both sides."""
     top = np.zeros((len(multiplicity), len(margins)))

@@ -23,7 +23,7 @@ from experiments.metrics.paired import Spread, two_way
 Entry = dict[str, Any]
 Values = Float[np.ndarray, "case"]
 Mask = Bool[np.ndarray, "case"]
-Drawn = Callable[[ClusterBootstrap], Float[np.ndarray, "draw"]]
+Drawn = Callable[[ClusterBootstrap], Float[np.ndarray, " draw"]]
 
 
 @dataclass(frozen=True)

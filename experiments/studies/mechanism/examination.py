@@ -351,12 +351,12 @@ def prior_margins_of(
 def ablated_margins(
     vlm: "VLM",
     prompts: "Sequence[Prompt]",
-    vector: Float[Tensor, "width"],
+    vector: Float[Tensor, " width"],
     level: float,
     *,
     layer: int,
     batch_size: int | None = None,
-) -> Float[np.ndarray, "row"]:
+) -> Float[np.ndarray, " row"]:
     """Margins with the verdict's state at ``layer`` set to ``level`` along a unit ``vector``, the same for all cases.
 
     With the mean of all cases as the level, what differs from case to case is gone and the states stay in their usual

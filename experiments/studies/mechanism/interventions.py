@@ -41,7 +41,7 @@ def other_words(row: RowSegments) -> list[int]:
 
 def knockout_rows(
     cut: Float[np.ndarray, "edge window row"],
-    margins: Float[np.ndarray, "case"],
+    margins: Float[np.ndarray, " case"],
     cases: AnsweredCases,
     selection: Selection,
     estimator: Estimator,
@@ -77,7 +77,7 @@ def knockout_rows(
 
 
 def patching_rows(
-    effects: PatchEffects, rows: Int[np.ndarray, "pair"], estimator: Estimator, *, other: str
+    effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Estimator, *, other: str
 ) -> list[dict[str, Any]]:
     """A row for each position and layer: how much of the way to the other prompt's margin its states there bring.
 
@@ -100,7 +100,7 @@ def patching_rows(
     return found
 
 
-def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, "pair"], estimator: Estimator) -> Entry:
+def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, " pair"], estimator: Estimator) -> Entry:
     """The mean distance between the margins of a pair's two members, in logits."""
     values = np.full(estimator.cases, np.nan)
     values[rows] = (effects.other - effects.clean).abs().double().numpy()
@@ -108,7 +108,7 @@ def mean_gap(effects: PatchEffects, rows: Int[np.ndarray, "pair"], estimator: Es
 
 
 def twin_gaps(
-    margins: Float[np.ndarray, "case"], cases: AnsweredCases, twin: Int[np.ndarray, "case"], estimator: Estimator
+    margins: Float[np.ndarray, " case"], cases: AnsweredCases, twin: Int[np.ndarray, " case"], estimator: Estimator
 ) -> dict[str, Entry]:
     """What the picture adds under one sentence, beside what sentences add.
 
@@ -146,16 +146,16 @@ def arrives_at(
     return None if first is None else layers[first]
 
 
-def _mask(length: int, indices: Int[np.ndarray, "some"]) -> Bool[np.ndarray, "case"]:
+def _mask(length: int, indices: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " case"]:
     found = np.zeros(length, dtype=bool)
     found[indices] = True
     return found
 
 
 def reversal_rows(
-    margins: Float[np.ndarray, "case"],
-    arms: Mapping[str, Float[np.ndarray, "case"]],
-    safe: Bool[np.ndarray, "case"],
+    margins: Float[np.ndarray, " case"],
+    arms: Mapping[str, Float[np.ndarray, " case"]],
+    safe: Bool[np.ndarray, " case"],
     estimator: Estimator,
 ) -> list[dict[str, Any]]:
     """A row for each arm (name → margins), the model as it is first; a case is called safe where its margin is above 0.
@@ -178,7 +178,7 @@ def reversal_rows(
     return rows
 
 
-def shifted_margins(margins: Float[np.ndarray, "case"], yes: int) -> Float[np.ndarray, "case"]:
+def shifted_margins(margins: Float[np.ndarray, " case"], yes: int) -> Float[np.ndarray, " case"]:
     """The margins plus the constant with which ``yes`` of them are above 0 (but for ties)."""
     ordered = np.sort(margins)[::-1]
     if yes <= 0:

@@ -25,7 +25,7 @@ ProbeRow = dict[str, Any]
 
 
 def probe_rows(
-    states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, "case"], estimator: Estimator, *, seed: int
+    states: Residuals, cases: AnsweredCases, margins: Float[np.ndarray, " case"], estimator: Estimator, *, seed: int
 ) -> list[ProbeRow]:
     """A row for each quantity, position and layer: ``measure``, its estimate, the control, or a reason for neither.
 

@@ -89,11 +89,11 @@ class DevelopmentMargins:
     """The development cases; ``baseline`` are the untouched model's margins, in logits, in the same order."""
 
     subset: np.ndarray  # of str, by case
-    cluster: Int[np.ndarray, "case"]  # codes 0 … clusters − 1
-    baseline: Float[np.ndarray, "case"]
+    cluster: Int[np.ndarray, " case"]  # codes 0 … clusters − 1
+    baseline: Float[np.ndarray, " case"]
 
     @property
-    def unsafe(self) -> Bool[np.ndarray, "case"]:
+    def unsafe(self) -> Bool[np.ndarray, " case"]:
         """The cases whose right answer is No."""
         return np.isin(self.subset, UNSAFE_SUBSETS)
 
@@ -113,7 +113,7 @@ class ChosenShift(NamedTuple):
 
 def choose_shift(
     cases: DevelopmentMargins,
-    margin: Float[np.ndarray, "case"],
+    margin: Float[np.ndarray, " case"],
     *,
     threshold: bool = True,
     unsafe_margin: float,
@@ -168,8 +168,8 @@ def best_setting(chosen: Mapping[str, ChosenShift], *, unsafe_margin: float) -> 
 
 
 def _lower(
-    cluster: Int[np.ndarray, "case"], gained: Float[np.ndarray, "case shift"], *, draws: int, seed: int
-) -> Float[np.ndarray, "shift"]:
+    cluster: Int[np.ndarray, " case"], gained: Float[np.ndarray, "case shift"], *, draws: int, seed: int
+) -> Float[np.ndarray, " shift"]:
     """One-sided lower bounds of the mean gain, by cluster bootstrap; with one cluster the mean itself."""
     bootstrap = ClusterBootstrap.of_names(cluster, draws=draws, seed=seed)
     if bootstrap.clusters() < 2:

@@ -106,7 +106,7 @@ def _table(
 
 def _change(
     before: Caution, after: Caution, cases: Sequence[str], samples: Samples, *, seed: int, draws: int
-) -> tuple[Change, Spread, Float[np.ndarray, "draw"]]:
+) -> tuple[Change, Spread, Float[np.ndarray, " draw"]]:
     """The change with its flips, its spread, and its draws; a value of None without a case that has both."""
     both = [case for case in cases if case in before and case in after]
     was, now = (np.array([known[case] for case in both], dtype=bool) for known in (before, after))

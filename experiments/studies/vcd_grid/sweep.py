@@ -26,7 +26,7 @@ Prefix = tuple[int, ...]  # the tokens of an answer so far
 class BranchLogits(NamedTuple):
     """Both branches after one text, of the tokens that may be chosen or are read for the margin."""
 
-    tokens: Int[Tensor, "token"]
+    tokens: Int[Tensor, " token"]
     clean: Float[Tensor, "1 token"]
     noised: Float[Tensor, "1 token"]
     allowed: int  # the first so many may be chosen; the rest are Yes and No

@@ -18,7 +18,7 @@ MOST_DRAWS = 2000  # of the intervals of what looks inside
 
 
 def compared(
-    samples: Sequence[Sample], margins: Mapping[str, Float[Tensor, "row"]], *, baseline: str, seed: int, draws: int
+    samples: Sequence[Sample], margins: Mapping[str, Float[Tensor, " row"]], *, baseline: str, seed: int, draws: int
 ) -> dict[str, Any]:
     """``arms`` and ``comparisons`` with ``baseline`` of the margins by arm; a case without a margin (NaN) is left out.
 
@@ -29,7 +29,7 @@ def compared(
     return found | {"arms": {name: _without_matched(arm) for name, arm in found["arms"].items()}}
 
 
-def _answers(samples: Sequence[Sample], arm: str, margins: Float[Tensor, "row"]) -> list[dict[str, Any]]:
+def _answers(samples: Sequence[Sample], arm: str, margins: Float[Tensor, " row"]) -> list[dict[str, Any]]:
     """The records of one arm, of the cases that have a margin."""
     rows = []
     for sample, margin in zip(samples, margins.tolist(), strict=True):

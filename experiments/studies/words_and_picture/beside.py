@@ -117,7 +117,7 @@ def margins_of(
     *,
     seed: int,
     mean: Float[Tensor, "token width"] | None = None,
-) -> Float[Tensor, "row"]:
+) -> Float[Tensor, " row"]:
     """The margins under one arm; NaN where a case is not asked.
 
     ``mean`` is the mean picture of ``Embeddings``, which the centred arms take away.
@@ -244,7 +244,7 @@ def embeddings(vlm: "VLM", asked: "Sequence[Prompt]") -> Embeddings:
 def sways(
     samples: Sequence[Sample],
     others: Sequence[int | None],
-    margins: Mapping[str, Float[Tensor, "row"]],
+    margins: Mapping[str, Float[Tensor, " row"]],
     *,
     seed: int,
     draws: int,

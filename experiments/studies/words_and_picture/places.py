@@ -81,7 +81,7 @@ def named(samples: Sequence[Sample]) -> list[Placed]:
 class Read(NamedTuple):
     """Margins, and the states at each prompt's word and at its verdict; float32 on the CPU."""
 
-    margins: Float[Tensor, "row"]
+    margins: Float[Tensor, " row"]
     states: Float[Tensor, "place layer row width"]
 
 
@@ -128,7 +128,7 @@ def margins_with(
         fits = Prefix.fits(vlm, segment(vlm, prompts, encoded), first)
         prefix = Prefix.of(vlm, encoded, columns=first) if fits else None
 
-        def replaced(new: Float[Tensor, "row width"], layer: int) -> Float[Tensor, "row"]:
+        def replaced(new: Float[Tensor, "row width"], layer: int) -> Float[Tensor, " row"]:
             def put(here: LayerStates) -> Tensor:
                 hidden, device = here.hidden.clone(), here.hidden.device
                 hidden[to_device(rows, device), to_device(columns - here.start, device)] = new.to(hidden)
@@ -156,7 +156,7 @@ def _this(sample: Sample) -> Any:
 
 def _batch(
     vlm: "VLM", placed: Sequence[Placed]
-) -> tuple[list["Prompt"], Mapping[str, Any], tuple[Int[Tensor, "row"], Int[Tensor, "row"]]]:
+) -> tuple[list["Prompt"], Mapping[str, Any], tuple[Int[Tensor, " row"], Int[Tensor, " row"]]]:
     """The prompts, their inputs, and row and column of each one's word."""
     prompts = [one.prompt for one in placed]
     encoded = vlm.encode(prompts)

@@ -137,7 +137,7 @@ def put_in(
 
 def compare(
     samples: Sequence[Sample],
-    own: Float[Tensor, "row"],
+    own: Float[Tensor, " row"],
     margins: Float[Tensor, "state layer row"],
     layers: Sequence[int],
     *,
