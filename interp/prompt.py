@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2.exceptions import TemplateError
 from PIL import Image
 
 from interp.errors import UserError
-from interp.layout import Layout
+
+if TYPE_CHECKING:
+    from interp.layout import Layout
 
 MARK = "\ue000"  # a private-use character, which occurs in no template, vocabulary or question
 DATE = "26 Jul 2024"  # the one that Llama 3.2's own template falls back on
@@ -48,7 +50,7 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [prompts] if isinstance(prompts, Prompt) else list(prompts)
 
 
-def render(processor: Any, prompt: Prompt, *, layout: Layout, name: str) -> str:
+def render(processor: Any, prompt: Prompt, *, layout: "Layout", name: str) -> str:
     """Renders the prompt with ``processor``'s chat template, up to where the answer begins. The image is a placeholder.
 
     A date that the template asks for is ``DATE``. A template that wants the system text as a string gets one.
@@ -96,7 +98,7 @@ def check_chat_template(processor: Any, name: str) -> None:
         )
 
 
-def _check_placeholders(text: str, processor: Any, *, images: int, layout: Layout, name: str) -> None:
+def _check_placeholders(text: str, processor: Any, *, images: int, layout: "Layout", name: str) -> None:
     token = getattr(processor, "image_token", None)
     if token is None:
         return

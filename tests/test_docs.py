@@ -14,11 +14,11 @@ from interp.checkpoints.hub import ORGANISMS
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
 
-LOG = "docs/log.md"  # keeps the names of its day, and the change log lists old names
+LOG = "docs/log/"  # keeps the names of its day, and the change log lists old names
 DOCUMENTS = sorted(
     str(path.relative_to(REPOSITORY)) for path in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
 )
-CURRENT = [name for name in DOCUMENTS if name not in (LOG, "CHANGELOG.md")]
+CURRENT = [name for name in DOCUMENTS if name != "CHANGELOG.md" and not name.startswith(LOG)]
 DOTTED = re.compile(r"`((?:interp|mitigation|experiments)(?:\.\w+)+)`")
 PATH = re.compile(r"`((?:interp|mitigation|experiments|conf|tests|docs)/[\w./]*)`")
 IMPORT = re.compile(r"^(?:>>> )?from ((?:interp|mitigation|experiments)[\w.]*) import (.+)$", re.MULTILINE)

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -29,14 +29,80 @@ COMMANDS = {
     "task=attention run=outputs/NAME/TIME": "where the attention of a run's failures went",
     "task=report runs=[outputs/NAME/TIME,outputs/NAME/TIME]": "two finished runs in one report",
 }
-DESCRIBED = {
-    "+exp": "a question: its task, arms and settings",
-    "task": "what is done",
+MENU = {  # heading → what stands under it; what is in conf/ and in none of these stands under "more"
+    "Start here": (
+        "+exp=vcd_llava",
+        "+exp=heatmap_llava",
+        "+exp=mechanism",
+        "+exp=mitigation_selection",
+        "task=preview",
+    ),
+    "Your model": ("task=prove", "task=plan", "task=model_table", "task=serve", "task=export"),
+    "Mitigations": (
+        "+exp=verbalise_llava",
+        "+exp=vrtuning_llava",
+        "+exp=vrtuning_llava_7b",
+        "+exp=vrtuning_ablations",
+        "+exp=vcd_sampled",
+        "task=vcd_grid",
+        "task=study",
+        "task=vrtuning",
+    ),
+    "Inside": (
+        "+exp=localise",
+        "+exp=words_and_picture",
+        "+exp=reasoning_stages",
+        "+exp=direction_ablation",
+        "task=explore",
+        "task=attention",
+        "task=heatmap",
+    ),
+    "Benchmarks": (
+        "+exp=papers",
+        "+exp=oversensitivity_suite",
+        "+exp=languages",
+        "+exp=mmsafeaware_table1",
+        "+exp=mmsafeaware_table2",
+        "+exp=mmsafeaware_table3",
+        "task=mmsafeaware_table",
+        "task=mossbench_leaderboard",
+        "task=mossbench_safety",
+    ),
+    "Our organisms": (
+        "+exp=organism_family",
+        "+exp=vrtuning_fair",
+        "+exp=train_smol_organism",
+        "task=train_organism",
+        "task=fetch_smol",
+    ),
+    "Tools": (
+        "task=report",
+        "task=rejudge",
+        "task=regrid",
+        "task=failure_modes",
+        "task=human_labels",
+        "task=judge_validation",
+        "task=judge_training",
+        "task=publish",
+        "task=doctor",
+        "task=bench_eval",
+        "task=bench_vcd",
+        "task=bench_attention",
+        "task=gpu_report",
+    ),
+}
+METHODS = {  # heading → names of method=
+    "ours": "verbalise verbalise_before prior_correction attention_steering steering readout vrtuning part_scaling",
+    "published": "prompt safety_prompt vcd vcd_cli vcd_fallback vcd_pope icd m3id pai agla only vista opera ecso "
+    "ablate_direction",
+    "controls": "baseline calibrated_shift yes_bias text_only self_contrast cutoff_only verbalise_oracle",
+    "with sampled tokens": "sampled_baseline sampled_vcd sampled_self_contrast sampled_cutoff_only",
+    "adapters that a run trains": "new_adapter new_adapter_prompt new_adapter_vcd",
+    "your own": "file responses",
 }
 LISTED = {
     "model": "its options: model.KEY=VALUE",
     "benchmark": "most need benchmark.root=DIR",
-    "method": "its options: method.KEY=VALUE",
     "judge": "reads the answers",
     "data": "rows to train on: task=vrtuning data@task.data=NAME",
     "parts": "results by what a training has seen: +parts=NAME",
@@ -63,14 +129,36 @@ def help_page() -> str:
         f"Usage:\n  {USAGE}",
         "Common commands (after forestlens):\n" + _rows(COMMANDS, 6),
     ]
-    for group, about in DESCRIBED.items():
-        names = {name: _first_sentence(group.lstrip("+"), name) for name in options_of(group.lstrip("+"))}
-        parts.append(f"{group}=NAME  ({about}{defaults.get(group, '')})\n" + _rows(names, 25))
+    parts += [f"{heading}\n" + _rows(rows, 25) for heading, rows in menu().items()]
+    methods = {heading: "  ".join(names) for heading, names in grouped(METHODS, options_of("method")).items()}
+    parts.append("method=NAME  (its options: method.KEY=VALUE)\n" + _rows(methods, 25))
     for group, about in LISTED.items():
         listed = textwrap.fill("  ".join(options_of(group)), WIDTH, initial_indent="  ", subsequent_indent="  ")
         parts.append(f"{group}=NAME  ({about}{defaults.get(group, '')})\n{listed}")
     parts.append("KEY=VALUE  (of the run, with its default)\n" + _rows(top_level_options(), 25))
     return "\n\n".join([*parts, ENDING]) + "\n"
+
+
+def menu() -> dict[str, dict[str, str]]:
+    """Heading → command → the first sentence of its file in ``conf/``, of every experiment and every task.
+
+    A task that an experiment of the same name runs stands behind that experiment.
+    """
+    experiments = options_of("exp")
+    commands = [f"+exp={name}" for name in experiments]
+    commands += [f"task={name}" for name in options_of("task") if name not in experiments]
+    return {
+        heading: {command: _first_sentence(*command.lstrip("+").split("=")) for command in listed}
+        for heading, listed in grouped(MENU, commands).items()
+    }
+
+
+def grouped(groups: Mapping[str, str | Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
+    """``groups`` with those of ``names`` alone, and what is in none of them under "more"."""
+    wanted = {heading: some.split() if isinstance(some, str) else some for heading, some in groups.items()}
+    found = {heading: [name for name in some if name in names] for heading, some in wanted.items()}
+    rest = [name for name in names if not any(name in some for some in wanted.values())]
+    return {heading: some for heading, some in [*found.items(), ("more", rest)] if some}
 
 
 def greeting() -> str:

@@ -143,7 +143,7 @@ def lower_bound(found: Change | None, spread: Spread, by_template: Spread | None
 def simultaneous(
     pairs: Iterable[tuple[Change | None, Spread, Float[np.ndarray, " draw"]]], *, confidence: float = CONFIDENCE
 ) -> None:
-    """Adds ``simultaneous`` to differences of fractions of 1: intervals that hold for all of them at once (max-\|t\|).
+    """Adds ``simultaneous`` to differences of fractions of 1: intervals that hold for all of them at once (max-|t|).
 
     ``low``, ``high``, ``statement`` and ``of``, the number of differences. Their reach is the standard error times the
     quantile of the largest standardised deviation over all differences in the same draws, widened for few clusters as

@@ -10,6 +10,7 @@ import pytest
 from hydra.errors import HydraException
 
 from experiments.command_line import COMMANDS, FIRST, for_hydra, greeting, in_a_sentence, of_this_run, top_level_options
+from experiments.command_line.help_page import METHODS, grouped, menu, options_of
 from experiments.config import Schema
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
@@ -33,6 +34,13 @@ def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> No
         name.partition("=")[0] for name in top_level_options()
     }
     assert all(said in " ".join(shown.split()) for said in map(" ".join, map(str.split, top_level_options().values())))
+
+
+def test_everything_stands_under_a_heading_of_the_menu() -> None:
+    assert "more" not in menu()
+    assert "more" not in grouped(METHODS, options_of("method"))
+    assert len(menu()["Start here"]) == 5
+    assert grouped({"one": "a b"}, ["b", "c"]) == {"one": ["b"], "more": ["c"]}
 
 
 def test_a_reader_that_stops_early_sees_no_traceback() -> None:

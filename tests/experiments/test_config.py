@@ -68,7 +68,8 @@ def test_a_model_is_composed_wherever_it_is_put() -> None:
 
 @pytest.mark.parametrize("model", options("model"))
 def test_every_model_composes(model: str) -> None:
-    assert run_of(f"model={model}").model.name == model
+    open_ = ("model.model=some/api", "model.base_url=http://127.0.0.1:8000/v1") if model == "api" else ()
+    assert run_of(f"model={model}", *open_).model.name == model
     assert composed(f"model={model}").model == MODELS[model]  # what task=model_table reads without Hydra
 
 

@@ -58,7 +58,7 @@ def test_the_quoted_form_is_read_as_the_value_itself(value: str) -> None:
         (["method=vdc"], "method=vdc: there is no such option; did you mean method=vcd?"),
         (["+exp=vcd_lava"], "did you mean +exp=vcd_llava?"),
         (["+method@arms.x=vdc"], "did you mean +method@arms.x=vcd?"),
-        (["model=zzz"], "there are api_claude_3_haiku"),
+        (["model=zzz"], "there are api, api_gpt_4o"),
         (["zzz=1"], "the run has name, note, seed"),
         (["~foo"], "there is no foo"),
         (["+method=prompt"], "leave out the +"),

@@ -64,7 +64,7 @@ def eager_raised(
 
     before = [(m.config, m.config._attn_implementation) for m in vlm.model.modules() if hasattr(m, "config")]
     decoder = vlm.layout.module(vlm.model, "language_model")
-    for config in {vlm.model.config.get_text_config(), decoder.config}:
+    for config in (vlm.model.config.get_text_config(), decoder.config):
         config._attn_implementation_internal = "eager"
     source.eager_attention_forward = raising
     try:

@@ -53,7 +53,7 @@ def test_no_two_of_three_hundred_cases_share_a_margin(wide: VLM) -> None:
 
 
 def test_the_body_rounds_more_than_the_head_did(wide: VLM) -> None:
-    """Bfloat16 hidden states move margins too, and no head can undo that: printed, and in docs/log.md."""
+    """Bfloat16 hidden states move margins too, and no head can undo that: printed, and in docs/log/."""
     prompts = cases(60)
     body = copy.deepcopy(wide.model).float()
     noise = wide.score(prompts) - VLM(body, wide.processor).score(prompts)

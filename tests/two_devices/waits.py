@@ -81,7 +81,7 @@ def counted(answer: Answer, vlm: VLM, here: World, tokens: int) -> tuple[int, Co
 def main(*methods: str) -> None:
     with world(values=True) as here:
         vlm = on_one_device(VLM(*tiny_llava(), name="tiny"))
-        vlm.speaker.generation_config.eos_token_id = len(vlm.tokenizer) - 1  # which it hardly says
+        vlm.end_ids = {len(vlm.tokenizer) - 1}  # which it hardly says
         for name in methods or WAYS:
             (few, before, others), (many, after, all_others) = (
                 counted(WAYS[name], vlm, here, tokens) for tokens in (SHORT, LONG)

@@ -38,7 +38,9 @@ def summarise(
     found = _by_condition(records, kind)
     groups = {"failures": [s.id for s in chosen.failures], "matched": [s.id for s in chosen.matched]}
     samples = {sample.id: sample for sample in (*chosen.failures, *chosen.matched)}
-    tables = {group: _table(found, cases, samples, seed=seed, draws=draws) for group, cases in groups.items() if cases}
+    tables = {
+        group: caution_table(found, cases, samples, seed=seed, draws=draws) for group, cases in groups.items() if cases
+    }
     return plain({
         "cases": {"failures": len(chosen.failures), "failures_in_run": chosen.failures_in_run,
                   "safe_in_run": chosen.safe_in_run, "matched": len(chosen.matched)},
@@ -84,7 +86,7 @@ def _clusters(cases: Sequence[str], samples: Samples) -> int:
     return len({samples[case].cluster for case in cases})
 
 
-def _table(
+def caution_table(
     found: Mapping[str, Caution], cases: Sequence[str], samples: Samples, *, seed: int, draws: int
 ) -> dict[str, Any]:
     """Rate of caution a condition, and its paired change from the cases as asked.

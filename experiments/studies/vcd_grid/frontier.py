@@ -63,7 +63,7 @@ def evaluate(
             "no curve of constant shifts: it needs margins of safe and of unsafe cases; raise limit, or take a model "
             "with logits"
         )
-    heights = _heights(resamples, arms)
+    heights = heights_above_shifts(resamples, arms)
     against = {name: difference(resamples, arms[name], baseline) for name in grid}
     for quantity in ("overall", "auroc"):
         simultaneous([(one.delta[quantity], one.widest(quantity), one.draws[quantity]) for one in against.values()])
@@ -89,7 +89,7 @@ def evaluate(
     return result
 
 
-def _heights(
+def heights_above_shifts(
     resamples: YesNoResamples, arms: Mapping[str, YesNoAnswers]
 ) -> dict[str, tuple[Change | None, Spread, Float[np.ndarray, "draw"]]]:
     """By arm: unsafe accuracy minus that of the constant shift of equal over-safety accuracy, its spread and draws.

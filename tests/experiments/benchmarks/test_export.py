@@ -193,6 +193,5 @@ def test_the_tsv_is_a_new_file(tmp_path: Path) -> None:
     ],
 )
 def test_the_task_says_what_it_lacks(options: list[str], said: str) -> None:
-    run = run_of("task=export", *options)
     with pytest.raises(UserError, match=said):
-        run.task(run)
+        (run := run_of("task=export", *options)).task(run)

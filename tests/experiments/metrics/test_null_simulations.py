@@ -23,6 +23,7 @@ from scipy.special import ndtr, ndtri
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.requests import IconWorldRequests
+from experiments.metrics.paired import simultaneous
 from experiments.metrics.refusal import answers as refusal_answers
 from experiments.metrics.refusal import comparison as refusals
 from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases
@@ -36,7 +37,11 @@ from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
 from experiments.metrics.yes_no.rates import YesNoResamples
 from experiments.studies.attention.summary import contrasts
 from experiments.studies.mechanism.estimates import Estimator
+from experiments.studies.reasoning_stages.analysis import caution_table
+from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS
+from experiments.studies.vcd_grid.frontier import heights_above_shifts
 from experiments.studies.vrtuning.side_effects import compare_shares
+from experiments.types import Sample
 
 SEED, DRAWS, ARMS = 20261123, 300, 3
 LARGE, SMALL = 1600, 150  # studies
@@ -87,6 +92,11 @@ def records(benchmark: IconWorld) -> pd.DataFrame:
          "scenario": one.scenario, "gold": one.gold, "cluster": one.cluster, "pair": one.pair, "tags": one.tags}
         for one in benchmark.load().samples if one.subset != "control"
     ])  # fmt: skip
+
+
+@cache
+def cases() -> dict[str, Sample]:
+    return {one.id: one for one in IconWorld().load().samples if one.subset != "control"}
 
 
 @cache
@@ -200,6 +210,33 @@ def study_of_values(rng: np.random.Generator) -> Said:
     return changed(found)
 
 
+def study_of_heights(rng: np.random.Generator) -> Said:
+    """Whether a setting of a grid is said to lie above or below the baseline's shifts: the first, and at once any."""
+    of, seed = iconworld(), int(rng.integers(2**31))
+    drawn = Law.of(of, ~of.unsafe).margins(rng, np.full(1 + ARMS, DISTANCE), DISTANCE / 2 - ndtri(STRICTNESS))
+    arms = {name: verdict_answers(of, margin, ranked=True) for name, margin in zip(NAMES, drawn, strict=True)}
+    heights = heights_above_shifts(YesNoResamples(of, DRAWS, seed=seed), arms)
+    settings = [heights[name] for name in NAMES[1:]]
+    simultaneous(settings)
+    found = {name: entry for name, (entry, _, _) in zip(NAMES[1:], settings, strict=True) if entry is not None}
+    at_once = any(is_change(entry.get("simultaneous", entry)) for entry in found.values())
+    return changed({"height above the shifts": found[NAMES[1]]}) | {"height of any setting": at_once}
+
+
+def study_of_caution(rng: np.random.Generator) -> Said:
+    """In which conditions of the reasoning stages caution is said to change, alone and by simultaneous intervals.
+
+    On all cases: failures are picked by what they were answered as asked, so that theirs falls without any effect.
+    """
+    of, seed = iconworld(), int(rng.integers(2**31))
+    drawn = Law.of(of, ~of.unsafe).margins(rng, np.zeros(len(CONDITIONS)), 0.0)
+    met = {name: dict(zip(of.ids, margin < 0, strict=True)) for name, margin in zip(CONDITIONS, drawn, strict=True)}
+    table = caution_table(met, of.ids, cases(), seed=seed, draws=DRAWS)
+    entries = {name: row["change"] for name, row in table.items() if name != ASKED}
+    at_once = any(is_change(one.get("simultaneous", one)) for one in entries.values())
+    return changed(entries) | {"caution in any condition": at_once}
+
+
 def simulated(study: Callable[[np.random.Generator], Said], studies: int, *key: int) -> Said:
     """How many of the studies say a change, by quantity; printed in percent."""
     said = Counter[str]()
@@ -246,6 +283,18 @@ def test_no_change_of_what_margins_rank_is_said_too_often() -> None:
 @pytest.mark.slow
 def test_no_change_of_what_a_study_measures_is_said_too_often() -> None:
     check(simulated(study_of_values, LARGE, 4), LARGE)
+
+
+@pytest.mark.slow
+def test_no_setting_of_a_grid_is_said_too_often_to_lie_beside_the_shifts() -> None:
+    check(simulated(study_of_heights, LARGE, 7), LARGE)
+
+
+@pytest.mark.slow
+def test_no_change_of_caution_is_said_too_often() -> None:
+    said = simulated(study_of_caution, LARGE, 8)
+    assert set(CONDITIONS) - {ASKED} < set(said)
+    check(said, LARGE)
 
 
 @pytest.mark.slow

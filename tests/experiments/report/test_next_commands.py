@@ -68,7 +68,7 @@ def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -
         elif "task=preview" not in arguments:
             assert then["model"] == before["model"], purpose
         if "task=attention" in arguments:
-            assert then["run"] == "outputs/a run/now"
+            assert then["task"]["run"] == "outputs/a run/now"
             assert [then[key] for key in ("benchmark", "method", "arms", "seed", "limit")] == [
                 before[key] for key in ("benchmark", "method", "arms", "seed", "limit")
             ]
