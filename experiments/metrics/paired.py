@@ -146,8 +146,8 @@ def simultaneous(
     """Adds ``simultaneous`` to differences of fractions of 1: intervals that hold for all of them at once (max-|t|).
 
     ``low``, ``high``, ``statement`` and ``of``, the number of differences. Their reach is the standard error times the
-    quantile of the largest standardised deviation over all differences in the same draws, widened for few clusters as
-    Student's t is against the normal distribution. Differences that are 0 by construction, or have no standard error,
+    quantile of the largest standardised deviation over all differences in the same draws, put through Student's t: for
+    few clusters its quantile at the level at which the normal distribution has that value. Differences that are 0 by construction, or have no standard error,
     are left out.
 
     Args:
@@ -163,10 +163,10 @@ def simultaneous(
     for _, _, draws in known:
         if (deviation := np.nanstd(draws)) > 0:  # an error of ``floor`` alone has no draws that deviate
             largest = np.fmax(largest, np.abs(draws - np.nanmean(draws)) / deviation)
-    critical = max(float(np.quantile(largest, confidence)), normal)
+    level = math.erf(max(float(np.quantile(largest, confidence)), normal) / math.sqrt(2))
     for entry, spread, _ in known:
         assert spread.error is not None
-        reach = critical * student_quantile(spread.clusters, confidence=confidence) / normal * spread.error
+        reach = student_quantile(spread.clusters, confidence=level) * spread.error
         ends = _possible({"low": entry["value"] - reach, "high": entry["value"] + reach})
         said = entry["statement"]
         if said in _BY_INTERVAL:
