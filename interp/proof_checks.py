@@ -133,7 +133,7 @@ class Checks:
             self._kept[name] = make()
         return self._kept[name]
 
-    def judged(self, number: float, bound: float, why: str, effect: float | None = None) -> Check:
+    def compare(self, number: float, bound: float, why: str, effect: float | None = None) -> Check:
         """The finding of a comparison; not shown where ``effect``, what it is held against, is too small."""
         if not number <= bound:
             return Check("failed", number, bound, effect, f"{why} (off by {number:.2g})")
@@ -254,7 +254,7 @@ class Checks:
             return logits[:, 0]
 
         self.vlm.score(self.prompts, encoded=self.both, metric=metric)
-        return self.judged(off(kept[-1], self.alone), self.bound, "score has other logits than plain forwards")
+        return self.compare(off(kept[-1], self.alone), self.bound, "score has other logits than plain forwards")
 
     def _generate(self) -> Check:
         """The first scores of ``generate`` are the logits of each prompt alone."""
@@ -262,7 +262,7 @@ class Checks:
         self.vlm.generate(self.prompts, encoded=self.both, max_new_tokens=1, logits_processor=[_Kept(kept)])
         if not kept:
             return Check("failed", why="its own generate runs no logits processor, so margins and VCD are out of reach")
-        return self.judged(off(kept[0], self.alone), self.bound, "generate has other logits than plain forwards")
+        return self.compare(off(kept[0], self.alone), self.bound, "generate has other logits than plain forwards")
 
     def _pixels(self) -> Check:
         """Every floating-point input with pixels changes with the picture."""
@@ -274,7 +274,7 @@ class Checks:
         ]  # fmt: skip
         if clean:
             return Check("failed", why=f"{', '.join(clean)} stay clean under another picture")
-        return self.judged(0.0, self.bound, "", off(self.alone_other, self.alone))
+        return self.compare(0.0, self.bound, "", off(self.alone_other, self.alone))
 
     def _image_tokens(self) -> Check:
         """The columns of the first layer's input that change with the picture are image tokens."""
@@ -321,7 +321,7 @@ class Checks:
             )
         a, b = x[words.to(x.device)].float(), embedded[words.to(embedded.device)].float().to(x.device)
         scale = float((a * b).sum() / (b * b).sum())
-        worst = self.judged(off(a, scale * b), self.exact, "the first layer does not take the words' embeddings")
+        worst = self.compare(off(a, scale * b), self.exact, "the first layer does not take the words' embeddings")
         if worst.state != "passed":
             return worst
         image = torch.tensor([label == "image_0" for label in row.labels])
@@ -365,7 +365,9 @@ class Checks:
         found = after.after(made[:, -1].float().cpu())
         if after.after != AfterHead():
             self.properties["logits"] = f"logits are changed after the head: {after.after}"
-        return self.judged(off(found, self.alone[:1]), self.bound, "norm and head of the last layer are not the logits")
+        return self.compare(
+            off(found, self.alone[:1]), self.bound, "norm and head of the last layer are not the logits"
+        )
 
     def _additive(self) -> Check:
         """Each layer's output is its input and what its sublayers add."""
@@ -398,7 +400,7 @@ class Checks:
         if bad and all(vlm.layout.blocks[i].more for i in bad):
             self.properties["more"] = f"layers {bad} add inputs of their own besides attention and MLP"
             return Check("failed", worst, self.exact, why="inputs by layer are added besides attention and MLP")
-        return self.judged(float("inf") if bad else worst, self.exact, f"layers {bad} are not input + attention + MLP")
+        return self.compare(float("inf") if bad else worst, self.exact, f"layers {bad} are not input + attention + MLP")
 
     def _heads(self) -> Check:
         """Attention weights times values are what the map that adds up the heads takes; weights sum to 1."""
@@ -433,7 +435,7 @@ class Checks:
             worst = max(worst, number)
         if gated:
             self.properties["gated"] = f"heads of layers {gated} are gated after attention, before they are added up"
-        return self.judged(worst, self.exact, "weights times values are not what the map of heads takes")
+        return self.compare(worst, self.exact, "weights times values are not what the map of heads takes")
 
     def _recorder(self) -> Check:
         """Attention that is recorded is eager attention, and recording changes no logit."""
@@ -462,7 +464,7 @@ class Checks:
         nothing = [("generated", "verdict")]
         plain, moved = cut(self.prompts, self.both, nothing), cut(self.others, self.both_other, nothing)
         bound = self.exact / TIMES
-        return self.judged(
+        return self.compare(
             off(one, other), bound, "with the picture cut off another one still counts", off(plain, moved)
         )
 
@@ -482,7 +484,7 @@ class Checks:
             there = self.logits(vlm.encode(self.others[:1]))
         with edit_residual(vlm, lambda here: kept[0], layers=[layer + (layer > 0)]):
             patched = self.logits(vlm.encode(self.prompts[:1]))
-        found = self.judged(off(patched, there), self.bound, "patched states do not carry the other picture",
+        found = self.compare(off(patched, there), self.bound, "patched states do not carry the other picture",
                             off(self.alone[:1], there))  # fmt: skip
         if found.state == "failed" and any(block.more for block in vlm.layout.blocks.values()):
             self.properties["by_layer"] = "inputs by layer carry the picture past the residual stream"

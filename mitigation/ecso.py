@@ -63,8 +63,8 @@ class ECSO:
     again: str = AGAIN
     description_tokens: int = 1024
     reword: bool = False
-    by_words: ClassVar[bool] = True
-    in_words: ClassVar[bool] = True
+    works_over_api: ClassVar[bool] = True
+    drops_image: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, needed in _PARTS.items():

@@ -45,12 +45,12 @@ class Abilities:
     """Why the verdict cannot be read from the first token's margin; "" if it can."""
     yes_no_only: bool = False
     """It works on the margin between Yes and No, which an open answer does not have."""
-    by_words: bool = False
+    works_over_api: bool = False
     """It only calls ``generate(prompts, max_new_tokens=...)`` of the model, so it works over an API."""
-    described: bool = False
+    needs_description: bool = False
     """It is told what the picture shows by the benchmark itself (``Prompt.shows``), so it enters only where that is
     known."""
-    in_words: bool = False
+    drops_image: bool = False
     """It asks the model without a picture, which not every family can be."""
     sampled: bool = False
     """Its tokens are drawn, so that a verdict need not have the sign of its margin."""
@@ -60,13 +60,13 @@ class Abilities:
     ``YesBias``)."""
     one_by_one: bool = False
     """It answers one prompt at a time, however many it is given."""
-    at_most: Any = None
+    worst_case: Any = None
     """Where the numbers decide how much it computes: the method that always computes the most it can come to."""
-    unplanned: str = ""
+    not_planned: str = ""
     """What of its work the numbers decide, so that no plan has it; "" if nothing. A clause without a full stop."""
 
 
-INHERITED = ("unscored", "yes_no_only", "described", "in_words", "sampled")
+INHERITED = ("unscored", "yes_no_only", "needs_description", "drops_image", "sampled")
 """What a method around another takes over from it: what its answers are, not how they are computed."""
 
 
@@ -120,7 +120,7 @@ def check_answers(method: Any, generation: Any, prompts: "Sequence[Prompt]", *, 
 class Baseline:
     """The unmodified model, decoded greedily."""
 
-    by_words: ClassVar[bool] = True
+    works_over_api: ClassVar[bool] = True
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """See ``VLM.generate``."""

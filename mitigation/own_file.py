@@ -90,7 +90,7 @@ class OwnFile:
         """What the file's class declares of itself; of a function, that one which only changes words can do so."""
         if name not in Abilities.__dataclass_fields__ or "_own" not in self.__dict__:
             raise AttributeError(name)
-        if name == "by_words" and self.__dict__["_kind"] == "ask":
+        if name == "works_over_api" and self.__dict__["_kind"] == "ask":
             return True
         return getattr(abilities(self.__dict__["_own"]), name)
 

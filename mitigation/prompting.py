@@ -21,7 +21,7 @@ class ContextPrompt:
     """Puts ``text`` on a separate line before the question."""
 
     text: str = CONTEXT_PROMPT
-    by_words: ClassVar[bool] = True
+    works_over_api: ClassVar[bool] = True
 
     def apply(self, prompt: "Prompt") -> "Prompt":
         """The prompt as this arm asks it."""
@@ -37,7 +37,7 @@ class SafetyPrompt:
     """Sets ``text`` as the system prompt."""
 
     text: str = SAFETY_SYSTEM_PROMPT
-    by_words: ClassVar[bool] = True
+    works_over_api: ClassVar[bool] = True
 
     def apply(self, prompt: "Prompt") -> "Prompt":
         """The prompt as this arm asks it."""

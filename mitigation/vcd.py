@@ -60,7 +60,7 @@ class VCD:
         return "a lazy branch has no margins; method.branch=auto has" if self.branch == "lazy" else ""
 
     @property
-    def at_most(self) -> "VCD | None":
+    def worst_case(self) -> "VCD | None":
         """A lazy branch at each step; see ``mitigation.method.Abilities``."""
         return replace(self, branch="sequential") if self.branch == "lazy" else None
 

@@ -54,7 +54,7 @@ class Verbalise:
     description_tokens: int = 64
     rewrite: str = REWRITE
     reword: bool = True
-    by_words: ClassVar[bool] = True
+    works_over_api: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, known in (("describe", DESCRIBES), ("resolve", RESOLVES)):
@@ -70,12 +70,12 @@ class Verbalise:
             raise UserError(f"rewrite={self.rewrite!r}; it has to hold the sentence to be rewritten; add {{request}}")
 
     @property
-    def described(self) -> bool:
+    def needs_description(self) -> bool:
         """See ``mitigation.method.Abilities``."""
         return self.describe == "oracle"
 
     @property
-    def in_words(self) -> bool:
+    def drops_image(self) -> bool:
         """See ``mitigation.method.Abilities``."""
         return not self.picture
 
@@ -92,13 +92,13 @@ class Verbalise:
         steps = Steps(vlm, len(prompts))
         said = self._descriptions(steps, prompts)
         rewritten = self._rewritten(steps, prompts, said)
-        judged = {row: self.judged(prompts[row], said[row], rewritten.get(row, "")) for row in said}
+        judged = {row: self.last_question(prompts[row], said[row], rewritten.get(row, "")) for row in said}
         for row, one in judged.items():
             for name, text in one.steps.items():
                 steps.note(row, name, text)
         return steps.answers({row: one.prompt for row, one in judged.items()}, max_new_tokens=max_new_tokens)
 
-    def judged(self, prompt: "Prompt", description: str, rewritten: str = "") -> "Judged":
+    def last_question(self, prompt: "Prompt", description: str, rewritten: str = "") -> "Judged":
         """The last question about ``prompt``, by its description and what the model rewrote (for some ``resolve``)."""
         whole = reference_resolution.parts(prompt.text, prompt.request)
         request, how, before = whole.request, "", ""

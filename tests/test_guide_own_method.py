@@ -61,13 +61,13 @@ def test_each_is_what_it_says(written: Path, vlm: VLM) -> None:
     same = OwnFile(str(written / "my_edit.py"), {"keep": 1.0}).generate(vlm, PROMPTS, max_new_tokens=1)
     torch.testing.assert_close(same.margins, plain, atol=1e-5, rtol=1e-5)
     asked = OwnFile(str(written / "my_prompt.py"))
-    assert abilities(asked).by_words
+    assert abilities(asked).works_over_api
     same = replace(PROMPTS[0], text=f"First look at the picture. {PROMPTS[0].text}")
     torch.testing.assert_close(
         asked.generate(vlm, PROMPTS[:1], max_new_tokens=1).margins, vlm.score([same]), atol=1e-5, rtol=1e-5
     )
-    assert not abilities(OwnFile(str(written / "my_rule.py"))).by_words
-    assert abilities(ContextPrompt()).by_words
+    assert not abilities(OwnFile(str(written / "my_rule.py"))).works_over_api
+    assert abilities(ContextPrompt()).works_over_api
 
 
 COMMANDS = [line.partition("  #")[0] for line in re.findall(r"^forestlens (.*)$", GUIDE, re.MULTILINE)]

@@ -1,6 +1,6 @@
 """A model behind an endpoint that answers prompts as ``interp.vlm.VLM`` does, without weights, logits or tokens.
 
-Methods that work through prompts only (``mitigation.method.Abilities.by_words``) accept it as their model.
+Methods that work through prompts only (``mitigation.method.Abilities.works_over_api``) accept it as their model.
 """
 
 import base64
@@ -34,7 +34,7 @@ def check_methods(arms: Mapping[str, Method]) -> None:
         UserError: names the first of them.
     """
     for arm, method in arms.items():
-        if not abilities(method).by_words:
+        if not abilities(method).works_over_api:
             raise UserError(
                 f"arm {arm} ({type(method).__name__}) needs the model's weights or logits, which no API gives; "
                 "over an API only Baseline, ContextPrompt, SafetyPrompt, Verbalise and ECSO work; leave it out, or run "

@@ -26,7 +26,7 @@ from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
 from experiments.evaluation.batching import Opened, form, opened, prompt_of
-from experiments.evaluation.judging import judged, scored
+from experiments.evaluation.judging import judge_batch, scored
 from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
@@ -194,7 +194,7 @@ class Answering:
 
     def settings(self, method: "Method | AnsweredElsewhere", samples: Sequence[Sample]) -> dict[str, str]:
         """By case, a hash of everything that can change its answer: model, method, token budget, and its content."""
-        shared, told = self._settings(method), abilities(method).described
+        shared, told = self._settings(method), abilities(method).needs_description
         return {
             sample.id: digest([shared, content_of(sample), *([sample.described] if told else [])]) for sample in samples
         }
@@ -214,7 +214,7 @@ class Answering:
     ) -> Iterator[dict[str, Any]]:
         if isinstance(method, AnsweredElsewhere):
             known, generation = method.answers(batch)
-            yield from judged(known, arm, settings, generation, self.run.judge)
+            yield from judge_batch(known, arm, settings, generation, self.run.judge)
             return
         prompts: list[Prompt] = []
         shown: list[Sample] = []
@@ -229,7 +229,7 @@ class Answering:
             if self._scored:
                 yield from scored(shown, arm, settings, generation)
             else:
-                yield from judged(shown, arm, settings, generation, self.run.judge)
+                yield from judge_batch(shown, arm, settings, generation, self.run.judge)
 
     def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
         vlm = self.vlm

@@ -100,7 +100,7 @@ def undescribed(run: Run, samples: Sequence[Sample]) -> dict[str, str]:
     if not without:
         return {}
     reason = f"{run.benchmark.name} does not say what its pictures show (case {without[0]} has no description)"
-    arms = [arm for arm, method in run.arms.items() if abilities(method).described]
+    arms = [arm for arm, method in run.arms.items() if abilities(method).needs_description]
     if run.arm in arms:
         raise UserError(f"{run.arm} cannot answer: {reason}; let the model describe them: method=verbalise")
     return dict.fromkeys(arms, reason)

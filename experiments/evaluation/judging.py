@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 JUDGE = "margin"  # the judge in records of scored verdicts
 
 
-def judged(
+def judge_batch(
     samples: Sequence[Sample], arm: str, settings: str, generation: "Generation", judge: Judge
 ) -> Iterator[dict[str, Any]]:
     """The records of one batch, its answers judged together."""

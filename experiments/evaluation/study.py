@@ -27,7 +27,7 @@ from experiments.evaluation.environment import branches, describe
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.page import cost_said
-from experiments.report.words import in_words, shortfall
+from experiments.report.words import shortfall, with_sentences
 from experiments.runs import analyses as states
 from experiments.runs import provenance, records
 from experiments.runs.directory import PREDICTIONS, RunStore, open_run
@@ -346,7 +346,7 @@ class Study:
     def _show(self, metrics: Mapping[str, Any], *, by_itself: bool) -> None:
         """Prints the results; a sentence of them where the arms are not the answer ``by_itself``: an analysis is."""
         shown = terminal.shown(
-            in_words(metrics, self.environment),
+            with_sentences(metrics, self.environment),
             verbose=self.run.verbose,
             width=self.console.width,
             named=next_commands.named_arms(self.environment),

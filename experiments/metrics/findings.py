@@ -74,7 +74,7 @@ def statement(entry: Mapping[str, Any] | None, *, small: float | None = SMALL) -
     return Answer.NO_CHANGE if within(decides, small) else Answer.NOT_SHOWN
 
 
-def spoken(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
+def deciding_statement(entry: Mapping[str, Any] | None, *, studied: bool) -> Answer:
     """The statement on ``entry``: by the plain interval of the arm under study, else by the simultaneous one."""
     if entry is None:
         return Answer.CANNOT_TELL

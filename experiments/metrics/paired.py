@@ -147,8 +147,8 @@ def simultaneous(
 
     ``low``, ``high``, ``statement`` and ``of``, the number of differences. Their reach is the standard error times the
     quantile of the largest standardised deviation over all differences in the same draws, put through Student's t: for
-    few clusters its quantile at the level at which the normal distribution has that value. Differences that are 0 by construction, or have no standard error,
-    are left out.
+    few clusters its quantile at the level at which the normal distribution has that value. Differences that are 0 by
+    construction, or have no standard error, are left out.
 
     Args:
         pairs: each difference, its spread and its bootstrap draws.

@@ -12,7 +12,7 @@ from experiments.benchmarks.iconworld.cases import Split
 from experiments.benchmarks.iconworld.parts import tagged
 from experiments.benchmarks.iconworld.perception import KINDS
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.judging import judged
+from experiments.evaluation.judging import judge_batch
 from experiments.evaluation.perception import perception_accuracy
 from experiments.judges.yes_no import YesNo
 from experiments.metrics.parts import by_part
@@ -67,7 +67,7 @@ def verdicts(vlm: "VLM", samples: Sequence[Sample], arm: str, method: "Method") 
 
     def ask(some: "list[Prompt]") -> list[dict[str, Any]]:
         generation = method.generate(vlm, some, max_new_tokens=8)
-        return list(judged([case_of[prompt.key] for prompt in some], arm, "organism", generation, YesNo()))
+        return list(judge_batch([case_of[prompt.key] for prompt in some], arm, "organism", generation, YesNo()))
 
     return vlm.batches.gathered(prompts_of(samples), ask)
 

@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 from rich.console import RenderableType
 
 from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.findings import Answer, Finding, plain, spoken, statement
+from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, statement
 from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.tests import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
 from experiments.report.findings.organism_family import KINDS, sentences
-from experiments.report.findings.statements import judged
+from experiments.report.findings.statements import deciding
 from experiments.report.numbers import fixed, percent
 from experiments.report.table import Column, Narrow, Table, markdown, terminal
 from experiments.runs.directory import RunStore
@@ -82,7 +82,7 @@ def member_record(name: str, member: Mapping[str, Any]) -> dict[str, str]:
     for arm, one in arms.items():
         delta = (one["versus"].get(BASELINE) or {}).get("auroc")
         if delta and arm != "threshold":
-            mark = "*" if statement(judged(delta, studied=False)) in (Answer.ROSE, Answer.FELL) else ""
+            mark = "*" if statement(deciding(delta, studied=False)) in (Answer.ROSE, Answer.FELL) else ""
             shown[f"Δ {arm}"] = fixed(delta["value"], 3, sign=True) + mark + (" wins" if one["wins"] else "")
     return shown
 
@@ -174,7 +174,7 @@ def gains(found: Mapping[str, Any], *, rival: str) -> list[Finding]:
         }
     simultaneous(together)
     return [
-        Finding("AUROC above the baseline's", spoken(one["mean"], studied=False), plain(one), name)
+        Finding("AUROC above the baseline's", deciding_statement(one["mean"], studied=False), plain(one), name)
         for name, one in named.items()
     ]
 
@@ -185,7 +185,7 @@ def _counted(arms: Sequence[Mapping[str, Any]], other: str) -> dict[str, int]:
     Of an organism's many arms the simultaneous intervals count, where its table has them.
     """
     entries = [(arm["versus"].get(other) or {}).get("auroc") for arm in arms]
-    answers = [statement(entry and judged(entry, studied=False)) for entry in entries]
+    answers = [statement(entry and deciding(entry, studied=False)) for entry in entries]
     rose, fell = answers.count(Answer.ROSE), answers.count(Answer.FELL)
     return {"rose": rose, "fell": fell, "neither": len(answers) - rose - fell}
 

@@ -122,7 +122,7 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
     for name, method in arms.items():
         if isinstance(method, AnsweredElsewhere) or name in absent:
             continue
-        answering = ConstantShift(1.0) if abilities(method).fitted_to else abilities(method).at_most or method
+        answering = ConstantShift(1.0) if abilities(method).fitted_to else abilities(method).worst_case or method
         key = signature(answering)
         alike.setdefault(key, []).append(name)
         methods.setdefault(key, answering)
@@ -152,7 +152,7 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
                 times=len(names),
                 generates=True,
                 alters=alters,
-                left_out=able.unplanned,
+                left_out=able.not_planned,
                 settling=SETTLING if able.one_by_one else 0,
             )
         )

@@ -18,7 +18,7 @@ from experiments.report.figures import data_uri, in_dark, svg_bytes
 from experiments.report.numbers import points
 from experiments.report.sections import attention_section, read_sections
 from experiments.report.table import copies
-from experiments.report.words import in_words
+from experiments.report.words import with_sentences
 from experiments.runs import analyses
 from experiments.runs.saved import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
@@ -40,7 +40,7 @@ def build(run_dir: Path) -> Path:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
     """
     run = read_run(run_dir)
-    run = replace(run, metrics=in_words(run.metrics, run.environment))
+    run = replace(run, metrics=with_sentences(run.metrics, run.environment))
     drawn = _figures(run)
     # Everything a template prints is escaped, whatever the template's name: models and data are not trusted.
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,

@@ -172,7 +172,9 @@ def _example(
     try:
         picture = path.read_bytes()
         drawn = [
-            ShownMap(f"where {label}", heat.overlay(picture, values, most), f"where {label}: {heat.in_words(values)}")
+            ShownMap(
+                f"where {label}", heat.overlay(picture, values, most), f"where {label}: {heat.describe_map(values)}"
+            )
             for label, values in labelled.items()
         ]
     except OSError:

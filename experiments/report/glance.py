@@ -6,9 +6,9 @@ The report's other tables are a click away.
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, found, spoken
+from experiments.metrics.findings import Answer, deciding_statement, found
 from experiments.metrics.yes_no import findings as yes_no_rules
-from experiments.report.findings.statements import judged
+from experiments.report.findings.statements import deciding
 from experiments.report.numbers import MISSING, percent
 from experiments.report.opening import badge
 from experiments.report.table import Cell, Column, Row, Table, change, number, rate
@@ -68,8 +68,8 @@ def _matched(
         return [Cell(""), REFERENCE if is_reference else Cell("")]
     is_studied, entry = name == metrics.get("study"), (comparison.get("delta") or {}).get("matched_over_safety")
     kept = found(metrics.get("findings") or (), yes_no_rules.MATCHED, name)
-    answer = kept.answer if kept else spoken(entry, studied=is_studied)
-    return _change(entry and judged(entry, studied=is_studied), answer, more=True)
+    answer = kept.answer if kept else deciding_statement(entry, studied=is_studied)
+    return _change(entry and deciding(entry, studied=is_studied), answer, more=True)
 
 
 def _refusals(metrics: Mapping[str, Any]) -> Table:
@@ -89,8 +89,8 @@ def _refusals(metrics: Mapping[str, Any]) -> Table:
                 cells += [Cell(""), REFERENCE if is_reference else Cell("")] if compared else []
                 continue
             entry, is_studied = (comparison.get("delta") or {}).get(subset), name == metrics.get("study")
-            answer = spoken(entry, studied=is_studied)
-            cells += _change(entry and judged(entry, studied=is_studied), answer, more=more)
+            answer = deciding_statement(entry, studied=is_studied)
+            cells += _change(entry and deciding(entry, studied=is_studied), answer, more=more)
         rows.append(studied(Row(cells), metrics))
     apart = [Row([Cell(name)], reason=str(why)) for name, why in (metrics.get("not_applicable") or {}).items()]
     return Table("The arms at a glance", columns, [*rows, *apart])

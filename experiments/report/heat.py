@@ -77,7 +77,7 @@ def overlay(picture: bytes, values: np.ndarray, most: float) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def in_words(values: np.ndarray) -> str:
+def describe_map(values: np.ndarray) -> str:
     """Where the strongest cell is and how much of the verdict's attention the picture draws, for those who do not see.
 
     Rows and columns count from 1 at the upper left.

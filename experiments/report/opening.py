@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.metrics.findings import SMALL, Answer, found, spoken
+from experiments.metrics.findings import SMALL, Answer, deciding_statement, found
 from experiments.metrics.yes_no import findings as yes_no_rules
-from experiments.report.findings.statements import by_less, judged, more_cases, too_few, word
+from experiments.report.findings.statements import by_less, deciding, more_cases, too_few, word
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import Interval, brief, complete, fixed, interval_of, share
 from experiments.runs.provenance import model_title
@@ -27,7 +27,7 @@ _WORDS = {Answer.ROSE: "up", Answer.FELL: "down", Answer.NO_CHANGE: "level", Ans
           Answer.TOO_FEW: "few", Answer.CANNOT_TELL: "none"}  # fmt: skip
 _TRUST = {
     **dict.fromkeys(("up", "down", "level"), "For this model and such cases, yes: the interval allows for chance."),
-    "open": "That it is open, yes: a change is neither shown nor ruled out.",
+    "open": "These cases cannot decide: there may be a change or none.",
     **dict.fromkeys(("few", "none"), "There is nothing to trust yet: these cases are too few, or cannot tell."),
 }  # by the icon of the first badge
 # Of errors on harmless and on harmful cases: a share of them, none, and all.
@@ -168,16 +168,16 @@ def _yes_no(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] 
     studied = arm == metrics.get("study")
     entry = delta.get("matched_over_safety")
     kept = found(metrics.get("findings") or (), yes_no_rules.MATCHED, arm)
-    answer = kept.answer if kept else spoken(entry, studied=studied)
+    answer = kept.answer if kept else deciding_statement(entry, studied=studied)
     if entry is not None and answer is not Answer.CANNOT_TELL:
-        entry = judged(entry, studied=studied)
+        entry = deciding(entry, studied=studied)
         noun = "harmless requests get an answer at equal safety"
         title = "harmless requests answered, at equal strictness"
         return [_compared(title, entry, names, badge(entry, answer, more=True, noun=noun), entry["n_safe"])], ""
     nouns = {"over_safety": ("harmless requests answered, in the verdicts", "harmless requests get an answer"),
              "unsafe": ("unsafe requests caught, in the verdicts", "unsafe requests are caught")}  # fmt: skip
     measures = [
-        _compared(title, one, names, badge(one, spoken(one, studied=True), more=True, noun=noun), one["n"])
+        _compared(title, one, names, badge(one, deciding_statement(one, studied=True), more=True, noun=noun), one["n"])
         for key, (title, noun) in nouns.items()
         if (one := delta.get(key)) is not None
     ]
@@ -195,7 +195,7 @@ def _refusals(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any
                 n = block["n_by_subset"][subset][0]
                 measures.append(_alone(title, arm, block["refusal_rate"][subset], block["intervals"][subset], n))
         elif entry := (comparison.get("delta") or {}).get(subset):
-            entry = judged(entry, studied=arm == metrics.get("study"))
+            entry = deciding(entry, studied=arm == metrics.get("study"))
             shown = badge(entry, Answer(entry["statement"]), more=more, noun=noun)
             measures.append(_compared(title, entry, (str(comparison["against"]), arm), shown, entry["n"]))
     twins = not measures or any(measure.title == titles["contrast"][0] for measure in measures)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import MOSSBENCH
 from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
-from experiments.report.findings.statements import judged, said
+from experiments.report.findings.statements import deciding, said
 from experiments.report.numbers import MISSING, complete, fixed, p_value, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
@@ -156,7 +156,7 @@ def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
     for name, one in (metrics.get("comparisons") or {}).items():
         studied = name == metrics["study"]
         benign, contrast = (
-            said(judged(entry, studied=studied)) if (entry := one["delta"].get(subset)) else NOT_RUN
+            said(deciding(entry, studied=studied)) if (entry := one["delta"].get(subset)) else NOT_RUN
             for subset in REFUSAL_SUBSETS
         )
         told = f"refusals of benign requests: {benign}; of harmful ones: {contrast}"

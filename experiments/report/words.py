@@ -14,7 +14,7 @@ FOREIGN = (
 )
 
 
-def in_words(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+def with_sentences(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics with ``summary``, ``caveats``, and ``wins_reasons`` in every comparison.
 
     Raises:

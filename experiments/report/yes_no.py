@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PublishedRow
-from experiments.report.findings.statements import judged, word
+from experiments.report.findings.statements import deciding, word
 from experiments.report.numbers import (
     MISSING,
     Interval,
@@ -196,7 +196,7 @@ def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
 
 def _at_once(delta: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The difference with its simultaneous interval, where it has one, in the place of its own."""
-    return None if delta is None else judged(delta, studied=False)
+    return None if delta is None else deciding(delta, studied=False)
 
 
 def against(metrics: Mapping[str, Any]) -> str:
@@ -237,7 +237,7 @@ def _conclusion(comparison: Mapping[str, Any], *, studied: bool) -> str:
     if "matched_over_safety" not in delta:
         return str(comparison.get("conclusion") or "").replace("_", " ")
     matched, auroc = (
-        word(entry and judged(entry, studied=studied), of_rates=of_rates)
+        word(entry and deciding(entry, studied=studied), of_rates=of_rates)
         for entry, of_rates in ((delta["matched_over_safety"], True), (delta["auroc"], False))
     )
     return f"over-safety at the baseline's strictness: {matched}; AUROC: {auroc}"

@@ -80,7 +80,7 @@ def answered(
     """
     return _common(sample, arm, settings) | {
         "status": status.value,
-        **judged(judgement, judge),
+        **judge_fields(judgement, judge),
         "published_verdict": published_verdict,
         "response": writable(response),
         "margin": _finite(margin),
@@ -97,7 +97,7 @@ def _finite(margin: float) -> float | None:
     return margin if math.isfinite(margin) else None
 
 
-def judged(judgement: Judgement | None, judge: str) -> dict[str, Any]:
+def judge_fields(judgement: Judgement | None, judge: str) -> dict[str, Any]:
     """The fields of a record that rejudging replaces (``OF_JUDGES``)."""
     if judgement is None:
         return {"verdict": None, "judge": judge}

@@ -18,7 +18,7 @@ from experiments.evaluation.arms import check_contrasts
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
-from experiments.report.words import in_words
+from experiments.report.words import with_sentences
 from experiments.runs import analyses, records
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.provenance import arm_title, model_title
@@ -46,7 +46,7 @@ class BuildReport:
             page = build(Path(self.run))
             saved = read_run(Path(self.run))
             named = next_commands.named_arms(saved.environment)
-            shown = in_words(saved.metrics, saved.environment)
+            shown = with_sentences(saved.metrics, saved.environment)
             console.print(terminal.shown(shown, verbose=run.verbose, width=console.width, named=named))
             for sentence in analyses.failures(Path(self.run), analyses.REPORT):
                 console.print(sentence, highlight=False, soft_wrap=True, markup=False)
@@ -86,7 +86,7 @@ class BuildReport:
                 store.write_json(FILE, looked)
             page = build(store.path)
             store.finish()
-        shown = in_words(result, environment)
+        shown = with_sentences(result, environment)
         console.print(terminal.shown(shown, verbose=run.verbose, width=console.width))
         return page
 

@@ -22,7 +22,7 @@ from experiments.evaluation.people import agreement_of_raters, share_said
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
 from experiments.report.build import build
-from experiments.report.words import in_words
+from experiments.report.words import with_sentences
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.labels import apply, read_labels
@@ -86,7 +86,7 @@ class Rejudge:
         again = {"judge": judged_by, "judged_run": str(old.directory), "people": people, "finished": records.now()}
         environment = {**old.environment, **again}
         page = self._write(run, environment, after, result)
-        console.print(terminal.shown(in_words(result, environment), verbose=run.verbose, width=console.width))
+        console.print(terminal.shown(with_sentences(result, environment), verbose=run.verbose, width=console.width))
         for sentence in [
             *([] if run.verbose else people),
             *notes,
@@ -146,7 +146,7 @@ def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Reco
     if Status(record["status"]).excluded:
         return record
     kept = {key: value for key, value in record.items() if key not in records.OF_JUDGES}
-    return kept | records.judged(judgement or unspoken(judge), judge.name)
+    return kept | records.judge_fields(judgement or unspoken(judge), judge.name)
 
 
 def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:

@@ -50,7 +50,7 @@ class OPERA(OverTrustRule):
     one_by_one: ClassVar[bool] = True
 
     @property
-    def unplanned(self) -> str:
+    def not_planned(self) -> str:
         """See ``mitigation.method.Abilities``."""
         return "" if self.threshold is None else ROLLBACKS
 

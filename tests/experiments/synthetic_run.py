@@ -16,7 +16,7 @@ from experiments.report.build import thumbnail_name
 from experiments.report.cases import Flip, flips
 from experiments.report.table import Cell, Table
 from experiments.report.terminal import shown
-from experiments.report.words import in_words
+from experiments.report.words import with_sentences
 
 Records = list[dict[str, Any]]
 
@@ -101,7 +101,7 @@ def flips_of(run_dir: Path) -> list[Flip]:
 def metrics_of(run_dir: Path) -> dict[str, Any]:
     """The metrics, in words too."""
     metrics, known = (json.loads((run_dir / f"{name}.json").read_text()) for name in ("metrics", "environment"))
-    return in_words(metrics, known)
+    return with_sentences(metrics, known)
 
 
 def printed(metrics: Mapping[str, Any], width: int = 80, *, verbose: bool = True) -> str:

@@ -50,9 +50,9 @@ def test_a_method_around_another_takes_over_what_its_answers_are() -> None:
     oracle = Verbalise(describe="oracle")
     for around in (Shifted(oracle), Sampled(oracle), AttentionSteering(method=oracle), NewAdapter("a", inner=oracle)):
         found = abilities(around)
-        assert (found.described, found.in_words) == (True, True), around
-        assert not found.by_words, around  # it needs more of the model than words
+        assert (found.needs_description, found.drops_image) == (True, True), around
+        assert not found.works_over_api, around  # it needs more of the model than words
     constant = ConstantShift(1.0)
     for around in (Sampled(constant), Sampled(Shifted(Baseline(), 1.0)), NewAdapter("a", inner=constant)):
         assert abilities(around).yes_no_only, around
-    assert not abilities(AttentionSteering()).described
+    assert not abilities(AttentionSteering()).needs_description

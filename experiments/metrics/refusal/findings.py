@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, all_hold, change_evidence, spoken, whether
+from experiments.metrics.findings import Answer, Finding, all_hold, change_evidence, deciding_statement, whether
 
 BENIGN = "refusals of benign requests"  # did they change?
 CONTRAST = "refusals of harmful twins"
@@ -36,8 +36,8 @@ Change = Mapping[str, Any] | None
 def changes(benign: Change, contrast: Change, arm: str = "", *, studied: bool = True) -> tuple[Finding, Finding]:
     """What may be said of refusals of benign requests, and of those of their harmful twins."""
     return (
-        Finding(BENIGN, spoken(benign, studied=studied), change_evidence(benign), arm),
-        Finding(CONTRAST, spoken(contrast, studied=studied), change_evidence(contrast), arm),
+        Finding(BENIGN, deciding_statement(benign, studied=studied), change_evidence(benign), arm),
+        Finding(CONTRAST, deciding_statement(contrast, studied=studied), change_evidence(contrast), arm),
     )
 
 

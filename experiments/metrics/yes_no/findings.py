@@ -6,7 +6,7 @@ Each rule reads changes as metrics.json keeps them (``paired.change``) and retur
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, all_hold, change_evidence, spoken, whether
+from experiments.metrics.findings import Answer, Finding, all_hold, change_evidence, deciding_statement, whether
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.types import SCORED_SUBSETS
 
@@ -40,7 +40,7 @@ Delta = Mapping[str, Mapping[str, Any] | None]  # by quantity, None where it doe
 def changed(question: str, delta: Delta, arm: str = "", *, studied: bool = True) -> Finding:
     """What may be said of the change of a quantity of ``CHANGES``; of a further arm by its simultaneous interval."""
     entry = delta[CHANGES[question]]
-    return Finding(question, spoken(entry, studied=studied), change_evidence(entry), arm)
+    return Finding(question, deciding_statement(entry, studied=studied), change_evidence(entry), arm)
 
 
 def doubtful(*arms: YesNoAnswers) -> bool:
@@ -60,9 +60,9 @@ def wins(delta: Delta, kept: Finding, *, studied: bool, arm: str = "") -> Findin
     Of the arm under study (``studied``) the plain interval of the first decides, of every further arm the simultaneous
     one. The evidence names the condition that decided: the first that is not met.
     """
-    met = {MATCHED: spoken(delta["matched_over_safety"], studied=studied) is Answer.ROSE,
+    met = {MATCHED: deciding_statement(delta["matched_over_safety"], studied=studied) is Answer.ROSE,
            UNSAFE_KEPT: kept.answer is Answer.YES,
-           OVERALL: spoken(delta["overall"], studied=True) is Answer.ROSE}  # fmt: skip
+           OVERALL: deciding_statement(delta["overall"], studied=True) is Answer.ROSE}  # fmt: skip
     return all_hold(WINS, met, arm)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.metrics.findings import Answer, found
-from experiments.report.findings.statements import interval_name, judged, too_few
+from experiments.report.findings.statements import deciding, interval_name, too_few
 from experiments.report.numbers import brief, fixed, fixed_interval, percent
 
 TITLE = "The right caption beside the picture"
@@ -76,7 +76,7 @@ def _shown(result: Mapping[str, Any], entry: Mapping[str, Any], about: str) -> s
     assert finding is not None
     if finding.answer is Answer.TOO_FEW:
         return too_few(entry)
-    shown = brief(judged(entry, studied=False), of_rates=False)
+    shown = brief(deciding(entry, studied=False), of_rates=False)
     return f"{shown} ({interval_name(entry, studied=False)}; {_SAID[finding.answer]})"
 
 

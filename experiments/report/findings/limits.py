@@ -7,7 +7,7 @@ from experiments.metrics.findings import Answer, Finding, found
 from experiments.report.numbers import share
 
 
-def in_words(
+def limit_sentences(
     metrics: Mapping[str, Any],
     *,
     sentences: Callable[[Mapping[str, Any], str], list[str]],

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer
-from experiments.report.findings.statements import judged
+from experiments.report.findings.statements import deciding
 from experiments.report.numbers import brief, change, percent
 
 
@@ -26,7 +26,7 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     if best := result["best"]:
         one, versus = arms[best], arms[best]["versus"].get(rivals[0], {})
         if one["matched_over_safety"] and versus.get("matched_over_safety"):
-            gain = judged(versus["matched_over_safety"], studied=False)
+            gain = deciding(versus["matched_over_safety"], studied=False)
             found.append(
                 f"Most are answered by {best}: {percent(one['matched_over_safety']['value'])}% ({brief(gain)} against "
                 f"{rivals[0]}); in its own verdicts over-safety {change(versus['over_safety'])}, unsafe "

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.findings.statements import judged
+from experiments.report.findings.statements import deciding
 from experiments.report.findings.statements import said as said_of
 from experiments.report.numbers import brief, fixed, fixed_interval
 
@@ -80,7 +80,7 @@ def _gain(finding: Finding) -> str:
     found = finding.evidence
     if found["mean"] is None:
         return f"{finding.about}: AUROC cannot be told; wins in {found['wins']} of {found['organisms']} organisms."
-    mean = judged(found["mean"], studied=False)
+    mean = deciding(found["mean"], studied=False)
     said = said_of(mean, of_rates=False)
     if finding.answer is Answer.TOO_FEW:
         said = f"too few organisms to tell (it takes {FEWEST})"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.findings.statements import judged, said
+from experiments.report.findings.statements import deciding, said
 from experiments.report.numbers import brief, share, within
 
 OURS = "The wordings are ours: the paper's prompts are not published."
@@ -49,7 +49,7 @@ def _changed(entry: Mapping[str, Any] | None) -> str:
     """A change with what may be said of it, by the interval that holds for all conditions at once."""
     if entry is None or entry["value"] is None:
         return "an unknown amount (no case was asked both ways)"
-    shown = judged(entry, studied=False)
+    shown = deciding(entry, studied=False)
     return f"{brief(shown)} ({said(shown)})"
 
 

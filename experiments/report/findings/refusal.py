@@ -6,8 +6,8 @@ from typing import Any
 
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
-from experiments.report.findings.limits import conditions, finding_of, in_words, limits
-from experiments.report.findings.statements import interval_name, judged, said, too_few
+from experiments.report.findings.limits import conditions, finding_of, limit_sentences, limits
+from experiments.report.findings.statements import deciding, interval_name, said, too_few
 from experiments.report.numbers import brief, change, percent, percent_interval, points, share, within
 
 _BETTER = (
@@ -60,7 +60,7 @@ def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> 
         where: model and benchmark in words, for the summary's first sentence.
         caveat: a sentence that the caveats begin with.
     """
-    return in_words(
+    return limit_sentences(
         metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
     )
 
@@ -100,7 +100,7 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
     benign, studied = metrics["comparisons"][arm]["delta"]["benign"], arm == metrics["study"]
     numbers = _margin_and_bound(metrics, arm) | {
         "interval": interval_name(benign, studied=studied),
-        "change": change(judged(benign, studied=studied)),
+        "change": change(deciding(benign, studied=studied)),
     }
     met = {
         rules.BENIGN: finding_of(metrics, rules.BENIGN, arm).answer is Answer.FELL,
@@ -231,7 +231,7 @@ def _changes(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]
     parts = []
     for subset, words in (("benign", "benign"), ("contrast", "harmful")):
         if delta[subset]:
-            entry = judged(delta[subset], studied=studied)
+            entry = deciding(delta[subset], studied=studied)
             parts.append(
                 f"{share(entry['to'])} of {entry['n']} {words} requests are refused, against {share(entry['from'])} "
                 f"under {before} ({brief(entry)}: {said(entry)})"

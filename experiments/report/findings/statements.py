@@ -47,14 +47,14 @@ def said(
     return f"a {noun} is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
 
 
-def judged(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
+def deciding(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
     """``entry`` with the interval and the statement that its arm is judged by: the simultaneous one if not studied."""
     both = None if studied else entry.get("simultaneous")
     return entry if both is None else {**entry, **both, "by_template": None}
 
 
 def interval_name(entry: Mapping[str, Any] | None, *, studied: bool) -> str:
-    """What the interval is called that ``judged`` shows."""
+    """What the interval is called that ``deciding`` shows."""
     return "simultaneous interval" if entry and not studied and "simultaneous" in entry else "interval"
 
 
@@ -92,7 +92,7 @@ def compared(heading: str, entry: Mapping[str, Any] | None, *, digits: int | Non
 
     In points, or as a plain number where ``digits`` are given.
     """
-    shown = entry and judged(entry, studied=False)
+    shown = entry and deciding(entry, studied=False)
     return {heading: change(shown, digits=digits), f"{heading}: said": Cell(word(shown, of_rates=digits is None))}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer, found
-from experiments.report.findings.statements import interval_name, judged, too_few
+from experiments.report.findings.statements import deciding, interval_name, too_few
 from experiments.report.numbers import brief, fixed, fixed_interval
 
 TITLE = "Where the picture gets lost"
@@ -85,7 +85,7 @@ def _largest(answer: Answer, rows: Sequence[Mapping[str, Any]]) -> str:
     if answer not in (Answer.ROSE, Answer.FELL):
         return ""
     row = max(rows, key=lambda row: abs(row["change"]["value"]))
-    shown = brief(judged(row["change"], studied=False), of_rates=False)
+    shown = brief(deciding(row["change"], studied=False), of_rates=False)
     name = interval_name(row["change"], studied=False)
     most = "most " if len(rows) > 1 else ""
     return f" ({most}after {row['layer']}: to {fixed(row['auroc'], 3)}, {shown}, {name})"

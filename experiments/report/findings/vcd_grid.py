@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.findings.statements import judged, said
+from experiments.report.findings.statements import deciding, said
 from experiments.report.numbers import brief, share
 
 
@@ -13,11 +13,11 @@ def best(point: Mapping[str, Any], settings: int, where: str) -> str:
     It was picked out of many, so all is said by intervals that hold for all settings at once.
     """
     overall, height = (
-        judged(entry, studied=False) for entry in (point["delta"]["overall"], point["above_shift_curve"])
+        deciding(entry, studied=False) for entry in (point["delta"]["overall"], point["above_shift_curve"])
     )
     moved = "AUROC is not available"
     if auroc := point["delta"]["auroc"]:
-        auroc = judged(auroc, studied=False)
+        auroc = deciding(auroc, studied=False)
         moved = (
             f"AUROC goes from {auroc['from']:.3f} to {auroc['to']:.3f} ({brief(auroc, of_rates=False)}: "
             f"{said(auroc, of_rates=False)})"

@@ -14,7 +14,7 @@ from string import Formatter
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.findings.statements import by_less, judged, more_cases, too_few
+from experiments.report.findings.statements import by_less, deciding, more_cases, too_few
 from experiments.report.numbers import brief, change, fixed, percent, share
 from experiments.report.table import estimate, percentage
 
@@ -91,4 +91,4 @@ FORMAT = _Numbers()
 
 def at_once(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """``entry`` with the interval that holds for all that it was compared with."""
-    return judged(entry, studied=False)
+    return deciding(entry, studied=False)

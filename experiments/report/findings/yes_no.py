@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding, spoken
+from experiments.metrics.findings import Answer, Finding, deciding_statement
 from experiments.metrics.yes_no import findings as rules
-from experiments.report.findings.limits import conditions, finding_of, in_words, limits
-from experiments.report.findings.statements import interval_name, judged, more_cases, said, too_few, word
+from experiments.report.findings.limits import conditions, finding_of, limit_sentences, limits
+from experiments.report.findings.statements import deciding, interval_name, more_cases, said, too_few, word
 from experiments.report.numbers import brief, change, fixed, points, share, within
 from interp.errors import UserError
 
@@ -52,7 +52,7 @@ def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> 
         where: model and benchmark in words ("llava_organism on iconworld"), for the summary's first sentence.
         caveat: a sentence that the caveats begin with, as for a model whose answers mean nothing here.
     """
-    return in_words(
+    return limit_sentences(
         metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
     )
 
@@ -104,15 +104,15 @@ def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
     matched = delta["matched_over_safety"]
     numbers = {
         "interval": interval_name(matched, studied=studied),
-        "matched": change(matched and judged(matched, studied=studied)),
+        "matched": change(matched and deciding(matched, studied=studied)),
         "overall": change(delta["overall"]),
         "margin": f"{100 * metrics['method']['unsafe_margin']:g}",
         "bound": "not available" if lowest is None else points(lowest),
     }
     met = {
-        rules.MATCHED: spoken(matched, studied=studied) is Answer.ROSE,
+        rules.MATCHED: deciding_statement(matched, studied=studied) is Answer.ROSE,
         rules.UNSAFE_KEPT: finding_of(metrics, rules.UNSAFE_KEPT, arm).answer is Answer.YES,
-        rules.OVERALL: spoken(delta["overall"], studied=True) is Answer.ROSE,
+        rules.OVERALL: deciding_statement(delta["overall"], studied=True) is Answer.ROSE,
     }
     return conditions(met, finding_of(metrics, rules.WINS, arm).evidence["decided"], _REASONS, numbers)
 
@@ -129,7 +129,7 @@ def _absent(limit: Finding) -> dict[str, str]:
 def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
     """How many harmless requests are answered at the baseline's strictness, and what may be said of the change."""
     before, entry = comparison["against"], comparison["delta"]["matched_over_safety"]
-    entry = entry and judged(entry, studied=arm == metrics["study"])
+    entry = entry and deciding(entry, studied=arm == metrics["study"])
     if comparison["n"] == 0:
         return f"{arm} and {before} have no case in common (0 of {comparison['n_of']}), so nothing can be compared."
     answer = finding_of(metrics, rules.MATCHED, arm).answer
@@ -172,10 +172,10 @@ def _order(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) 
             return []
         return [f"d′, which a mere shift of the threshold can move, goes from {fixed(d_prime['from'], 2)} to "
                 f"{fixed(d_prime['to'], 2)} ({change(d_prime, of_rates=False)})."]  # fmt: skip
-    auroc = judged(auroc, studied=arm == metrics["study"])
-    return [f"Over all levels of strictness, the chance that {arm} takes a random unsafe request for less safe than a "
-            f"random harmless one (AUROC, 0.5 being a guess) is {fixed(auroc['to'], 3)} (the {before} "
-            f"{fixed(auroc['from'], 3)}; {_change(auroc, of_rates=False)})."]  # fmt: skip
+    auroc = deciding(auroc, studied=arm == metrics["study"])
+    return [f"Over all levels of strictness: of an unsafe and a harmless request, {arm} ranks the harmless one safer "
+            f"with probability {fixed(auroc['to'], 3)} (AUROC; 0.5 is a guess), the {before} with "
+            f"{fixed(auroc['from'], 3)} ({_change(auroc, of_rates=False)})."]  # fmt: skip
 
 
 def _change(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:

@@ -297,7 +297,7 @@ def _chose(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console) -> bool:
     """Whether the model can be asked so; says why not where it needs a question without a picture."""
-    if not abilities(candidate.method).in_words:
+    if not abilities(candidate.method).drops_image:
         return True
     try:
         check_words(vlm, "it does not enter")

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import RenderableType
 
-from experiments.metrics.findings import Answer, Finding, plain, spoken
+from experiments.metrics.findings import Answer, Finding, deciding_statement, plain
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import ALL, comparisons
 from experiments.metrics.yes_no.findings import WINS
@@ -134,7 +134,7 @@ def above_rivals(result: Mapping[str, Any], quantity: str) -> list[Finding]:
     for name, arm in result["arms"].items():
         if name not in result["rivals"]:
             deltas = {rival: arm["versus"].get(rival, {}).get(quantity) for rival in result["rivals"]}
-            told = {rival: spoken(delta, studied=False) for rival, delta in deltas.items()}
+            told = {rival: deciding_statement(delta, studied=False) for rival, delta in deltas.items()}
             answer = Answer.ROSE if all(one is Answer.ROSE for one in told.values()) else Answer.NOT_SHOWN
             found.append(Finding(f"{quantity} above every rival", answer, {quantity: deltas}, name))
     return found

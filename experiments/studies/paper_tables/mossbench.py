@@ -60,7 +60,7 @@ class MOSSBenchLeaderboard:
         asked, (answered, empty) = published_questions(root), published_responses(root)
         console = Console()
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
-            records = [record for model in answered for record in judged(asked, answered[model], model, judge)]
+            records = [record for model in answered for record in judge_published(asked, answered[model], model, judge)]
             store.append(records)
             metrics = worded(
                 evaluate(pd.DataFrame(records), seed=run.seed, draws=run.draws, baseline=""),
@@ -103,7 +103,7 @@ def refusal_judge(judge: Any) -> Judge:
     return chosen
 
 
-def judged(
+def judge_published(
     asked: Mapping[str, PublishedQuestion], answers: Mapping[str, str | None], model: str, judge: Judge
 ) -> Iterator[dict[str, Any]]:
     """One record for each question; a question without a published response has the status of a failed transport."""

@@ -12,7 +12,7 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.perception import captions
 from experiments.report.findings.reasoning_stages import notes, sentences
-from experiments.report.findings.statements import judged
+from experiments.report.findings.statements import deciding
 from experiments.report.numbers import p_value
 from experiments.report.table import Cell, Column, Table, change, rate, terminal
 from experiments.runs.launch import sharded
@@ -117,7 +117,7 @@ def table(result: Mapping[str, Any]) -> Table:
             row = result["caution"][group][condition]
             record[group] = replace(rate(row["rate"], row["interval"]), below=f"of {row['n']}")
             if changed := row["change"]:
-                record[f"{group}: change"] = change(judged(changed, studied=False))
+                record[f"{group}: change"] = change(deciding(changed, studied=False))
                 record[f"{group}: p"] = p_value(changed["p_holm"])
         records.append(record)
     return Table.of("Answers that meet the case with caution (%)", records, columns=columns)

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap
-from experiments.metrics.findings import Finding, change_evidence, plain, spoken
+from experiments.metrics.findings import Finding, change_evidence, deciding_statement, plain
 from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
 from experiments.metrics.resamples import CLUSTER, Mask
 from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
@@ -144,7 +144,9 @@ def _setting(
 
 def _discrimination(name: str, delta: Mapping[str, Change | None]) -> Finding:
     """What may be said of the AUROC of a setting, by the interval that holds for all settings at once."""
-    return Finding(DISCRIMINATION, spoken(delta["auroc"], studied=False), change_evidence(delta["auroc"]), name)
+    return Finding(
+        DISCRIMINATION, deciding_statement(delta["auroc"], studied=False), change_evidence(delta["auroc"]), name
+    )
 
 
 def draw(result: Mapping[str, Any]) -> Figure:

@@ -13,7 +13,7 @@ from experiments.benchmarks.iconworld.parts import PARTS
 from experiments.metrics.parts import HELD_OUT
 from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
-from experiments.report.words import in_words
+from experiments.report.words import with_sentences
 from experiments.runs.directory import read_object
 from experiments.studies.vrtuning.arms import NewAdapter
 from mitigation.vrtuning.checkpoint import write_card
@@ -50,7 +50,7 @@ def write_tables(
     names = {arm: method.adapter if isinstance(method, NewAdapter) else None for arm, method in arms.items()}
     tables = [table(names, metrics, result), *further(result)]
     shown = "\n\n".join(markdown(one) for one in tables)
-    summary = in_words(metrics, read_object(folder / "environment.json"))["summary"]
+    summary = with_sentences(metrics, read_object(folder / "environment.json"))["summary"]
     page = "\n".join([*summary, "", shown, "", PARTED if metrics.get("parts") else NOTE])
     (folder / "vrtuning.md").write_text(page + "\n", encoding="utf-8")
     cards = []

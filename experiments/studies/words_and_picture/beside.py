@@ -19,7 +19,7 @@ from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.findings import Answer, Finding, plain, side, spoken, statement
+from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side, statement
 from experiments.metrics.paired import Spread
 from experiments.report.findings.beside import FOLLOWS, LESS, MOVED
 from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
@@ -293,7 +293,7 @@ def conclude(rows: Sequence[Mapping[str, Any]], sway: Mapping[str, Any]) -> list
     for row in rows:
         for base, prefix in ((BESIDE, ""), (ALONE, f"{ALONE}/")):
             if (entry := row[f"minus_{base}"]) is not None:
-                found.append(Finding(MOVED, spoken(entry, studied=False), entry, f"{prefix}{row['arm']}"))
+                found.append(Finding(MOVED, deciding_statement(entry, studied=False), entry, f"{prefix}{row['arm']}"))
         if row["arm"] == OTHER_CAPTION:
             low, high = row["intervals"]["auroc"] or (None, None)
             evidence = {"value": row["auroc"], "low": low, "high": high}

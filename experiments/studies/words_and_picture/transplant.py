@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.metrics.findings import Answer, Finding, plain, side, spoken
+from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
 from experiments.report.findings.transplant import CUT, FOLLOWS, MOVED
 from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
 from experiments.studies.words_and_picture.conditions import PICTURE
@@ -121,7 +121,8 @@ def cut_rows(
 def cut_findings(cuts: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """What may be said of the AUROC under each cut, by the interval that holds for all cuts of a run at once."""
     return [
-        Finding(CUT, spoken(row["change"], studied=False), row["change"] or {}, f"{row['run']}: {row['cut']}")
+        Finding(CUT, deciding_statement(row["change"], studied=False), row["change"] or {},
+                f"{row['run']}: {row['cut']}")
         for row in cuts if row["cut"] != AS_IT_IS
     ]  # fmt: skip
 
@@ -164,7 +165,7 @@ def conclude(row: Mapping[str, Any]) -> list[Finding]:
     interval of the AUROC of the case's own truth lies below a half, which it may do with the picture as it is, too.
     """
     about = f"{row['state']}@{row['layer']}"
-    moved = spoken(row["change"], studied=False)
+    moved = deciding_statement(row["change"], studied=False)
     found = [Finding(MOVED, moved, row["change"] or {}, about)]
     if row["state"] == OTHER:
         low, high = row["intervals"]["auroc"] or (None, None)

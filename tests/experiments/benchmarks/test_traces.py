@@ -177,7 +177,7 @@ def test_a_bare_chain_is_what_verbalising_would_judge() -> None:
     for row in rows.values():
         said = caption(row.scene.thing)
         prompt = Prompt(row.question, row.scene.render())
-        sentence = Verbalise(describe="oracle").judged(prompt, said).steps["request"]
+        sentence = Verbalise(describe="oracle").last_question(prompt, said).steps["request"]
         assert row.reasoning.startswith(f"{said} ")
         assert row.reasoning.removeprefix(f"{said} ") in sentence
     signed = Thing("knife", True)

@@ -13,7 +13,7 @@ from experiments.evaluation.classifier_training import labelled_answers, train
 from experiments.evaluation.scoring import Rules, evaluate
 from experiments.judges.refusal_classifier import RefusalClassifier
 from experiments.judges.refusal_rules import RefusalRule
-from experiments.report.words import in_words
+from experiments.report.words import with_sentences
 from experiments.runs.responses import Responses
 from interp.errors import UserError
 from mitigation.method import Baseline
@@ -264,6 +264,6 @@ def test_the_shipped_error_is_not_used_in_other_languages(judged: Path) -> None:
     lines = [line | {"tags": {"language": "de" if line["case"] == "b2" else "en"}} for line in records(judged).values()]
     run = run_of("draws=50")
     rules = Rules.of(run, "refusal", RefusalRule())
-    metrics = in_words(evaluate(rules, lines, study="careful"), {})
+    metrics = with_sentences(evaluate(rules, lines, study="careful"), {})
     assert "corrected" not in metrics
     assert any("measured in English alone" in one and "are in de." in one for one in metrics["caveats"])

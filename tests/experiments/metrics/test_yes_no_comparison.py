@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments.metrics.bootstrap import auroc, student_quantile
-from experiments.metrics.findings import spoken
+from experiments.metrics.findings import deciding_statement
 from experiments.metrics.tests import signal_detection
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import align, scored_and_controls
@@ -265,7 +265,9 @@ def test_verdicts_against_the_sign_of_the_margin_end_every_conclusion_from_margi
     further = run(changed, study="baseline")["comparisons"]["sees"]
     for quantity in ("auroc", "matched_over_safety"):
         entry = further["delta"][quantity]
-        assert spoken(entry, studied=False) == "cannot tell", "nor from the interval that holds for all arms at once"
+        assert deciding_statement(entry, studied=False) == "cannot tell", (
+            "nor from the interval that holds for all arms at once"
+        )
     assert further["wins"] is False
     sampled = changed.assign(sampled=changed["arm"] == "sees")
     assert run(sampled)["arms"]["sees"]["disagreeing"] == [0, 0], "a sampled verdict need not follow its margin"

@@ -169,5 +169,5 @@ def test_of_an_unfinished_answer_whole_sentences_are_kept() -> None:
 def test_a_rewrite_by_the_rule_is_what_the_test_of_strings_excludes() -> None:
     from interp.prompt import Prompt
 
-    judged = Verbalise(describe="oracle").judged(Prompt("How do I kill this?"), "It is a cockroach.")
+    judged = Verbalise(describe="oracle").last_question(Prompt("How do I kill this?"), "It is a cockroach.")
     assert bare(judged.prompt.text) == "how do i kill the cockroach"

@@ -86,7 +86,7 @@ def test_a_map_is_the_mean_over_layers_at_the_verdict() -> None:
     found = heat.image_map(block)
     assert found is not None
     assert np.allclose(found, [[(0 + 0.2 * 51 / 255) / 2], [(0.4 + 0) / 2]])
-    assert heat.in_words(found).startswith("strongest in row 2 of 2, column 1 of 1")
+    assert heat.describe_map(found).startswith("strongest in row 2 of 2, column 1 of 1")
 
 
 @pytest.mark.parametrize("broken", [{}, {"grid": None}, {"grid": [6, 6], "image": "AAAA"}])

@@ -10,7 +10,7 @@ import pytest
 from experiments.benchmarks.mossbench import published_questions, published_responses
 from experiments.benchmarks.published import MOSSBENCH, mossbench_row
 from experiments.metrics.refusal import leaderboard
-from experiments.studies.paper_tables.mossbench import judged, refusal_judge
+from experiments.studies.paper_tables.mossbench import judge_published, refusal_judge
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 
@@ -85,7 +85,7 @@ def test_the_submission_has_the_published_shape(root: Path, tmp_path: Path) -> N
 
 def test_every_case_becomes_a_record_with_its_status(root: Path) -> None:
     answered = published_responses(root).by_model["Gemini-Pro 1.5"]
-    records = list(judged(published_questions(root), answered, "m", run_judge()))
+    records = list(judge_published(published_questions(root), answered, "m", run_judge()))
     assert [record["status"] for record in records] == ["answered", "transport_failed", "empty", *["answered"] * 3]
     assert records[1]["verdict"] is None
     assert records[0]["tags"] == {"human": "0", "child": "1", "syn": "1", "ocr": "0", "harm": "7"}
@@ -151,7 +151,11 @@ def test_errors_are_averaged_over_cells_and_models() -> None:
 def test_files_of_another_shape_are_refused_by_name(root: Path) -> None:
     publish(root, "GPT-4o", {"999": ANSWERED})
     with pytest.raises(UserError, match="GPT-4o: pid 999 is no question"):
-        list(judged(published_questions(root), published_responses(root).by_model["GPT-4o"], "GPT-4o", run_judge()))
+        list(
+            judge_published(
+                published_questions(root), published_responses(root).by_model["GPT-4o"], "GPT-4o", run_judge()
+            )
+        )
     (root / "data" / "results" / "GPT-4o" / "data.js").write_text("alert('x')")
     with pytest.raises(UserError, match="does not begin with cache"):
         published_responses(root)

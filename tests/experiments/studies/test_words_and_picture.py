@@ -112,7 +112,7 @@ def test_named_in_words_is_what_verbalise_asks_with_the_oracles_description(spli
     scored = [sample for sample in IconWorld(split=split).load().samples if sample.subset != "control"]
     for sample, named in zip(scored, in_words(scored)["named"], strict=True):
         prompt = Prompt(sample.prompt, None, key=sample.id, request=sample.text, shows=sample.described)
-        assert Verbalise(describe="oracle").judged(prompt, sample.described).prompt.text == named.prompt
+        assert Verbalise(describe="oracle").last_question(prompt, sample.described).prompt.text == named.prompt
 
 
 def records(
