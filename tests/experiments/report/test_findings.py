@@ -66,7 +66,8 @@ def test_the_second_sentence_carries_rates_intervals_and_denominators(known: dic
         assert f"{share(delta[name]['to'])} of 200" in second
         assert f"the baseline {share(delta[name]['from'])}; {brief(delta[name])}, {delta[name]['statement']}" in second
     auroc = delta["auroc"]
-    assert f"is {auroc['to']:.3f} (the baseline {auroc['from']:.3f}; {brief(auroc, of_rates=False)}, rose)" in third
+    assert f"probability {auroc['to']:.3f} (AUROC; 0.5 is a guess)" in third
+    assert f"the baseline with {auroc['from']:.3f} ({brief(auroc, of_rates=False)}, rose)" in third
 
 
 @pytest.mark.parametrize(
