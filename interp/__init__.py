@@ -45,6 +45,7 @@ Attribution and figures
     direct_logit_attribution   what each head, MLP and embedding writes into the margin; ranks heads
     integrated_gradients, pixel_map       gradients of the margin; summed by image token
     occlude_image, occlude_words          the margin without a region, without a word
+    grey_out              a prompt with parts of its picture painted over
     image_overlay, text_heat, head_grid, layer_curves, layer_groups   matplotlib figures of all of these
 """
 
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     from interp.proof import Proof, prove
     from interp.segments import segment
     from interp.speed.vision_cache import FeatureCache, shared_features
-    from interp.tools.attribution import integrated_gradients, occlude_image, occlude_words, pixel_map
+    from interp.tools.attribution import grey_out, integrated_gradients, occlude_image, occlude_words, pixel_map
     from interp.tools.directions import (
         Direction,
         cosines,
@@ -95,7 +96,7 @@ _NAMES = {
     "attention.record": ("Queries", "record_attention"),
     "tools.knockout": ("knockout", "knockout_by_head", "knockout_by_window", "knockout_effect"),
     "attention.tables": ("image_share", "normalised", "patch_map", "weights_of", "word_masses"),
-    "tools.attribution": ("integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
+    "tools.attribution": ("grey_out", "integrated_gradients", "occlude_image", "occlude_words", "pixel_map"),
     "checkpoints.config": ("ModelConfig",),
     "tools.directions": (
         "Direction",

@@ -75,6 +75,10 @@ class BatchRule:
 DEFAULT = BatchRule()
 
 
+class Stopped(Exception):
+    """Whoever asked for this work wants it no more (``BatchContext.stopping``)."""
+
+
 @dataclass
 class MemoryLimit:
     """The number of prompts that fit into memory at once; halved whenever memory runs out, never raised again.
@@ -138,6 +142,25 @@ class BatchContext:
         self.rule = DEFAULT
         self.limit = MemoryLimit(sys.maxsize, _warn)
         self._kept: _Kept | None = None
+        self.stop: Callable[[], bool] | None = None
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """While open, ``stop`` is asked before each forward; where it says True, the work ends with ``Stopped``."""
+        before, self.stop = self.stop, stop
+        try:
+            yield
+        finally:
+            self.stop = before
+
+    def go_on(self) -> None:
+        """Called before a forward.
+
+        Raises:
+            Stopped: the work is wanted no more.
+        """
+        if self.stop is not None and self.stop():
+            raise Stopped
 
     @cached_property
     def lengths(self) -> "Lengths | None":

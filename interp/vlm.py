@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
-from transformers import BatchFeature, LogitsProcessor
+from transformers import BatchFeature, LogitsProcessor, StoppingCriteriaList
 
 from interp.batching import BatchContext
 from interp.checkpoints.memory import input_device
@@ -284,11 +284,14 @@ class VLM:
         Raises:
             UserError: right-padded inputs, several sequences per prompt, or sampling without a seed.
         """
+        self.batches.go_on()
         batch = self.encode(prompts) if encoded is None else encoded
         options = GREEDY | self._special_tokens() | generate_kwargs
         check_call(options, batch["attention_mask"], seed)
         first = FirstScores(logits_processor or (), self.answer_ids, options)
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
+        if self.batches.stop is not None:
+            options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
         with own_length(self.speaker), seeded(seed, self.device), float32_head(self.model, first.exact):
             output = self.model.generate(**batch, **options)
         if logits_processor and not first.ran:
@@ -310,6 +313,11 @@ class VLM:
             keys=[prompt.key for prompt in prompts],
         )
 
+    def _go_on(self, input_ids: Int[Tensor, "row column"], scores: Any, **_: Any) -> Bool[Tensor, " row"]:
+        """A stopping criterion that ends no answer: it leaves ``generate`` where the work is wanted no more."""
+        self.batches.go_on()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
     def _special_tokens(self) -> dict[str, Any]:
         """The end and padding ids for ``generate``."""
         return {"eos_token_id": sorted(self.end_ids) or None, "pad_token_id": self.tokenizer.pad_token_id}
@@ -327,6 +335,7 @@ class VLM:
 
         ``metric`` replaces the margin by another function of the logits of the first answer token.
         """
+        self.batches.go_on()
         batch = dict(self.encode(prompts) if encoded is None else encoded)
         mask = batch["attention_mask"]
         last = (mask.shape[-1] - 1 - mask.flip(-1).argmax(-1)).tolist()

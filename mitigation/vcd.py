@@ -89,7 +89,7 @@ class VCD:
         encoded = vlm.encode(prompts)
         if branch == "paired" and vlm.layout.geometry == "measured":
             branch = self._pairable(vlm)
-        noised = self._noised(vlm, prompts, encoded)
+        noised = self.noised(vlm, prompts, encoded)
         if branch == "paired":
             generation = self._paired(vlm, prompts, encoded, noised, max_new_tokens)
         else:
@@ -114,7 +114,8 @@ class VCD:
             "other's; two pictures cannot be one batch; choose method.branch=sequential"
         )
 
-    def _noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
+    def noised(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``encoded``, the inputs of ``prompts``, with the second picture of each in place of its own."""
         from mitigation.contrastive.corruption import corrupt_inputs, diffuse_prompts
 
         if self.noise == "diffusion":

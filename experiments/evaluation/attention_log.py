@@ -160,23 +160,40 @@ def _recorded(
 
 
 def _packed(vlm: "VLM", batch: _RecordedBatch, row: int, resolution: MapResolution) -> dict[str, Any]:
+    ids = batch.generation.token_ids[row]
+    steps = [step for step in range(resolution.tokens) if (row, step) in batch.maps and step < max(1, len(ids))]
+    return packed(vlm, {step: batch.maps[row, step] for step in steps}, batch.rows[row], ids, resolution)
+
+
+def packed(
+    vlm: "VLM",
+    maps: "Mapping[int, AttentionMap]",
+    segments: "RowSegments",
+    ids: Sequence[int],
+    resolution: MapResolution,
+) -> dict[str, Any]:
+    """The maps of one prompt by step, ascending, as ``record_cases`` has them; ``ids`` are the answer's tokens.
+
+    A step below 0 is a token of the prompt (``interp.attention.record``), and is spelled by it.
+    """
     from interp.segments import SEGMENTS
 
-    segments, ids = batch.rows[row], batch.generation.token_ids[row]
-    steps = [step for step in range(resolution.tokens) if (row, step) in batch.maps and step < max(1, len(ids))]
     names = [name for name in SEGMENTS if name not in DROPPED]
-    labels = [*segments.labels, *["generated"] * len(steps)]
+    labels = [*segments.labels, *["generated"] * sum(step >= 0 for step in maps)]
     words = [at for at, name in enumerate(labels) if not name.startswith("image") and name not in DROPPED]
     read = [*segments.input_ids, *ids][: len(labels)]
     words = [at for at in words if at < len(read)]
     grid = _grid(segments)
-    weights = torch.stack([_grouped(batch.maps[row, step], resolution, len(labels)) for step in steps])
+    weights = torch.stack([_grouped(found, resolution, len(labels)) for found in maps.values()])
     of_segment = [[at for at, label in enumerate(labels) if label == name] for name in names]
     masses = torch.stack([weights[..., columns].sum(-1) for columns in of_segment], dim=-1)
     decoded = [vlm.tokenizer.decode([token]).strip() or "␣" for token in read]
-    first = batch.maps[row, steps[0]]
+    first = next(iter(maps.values()))
+    spelled = [vlm.tokenizer.decode([ids[s]]).strip() or "␣" if s >= 0 and ids else "(nothing)" for s in maps]
     return {
-        "tokens": [vlm.tokenizer.decode([ids[step]]).strip() or "␣" if ids else "(nothing)" for step in steps],
+        "tokens": [
+            decoded[len(segments.labels) - 1 + s] if s < 0 else text for s, text in zip(maps, spelled, strict=True)
+        ],
         "layers": list(first.layers),
         "groups": _group_names(first.weights.shape[1], resolution),
         "keys": [decoded[at] for at in words],

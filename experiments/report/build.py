@@ -26,7 +26,7 @@ from interp.errors import UserError
 __all__ = ["build", "thumbnail_name"]
 
 # In the order in which they need each other.
-SCRIPTS = ("data", "list", "attention", "labels", "case", "tables", "main")
+SCRIPTS = ("elements", "data", "list", "picture", "attention", "labels", "case", "tables", "main")
 
 
 def build(run_dir: Path) -> Path:
@@ -39,6 +39,16 @@ def build(run_dir: Path) -> Path:
     Raises:
         UserError: a file is missing or not of the expected shape, or the directory cannot be written.
     """
+    # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
+    return _write(run_dir / "report.html", render(run_dir).encode("utf-8", errors="replace"))
+
+
+def render(run_dir: Path, *, explore: str = "") -> str:
+    """The page that ``build`` writes; each case has a link to ``explore``, a page that asks it live, where that is.
+
+    Raises:
+        UserError: as ``build``.
+    """
     run = read_run(run_dir)
     run = replace(run, metrics=with_sentences(run.metrics, run.environment))
     drawn = _figures(run)
@@ -46,19 +56,17 @@ def build(run_dir: Path) -> Path:
     templates = Environment(loader=PackageLoader("experiments.report"), autoescape=True, undefined=StrictUndefined,
                             trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     templates.filters |= {"copies": copies, "address": address, "in_points": lambda change: points(change, unit="")}
-    html = templates.get_template("report.html.j2").render(
+    return templates.get_template("report.html.j2").render(
         **page.context(run),
         **drawn,
         attention=attention_section(run),
         sections=read_sections(run_dir),
         missing=analyses.missing(run_dir),
-        **_browser(run, templates),
+        **_browser(run, templates, explore),
     )
-    # Lone surrogates, which JSON can carry and UTF-8 cannot, become "?".
-    return _write(run_dir / "report.html", html.encode("utf-8", errors="replace"))
 
 
-def _browser(run: SavedRun, templates: Environment) -> dict[str, Any]:
+def _browser(run: SavedRun, templates: Environment, explore: str) -> dict[str, Any]:
     """Single cases: those shown first, the browser's data and script, and the hash that lets no other script run."""
     script = "'use strict';\n(() => {\n" + "".join(_source(templates, f"js/{name}.js") for name in SCRIPTS) + "})();\n"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
@@ -67,6 +75,7 @@ def _browser(run: SavedRun, templates: Environment) -> dict[str, Any]:
     reference = str(comparison.get("against") or studied)
     attention = attention_of_cases(run.directory)
     data = cases.payload(run, studied=studied, reference=reference, attention=attention)
+    data |= {"explore": explore} if explore else {}
     # Not escaped again: the script is this package's own, and as_script leaves no sign that could end its element.
     return {
         "examples": examples.examples(run, studied=studied, reference=reference, attention=attention),

@@ -5,7 +5,6 @@ Nothing here touches the model: requests are read, checked and put into the queu
 
 import asyncio
 import hashlib
-import hmac
 import logging
 import secrets
 import time
@@ -28,7 +27,7 @@ from experiments.config import digest
 from experiments.serving import replies
 from experiments.serving.decoding import Answer, Row
 from experiments.serving.pictures import PictureLimits, read_picture
-from experiments.serving.requests import BadRequest, Question, read_question
+from experiments.serving.requests import BadRequest, Question, holds_key, read_body, read_question
 from experiments.serving.served import Served
 from experiments.serving.unread import ReadsOn
 from experiments.serving.waiting import Asked, Failed, Full, Waiting
@@ -148,29 +147,13 @@ class Server:
         held = _Held(self)
         try:
             with anyio.fail_after(BODY_SECONDS):
-                body = await self._body(request, held)
+                body = await read_body(request, self.limits.body, "task.body_mib", held.take)
             self._readers = self._readers or anyio.CapacityLimiter(READERS)
             return await anyio.to_thread.run_sync(partial(self._parsed, body), limiter=self._readers)
         except TimeoutError:
             raise BadRequest("the body did not arrive in time; send it at once", status=408) from None
         finally:
             held.release()
-
-    async def _body(self, request: Request, held: "_Held") -> bytes:
-        """The body, refused as soon as it is known to be too large."""
-        announced = request.headers.get("content-length", "")
-        rule = f"the body has more than {self.limits.body:,} bytes, the most that are read (task.body_mib)"
-        if announced.isdigit() and int(announced) > self.limits.body:
-            raise BadRequest(rule, status=413)
-        parts: list[bytes] = []
-        total = 0
-        async for part in request.stream():
-            total += len(part)
-            if total > self.limits.body:
-                raise BadRequest(rule, status=413)
-            held.take(len(part))
-            parts.append(part)
-        return b"".join(parts)
 
     def _parsed(self, body: bytes) -> tuple[Question, Prompt]:
         """In a thread of its own, as decoding a picture takes a while."""
@@ -189,7 +172,7 @@ class Server:
 
         async def guarded(request: Request) -> Response:
             try:
-                if self.key and not _holds(request.headers.get("authorization", ""), self.key):
+                if self.key and not holds_key(request.headers.get("authorization", ""), self.key):
                     raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
                 return await endpoint(request)
             except Exception as error:
@@ -333,13 +316,6 @@ async def _unless_gone(request: Request, wanted: Any) -> Any:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _holds(header: str, key: str) -> bool:
-    """Whether the header carries the key, in a time that does not tell how much of it is right."""
-    scheme, _, given = header.partition(" ")
-    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), key.encode())
-    return same and scheme.lower() == "bearer"
 
 
 def _told(error: Exception) -> tuple[int, str, str | None, str | None]:

@@ -3,7 +3,6 @@
 Importing this module loads neither torch nor transformers, nor the web framework.
 """
 
-import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -15,19 +14,16 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation.study import connected
 from experiments.runs.host_memory import return_freed_blocks
+from experiments.serving.listening import LOOPBACK, bound, configured
 from experiments.serving.served import check_model, served
 from interp.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.serving.app import Server
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MEBIBYTE = 2**20
 MEGAPIXEL = 1_000_000
 PICTURES_WAITING = 20  # times the largest picture, that may wait in main memory
-CONNECTIONS = 512
-HEADERS = 64 * 1024  # bytes, of all headers of a request
-GOODBYE = 5  # seconds that open requests have when the server ends
 NEEDED = ("starlette", "uvicorn", "pydantic")
 
 
@@ -124,44 +120,3 @@ class Serve:
     def until_stopped(self, server: "Server", listener: socket.socket) -> None:
         """Answers requests until a signal ends it."""
         configured(server).run(sockets=[listener])
-
-
-def configured(server: "Server") -> Any:
-    """uvicorn's server for the endpoints. Of its log only errors are kept: any client can cause its warnings."""
-    import uvicorn
-
-    for name in ("uvicorn", "asyncio"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return uvicorn.Server(
-        uvicorn.Config(
-            server.app(),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=CONNECTIONS,
-            h11_max_incomplete_event_size=HEADERS,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=GOODBYE,
-        )
-    )
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket at the address, which nobody can reach before it listens.
-
-    Raises:
-        UserError: it is taken, or is no address of this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # or asyncio keeps Nagle's delay
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        said = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot serve at {host}:{port} ({said}); choose another task.port or task.host") from None
-    return listener

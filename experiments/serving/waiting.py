@@ -73,7 +73,7 @@ class Waiting:
         self._vlm, self._rule, self._gather = vlm, rule, gather
         self._most, self._most_pixels = most, most_pixels
         self._limit = MemoryLimit(rule.rows, self._lowered)
-        self._context = _context_of(vlm)
+        self._context = context_of(vlm)
         self._asked: list[Asked] = []
         self._changed = threading.Condition()
         self._running: Sequence[Asked] = ()
@@ -205,7 +205,7 @@ def _name(asked: Asked) -> str:
     return asked.row.prompt.text[:40]
 
 
-def _context_of(vlm: "VLM") -> int | None:
+def context_of(vlm: "VLM") -> int | None:
     """The tokens that prompt and answer may have together; None where the model does not say."""
     found = getattr(vlm.model.config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None

@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
+from interp.image_grid import Box
 from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
@@ -205,6 +206,27 @@ def occlude_words(
     return pd.DataFrame({"word": [word.text for word in words], "attribution": values.tolist()})
 
 
+def grey_out(vlm: "VLM", prompt: "Prompt", boxes: Sequence[Box]) -> "Prompt":
+    """The prompt with these parts of its picture painted in the mean colour, as ``occlude_image`` paints a region.
+
+    A box has left, top, right and bottom as shares of the picture's width and height, 0 to 1.
+
+    Raises:
+        UserError: the prompt has no image, or a box that does not lie in the picture.
+    """
+    picture, colour = _picture(prompt).copy(), mean_colour(vlm)
+    for left, top, right, bottom in boxes:
+        if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+            raise UserError(
+                f"a box of {(left, top, right, bottom)}; left, top, right and bottom are shares of the picture, 0 to "
+                "1, and the first two smaller than the last two"
+            )
+        across, down = ([round(share * side) for share in ends] for ends, side in
+                        (((left, right), picture.width), ((top, bottom), picture.height)))  # fmt: skip
+        picture.paste(colour, (across[0], down[0], across[1], down[1]))
+    return replace(prompt, image=picture)
+
+
 def mean_colour(vlm: "VLM") -> tuple[int, int, int]:
     """The image processor's mean in RGB, or middle grey if it has none."""
     mean = getattr(vlm.processor.image_processor, "image_mean", None) or (0.5, 0.5, 0.5)
@@ -231,6 +253,7 @@ def _forward(
     def margins(
         pixels: Float[Tensor, "variant ..."], embeddings: Float[Tensor, "variant column dim"]
     ) -> Float[Tensor, " variant"]:
+        vlm.batches.go_on()
         batch = _repeated(encoded, len(pixels))
         batch["pixel_values"] = pixels.flatten(0, 1).to(vlm.dtype)
         with _embedded(embed, embeddings.to(vlm.dtype)), vlm.float32_logits(metric):

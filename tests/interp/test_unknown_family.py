@@ -215,7 +215,7 @@ def test_lens_and_vcd_are_right(vlm: VLM) -> None:
     references = []
     for prompt in PROMPTS:
         clean = vlm.encode([prompt])
-        noised = VCD()._noised(vlm, [prompt], clean)
+        noised = VCD().noised(vlm, [prompt], clean)
         with torch.no_grad():
             one, other = (vlm.model(**inputs).logits[:, -1] for inputs in (clean, noised))
         references.append(vlm.margin(2 * one - other))

@@ -1,22 +1,8 @@
-/* The run's data as the page uses it, and the few helpers every part needs. Text only ever becomes textContent. */
+/* The run's data as the page uses it. */
 const data = JSON.parse(document.getElementById("data").textContent);
 const cases = data.cases;
 const state = { arm: data.studied, against: data.reference, subset: "", scenario: "", outcome: "", flip: "", words: "",
                 sort: "moved", open: null, shown: [], layer: null, group: 0 };
-
-const byId = (id) => document.getElementById(id);
-
-function el(tag, attributes, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "text") node.textContent = value;
-    else if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value != null) node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child != null));
-  return node;
-}
 
 /* An arm's answer to a case, null where it has none: {status, verdict, margin, text, cut, right, why, prompt, settings, steps}. */
 function answer(index, arm) {
@@ -36,13 +22,6 @@ function flipOf(index) {
   if (!now || !before || now.right < 0 || before.right < 0) return "";
   if (now.right === before.right) return now.verdict === before.verdict ? "" : "changed";
   return now.right ? "fixed" : "broken";
-}
-
-/* Two decimals with a true minus sign; a rounded zero carries no sign. */
-function signed(value) {
-  if (value === null) return "–";
-  const size = Math.abs(value).toFixed(2);
-  return Number(size) === 0 ? size : (value < 0 ? "−" : "+") + size;
 }
 
 function say(words) {

@@ -57,14 +57,6 @@ function labelsAsCsv() {
   return lines.map((line) => line.map(cell).join(",")).join("\r\n") + "\r\n";
 }
 
-function download(name, type, text) {
-  const link = el("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
-
 function listenLabels() {
   byId("export").addEventListener("click", () => download("labels.csv", "text/csv", labelsAsCsv()));
   countLabels();
