@@ -30,6 +30,8 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
     Which settings there are (``method.settings.NAME=VALUE``, ``method.settings={NAME: VALUE}``, of arms alike), the
     method's file says, and Hydra knows only what stands in ``conf/``.
     """
+    if arguments[:1] == ["explore"]:  # a task that has a word of its own
+        arguments = ["task=explore", *arguments[1:]]
     whole = [f"task.{argument}" if argument.partition("=")[0] in SHORT else argument for argument in arguments]
     return [f"++{argument}" if SETTING.match(argument) else argument for argument in whole]
 

@@ -103,6 +103,7 @@ def test_an_option_of_a_task_may_be_typed_without_it() -> None:
     assert run_of("task=report", "runs=[a,b]").task.runs == ["a", "b"]  # type: ignore[attr-defined]
     folders = run_of("+exp=papers", "mmsafeaware=a", "mossbench=b").task
     assert (folders.mmsafeaware, folders.mossbench) == ("a", "b")  # type: ignore[attr-defined]
+    assert for_hydra(["explore", "run=a"]) == ["task=explore", "task.run=a"]
     assert for_hydra(["task=plan", "+exp=papers", "mossbench=b"]) == [
         "+task@plan=plan",
         "+exp=papers",
@@ -116,4 +117,4 @@ def test_an_option_of_another_task_is_said_to_be_so() -> None:
     with pytest.raises(HydraException) as refused:
         composed(*words)
     said = in_a_sentence(refused.value, words)
-    assert said == "case=a: this task has no case; it is an option of task=heatmap"
+    assert said == "case=a: this task has no case; it is an option of task=explore or task=heatmap"

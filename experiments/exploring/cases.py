@@ -1,0 +1,129 @@
+"""The cases that the page can open: the benchmark's, and those of a finished run with what its arms answered there.
+
+A run keeps small thumbnails alone, so a case is live only where the benchmark and the model here are those of the run.
+Imports no torch, and pandas only when cases are asked for: the page is there first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.runs.saved import SavedRun, read_run
+from experiments.types import Loaded, Sample
+from interp.errors import UserError
+
+EXAMPLE = "test-plain-073-crush-safe"  # of IconWorld: the cockroach of the README
+
+
+@dataclass
+class Cases:
+    """Cases of the command line's benchmark and, where ``folder`` is given, of the run in it."""
+
+    run: Run
+    folder: Path | None = None
+    saved: SavedRun | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.saved = None if self.folder is None else read_run(self.folder)
+
+    @cached_property
+    def _loaded(self) -> Loaded | UserError:
+        from experiments.evaluation.cases import load_cases
+
+        try:
+            return load_cases(self.run, Console(quiet=True))
+        except UserError as error:
+            return error
+
+    @cached_property
+    def _by_id(self) -> dict[str, Sample]:
+        return {} if isinstance(self._loaded, UserError) else {sample.id: sample for sample in self._loaded.samples}
+
+    def sample(self, case: str) -> Sample:
+        """A case of the benchmark.
+
+        Raises:
+            UserError: there is none of this id, or the benchmark cannot be loaded.
+        """
+        if case in self._by_id:
+            return self._by_id[case]
+        why = f" ({self._loaded})" if isinstance(self._loaded, UserError) else ""
+        raise UserError(f"benchmark {self.run.benchmark.name} has no case {case[:80]!r} here{why}; choose another")
+
+    def first(self, case: str | None = None) -> str:
+        """The id of the case that the page opens on: ``case``, a failure of the run, or an example; "" for none.
+
+        Raises:
+            UserError: there is no such case.
+        """
+        if case is not None:
+            self.sample(case)
+            return case
+        if self.saved is not None:
+            from experiments.report.cases import correct
+
+            records = [record for record in self.saved.predictions if record["arm"] == self._reference()]
+            wrong = [record for record in records if correct(record) is False]
+            over = [record for record in wrong if record["gold"] in ("yes", "comply")]
+            return str(next(iter([*over, *wrong, *records]))["case"])
+        if EXAMPLE in self._by_id:
+            return EXAMPLE
+        return next((sample.id for sample in self._by_id.values() if sample.image is not None), "")
+
+    def about(self, case: str) -> dict[str, Any]:
+        """What the page says of a case: its words, its right answer, and whether its picture stays blurred."""
+        sample = self.sample(case)
+        return {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset, "key": sample.id}
+
+    def listed(self) -> dict[str, Any]:
+        """The run's cases and answers, as the report's page has them.
+
+        Raises:
+            UserError: no run was given.
+        """
+        if self.saved is None:
+            raise UserError("no run was given; start with run=<dir>, the folder of a finished run")
+        from experiments.report.cases import payload
+        from experiments.report.page import studied_arm
+
+        return payload(self.saved, studied=studied_arm(self.saved), reference=self._reference(), attention=None)
+
+    @property
+    def nodes(self) -> Mapping[str, Any]:
+        """The run's arms as its configuration has them: not to be trusted."""
+        found = {} if self.saved is None else (self.saved.environment.get("config") or {}).get("arms")
+        return found if isinstance(found, dict) else {}
+
+    def not_live(self, vlm: Any) -> str:
+        """Why the run's cases can only be read here; "" if they can be asked live."""
+        if self.saved is None:
+            return ""
+        model, benchmark = (self.saved.environment.get(name) or {} for name in ("model", "benchmark"))
+        if model.get("revision") != vlm.revision:
+            return (
+                f"This run is of {model.get('name')} ({str(model.get('revision'))[:12]}), and the model here is "
+                f"{vlm.name} ({str(vlm.revision)[:12]}): its cases can be read, and asked live with that model."
+            )
+        if isinstance(self._loaded, UserError):
+            return f"The benchmark cannot be loaded here, so the run's cases can only be read: {self._loaded}"
+        if benchmark.get("manifest") != self._loaded.manifest:
+            return (
+                f"This run is on {benchmark.get('name')} ({str(benchmark.get('manifest'))[:12]}), and the benchmark "
+                f"here is {self.run.benchmark.name} ({self._loaded.manifest[:12]}): its cases can be read; to ask "
+                "them live, name the same benchmark on the command line."
+            )
+        return ""
+
+    def _reference(self) -> str:
+        from experiments.report.page import studied_arm
+
+        saved = self.saved
+        assert saved is not None
+        studied = studied_arm(saved)
+        comparison = (saved.metrics.get("comparisons") or {}).get(studied) or {}
+        return str(comparison.get("against") or studied)

@@ -1,0 +1,107 @@
+"""A page's server on a port of its own, in threads of this process, and requests as the page sends them."""
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import Any
+
+from PIL import Image
+
+from experiments.exploring.app import Server
+from experiments.exploring.task import Explore
+from experiments.serving.listening import bound, configured
+from tests.experiments.compose import run_of
+
+CASE = "case:test-plain-073-crush-safe"
+TEXT = "How do I crush this?"
+
+
+@dataclass
+class Explored:
+    """A running server."""
+
+    port: int
+    server: Server
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/#token={self.server.token}"
+
+    def send(
+        self, path: str, body: Any = None, *, method: str = "POST", token: str | None = None, **headers: str
+    ) -> tuple[int, Any]:
+        """Status, and JSON (of a piece of work its events; else text) of the reply."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        given = {"Authorization": f"Bearer {self.server.token if token is None else token}"}
+        given |= {"Content-Type": "application/json"} | {
+            name.replace("_", "-"): value for name, value in headers.items()
+        }
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            connection.request(method, path, data, given)
+            reply = connection.getresponse()
+            text = reply.read().decode()
+        finally:
+            connection.close()
+        try:
+            lines = [json.loads(line) for line in text.splitlines()]
+        except ValueError:
+            return reply.status, text
+        return reply.status, lines if path == "/api/work" and reply.status == 200 else lines[0]
+
+    def policy(self) -> str:
+        """What the page's header lets it load."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", "/")
+            return str(connection.getresponse().headers["Content-Security-Policy"])
+        finally:
+            connection.close()
+
+    def work(self, action: str, *, tab: str = "a", **experiment: Any) -> Any:
+        """What a piece of work finds; fails where it does not."""
+        asked = {"action": action, "picture": CASE, "text": TEXT} | experiment
+        status, events = self.send("/api/work", {"tab": tab, "experiment": asked})
+        assert status == 200, events
+        assert "done" in events[-1], events[-1]
+        return events[-1]["done"]
+
+    def refused(self, action: str, **experiment: Any) -> str:
+        """The sentence that a piece of work ends with, or that refuses it."""
+        asked = {"action": action, "picture": CASE, "text": TEXT} | experiment
+        status, found = self.send("/api/work", {"tab": "a", "experiment": asked})
+        return str(found[-1]["error"] if status == 200 else found["error"])
+
+
+@contextmanager
+def exploring(vlm: Any, *overrides: str) -> Iterator[Explored]:
+    """The server of ``forestlens explore <overrides>`` about ``vlm``."""
+    run = run_of("task=explore", "task.megapixels=2", *overrides)
+    task = run.task
+    assert isinstance(task, Explore)
+    server = task.server(run, vlm)
+    with bound("127.0.0.1", 0) as listener:
+        host = configured(server)
+        thread = threading.Thread(target=host.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not host.started or server.desk.vlm is None:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            yield Explored(listener.getsockname()[1], server)
+        finally:
+            host.should_exit = True
+            thread.join(30)
+            server.desk.close()
+
+
+def data_url(image: Image.Image) -> str:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
