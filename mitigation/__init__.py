@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.own_file import OwnFile
     from mitigation.peers.agla import AGLA
+    from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
     from mitigation.peers.only import ONLY
     from mitigation.peers.opera import OPERA
-    from mitigation.peers.published_baselines import M3ID, PAI, InstructionContrast
     from mitigation.peers.vista import VISTA
     from mitigation.prior_correction import PriorCorrection, prior_margins, prior_share
     from mitigation.prompting import ContextPrompt, SafetyPrompt
@@ -87,7 +87,7 @@ _NAMES = {
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
     "learned.probe_readout": ("TruthReadout",),
     "prompting": ("ContextPrompt", "SafetyPrompt"),
-    "peers.published_baselines": ("M3ID", "PAI", "InstructionContrast"),
+    "peers.icd_m3id_pai": ("M3ID", "PAI", "InstructionContrast"),
     "threshold": ("CalibratedShift", "ConstantShift"),
     "vcd": ("VCD",),
     "verbalise": ("Verbalise",),

@@ -13,8 +13,8 @@ from interp.vlm import VLM, Prompt
 from mitigation.controls import CutoffOnly, SelfContrast, TextOnly, YesBias
 from mitigation.method import Baseline
 from mitigation.peers.agla import AGLA
+from mitigation.peers.icd_m3id_pai import PAI
 from mitigation.peers.only import ONLY
-from mitigation.peers.published_baselines import PAI
 from mitigation.peers.vista import VISTA
 from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import CalibratedShift, ConstantShift

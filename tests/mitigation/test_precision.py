@@ -16,7 +16,7 @@ from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
 from mitigation.method import Baseline
-from mitigation.peers.published_baselines import M3ID, InstructionContrast
+from mitigation.peers.icd_m3id_pai import M3ID, InstructionContrast
 from mitigation.prior_correction import PriorCorrection
 from mitigation.vcd import VCD
 from tests.wide import cases, exact_logits, exact_margins, head_inputs, wide_llava

@@ -14,7 +14,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.attention_edit import steer_attention
 from mitigation.contrastive.formulas import guided, m3id
 from mitigation.method import Baseline
-from mitigation.peers.published_baselines import M3ID, PAI, InstructionContrast
+from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
 from mitigation.wrappers import Shifted
 from tests.families import FAMILIES
 from tests.mitigation.slow_rule import decided, slow_rule

@@ -1,4 +1,4 @@
-"""Published decoding rules at their published settings, for comparison: instruction contrast (ICD), M3ID, PAI.
+"""ICD (arXiv 2403.18715), M3ID (arXiv 2403.14003) and PAI (arXiv 2407.21771) at their published settings.
 
 Each docstring notes where sources disagree. All three were published for image captioning and for yes/no questions
 about objects, mostly with sampling; here they decode greedily. Importing this module loads neither torch nor
