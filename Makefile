@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-all mutations contract contract-check chromium docs check format clean
+.PHONY: help install install-dev demo smol gpu test test-all mutations contract contract-check chromium docs notebook check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -86,6 +86,13 @@ docs: .venv/.installed-docs ## the documentation as a site in build/site, with s
 	git ls-files --cached --others --exclude-standard '*.md' docs LICENSE interp/contract.json ':!.github' | xargs cp --parents --target-directory build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open build/site/index.html"
+
+.venv/.installed-notebook: .venv/.installed
+	$(PIP) --editable '.[notebook]'
+	@touch $@
+
+notebook: .venv/.installed-notebook ## install Jupyter, then docs/tutorial.ipynb in it
+	$(BIN)/jupyter lab docs/tutorial.ipynb
 
 check: install-dev ## ruff, mypy, import-linter; no circle of files
 	$(BIN)/ruff check .

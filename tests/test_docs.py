@@ -58,7 +58,8 @@ def test_the_page_on_python_names_both_bundled_models_and_how_the_notebook_is_ru
     for name in ("llava", "smol"):
         assert f'load("organism:{name}")' in page
         assert (ORGANISMS / name).is_dir()
-    assert "jupyter lab docs/tutorial.ipynb" in page
+    assert "make notebook" in page
+    assert "jupyter lab docs/tutorial.ipynb" in (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     assert "python -m tests.notebook docs/tutorial.ipynb" in page  # test_tutorial runs this
 
 
