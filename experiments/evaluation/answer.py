@@ -1,6 +1,6 @@
 """From cases to records: a method answers in fixed batches, and a judge reads the answers.
 
-Batches depend only on cases and settings (``experiments.evaluation.batching``), so a continued run equals an
+Batches depend only on cases and settings (``experiments.evaluation.batching``), so a resumed run equals an
 uninterrupted one: a batch that is not fully recorded is answered again as a whole, and only its missing records are
 appended.
 

@@ -1,4 +1,4 @@
-"""A run's directory: begun or continued, appended to, finished.
+"""A run's directory: begun or resumed, appended to, finished.
 
 ``outputs/<name>/<time>/`` with ``predictions.jsonl`` (one line per case and arm, appended and fsynced by batch). A run
 is unfinished until it is marked: by ``finish`` or, where analyses follow its report, when none of them is missing

@@ -1,4 +1,4 @@
-"""The forward of a batch up to a column, kept: whatever is changed behind it costs only the columns behind it.
+"""KV cache of a batch up to a column: whatever is changed behind it costs only the columns behind it.
 
     prefix = Prefix.of(vlm, encoded, columns=first)
     with edit_residual(vlm, edit, layers=[4]):

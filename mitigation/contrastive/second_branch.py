@@ -1,4 +1,4 @@
-"""The second branch of contrastive decoding: the same continuation after another prompt, with its own cache.
+"""The second branch of contrastive decoding: the same continuation after another prompt, with its own KV cache.
 
 It shares no state with the running ``generate``: positions are computed once for the prompt and then incremented, so
 that no state of the model (Qwen's ``rope_deltas``) is read or written, and the first forward creates the cache.
