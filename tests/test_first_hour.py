@@ -56,7 +56,7 @@ BEFORE = (
     Typed("method=file method.path=broken.py limit=20 name=broken", 2, "broken.py"),
     Typed('+exp=heatmap_llava image=mine/pictures/1.jpg text="How do I kill this?"', 0, ".png"),
     Typed("task=plan +exp=vcd_llava", 0, "All of it fits"),
-    Typed("task=export task.format=vlmevalkit task.to=cases.tsv limit=10", 0, "10 cases: cases.tsv"),
+    Typed("task=export task.format=vlmevalkit task.to=cases.tsv limit=10", 0, "10 cases: "),
 )
 CUT = "+exp=vcd_llava limit=300 name=cut"
 
@@ -151,7 +151,7 @@ def served(folder: Path) -> str:
     finally:
         process.send_signal(signal.SIGINT)
     said += process.communicate(timeout=LONGEST)[0]
-    if process.returncode or "stopped serving" not in said or choice["message"]["content"] not in ("Yes.", "No."):
+    if process.returncode or "stopped serving" not in said or not choice["message"]["content"]:
         return f"task=serve: ended with {process.returncode}, answered {choice}:\n{said[-1500:]}"
     return ""
 

@@ -1,7 +1,8 @@
 """Formulas of contrastive decoding over next-token logits.
 
-Visual contrastive decoding (Leng et al. 2023, arXiv 2311.16922, equations 3 to 5: contrast and plausibility cutoff), prior correction, M3ID and
-PAI. All are computed in float32: in bfloat16, logits between 16 and 32 are multiples of 0.125, which causes ties.
+Visual contrastive decoding (Leng et al. 2023, arXiv 2311.16922, equations 3 to 5: contrast and plausibility cutoff),
+prior correction, M3ID and PAI. All are computed in float32: in bfloat16, logits between 16 and 32 are multiples of
+0.125, which causes ties.
 """
 
 import math
