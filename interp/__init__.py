@@ -29,6 +29,7 @@ Interventions
     knockout_effect, knockout_by_window, knockout_by_head   what that does to the margin: in all layers, by window, head
     edit_residual, edit_activations   changes hidden states; what attention, MLPs or heads compute
     part_effects, part_attribution, Part   what every head and MLP does to the margin: exactly, and from gradients
+    part_set_effects      what sets of them do together
     patch, misaligned     activation patching between pairs of prompts: of the residual stream, attention, MLPs, heads;
                           why a pair cannot be patched
 
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
     from interp.tools.knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect
     from interp.tools.lens import logit_lens
     from interp.tools.logit_attribution import direct_logit_attribution
-    from interp.tools.part_effects import Part, part_attribution, part_effects
+    from interp.tools.part_effects import Part, part_attribution, part_effects, part_set_effects
     from interp.tools.patching import misaligned, patch
     from interp.tools.probes import Probe, probe
     from interp.vlm import VLM
@@ -118,7 +119,7 @@ _NAMES = {
     "tools.logit_attribution": ("direct_logit_attribution",),
     "first_scores": ("Metric",),
     "metric": ("logit_difference",),
-    "tools.part_effects": ("Part", "part_attribution", "part_effects"),
+    "tools.part_effects": ("Part", "part_attribution", "part_effects", "part_set_effects"),
     "tools.patching": ("misaligned", "patch"),
     "figures.attention": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
     "tools.probes": ("Probe", "probe"),

@@ -18,6 +18,7 @@ Methods trained on labelled cases
     TruthReadout                 adds the logit of a probe of the truth to the verdict
     DirectionSteering            adds a direction to the residual stream
     AblateDirection, AblateRandom        removes a direction from it, or from the weights; a random one
+    PartScaling                  scales what the parts that carry the picture, or the sentence, write at the verdict
     VRTuning                     a LoRA adapter trained to reason first (``mitigation.vrtuning`` trains it)
 
 Controls
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from mitigation.ecso import ECSO
     from mitigation.learned.activation_steering import DirectionSteering
     from mitigation.learned.direction_ablation import AblateDirection, AblateRandom
+    from mitigation.learned.part_scaling import PartScaling
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod
     from mitigation.own_file import OwnFile
@@ -85,6 +87,7 @@ _NAMES = {
     "peers.opera": ("OPERA",),
     "own_file": ("OwnFile",),
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
+    "learned.part_scaling": ("PartScaling",),
     "learned.probe_readout": ("TruthReadout",),
     "prompting": ("ContextPrompt", "SafetyPrompt"),
     "peers.icd_m3id_pai": ("M3ID", "PAI", "InstructionContrast"),

@@ -25,6 +25,7 @@ from mitigation import (
     CutoffOnly,
     DirectionSteering,
     InstructionContrast,
+    PartScaling,
     PriorCorrection,
     SafetyPrompt,
     Sampled,
@@ -75,6 +76,7 @@ LEARNERS: dict[str, Any] = {
     "readout": TruthReadout(),
     "steering": DirectionSteering(),
     "ablate_direction": AblateDirection(),
+    "part_scaling": PartScaling(),
     "calibrated_shift": CalibratedShift(),
     "yes_bias": YesBias(),
 }

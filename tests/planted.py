@@ -11,7 +11,10 @@ dimension ``ballast`` keeps every norm's scale the same, so that a feature of 1 
   verdict copies ``seen`` from them one layer later;
 - layer ``heeds`` (if any) has a head by which the verdict looks at alarming words and copies ``alarm`` to ``heard``;
 - layer ``writes`` has an MLP that writes ``seen`` to ``verdict``, or, where something alarming was heard, −1: the
-  sentence overrules the picture. The output head reads ``verdict`` alone: the margin is ``MARGIN`` times it.
+  sentence overrules the picture. The output head reads ``verdict`` alone: the margin is ``MARGIN`` times it;
+- with ``carriers`` there is no such layer: each of these heads looks at the image and adds its weight times
+  ``picture`` to ``verdict`` itself. Where it ``saturates``, they add it to ``seen``, and layer ``writes`` hands that on
+  up to ±½. ``idle`` heads copy ``picture`` tenfold to where nothing reads it.
 
 Layers are decoder layers, from 0; what layer l does is in the residual stream from layer l + 1 on. A head that finds
 nothing to look at looks at the sink, which holds nothing. After Yes or No the model says "red" or "blue" (what its
@@ -43,6 +46,7 @@ DIMENSIONS = (
     "verdict",
     "said",
     "done",
+    "idle",
 )
 """Names of the first dimensions of the residual stream; the rest are always 0."""
 
@@ -67,6 +71,9 @@ class Plan:
     writes: int = 2
     layers: int = 4
     through_words: bool = False
+    carriers: tuple[tuple[int, int, float], ...] = ()  # layer, head, weight
+    saturates: bool = False
+    idle: tuple[tuple[int, int], ...] = ()
 
 
 def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
@@ -83,14 +90,23 @@ def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
             module.weight.fill_(BALLAST / WIDTH**0.5)
         _embed(text.embed_tokens.weight, tokenizer)
         attention = [layer.self_attn for layer in text.layers]
-        if plan.through_words:
+        for layer, head in plan.idle:
+            _copy(attention[layer], head, asker="asks", source="image", value="picture", to="idle", weight=10)
+        if plan.carriers:
+            target = "seen" if plan.saturates else "verdict"
+            for layer, head, weight in plan.carriers:
+                _copy(attention[layer], head, asker="asks", source="image", value="picture", to=target, weight=weight)
+        elif plan.through_words:
             _copy(attention[plan.reads], 0, asker="word", source="image", value="picture", to="seen")
             _copy(attention[plan.reads + 1], 0, asker="asks", source="word", value="seen", to="seen")
         else:
             _copy(attention[plan.reads], 0, asker="asks", source="image", value="picture", to="seen")
         if plan.heeds is not None:
             _copy(attention[plan.heeds], 1, asker="asks", source="alarm", value="alarm", to="heard")
-        _write(text.layers[plan.writes].mlp)
+        if plan.saturates:
+            _clip(text.layers[plan.writes].mlp)
+        elif not plan.carriers:
+            _write(text.layers[plan.writes].mlp)
         _speak(model.lm_head.weight, tokenizer)
     return VLM(model.to(dtype), processor, name="planted")
 
@@ -175,8 +191,9 @@ def _embed(table: Tensor, tokenizer: Any) -> None:
             table[i, DIMENSIONS.index(mark)] = 1
 
 
-def _copy(attention: Any, head: int, *, asker: str, source: str, value: str, to: str) -> None:
-    """A head by which columns with ``asker`` copy the mean ``value`` of those with ``source``; others see the sink."""
+def _copy(attention: Any, head: int, *, asker: str, source: str, value: str, to: str, weight: float = 1.0) -> None:
+    """A head by which columns with ``asker`` copy ``weight`` times the mean ``value`` of those with ``source``; others
+    see the sink."""
     first, size = head * HEAD, (SHARP * HEAD**0.5) ** 0.5
     looks, rests = first + 3, first + 7
     attention.q_proj.weight[rests, DIMENSIONS.index("ballast")] = size / BALLAST
@@ -184,7 +201,7 @@ def _copy(attention: Any, head: int, *, asker: str, source: str, value: str, to:
     attention.k_proj.weight[rests, DIMENSIONS.index("sink")] = size
     attention.k_proj.weight[looks, DIMENSIONS.index(source)] = 2 * size
     attention.v_proj.weight[first, DIMENSIONS.index(value)] = 1
-    attention.o_proj.weight[DIMENSIONS.index(to), first] = 1
+    attention.o_proj.weight[DIMENSIONS.index(to), first] = weight
 
 
 def _write(mlp: Any) -> None:
@@ -196,6 +213,19 @@ def _write(mlp: Any) -> None:
     mlp.up_proj.weight[0, DIMENSIONS.index("seen")] = 1
     mlp.up_proj.weight[1, ballast] = -1 / BALLAST
     mlp.down_proj.weight[verdict, :2] = 1 / BIG
+
+
+def _clip(mlp: Any) -> None:
+    """``seen`` between −½ and ½: two neurons that open there, and one that takes off the half."""
+    ballast, verdict, seen = (DIMENSIONS.index(name) for name in ("ballast", "verdict", "seen"))
+    for neuron, end, sign in ((0, -0.5, 1), (1, 0.5, -1)):
+        mlp.gate_proj.weight[neuron, seen] = BIG**2
+        mlp.gate_proj.weight[neuron, ballast] = -end * BIG**2 / BALLAST
+        mlp.up_proj.weight[neuron, ballast] = 1 / BALLAST
+        mlp.down_proj.weight[verdict, neuron] = sign / BIG**2
+    mlp.gate_proj.weight[2, ballast] = BIG / BALLAST
+    mlp.up_proj.weight[2, ballast] = -0.5 / BALLAST
+    mlp.down_proj.weight[verdict, 2] = 1 / BIG
 
 
 def _speak(head: Tensor, tokenizer: Any) -> None:

@@ -17,6 +17,7 @@ from experiments.planning.models import Asked
 from experiments.planning.recorder import SETTLING
 from experiments.studies.attention.heatmap import Heatmap
 from experiments.studies.direction_ablation import Ablation
+from experiments.studies.localise.study import Localise
 from experiments.studies.mechanism.study import Mechanism
 from experiments.studies.mitigation_selection.study import Mitigations
 from experiments.studies.vrtuning.arms import NewAdapter
@@ -97,6 +98,8 @@ def steps_of(run: Run) -> list[Step]:
     _ = run.weights
     if isinstance(task, Mechanism):
         return [*_answers(run, {BASELINE: run.arms[BASELINE]}), *_mechanism(task, run)]
+    if isinstance(task, Localise):
+        return [*_answers(run, {BASELINE: run.arms[BASELINE]}), *_localise(task)]
     if isinstance(task, Mitigations):
         found = {name: candidate.method for name, candidate in task.candidates.items()}
         first, *others = _answers(run, {**run.arms, **found})
@@ -109,8 +112,9 @@ def steps_of(run: Run) -> list[Step]:
     if isinstance(task, Ablation) or getattr(task, "func", None) is study.run:
         return [*_answers(run, run.arms), *_attention(run)]
     raise UserError(
-        "task=plan does not know the steps of this task; it plans study, mechanism, direction_ablation, "
-        "mitigation_selection, vrtuning and heatmap; choose one of them, or an experiment that runs one (+exp=NAME)"
+        "task=plan does not know the steps of this task; it plans study, mechanism, localise, "
+        "direction_ablation, mitigation_selection, vrtuning and heatmap; choose one of them, or an experiment that "
+        "runs one (+exp=NAME)"
     )
 
 
@@ -186,7 +190,7 @@ def _learn(method: Any, files: list[Path]) -> "Callable[[Scene, int], object]":
     def do(scene: Scene, rows: int) -> object:
         # A few questions, each of several cases, for what learns by leaving questions out.
         prompts = [
-            replace(prompt, text=f"{prompt.text} {number % QUESTIONS}")
+            replace(prompt, text=f"{prompt.text} {number // 2 % QUESTIONS}")
             for number, prompt in enumerate(scene.prompts(max(rows, LEARNING)))
         ]
         path = scene.folder / f"{id(method)}.safetensors"
@@ -225,7 +229,7 @@ def _taught(method: Any, scene: Scene) -> Path:
         method = replace(method, point=1)
     path = scene.folder / f"taught-{id(method)}.safetensors"
     few = Asked(8, 56, 56).prompts(LEARNING)
-    prompts = [replace(prompt, text=f"{prompt.text} {number % QUESTIONS}") for number, prompt in enumerate(few)]
+    prompts = [replace(prompt, text=f"{prompt.text} {number // 2 % QUESTIONS}") for number, prompt in enumerate(few)]
     method.learn(scene.vlm, prompts, _labels(LEARNING), out=path)
     return path
 
@@ -338,6 +342,50 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
     yield Step("patching: the twin's states", patched, times=patched_times, cases=task.failures)
     yield Step("prior: the sentence without its picture", prior)
     yield Step("directions: states edited", ablated, times=3)
+
+
+def _localise(task: Localise) -> Iterator[Step]:
+    """Every pair whole in either direction, then the runs with parts replaced: single columns where one is enough."""
+    from experiments.studies.localise.cases import JOIN, TERMS
+    from interp.tools.part_effects import check_precise, part_attribution, part_set_effects, parts_of
+
+    runs = len({name for question in task.questions for name, _ in TERMS[question]})
+    most = None if task.pairs is None else 2 * task.pairs
+
+    def pairs(scene: Scene, rows: int) -> object:
+        twins = [
+            replace(twin, text=own.text)
+            for own, twin in zip(scene.prompts(rows), scene.prompts(rows, seed=1), strict=True)
+        ]
+        last = [parts_of(scene.vlm)[-1:]]
+        if task.place != "verdict":
+            part_attribution(scene.vlm, scene.prompts(rows), twins, place=task.place, batch_size=rows)
+        return part_set_effects(scene.vlm, scene.prompts(rows), twins, last, place=task.place, batch_size=rows)
+
+    def column(scene: Scene, rows: int) -> object:
+        from interp.segments import segment
+        from interp.speed.prefix import Prefix
+
+        vlm, prompts = scene.vlm, scene.prompts(rows)
+        check_precise(vlm)
+        encoded = vlm.encode(prompts)
+        last = encoded["input_ids"].shape[1] - 1
+        if task.place != "verdict" or not Prefix.fits(vlm, segment(vlm, prompts, encoded), last):
+            return vlm.score(prompts, encoded=encoded)
+        prefix = Prefix.of(vlm, encoded, columns=last)
+        scene.begin()
+        return prefix.score()
+
+    def replaced(vlm: "VLM") -> float:
+        """Runs with something replaced for each case; half of the layers of a single part's run are kept."""
+        parts = len(parts_of(vlm))
+        counts = (max(1, parts // 4)).bit_length()
+        curves = (len(task.questions) - (JOIN in task.questions)) * counts * (3 + task.random_sets)
+        single = task.candidates * len(task.questions) + (parts if task.place == "verdict" else 0)
+        return (runs * single / 2 + curves) / 2
+
+    yield Step("parts: pairs, whole, in both directions", pairs, times=runs / 2, cases=most)
+    yield Step("parts: one or more replaced", column, times=replaced, cases=most)
 
 
 def _training(task: VRTuningStudy) -> list[Step]:

@@ -16,6 +16,7 @@ Two questions have two estimates, and neither is a mean of ratios (``PartEffects
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -59,21 +60,19 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartEffects:
-    """Effects of ``parts`` on the margin of each pair, in logits; float32, on the CPU.
+class SetEffects:
+    """Effects of ``sets`` of parts, replaced together, on the margin of each pair, in logits; float32, on the CPU.
 
-    ``moved`` is the margin with the part replaced minus the margin without, in the clean prompt (direction 0) and in
-    the other one (direction 1). ``how`` says how it was found. ``absent`` says of what the layout lacks why it is not
-    among the parts.
+    ``moved`` is the margin with the parts replaced minus the margin without, in the clean prompt (direction 0) and in
+    the other one (direction 1). ``how`` says how it was found.
     """
 
-    moved: Float[Tensor, "direction part row"]
+    moved: Float[Tensor, "direction set row"]
     clean: Float[Tensor, " row"]
     other: Float[Tensor, " row"]
-    parts: tuple[Part, ...]
+    sets: tuple[tuple[Part, ...], ...]
     place: Place
     how: str
-    absent: tuple[str, ...] = ()
 
     @property
     def gap(self) -> Float[Tensor, "direction row"]:
@@ -81,18 +80,15 @@ class PartEffects:
         return torch.stack([self.other - self.clean, self.clean - self.other])
 
     @property
-    def picture(self) -> Float[Tensor, " part"]:
+    def picture(self) -> Float[Tensor, " set"]:
         """What carries the difference, whatever its sign: the slope Σ moved·gap / Σ gap², 1 if all goes through it.
 
-        Over pairs of pictures it says which part carries the picture; over pairs of sentences, the sentence.
+        Over pairs of pictures it says which part carries the picture; over pairs of sentences, the sentence. A part
+        that is replaced by its mean moves half as far as one that is replaced by the other run's, and by 0 anywhere.
         """
-        return self._slope(torch.arange(len(self.clean)))
+        return (self.moved * self.gap[:, None]).sum((0, 2)) / self.gap.square().sum()
 
-    def _slope(self, rows: Tensor) -> Float[Tensor, " part"]:
-        moved, gap = self.moved[:, :, rows], self.gap[:, rows]
-        return (moved * gap[:, None]).sum((0, 2)) / gap.square().sum()
-
-    def truth(self, groups: Sequence[Hashable] | None = None) -> Float[Tensor, " part"]:
+    def truth(self, groups: Sequence[Hashable] | None = None) -> Float[Tensor, " set"]:
         """What carries the truth: Σ moved / Σ gap, with the safe member of each pair as ``other``.
 
         ``groups`` name what the pairs were drawn from (templates); by default every pair is its own.
@@ -113,6 +109,21 @@ class PartEffects:
                 "members of these pairs apart on average, and a share of nothing has no meaning; ask .picture instead"
             )
         return (self.moved[0] - self.moved[1]).sum(1) / (2 * self.gap[0].sum())
+
+
+@dataclass(frozen=True)
+class PartEffects(SetEffects):
+    """The effects of single parts, each a set of its own.
+
+    ``absent`` says of what the layout lacks why it is not among the parts.
+    """
+
+    absent: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts, in the order of ``moved``."""
+        return tuple(part for (part,) in self.sets)
 
     @property
     def table(self) -> pd.DataFrame:
@@ -152,35 +163,65 @@ def part_effects(
         UserError: the model is in 16 bits, lists of different lengths, an unknown part or place, or pairs that do not
             align at the place (``misaligned``).
     """
+    known = parts_of(vlm)
+    found = part_set_effects(
+        vlm, clean, other, [(part,) for part in (known if parts is None else parts)], place=place, replace=replace,
+        reference=reference, batch_size=batch_size,
+    )  # fmt: skip
+    return PartEffects(**vars(found), absent=absent_parts(vlm))
+
+
+def part_set_effects(
+    vlm: "VLM",
+    clean: Prompt | Sequence[Prompt],
+    other: Prompt | Sequence[Prompt],
+    sets: Sequence[Sequence[Part]],
+    *,
+    place: Place = "verdict",
+    replace: str = "counterfactual",
+    reference: Sequence[Prompt] | None = None,
+    batch_size: int | None = None,
+) -> SetEffects:
+    """Exact effects of ``sets`` of parts, the parts of each replaced together; all else as in ``part_effects``.
+
+    The k best parts as a set say how faithful they are (``picture`` near 1), all parts but these how complete (near 0
+    if they alone keep the prompt's own answer).
+
+    Raises:
+        UserError: as ``part_effects``, or a set without parts.
+    """
     clean, other = _pairs(clean, other)
-    _check_precise(vlm)
+    check_precise(vlm)
     if replace not in _NAMED:
         raise UserError(f"replace={replace!r}; known: {', '.join(_NAMED)}; choose among these")
     check_places(vlm, [place], PATCHABLE if replace == "counterfactual" else READABLE)
-    known = parts_of(vlm)
-    chosen = tuple(known if parts is None else parts)
-    if unknown := [part for part in chosen if part not in known]:
-        raise UserError(f"{vlm.name} has no part {unknown[0]}; there are {known[0]} to {known[-1]}; choose among these")
-    fixed = _fixed(vlm, chosen, place, replace, [*clean, *other] if reference is None else list(reference))
-    ways: set[str] = set()
+    known, asked = parts_of(vlm), tuple(tuple(parts) for parts in sets)
+    if not asked or not all(asked):
+        raise UserError("no parts to replace; name one or more in each set")
+    if unknown := {part for parts in asked for part in parts} - set(known):
+        raise UserError(
+            f"{vlm.name} has no part {min(map(str, unknown))}; there are {known[0]} to {known[-1]}; choose among these"
+        )
+    every = [part for part in known if any(part in parts for parts in asked)]
+    fixed = _fixed(vlm, every, place, replace, [*clean, *other] if reference is None else list(reference))
 
     def margins(some: list[int]) -> Float[Tensor, "row value"]:
-        """Clean and other margins, then both directions of every part."""
+        """Whether whole runs were needed, clean and other margins, then both directions of every set."""
         members = [clean[index] for index in some], [other[index] for index in some]
-        found = []
+        found, whole = [], False
         for receiver, giver in (members, members[::-1]):
             batch = PairBatch.of(vlm, receiver, giver, some)
             receiving, giving = batch.aligned(place) if replace == "counterfactual" else (batch.columns(place), None)
-            states = fixed if giving is None else _states(vlm, batch, chosen, giving)
-            found.append(_replaced(vlm, batch, chosen, receiving, states, ways))
+            states = fixed if giving is None else _states(vlm, batch, every, giving)
+            alone = _only_last(vlm, batch, receiving)
+            found.append(_replaced(vlm, batch, asked, receiving, states, alone))
+            whole |= not alone
         (before, moved), (after, moved_back) = found
-        return torch.stack([before, after, *moved, *moved_back], dim=1)
+        return torch.stack([torch.full_like(before, float(whole)), before, after, *moved, *moved_back], dim=1)
 
-    before, after, *moved = vlm.batches.measured(clean, margins, batch_size=batch_size).unbind(1)
-    how = f"{WHOLE_RUNS if WHOLE_RUNS in ways else ONE_COLUMN}; replaced by {_NAMED[replace]}"
-    return PartEffects(
-        torch.stack(moved).unflatten(0, (2, len(chosen))), before, after, chosen, place, how, absent_parts(vlm)
-    )
+    whole, before, after, *moved = vlm.batches.measured(clean, margins, batch_size=batch_size).unbind(1)
+    how = f"{WHOLE_RUNS if bool(whole.any()) else ONE_COLUMN}; replaced by {_NAMED[replace]}"
+    return SetEffects(torch.stack(moved).unflatten(0, (2, len(asked))), before, after, asked, place, how)
 
 
 _NAMED = {"counterfactual": "the other run's output", "mean": "the mean output", "zero": "0"}
@@ -229,7 +270,8 @@ def part_attribution(
     before, after, *found = vlm.batches.measured(clean, estimates, batch_size=batch_size).unbind(1)
     estimated = torch.stack(found)
     how = f"integrated gradients at {steps} points" if steps else "gradients averaged over both runs"
-    return PartEffects(torch.stack([estimated, -estimated]), before, after, tuple(parts), place, how, absent_parts(vlm))
+    both, sets = torch.stack([estimated, -estimated]), tuple((part,) for part in parts)
+    return PartEffects(both, before, after, sets, place, how, absent_parts(vlm))
 
 
 def agreement(estimate: PartEffects, exact: PartEffects) -> pd.DataFrame:
@@ -252,6 +294,21 @@ def parts_of(vlm: "VLM") -> list[Part]:
     return sorted([*heads, *(Part("mlp", layer) for layer in layers_of(vlm, "mlp"))], key=lambda part: part.layer)
 
 
+def random_alike(parts: Sequence[Part], best: Sequence[int], rng: np.random.Generator) -> list[int]:
+    """Places in ``parts`` of as many others: of kind and layer of each of ``best`` if one is left, else of its kind.
+
+    Where none of its kind is left either, any other; none of ``best`` is among them, so these are at most half.
+    """
+    free = set(range(len(parts))) - set(best)
+    chosen: list[int] = []
+    for like in (parts[place] for place in best):
+        of_kind = [at for at in free if parts[at].kind == like.kind]
+        nearest = [at for at in of_kind if parts[at].layer == like.layer] or of_kind or list(free)
+        chosen.append(int(rng.choice(sorted(nearest))))
+        free.remove(chosen[-1])
+    return chosen
+
+
 def absent_parts(vlm: "VLM") -> tuple[str, ...]:
     """What is no part here, and why, in a sentence each."""
     crossing = sorted(vlm.layout.crossings(vlm.model))
@@ -268,7 +325,12 @@ def _pairs(clean: Prompt | Sequence[Prompt], other: Prompt | Sequence[Prompt]) -
     return list(clean), list(other)
 
 
-def _check_precise(vlm: "VLM") -> None:
+def check_precise(vlm: "VLM") -> None:
+    """Checks that effects of single parts are larger than what rounding does.
+
+    Raises:
+        UserError: the model is in 16 bits.
+    """
     if vlm.dtype in (torch.bfloat16, torch.float16):
         raise UserError(
             f"{vlm.name} is in {str(vlm.dtype).removeprefix('torch.')}, where rounding is nearly as large as the "
@@ -315,43 +377,62 @@ def _states(vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Te
     return found
 
 
-def _replaced(
-    vlm: "VLM", batch: PairBatch, parts: Sequence[Part], where: tuple[Tensor, Tensor], states: States, ways: set[str]
-) -> tuple[Float[Tensor, " row"], list[Float[Tensor, " row"]]]:
-    """The receiving prompts' margins, and by how much each part moves them."""
+def _only_last(vlm: "VLM", batch: PairBatch, where: tuple[Tensor, Tensor]) -> bool:
+    """Whether the last column alone changes, and can be run again alone."""
     last = batch.clean_segments.width - 1
-    alone = bool((where[1] == last).all()) and Prefix.fits(vlm, batch.clean_segments, last)
-    ways.add(ONE_COLUMN if alone else WHOLE_RUNS)
+    return bool((where[1] == last).all()) and Prefix.fits(vlm, batch.clean_segments, last)
+
+
+def _replaced(
+    vlm: "VLM",
+    batch: PairBatch,
+    sets: Sequence[Sequence[Part]],
+    where: tuple[Tensor, Tensor],
+    states: States,
+    alone: bool,
+) -> tuple[Float[Tensor, " row"], list[Float[Tensor, " row"]]]:
+    """The receiving prompts' margins, and by how much each set moves them."""
+    last = batch.clean_segments.width - 1
     run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else _whole(vlm, batch)
     rows, columns = where[0], torch.full_like(where[1], -1) if alone else where[1]
-    with kept(vlm, [part.layer - 1 for part in parts], every=alone) as lower:
+    with kept(vlm, [_lowest(parts) - 1 for parts in sets], every=alone) as lower:
         before = run()
-    return before, [_run_with(vlm, run, lower, part, (rows, columns), states) - before for part in parts]
+    return before, [_run_with(vlm, run, lower, parts, (rows, columns), states) - before for parts in sets]
 
 
 def _whole(vlm: "VLM", batch: PairBatch) -> Callable[[], Float[Tensor, " row"]]:
     return lambda: vlm.score(batch.clean, encoded=batch.clean_inputs)
 
 
+def _lowest(parts: Sequence[Part]) -> int:
+    return min(part.layer for part in parts)
+
+
 def _run_with(
     vlm: "VLM",
     run: Callable[[], Float[Tensor, " row"]],
     lower: LowerLayers,
-    part: Part,
+    parts: Sequence[Part],
     where: tuple[Tensor, Tensor],
     states: States,
 ) -> Float[Tensor, " row"]:
-    value = states[part.kind, part.layer]
+    heads: dict[tuple[str, int], list[int]] = {}
+    for part in parts:
+        heads.setdefault((part.kind, part.layer), []).extend([] if part.head is None else [part.head])
 
-    def put(here: LayerStates) -> Tensor:
-        hidden, new = here.hidden.clone(), value.to(here.hidden)
-        if part.head is None:
+    def put(here: LayerStates, kind: str) -> Tensor:
+        hidden, new = here.hidden.clone(), states[kind, here.layer].to(here.hidden)
+        if kind == "mlp":
             hidden[where] = new
-        else:
-            hidden[(*where, part.head)] = new[..., part.head, :]
+        for head in heads[kind, here.layer]:
+            hidden[(*where, head)] = new[..., head, :]
         return hidden
 
-    with lower.put_in(part.layer - 1), edit_activations(vlm, put, what=part.kind, layers=[part.layer]):
+    with ExitStack() as stack:
+        stack.enter_context(lower.put_in(_lowest(parts) - 1))
+        for kind in get_args(Kind):
+            if layers := [layer for of, layer in heads if of == kind]:
+                stack.enter_context(edit_activations(vlm, partial(put, kind=kind), what=kind, layers=layers))
         return run()
 
 

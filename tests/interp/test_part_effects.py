@@ -1,6 +1,7 @@
 """Part effects: exact ones are those of patching, planted carriers are found, and estimates agree where they should."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates
 from interp.hooks.sublayers import edit_activations
+from interp.loading import load
 from interp.tools.part_effects import (
     ONE_COLUMN,
     WHOLE_RUNS,
@@ -16,6 +18,7 @@ from interp.tools.part_effects import (
     agreement,
     part_attribution,
     part_effects,
+    part_set_effects,
     parts_of,
 )
 from interp.tools.patching import patch
@@ -151,3 +154,60 @@ def test_what_cannot_be_asked_is_said(vlm: VLM) -> None:
     refused(lambda: part_effects(vlm, CLEAN, OTHER, replace="noise"), "counterfactual, mean, zero")
     refused(lambda: part_attribution(vlm, CLEAN, OTHER, steps=-1), "steps=-1")
     refused(lambda: part_effects(planted(dtype=torch.bfloat16), RED, BLUE), "load it with dtype=float32")
+
+
+def test_sets_are_replaced_together_and_everything_is_the_other_prompt(vlm: VLM) -> None:
+    """A set of one is the part; what all parts do at the verdict is the whole gap."""
+    parts = parts_of(vlm)
+    single = part_effects(vlm, CLEAN, OTHER)
+    found = part_set_effects(vlm, CLEAN, OTHER, [[parts[3]], parts, [parts[1], parts[-1]]])
+    torch.testing.assert_close(found.moved[:, 0], single.moved[:, 3], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.moved[:, 1], found.gap, atol=1e-4, rtol=1e-4)
+    both = single.moved[:, 1] + single.moved[:, -1]
+    assert float((found.moved[:, 2] - both).abs().max()) > 1e-6  # they are no sum of single effects
+    refused(lambda: part_set_effects(vlm, CLEAN, OTHER, [[]]), "no parts to replace")
+
+
+def test_two_that_saturate_are_missed_by_gradients_at_both_ends_and_found_by_patching() -> None:
+    """What exact patching finds and gradients miss: behind a clipped sum both runs' gradients are 0."""
+    vlm = planted(Plan(carriers=((1, 0, 1.0), (1, 1, 1.0)), saturates=True, writes=2, idle=((0, 1),)))
+    red, blue = [Prompt("Is this safe?", coloured(1.0))], [Prompt("Is this safe?", coloured(-1.0))]
+    exact = part_effects(vlm, red, blue)
+    slopes = dict(zip(map(str, exact.parts), exact.picture.tolist(), strict=True))
+    assert slopes["L1H0"] == pytest.approx(0.5, abs=0.02)
+    assert slopes["L1H1"] == pytest.approx(0.5, abs=0.02)
+    assert slopes["L0H1"] == pytest.approx(0, abs=1e-3)
+    carriers = [exact.parts.index(Part("head", 1, head)) for head in (0, 1)]
+    plain = part_attribution(vlm, red, blue, place="verdict")
+    assert float(plain.picture[carriers].abs().max()) < 0.02
+    integrated = part_attribution(vlm, red, blue, place="verdict", steps=8)
+    assert float(integrated.picture[carriers].min()) > 0.2
+
+
+def test_how_is_known_of_a_resumed_measurement(tmp_path: Path) -> None:
+    """Gemma's prompts are seen in both directions: whole runs, also where the margins were kept from before."""
+    vlm = VLM(*FAMILIES["paligemma2"](), name="paligemma2")
+    found: list[str] = []
+
+    def cut_off() -> None:
+        with vlm.batches.resumable(tmp_path, of="parts"):
+            found.append(part_effects(vlm, CLEAN, OTHER).how)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cut_off()
+    with vlm.batches.resumable(tmp_path, of="parts"):
+        again = part_effects(vlm, CLEAN, OTHER).how
+    assert found == [again]
+    assert again.startswith(WHOLE_RUNS)
+
+
+def test_estimates_agree_with_exact_effects_on_the_first_organism_at_all_places() -> None:
+    from experiments.benchmarks.iconworld import IconWorld
+
+    vlm = load("organism:llava", device="cpu")
+    cases = sorted((s for s in IconWorld(pairs=1).load().samples if s.pair), key=lambda sample: str(sample.pair))[:24]
+    unsafe, safe = ([Prompt(s.prompt, s.image.render(), key=s.id) for s in cases if s.gold == gold]  # type: ignore[union-attr]
+                    for gold in ("no", "yes"))  # fmt: skip
+    table = agreement(part_attribution(vlm, unsafe, safe, place="all"), part_effects(vlm, unsafe, safe, place="all"))
+    assert table["correlation"][0] >= 0.9

@@ -47,6 +47,7 @@ COMMANDS = {
     "vcd_llava": ("answers: baseline", "answers: vcd, vcd_published", "recording", "knockout"),
     "verbalise_llava": ("answers: verbalise", "answers: before", "answers: ecso", "answers: oracle"),
     "mechanism": ("answers: baseline", "recording: hidden", "knockout", "patching", "prior", "directions"),
+    "localise": ("answers: baseline", "parts: pairs, whole", "parts: one or more replaced"),
     "direction_ablation": ("learning: ablate_direction", "answers: orthogonalised", "answers: random_0"),
     "vrtuning_llava_7b": ("training: LoRA steps", "answers: baseline", "answers: vrtuning"),
 }

@@ -1,0 +1,93 @@
+"""Ratios of sums over units (slopes, shares), with simultaneous intervals by the studentised cluster bootstrap.
+
+What carries a difference is a slope Σ moved·gap / Σ gap² or a share Σ moved / Σ gap, of many parts at once: sums over
+units (templates) in both. Each draw of units gives every ratio θ* and its own standard error, and the largest
+|θ* − θ| / error* of all ratios is what the intervals are widened by, so that all of them hold at once with 95%. Without
+the draw's own error a few loud units, whose effects differ, make the intervals far too short (``docs/metrics.md``).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.stats import nct
+
+from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, ClusterBootstrap, ratio
+
+DRAWS = 2000
+FAR = 30.0  # standard errors from 0, beyond which scipy cannot follow; nothing is missed there
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Ratios of sums, a value each, and their simultaneous intervals; these are missing below ``FEWEST`` units.
+
+    ``reach`` is by how many standard errors an interval reaches to either side; infinite where the units are too few
+    for one that holds.
+    """
+
+    value: Float[np.ndarray, " ratio"]
+    error: Float[np.ndarray, " ratio"]
+    reach: float
+    units: int
+
+    @property
+    def entries(self) -> list[dict[str, float | int | None]]:
+        """Each ratio as ``experiments.metrics.findings.statement`` reads it: value, low, high, clusters (the units)."""
+        known = self.units >= FEWEST and np.isfinite(self.reach)
+        return [
+            {
+                "value": float(value),
+                "low": float(value - self.reach * error) if known else None,
+                "high": float(value + self.reach * error) if known else None,
+                "clusters": self.units,
+            }
+            for value, error in zip(self.value, self.error, strict=True)
+        ]
+
+    def power(self, effect: float) -> Float[np.ndarray, " ratio"]:
+        """The chance that the interval of a ratio that is ``effect``, with this error, excludes 0; NaN without one."""
+        if self.units < FEWEST or not np.isfinite(self.reach):
+            return np.full(len(self.value), np.nan)
+        away = np.minimum(effect / np.maximum(self.error, 1e-12), FAR)
+        return np.asarray(nct.sf(self.reach, self.units - 1, away))
+
+
+def ratios(
+    top: Float[np.ndarray, "unit ratio"],
+    bottom: Float[np.ndarray, " unit"],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+    confidence: float = CONFIDENCE,
+) -> Ratios:
+    """Σ ``top`` / Σ ``bottom`` over units, with intervals that hold for all ratios at once.
+
+    Raises:
+        ValueError: no unit, or fewer than one draw.
+    """
+    top, bottom = np.asarray(top, dtype=float), np.asarray(bottom, dtype=float)
+    units = len(bottom)
+    value = ratio(top.sum(0), np.full(top.shape[1], bottom.sum()))
+    rest = top - bottom[:, None] * value
+    spread = units / (units - 1) if units > 1 else np.inf
+    error = np.sqrt(spread * (rest**2).sum(0)) / abs(bottom.sum()) if units > 1 else np.full(top.shape[1], np.inf)
+    picked = ClusterBootstrap.of(np.arange(units), draws=draws, seed=seed).multiplicity.astype(float)
+    whole = picked @ bottom
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = (picked @ rest) / whole[:, None]
+        crossed, squared = picked @ (rest * bottom[:, None]), (picked @ bottom**2)[:, None]
+        squares = picked @ rest**2 - 2 * off * crossed + off**2 * squared
+        own = np.sqrt(spread * np.maximum(squares, 0)) / np.abs(whole)[:, None]
+        away = np.abs(off) / own
+    away[np.abs(off) <= 1e-12] = 0.0  # what has no spread at all (an inert part) is nowhere off
+    largest = np.nan_to_num(away, nan=np.inf).max(axis=1, initial=0.0)
+    reach = float(np.quantile(largest, confidence, method="higher"))
+    return Ratios(value, error, reach, units)
+
+
+def unit_sums(values: Float[np.ndarray, "row ..."], unit: Int[np.ndarray, " row"]) -> np.ndarray:
+    """The sums of the rows of each unit, codes from 0."""
+    found = np.zeros((int(unit.max()) + 1, *values.shape[1:]))
+    np.add.at(found, unit, values)
+    return found

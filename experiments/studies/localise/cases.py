@@ -1,0 +1,165 @@
+"""The pairs of prompts that the study patches, and their split into units to discover on and units to confirm on.
+
+Decided by cases and seed alone; no model is involved. A *unit* is what pairs, templates and clusters join: a template
+where the benchmark names them, else all that shares a question or a cluster. Every question is asked of the same pairs:
+
+``picture``   one sentence under two pictures, of which one makes it unsafe (the benchmark's pairs);
+``words``     the same with the picture said in words in its place, where the benchmark says what pictures show;
+``sentence``  one picture under two sentences: the case's own, and one of a few *reference* sentences. These are of
+              units that nothing else is asked of, so that what is found holds against them and for units at random;
+``join``      what the sentence changes in what the picture does: the effects of two pictures under the case's sentence
+              less those under the reference sentence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from experiments.evaluation.attention_log import prompts_of
+from experiments.types import Sample
+from interp.errors import UserError
+from mitigation.verbalise import Verbalise
+
+if TYPE_CHECKING:
+    from interp.prompt import Prompt
+
+PICTURE, WORDS, SENTENCE, JOIN = QUESTIONS = ("picture", "words", "sentence", "join")
+REFERENCES = 3  # sentences that others are compared with
+LEAST_UNITS = 8  # of which half are confirmed on; below, no half has anything to say
+
+
+class Run(NamedTuple):
+    """Pairs of prompts that are run together."""
+
+    clean: "list[Prompt]"
+    other: "list[Prompt]"
+
+
+@dataclass(frozen=True)
+class Half:
+    """The pairs of one half: unsafe and safe members, and each pair's unit as a code from 0."""
+
+    unsafe: tuple[Sample, ...]
+    safe: tuple[Sample, ...]
+    unit: np.ndarray
+    names: tuple[str, ...]  # of the units
+
+    def runs(self, references: Sequence[Sample]) -> dict[str, Run]:
+        """What is run for the questions: ``own``, ``words``, ``sentence`` and ``reference`` (the picture under it)."""
+        unsafe, safe = prompts_of(self.unsafe), prompts_of(self.safe)
+        found = {"own": Run(unsafe, safe)}
+        if all(sample.described for sample in (*self.unsafe, *self.safe)):
+            found[WORDS] = Run(*map(_in_words, (unsafe, safe)))
+        if references:
+            texts = [references[at % len(references)].prompt for at in range(len(unsafe))]
+            other = Run(*(list(map(_with_text, some, texts)) for some in (unsafe, safe)))
+            found["reference"] = other
+            turns = list(enumerate(at % 2 for at in range(len(unsafe))))  # unsafe and safe pictures by turns
+            found[SENTENCE] = Run(
+                [found["own"][turn][at] for at, turn in turns], [other[turn][at] for at, turn in turns]
+            )
+        return found
+
+
+TERMS: Mapping[str, Sequence[tuple[str, int]]] = {
+    PICTURE: (("own", 1),),
+    WORDS: ((WORDS, 1),),
+    SENTENCE: ((SENTENCE, 1),),
+    JOIN: (("own", 1), ("reference", -1)),
+}
+"""Question → the runs whose effects are added up, each with its sign."""
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Both halves, and the cases whose sentences are the references."""
+
+    discover: Half
+    confirm: Half
+    references: tuple[Sample, ...]
+    of: int  # pairs of the benchmark
+
+
+def split(samples: Sequence[Sample], *, questions: Sequence[str], pairs: int | None, seed: int) -> Cases:
+    """Halves of the units at random, with at most ``pairs`` pairs, as many of each unit as of every other.
+
+    Raises:
+        UserError: too few pairs of pictures, or too few units to divide.
+    """
+    unsafe, safe = _paired(samples)
+    codes = _units(unsafe, safe)
+    count = int(codes.max(initial=-1)) + 1
+    if count < LEAST_UNITS:
+        raise UserError(
+            f"{len(unsafe)} pairs of pictures (one sentence, opposite truth) of {count} templates or other units; the "
+            f"study finds parts on half of them and confirms them on the others, and needs {LEAST_UNITS}; choose a "
+            "benchmark with pairs, such as iconworld, or raise the limit"
+        )
+    order = np.random.default_rng(seed).permutation(count)
+    kept = _spread(codes, pairs)
+    halves = order[: count // 2], order[count // 2 :]
+    references: tuple[Sample, ...] = ()
+    if {SENTENCE, JOIN} & set(questions):
+        chosen = halves[0][: min(REFERENCES, count // 4)]
+        references = tuple(unsafe[int((codes == unit).nonzero()[0][0])] for unit in chosen)
+        halves = halves[0][len(chosen) :], halves[1]
+    discover, confirm = (_half(unsafe, safe, codes, [at for at in kept if codes[at] in half]) for half in halves)
+    return Cases(discover, confirm, references, len(unsafe))
+
+
+def _paired(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """The unsafe and the safe members of the pairs: the same sentence, two pictures, opposite truth."""
+    members: dict[str, dict[str, Sample]] = {}
+    for sample in samples:
+        if sample.pair is not None and sample.image is not None:
+            members.setdefault(sample.pair, {})[sample.gold] = sample
+    both = [one for one in members.values() if {"yes", "no"} <= one.keys() and one["yes"].prompt == one["no"].prompt]
+    return [one["no"] for one in both], [one["yes"] for one in both]
+
+
+def _units(unsafe: Sequence[Sample], safe: Sequence[Sample]) -> np.ndarray:
+    """Each pair's unit: pairs are joined by a template (else by a question) and by a cluster in common."""
+    names: dict[tuple[str, str], int] = {}
+    links = [
+        (at, names.setdefault(name, len(names)))
+        for at, members in enumerate(zip(unsafe, safe, strict=True))
+        for sample in members
+        for name in (("template", sample.tags.get("template") or sample.prompt), ("cluster", sample.cluster))
+        if name[1]
+    ]
+    if not links:
+        return np.zeros(0, dtype=int)
+    pairs, named = np.array(links).T
+    size = len(unsafe) + len(names)
+    joined = connected_components(coo_array((np.ones(len(links)), (pairs, named + len(unsafe))), shape=(size, size)))[1]
+    return np.unique(joined[: len(unsafe)], return_inverse=True)[1]
+
+
+def _spread(codes: np.ndarray, most: int | None) -> list[int]:
+    """At most ``most`` pairs, the units taking turns."""
+    turn = np.zeros(len(codes), dtype=int)
+    for unit in np.unique(codes):
+        turn[codes == unit] = np.arange((codes == unit).sum())
+    first = np.lexsort((codes, turn))
+    return sorted(first[: len(codes) if most is None else most].tolist())
+
+
+def _half(unsafe: Sequence[Sample], safe: Sequence[Sample], codes: np.ndarray, kept: Sequence[int]) -> Half:
+    names = [unsafe[at].tags.get("template") or unsafe[at].prompt for at in kept]
+    units, code = np.unique(codes[list(kept)], return_inverse=True)
+    first = [names[int((code == at).nonzero()[0][0])] for at in range(len(units))]
+    return Half(tuple(unsafe[at] for at in kept), tuple(safe[at] for at in kept), code, tuple(first))
+
+
+def _in_words(prompts: "Sequence[Prompt]") -> "list[Prompt]":
+    """The cases with their pictures said in words before the question, whose sentence still points."""
+    said = Verbalise(describe="oracle", resolve="pointing")
+    return [said.judged(prompt, prompt.shows).prompt for prompt in prompts]
+
+
+def _with_text(prompt: "Prompt", text: str) -> "Prompt":
+    return replace(prompt, text=text, key=f"{prompt.key} with another sentence")

@@ -1,0 +1,121 @@
+"""``+exp=localise``: which heads and MLPs carry the picture, and which the sentence; found on half, confirmed on half.
+
+Beside the baseline's study the run's directory holds ``localise.json`` (all numbers), ``figures/localise_*.svg`` and a
+section of the report. Importing this module loads neither torch nor transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+
+from experiments.config import Run, digest
+from experiments.evaluation import study
+from experiments.evaluation.analyses import Analysis
+from experiments.evaluation.looking_inside import cached_result
+from experiments.report.findings.localise import NOTE, TITLE, sentences
+from experiments.report.sections import Section, write_section
+from experiments.report.table import terminal
+from experiments.studies.localise.cases import PICTURE, QUESTIONS, Cases, split
+from experiments.types import Loaded, Sample
+from interp.errors import UserError
+
+if TYPE_CHECKING:
+    from experiments.studies.localise.examination import LocaliseSettings
+
+NAME = "localise"
+MOST_DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Localise:
+    """The task, on any yes/no benchmark with pairs of pictures.
+
+    ``questions`` are those asked: what carries the ``picture``, the same said in ``words``, the ``sentence``, and what
+    makes the picture's effect depend on the sentence (``join``). ``place`` is where parts are replaced: the verdict,
+    where all effects are exact; elsewhere (``all``, ``user``, …) gradients rank the parts, and only ``picture`` can be
+    asked, for other pairs do not align. ``pairs`` is how many pairs are used in both halves together, spread over
+    the units (None: all). ``candidates`` are the best parts of each question that are confirmed one by one;
+    ``random_sets`` the random sets for each k of the curves.
+    """
+
+    questions: list[str] = field(default_factory=lambda: list(QUESTIONS))
+    place: str = "verdict"
+    pairs: int | None = None
+    candidates: int = 5
+    random_sets: int = 20
+
+    def __post_init__(self) -> None:
+        """Checks the options.
+
+        Raises:
+            UserError: a value is outside its range, or a question that cannot be asked at the place.
+        """
+        if unknown := [one for one in self.questions if one not in QUESTIONS]:
+            raise UserError(
+                f"task.questions: no question {unknown[0]!r}; known: {', '.join(QUESTIONS)}; choose among these"
+            )
+        if not self.questions or len(set(self.questions)) < len(self.questions):
+            raise UserError(f"task.questions={list(self.questions)}: name at least one, each once")
+        if self.place != "verdict" and list(self.questions) != [PICTURE]:
+            raise UserError(
+                f"task.place={self.place}: prompts with other words do not align there; ask task.questions=[{PICTURE}]"
+            )
+        for name, value, least in (("pairs", self.pairs, 2), ("candidates", self.candidates, 1),
+                                   ("random_sets", self.random_sets, 2)):  # fmt: skip
+            if value is not None and value < least:
+                raise UserError(f"task.{name}={value}: must be at least {least}")
+
+    def __call__(self, run: Run) -> None:
+        """Answers what is missing, looks into the model, and prints what may be claimed.
+
+        Raises:
+            UserError: the benchmark has no margin or too few pairs, or the model cannot be used.
+        """
+        if run.benchmark.kind != "yes_no":
+            raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the study follows that margin")
+        _ = run.weights  # what looks inside needs them here
+        with study.opened(study.baseline_only(run), check=partial(self._check, run=run)) as work:
+            from interp.tools.part_effects import check_precise
+
+            check_precise(work.vlm)
+            work.answer_all()
+            work.conclude([Analysis(NAME, "no part was looked for", self._examined)])
+
+    def _check(self, loaded: Loaded, run: Run) -> None:
+        """Refuses a benchmark without enough pairs, before any weights."""
+        self._cases(loaded.samples, run)
+
+    def _cases(self, samples: Sequence[Sample], run: Run) -> Cases:
+        return split(samples, questions=self.questions, pairs=self.pairs, seed=run.seed)
+
+    def settings(self, run: Run) -> "LocaliseSettings":
+        """What the examination is told."""
+        from experiments.studies.localise.examination import LocaliseSettings
+
+        draws = min(run.draws, MOST_DRAWS)
+        return LocaliseSettings(tuple(self.questions), self.place, self.candidates, self.random_sets, run.seed, draws)
+
+    def _examined(self, work: study.Study) -> list[RenderableType]:
+        from experiments.studies.localise import shown
+        from experiments.studies.localise.examination import examine
+
+        cases = self._cases(work.samples, work.run)
+        ids = [one.id for half in (cases.discover, cases.confirm) for one in (*half.unsafe, *half.safe)]
+        settings = {"task": repr(self), "seed": work.run.seed, "draws": min(work.run.draws, MOST_DRAWS),
+                    "cases": digest([work.loaded.manifest, ids])}  # fmt: skip
+
+        def found() -> dict[str, Any]:
+            result = examine(work.vlm, cases, self.settings(work.run))
+            return result | {"of_pairs": cases.of}
+
+        result = cached_result(work, NAME, settings, found, status="every head and MLP, one by one")
+        said = sentences(result, seed=work.run.seed)
+        section = Section(TITLE, said, shown.tables(result), note=NOTE)
+        figures = shown.figures(result, work.vlm, cases.confirm)
+        write_section(work.store.path, NAME, section, figures)
+        for name, one in figures.items():
+            one.figure.savefig(work.store.path / "figures" / f"{name}.png", dpi=96)
+        return [*map(terminal, section.tables), *said, f"numbers: {work.store.path / f'{NAME}.json'}"]

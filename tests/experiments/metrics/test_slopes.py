@@ -1,0 +1,107 @@
+"""Slopes: intervals of ratios of sums, and how often a part is named where no part does anything.
+
+``tests/golden/part_effects.safetensors`` has real sums by template: those of every head and MLP of the first organism
+over the pairs of pictures of IconWorld's test split (``python -m tests.experiments.metrics.test_slopes`` makes it
+again). With each part's slope taken away no part has an effect, and what is left is as loud as it is.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from experiments.metrics.findings import Answer, statement
+from experiments.metrics.slopes import ratios, unit_sums
+from experiments.metrics.tests import wilson
+from tests.conftest import REPOSITORY
+
+STORED = REPOSITORY / "tests" / "golden" / "part_effects.safetensors"
+RESAMPLINGS = 2000
+MOST = 0.065
+
+
+@pytest.mark.parametrize("templates", [24, 12])
+def test_no_part_is_named_more_often_than_it_may_where_none_has_an_effect(templates: int) -> None:
+    stored = load_file(STORED)
+    top, bottom = stored["top"].astype(float), stored["bottom"].astype(float)
+    rest = top - bottom[:, None] * top.sum(0) / bottom.sum()
+    rng = np.random.default_rng(templates)
+    named = 0
+    for at in range(RESAMPLINGS):
+        drawn = rng.integers(len(bottom), size=templates)
+        found = ratios(rest[drawn], bottom[drawn], seed=at, draws=500).entries
+        named += any(statement(entry) in (Answer.ROSE, Answer.FELL) for entry in found)
+    rate, interval = named / RESAMPLINGS, wilson(named, RESAMPLINGS)
+    print(f"{templates} templates: any of {top.shape[1]} parts named in {rate:.2%} {interval} of {RESAMPLINGS}")
+    assert rate <= MOST
+
+
+def test_a_ratio_is_of_sums_and_its_interval_that_of_quiet_units_is_short() -> None:
+    rng = np.random.default_rng(0)
+    bottom = rng.uniform(0.5, 4, 24)
+    quiet, loud = 0.3 * bottom + rng.normal(0, 0.05, 24), 0.3 * bottom + rng.normal(0, 2, 24)
+    found = ratios(np.stack([quiet, loud], 1), bottom, seed=0)
+    assert found.value == pytest.approx([quiet.sum() / bottom.sum(), loud.sum() / bottom.sum()])
+    entries = found.entries
+    assert statement(entries[0]) is Answer.ROSE
+    assert statement(entries[1]) is Answer.NOT_SHOWN
+    assert entries[0]["low"] < 0.3 < entries[0]["high"]  # type: ignore[operator]
+    power = found.power(0.2)
+    assert power[0] > 0.99 > 0.6 > power[1] > 0.01
+    assert ratios(quiet[:, None], bottom, seed=0).reach < found.reach
+
+
+def test_an_inert_part_widens_nothing_and_few_units_have_no_interval() -> None:
+    bottom = np.ones(12)
+    exact = np.full(12, 0.5)
+    both = ratios(np.stack([exact, np.zeros(12)], 1), bottom, seed=0)
+    assert [(entry["low"], entry["high"]) for entry in both.entries] == [(0.5, 0.5), (0.0, 0.0)]
+    assert statement(both.entries[1]) is Answer.NO_CHANGE
+    few = ratios(exact[:9, None], bottom[:9], seed=0)
+    assert few.entries[0]["low"] is None
+    assert statement(few.entries[0]) is Answer.TOO_FEW
+    assert np.isnan(few.power(0.2)).all()
+
+
+def test_the_interval_covers_the_slope_that_units_are_drawn_from() -> None:
+    """Units with effects of their own, in sizes that differ tenfold."""
+    rng = np.random.default_rng(1)
+    covered = 0
+    for at in range(300):
+        bottom = rng.lognormal(0, 1, 12)
+        top = bottom[:, None] * (0.4 + rng.normal(0, 0.2, (12, 3)))
+        covered += all(
+            entry["low"] <= 0.4 <= entry["high"]  # type: ignore[operator]
+            for entry in ratios(top, bottom, seed=at, draws=300).entries
+        )
+    assert covered >= 0.93 * 300
+
+
+def test_sums_are_by_unit() -> None:
+    assert unit_sums(np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([1, 0, 1])).tolist() == [[3, 4], [6, 8]]
+
+
+def store(path: Path = STORED) -> None:
+    """Makes the stored sums again: 96 pairs, 24 templates, at the verdict, in both directions."""
+    from experiments.benchmarks.iconworld import IconWorld
+    from experiments.studies.localise.cases import PICTURE, split
+    from experiments.studies.localise.examination import Measured
+    from interp import load, part_effects
+
+    cases = split(IconWorld(pairs=2).load().samples, questions=[PICTURE], pairs=None, seed=0)
+    vlm, sums = load("organism:llava", device="cpu"), []
+    for half in (cases.discover, cases.confirm):
+        found = Measured.of(PICTURE, {"own": part_effects(vlm, *half.runs(())["own"])})
+        sums.append(found.slope_sums(half.unit))
+    save_file(
+        {
+            name: np.concatenate([half[at] for half in sums]).astype(np.float32)
+            for at, name in enumerate(("top", "bottom"))
+        },
+        path,
+    )
+
+
+if __name__ == "__main__":
+    store()

@@ -1,0 +1,259 @@
+"""Localise: planted carriers are found and confirmed, halves share nothing, and a killed study ends as a whole one."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from experiments.benchmarks.iconworld import IconWorld
+from experiments.evaluation.attention_log import prompts_of
+from experiments.report.findings.localise import sentences
+from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, WORDS, Cases, split
+from experiments.studies.localise.examination import LocaliseSettings, examine
+from experiments.studies.localise.shown import curves_figure, figures, parts_figure, tables
+from experiments.studies.localise.study import Localise
+from experiments.types import Sample
+from interp.errors import UserError
+from interp.tools.part_effects import Part, random_alike
+from tests.experiments.compose import run_of
+from tests.experiments.studies.test_killed_analyses import counted, lives
+from tests.planted import Plan, coloured, planted
+
+ICONS = IconWorld().load().samples
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A picture of one colour."""
+
+    redness: float
+
+    def render(self) -> Image.Image:
+        return coloured(self.redness)
+
+
+def coloured_pairs(units: int = 20, each: int = 2, *, lift: float = 1.0) -> list[Sample]:
+    """Pairs of a blue (unsafe) and a redder (safe) picture, ``each`` of every template."""
+    rng = random.Random(0)
+    found = []
+    for unit in range(units):
+        for at in range(each):
+            dark = rng.uniform(-1, 0)
+            for gold, redness in (("no", dark), ("yes", dark + lift * rng.uniform(0.3, 1.0))):
+                safe = gold == "yes"
+                found.append(
+                    Sample(
+                        f"{unit}-{at}-{gold}", "over_safety" if safe else "typical", "", "yes" if safe else "no",
+                        "Is this safe?", "Is this safe?", Plain(redness), f"cluster {unit}", f"{unit}-{at}",
+                        {"template": f"template {unit}"},
+                    )
+                )  # fmt: skip
+    return found
+
+
+def localised(plan: Plan, samples: Sequence[Sample] | None = None, **options: Any) -> dict[str, Any]:
+    vlm = planted(plan)
+    cases = split(samples or coloured_pairs(), questions=[PICTURE], pairs=None, seed=0)
+    settings = LocaliseSettings((PICTURE,), candidates=3, random_sets=4, draws=500, **options)
+    result = examine(vlm, cases, settings)
+    names = figures(result, vlm, cases.confirm)
+    assert {"localise_parts", "localise_curves"} <= names.keys()
+    return result
+
+
+def said_of(result: dict[str, Any]) -> dict[str, str]:
+    return {row["part"]: row["statement"] for row in result["confirm"][PICTURE]["parts"]}
+
+
+def values_of(result: dict[str, Any], block: str) -> list[float]:
+    return [row["value"] for row in result[block][PICTURE]]
+
+
+def test_one_planted_carrier_is_confirmed_and_restores_everything() -> None:
+    result = localised(Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (2, 0))))
+    said = said_of(result)
+    assert said.pop("L1H0") == "rose"
+    assert said
+    assert not {"rose", "fell"} & set(said.values())
+    assert values_of(result, "faithfulness") == pytest.approx([1, 1], abs=1e-2)
+    assert values_of(result, "completeness") == pytest.approx([0, 0], abs=1e-2)
+    assert values_of(result, "random") == pytest.approx([0, 0], abs=1e-2)
+    assert result["smallest"][PICTURE] == {"0.5": 1, "0.8": 1}
+    (row,) = [row for row in result["confirm"][PICTURE]["truth"]["parts"] if row["part"] == "L1H0"]
+    assert row["value"] == pytest.approx(1, abs=1e-2)
+    claim = sentences(result, seed=0)[0]
+    assert claim.startswith("What carries the picture: L1H0 1.00 [1.00–1.00] of the gap")
+    assert "found among 12 parts on 10 units, measured on 10 others (20 pairs, seed 0)" in claim
+
+
+def test_the_curve_says_two_where_two_are_needed() -> None:
+    result = localised(Plan(carriers=((1, 0, 0.5), (2, 1, 0.5)), idle=((0, 1),)))
+    assert {part for part, answer in said_of(result).items() if answer == "rose"} == {"L1H0", "L2H1"}
+    assert values_of(result, "faithfulness") == pytest.approx([0.5, 1], abs=1e-2)
+    assert values_of(result, "completeness") == pytest.approx([0.5, 0], abs=1e-2)
+    assert result["smallest"][PICTURE]["0.8"] == 2
+
+
+def test_redundant_carriers_behind_a_threshold_are_both_found() -> None:
+    """With either head's red alone the clipped sum is in the middle: half each, and both together all."""
+    samples = [replace(one, image=Plain(-1.0 if one.gold == "no" else 1.0)) for one in coloured_pairs()]
+    plan = Plan(carriers=((1, 0, 1.0), (1, 1, 1.0)), saturates=True, writes=3, idle=((0, 1),))
+    said = said_of(localised(plan, samples))
+    assert {part for part, answer in said.items() if answer == "rose"} == {"L1H0", "L1H1", "L3 MLP"}
+
+
+def test_of_two_that_cancel_one_is_said_to_work_against() -> None:
+    result = localised(Plan(carriers=((1, 0, 1.5), (2, 0, -0.5)), idle=((0, 1),)))
+    said = said_of(result)
+    assert (said["L1H0"], said["L2H0"]) == ("rose", "fell")
+    assert "against it L2H0 −0.50" in sentences(result, seed=0)[0]
+
+
+def test_no_part_is_named_where_the_picture_is_not_read_and_the_power_is_said() -> None:
+    """Hardly anything of the gap goes through what the verdict reads of itself: its parts are inert."""
+    plan = Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (2, 0)))
+    result = localised(plan)
+    for row in result["confirm"][PICTURE]["parts"]:
+        row |= {"found": row["part"] != "L1H0"}
+    claim = sentences(result, seed=0)[0]
+    assert "no single part is shown" in claim
+    assert "a fifth would be shown with a chance of 1.00" in claim
+
+
+def test_the_truth_is_refused_where_the_gap_points_both_ways() -> None:
+    half = coloured_pairs(lift=1.0)
+    turned = [
+        replace(one, gold="yes" if one.gold == "no" else "no") if int(one.id.split("-")[1]) % 2 else one for one in half
+    ]
+    result = localised(Plan(carriers=((1, 0, 1.0),)), turned)
+    assert result["confirm"][PICTURE]["truth"] == {"refused": True, "parts": []}
+    assert said_of(result)["L1H0"] == "rose"
+    assert "refused" in {record["truth"] for record in tables(result)[0].records()}
+
+
+def test_elsewhere_gradients_rank_and_exact_effects_stand_beside_them() -> None:
+    plan = Plan(reads=1, writes=3, layers=5, through_words=True)
+    result = localised(plan, place="user")
+    assert said_of(result)["L1H0"] == "rose"
+    assert result["agreement"][0]["correlation"] > 0.9
+    assert "gradients" in result["how"]["discover"]
+    assert any("Spearman correlation with exact patching" in one for one in sentences(result, seed=0))
+
+
+def members(cases: Cases, half: str) -> list[Sample]:
+    one = getattr(cases, half)
+    return [*one.unsafe, *one.safe]
+
+
+def test_halves_share_no_template_and_no_cluster_and_references_are_of_neither() -> None:
+    cases = split(ICONS, questions=QUESTIONS, pairs=48, seed=3)
+    templates = [{one.tags["template"] for one in members(cases, half)} for half in ("discover", "confirm")]
+    clusters = [{one.cluster for one in members(cases, half)} for half in ("discover", "confirm")]
+    assert not templates[0] & templates[1]
+    assert not clusters[0] & clusters[1]
+    assert len(templates[1]) == len(cases.confirm.names) == 12
+    assert len(templates[0]) == 9
+    references = {one.tags["template"] for one in cases.references}
+    assert len(references) == 3
+    assert not references & (templates[0] | templates[1])
+    assert len(cases.discover.unsafe) + len(cases.confirm.unsafe) <= 48
+    assert split(ICONS, questions=[PICTURE], pairs=None, seed=3).references == ()
+    assert split(ICONS, questions=QUESTIONS, pairs=48, seed=4).confirm.names != cases.confirm.names
+
+
+def test_pairs_that_share_a_cluster_are_one_unit_and_too_few_units_are_refused() -> None:
+    pairs = coloured_pairs(units=20)
+    joined = [replace(one, cluster="one" if int(one.id.split("-")[0]) < 4 else one.cluster) for one in pairs]
+    cases = split(joined, questions=[PICTURE], pairs=None, seed=0)
+    assert len(cases.discover.names) + len(cases.confirm.names) == 17
+    with pytest.raises(UserError, match="0 pairs of pictures"):
+        split([one for one in ICONS if one.pair is None], questions=[PICTURE], pairs=None, seed=0)
+    with pytest.raises(UserError, match="of 1 templates or other units"):
+        split([replace(one, cluster="one") for one in pairs], questions=[PICTURE], pairs=None, seed=0)
+
+
+def test_each_run_differs_in_what_it_is_asked_of_alone() -> None:
+    cases = split(ICONS, questions=QUESTIONS, pairs=48, seed=0)
+    runs = cases.confirm.runs(cases.references)
+    own, words, sentence, reference = (runs[name] for name in ("own", WORDS, SENTENCE, "reference"))
+    texts = {one.prompt for one in cases.references}
+    for at, (clean, other) in enumerate(zip(*own, strict=True)):
+        assert clean.text == other.text
+        assert clean.image != other.image
+        assert words.clean[at].image is None is words.other[at].image
+        assert words.clean[at].text != words.other[at].text
+        assert words.clean[at].text.splitlines()[1:] == words.other[at].text.splitlines()[1:]
+        assert reference.clean[at].text == reference.other[at].text in texts
+        assert (reference.clean[at].image, reference.other[at].image) == (clean.image, other.image)
+        assert sentence.clean[at].image == sentence.other[at].image
+        assert sentence.clean[at].text == clean.text
+        assert sentence.other[at].text in texts
+    pictured = {one.key for one in sentence.clean}
+    assert any(key.endswith("-safe") for key in pictured)
+    assert any(key.endswith("-unsafe") for key in pictured)
+
+
+def test_random_sets_are_disjoint_and_alike_as_far_as_there_are_any() -> None:
+    parts = [*(Part("head", layer, head) for layer in range(3) for head in range(3)), Part("mlp", 0), Part("mlp", 1)]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        best = [0, 1, 9]
+        drawn = random_alike(parts, best, rng)
+        assert not set(drawn) & set(best)
+        assert len(set(drawn)) == 3
+        assert sorted(parts[at].kind for at in drawn) == ["head", "head", "mlp"]
+        assert 2 in drawn  # the one other head of layer 0
+        assert parts[drawn[2]] == Part("mlp", 1)
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    for options, said in (
+        ({"questions": ["noun"]}, "no question 'noun'"),
+        ({"questions": []}, "name at least one"),
+        ({"place": "all"}, "do not align there"),
+        ({"pairs": 1}, "task.pairs=1"),
+        ({"candidates": 0}, "task.candidates=0"),
+        ({"random_sets": 1}, "task.random_sets=1"),
+    ):
+        with pytest.raises(UserError, match=said):
+            Localise(**options)  # type: ignore[arg-type]
+
+
+def test_a_killed_study_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the first organism, with all questions: numbers, figures and section, and no batch measured twice."""
+
+    def go(name: str) -> None:
+        run = run_of(
+            "+exp=localise", "benchmark.pairs=1", "task.pairs=20", "task.random_sets=2", "draws=50", "batch_size=4",
+            f"output_root={tmp_path / name}",
+        )  # fmt: skip
+        run.task(run)
+
+    with counted(monkeypatch) as undisturbed:
+        go("whole")
+    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
+    assert killed >= 2
+    assert batches == undisturbed
+    found = []
+    for name in ("whole", "killed"):
+        (folder,) = (tmp_path / name / "localise").iterdir()
+        result = json.loads((folder / "localise.json").read_text())
+        del result["finished"]
+        found.append(result)
+        assert (folder / "figures" / "localise_parts.svg").is_file()
+        assert "What carries the picture" in (folder / "report.html").read_text()
+    assert found[0] == found[1]
+    result = found[0]
+    assert {"discover", "confirm", "faithfulness", "completeness", "random"} <= result.keys()
+    assert result["questions"] == list(QUESTIONS)
+    assert JOIN not in result["faithfulness"]
+    assert "L1H0" in {row["part"] for row in result["discover"][PICTURE][:2]}
+    assert len(parts_figure(result).axes) == 5
+    assert len(curves_figure(result).axes) == 3
+    assert prompts_of(ICONS[:1])[0].key
