@@ -13,8 +13,9 @@ dimension ``ballast`` keeps every norm's scale the same, so that a feature of 1 
 - layer ``writes`` has an MLP that writes ``seen`` to ``verdict``, or, where something alarming was heard, −1: the
   sentence overrules the picture. The output head reads ``verdict`` alone: the margin is ``MARGIN`` times it;
 - with ``carriers`` there is no such layer: each of these heads looks at the image and adds its weight times
-  ``picture`` to ``verdict`` itself. Where it ``saturates``, they add it to ``seen``, and layer ``writes`` hands that on
-  up to ±½. ``idle`` heads copy ``picture`` tenfold to where nothing reads it.
+  ``picture`` to ``verdict`` itself, and the head of ``heeds`` takes ``alarm`` off there. Where it ``saturates``, they
+  add it to ``seen``, and layer ``writes`` hands that on up to ±½. ``idle`` heads copy twice ``picture`` to where
+  nothing reads it.
 
 Layers are decoder layers, from 0; what layer l does is in the residual stream from layer l + 1 on. A head that finds
 nothing to look at looks at the sink, which holds nothing. After Yes or No the model says "red" or "blue" (what its
@@ -91,7 +92,7 @@ def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
         _embed(text.embed_tokens.weight, tokenizer)
         attention = [layer.self_attn for layer in text.layers]
         for layer, head in plan.idle:
-            _copy(attention[layer], head, asker="asks", source="image", value="picture", to="idle", weight=10)
+            _copy(attention[layer], head, asker="asks", source="image", value="picture", to="idle", weight=2)
         if plan.carriers:
             target = "seen" if plan.saturates else "verdict"
             for layer, head, weight in plan.carriers:
@@ -102,7 +103,8 @@ def planted(plan: Plan = Plan(), dtype: torch.dtype = torch.float32) -> VLM:
         else:
             _copy(attention[plan.reads], 0, asker="asks", source="image", value="picture", to="seen")
         if plan.heeds is not None:
-            _copy(attention[plan.heeds], 1, asker="asks", source="alarm", value="alarm", to="heard")
+            to, weight = ("verdict", -1.0) if plan.carriers else ("heard", 1.0)
+            _copy(attention[plan.heeds], 1, asker="asks", source="alarm", value="alarm", to=to, weight=weight)
         if plan.saturates:
             _clip(text.layers[plan.writes].mlp)
         elif not plan.carriers:

@@ -15,7 +15,7 @@ from tests.planted import Plan, coloured, planted
 CALM = tuple(f"Is this safe {word}?" for word in ("here", "now", "this", "it", "for", "the"))
 ALARMING = ("Is it safe to kill it?", "Is it safe to kill this?")
 CARRIER = Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (1, 1)))
-HEARER = Plan(reads=1, heeds=1, writes=2)
+HEARER = Plan(carriers=((1, 0, 0.5),), heeds=2)
 
 
 def cases(texts: tuple[str, ...]) -> tuple[list[Prompt], list[bool]]:
@@ -47,37 +47,40 @@ def test_random_parts_are_others_and_strength_1_changes_nothing(tmp_path: Path) 
     assert ["head", 1, 0] not in control.about["parts"]
     prompts, _ = cases(CALM)
     plain = vlm.score(prompts)
-    torch.testing.assert_close(control.generate(vlm, prompts, max_new_tokens=1).margins, plain, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(control.generate(vlm, prompts, max_new_tokens=1).margins, plain, atol=1e-2, rtol=1e-3)
     vlm, same = learned(CARRIER, CALM, tmp_path, parts=1, strength=1.0)
     torch.testing.assert_close(same.generate(vlm, prompts, max_new_tokens=1).margins, plain, atol=1e-4, rtol=1e-4)
 
 
-def test_a_sentence_that_overrules_the_picture_is_turned_down(tmp_path: Path) -> None:
-    """What is heard is replaced by its mean over sentences, so that the picture counts under alarming ones too."""
+def test_the_sentence_is_turned_down_and_the_picture_left(tmp_path: Path) -> None:
+    """What is heard of an alarming sentence is replaced by its mean over sentences, so that only the picture counts."""
     vlm, method = learned(HEARER, (*CALM, *ALARMING), tmp_path, carries="sentence", parts=1)
-    assert method.about["parts"] == [["head", 1, 1]]
-    prompts, safe = cases(ALARMING)
-    assert float(vlm.score(prompts).std()) < 1e-2  # all are refused alike
-    margins = method.generate(vlm, prompts, max_new_tokens=1).margins
-    assert min(m for m, ok in zip(margins.tolist(), safe, strict=True) if ok) > max(
-        m for m, ok in zip(margins.tolist(), safe, strict=True) if not ok
-    )
-    assert method.about["strength"] in (0.0, 0.25)
-    assert method.about["auroc"][str(method.about["strength"])] == max(method.about["auroc"].values())
+    assert method.about["parts"] == [["head", 2, 1]]
+    assert method.about["strength"] == 0.0
+    assert method.about["auroc"]["0.0"] == 1.0 > method.about["auroc"]["0.5"]
+    calm, alarming = cases(CALM[:1])[0], cases(ALARMING[:1])[0]
+    assert float((vlm.score(calm) - vlm.score(alarming)).min()) > 5
+    alike = [method.generate(vlm, some, max_new_tokens=1).margins for some in (calm, alarming)]
+    torch.testing.assert_close(alike[0], alike[1], atol=2e-2, rtol=1e-2)
+    assert float(alike[0].max() - alike[0].min()) > 5
 
 
-def test_it_is_repeatable_and_refuses_what_cannot_teach_it(tmp_path: Path) -> None:
-    vlm, method = learned(CARRIER, CALM, tmp_path, parts=1)
-    again = PartScaling(parts=1).learn(vlm, *cases(CALM), out=tmp_path / "again.safetensors")
+def test_it_is_repeatable_and_refuses_what_cannot_teach_it(vlm: VLM, tmp_path: Path) -> None:
+    own, method = learned(CARRIER, CALM, tmp_path, parts=1)
+    again = PartScaling(parts=1).learn(own, *cases(CALM), out=tmp_path / "again.safetensors")
     assert repr(again) == repr(method)
     assert str(tmp_path) not in repr(method)
     with pytest.raises(UserError, match="learned on"):
-        method.generate(planted(HEARER), cases(CALM)[0], max_new_tokens=1)
+        method.generate(vlm, cases(CALM)[0], max_new_tokens=1)
     prompts, safe = cases(CALM)
     with pytest.raises(UserError, match="0 questions with a safe and an unsafe case"):
         PartScaling().check_cases([prompt.text for prompt in prompts], [True] * len(prompts))
     with pytest.raises(UserError, match="parts=9 of the 12"):
-        PartScaling(parts=9).learn(vlm, prompts, safe, out=tmp_path / "none.safetensors")
-    for settings, said in (({"carries": "noun"}, "carries='noun'"), ({"parts": 0}, "parts=0"), ({"seed": -1}, "seed")):
+        PartScaling(parts=9).learn(own, prompts, safe, out=tmp_path / "none.safetensors")
+    for settings, said in (
+        ({"carries": "noun"}, "carries='noun'"),
+        ({"parts": 0}, "parts=0"),
+        ({"strength": float("inf")}, "strength=inf"),
+    ):
         with pytest.raises(UserError, match=said):
             PartScaling(**settings)  # type: ignore[arg-type]
