@@ -225,6 +225,21 @@ def test_what_cannot_be_asked_is_refused() -> None:
             Localise(**options)  # type: ignore[arg-type]
 
 
+def test_a_study_leaves_numbers_figures_and_a_section(tmp_path: Path) -> None:
+    run = run_of("+exp=localise", "benchmark.pairs=1", "task.pairs=20", "task.questions=[picture]", "task.random_sets=2",
+                 "limit=48", "draws=50", f"output_root={tmp_path}")  # fmt: skip
+    run.task(run)
+    (folder,) = (tmp_path / "localise").iterdir()
+    result = json.loads((folder / "localise.json").read_text())
+    assert {"discover", "confirm", "faithfulness", "completeness", "random"} <= result.keys()
+    assert result["references"] == []
+    assert "What carries the picture" in (folder / "report.html").read_text()
+    assert {"localise_parts.svg", "localise_curves.svg", "localise_looks_0.svg"} <= {
+        one.name for one in (folder / "figures").iterdir()
+    }
+
+
+@pytest.mark.slow
 def test_a_killed_study_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first organism, with all questions: numbers, figures and section, and no batch measured twice."""
 
