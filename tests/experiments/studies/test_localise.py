@@ -226,8 +226,10 @@ def test_what_cannot_be_asked_is_refused() -> None:
 
 
 def test_a_study_leaves_numbers_figures_and_a_section(tmp_path: Path) -> None:
-    run = run_of("+exp=localise", "benchmark.pairs=1", "task.pairs=20", "task.questions=[picture]", "task.random_sets=2",
-                 "limit=48", "draws=50", f"output_root={tmp_path}")  # fmt: skip
+    run = run_of(
+        "+exp=localise", "benchmark.pairs=1", "task.pairs=20", "task.questions=[picture]", "task.random_sets=2",
+        "draws=50", f"output_root={tmp_path}",
+    )  # fmt: skip
     run.task(run)
     (folder,) = (tmp_path / "localise").iterdir()
     result = json.loads((folder / "localise.json").read_text())
