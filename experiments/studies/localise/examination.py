@@ -69,8 +69,8 @@ class Measured:
         parts = [(effects[name], sign) for name, sign in TERMS[question]]
         margins = np.stack([parts[0][0].clean.double().numpy(), parts[0][0].other.double().numpy()])
         return cls(
-            sum(sign * one.moved.double().numpy()[:, chosen] for one, sign in parts),
-            sum(sign * one.gap.double().numpy() for one, sign in parts),
+            np.sum([sign * one.moved.double().numpy()[:, chosen] for one, sign in parts], axis=0),
+            np.sum([sign * one.gap.double().numpy() for one, sign in parts], axis=0),
             margins,
         )
 
@@ -188,7 +188,8 @@ class Plan:
         """Faithfulness, completeness and random sets by k, with intervals, and the smallest k of those tried."""
         top, bottom = found.slope_sums(half.unit)
         flips, ceiling = found.flips
-        faithfulness, completeness, random = [], [], []
+        faithfulness: list[dict[str, Any]] = []
+        completeness, random = [], []
         step = 2 + self.direct + self.random_sets
         for at, count in enumerate(self.counts):
             best, rest = at * step, at * step + 1
@@ -306,7 +307,7 @@ def _by_family(
     top: np.ndarray, bottom: np.ndarray, own: Sequence[bool], seed: int, draws: int
 ) -> dict[int, tuple[dict[str, Any], float]]:
     """Each ratio's entry and power, by its place; those of ``own`` are one family, all others another."""
-    found = {}
+    found: dict[int, tuple[dict[str, Any], float]] = {}
     for family in (np.flatnonzero(own), np.flatnonzero(~np.asarray(own))):
         rows = ratios(top[:, family], bottom, seed=seed, draws=draws)
         found |= dict(zip(family.tolist(), zip(rows.entries, rows.power(FIFTH).tolist(), strict=True), strict=True))

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from experiments.evaluation.attention_log import prompts_of
@@ -111,12 +113,12 @@ def parts_figure(result: Result) -> Figure:
     figure = Figure(figsize=(max(6.0, 2.2 * len(questions) + 1), height), dpi=100, layout="constrained")
     every = figure.subplots(1, len(questions), sharey=True, squeeze=False)[0]
     top = max(abs(value) for one in questions for *_, value in result["map"][one]) or 1.0
-    drawn = None
+    colours = ScalarMappable(Normalize(-top, top), "PuOr_r")
     for axes, one in zip(every, questions, strict=True):
         grid = np.full((len(layers), heads + 2), np.nan)
         for kind, layer, head, value in result["map"][one]:
             grid[layers.index(layer), heads + 1 if kind == "mlp" else head] = value
-        drawn = axes.imshow(grid, cmap="PuOr_r", vmin=-top, vmax=top, aspect="auto", interpolation="nearest")
+        axes.imshow(grid, cmap=colours.cmap, norm=colours.norm, aspect="auto", interpolation="nearest")
         for row in result["confirm"][one]["parts"]:
             if row["found"] and row["statement"] in (Answer.ROSE.value, Answer.FELL.value):
                 column = heads + 1 if row["kind"] == "mlp" else row["head"]
@@ -130,7 +132,7 @@ def parts_figure(result: Result) -> Figure:
         axes.set_yticks(rows, [str(layers[at]) for at in rows], fontsize=SCREEN.label)
         axes.set_xlabel("head", fontsize=SCREEN.label)
     every[0].set_ylabel("decoder layer", fontsize=SCREEN.label)
-    bar = figure.colorbar(drawn, ax=list(every), shrink=0.9)
+    bar = figure.colorbar(colours, ax=list(every), shrink=0.9)
     bar.ax.tick_params(labelsize=SCREEN.label)
     bar.set_label("slope", fontsize=SCREEN.label)
     return figure
