@@ -1,0 +1,302 @@
+"""The server against whoever shares the machine: token, origin, host, hostile pictures and runs; queue and cancel."""
+
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from experiments.exploring import explore
+from experiments.exploring.arms import arms_of
+from experiments.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
+from experiments.exploring.pictures import Pictures
+from interp.batching import Stopped
+from interp.errors import UserError
+from interp.prompt import Prompt
+from interp.vlm import VLM
+from mitigation import VCD
+from tests.experiments.exploring.explored import CASE, TEXT, Explored, data_url, exploring
+from tests.experiments.synthetic_run import predictions, write_run
+from tests.tiny import tiny_llava
+
+WRONG: tuple[dict[str, Any], ...] = (
+    {"arms": []},
+    {"arms": [{"name": "x"}]},
+    {"arms": [{"name": "vcd", "settings": {"alpha": "x"}}]},
+    {"arms": [{"name": "vcd", "settings": {"branch": "lazy"}}]},
+    {"change": {"off": [[99, 0]]}},
+    {"change": {"off": [[1, 77]]}},
+    {"change": {"cut": [0, 99]}},
+    {"change": {"steer": 1.0}},
+    {"text": "  "},
+    {"nothing": 1},
+)
+ENDPOINTS = ("state", "picture", "show", "run", "report", "code", "work")
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_without_the_token_nothing_is_said(page: Explored, endpoint: str) -> None:
+    for token in ("", "wrong", page.server.token[:-1]):
+        status, found = page.send(f"/api/{endpoint}", {"name": "first"}, token=token)
+        assert status == 401
+        assert "token" in found["error"]
+
+
+def test_foreign_hosts_and_origins_are_refused(page: Explored) -> None:
+    assert page.send("/", method="GET", Host="evil.example")[0] == 400
+    assert page.send("/api/state", Host="evil.example:80")[0] == 400
+    for origin in ("http://evil.example", "null", f"http://127.0.0.1:{page.port + 1}"):
+        assert page.send("/api/state", Origin=origin)[0] == 403
+    assert page.send("/api/state", Origin=f"http://127.0.0.1:{page.port}")[0] == 200
+    assert page.send("/api/state", Content_Type="text/plain")[0] == 415
+
+
+def test_the_page_lets_nothing_in_or_out(page: Explored) -> None:
+    policy, text = page.policy(), page.send("/", method="GET")[1]
+    assert policy.startswith("default-src 'none'")
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert page.server.token not in text
+    assert "http" not in text.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"url": "data:image/png;base64," + "aGFsbG8gd2VsdA=="}, "picture"),
+        ({"url": "file:///etc/passwd"}, "no data URL"),
+        ({"url": "../../etc/passwd"}, "no data URL"),
+        ({"url": 5}, "data:image/png"),
+        ([], "data:image/png"),
+    ],
+)
+def test_what_is_no_picture_is_refused_in_a_sentence(page: Explored, body: Any, said: str) -> None:
+    status, found = page.send("/api/picture", body)
+    assert status == 400
+    assert said in found["error"]
+
+
+def test_a_picture_of_twenty_thousand_pixels_a_side_is_refused_unread(page: Explored) -> None:
+    bomb = data_url(Image.new("1", (20_000, 20_000)))
+    begun = time.monotonic()
+    status, found = page.send("/api/picture", {"url": bomb})
+    assert status == 400
+    assert "pixels" in found["error"]
+    assert time.monotonic() - begun < 5
+
+
+def test_bodies_and_words_have_bounds(page: Explored) -> None:
+    assert "text" in page.refused("ask", text="word " * 10_000)
+    assert "can hold" in page.refused("ask", text="crush " * 3_000)
+    assert page.send("/api/work", b'{"a"' + b" " * (33 * 2**20))[0] == 413
+    assert page.send("/api/work", b"[" * 100_000)[0] == 400
+    for name in ("case:../../etc/passwd", "/etc/passwd", "drawn:../x:1", "own:" + "0" * 64, "case:" + "<img>"):
+        assert page.send("/api/show", {"name": name})[0] == 400
+        assert page.refused("ask", picture=name)
+    for wrong in WRONG:
+        status, found = page.send("/api/work", {"tab": "a", "experiment": {"picture": CASE, "text": TEXT, **wrong}})
+        last = found if status == 400 else found[-1]
+        error = last.get("error") or last["done"]["answers"][0]["error"]
+        assert len(error) > 10, wrong
+        assert "went wrong" not in error, (wrong, error)
+
+
+def test_own_pictures_make_room_and_are_asked_for_again() -> None:
+    def no_case(case: str) -> Any:
+        raise UserError(case)
+
+    pictures = Pictures(no_case, most_bytes=3 * 10 * 10 * 3)
+    names = [pictures.keep(Image.new("RGB", (10, 10), (shade, 0, 0))) for shade in range(4)]
+    with pytest.raises(UserError, match="drop it again"):
+        pictures.open(names[0])
+    assert pictures.open(names[1]) is not None
+    assert pictures.open("") is None
+
+
+def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planted.py").write_text("import pathlib\npathlib.Path('owned').touch()\nclass Rule: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = write_run(tmp_path / "run", predictions(20))
+    environment = json.loads((folder / "environment.json").read_text())
+    arms = {
+        "evil": {"_target_": "planted.Rule"},
+        "file": {"_target_": "mitigation.own_file.OwnFile", "path": str(tmp_path / "planted.py")},
+        "inner": {
+            "_target_": "mitigation.attention_steering.AttentionSteering",
+            "method": {"_target_": "planted.Rule"},
+        },
+        "../../x": {"_target_": "mitigation.learned.probe_readout.TruthReadout"},
+        "vcd": {"_target_": "mitigation.vcd.VCD", "alpha": 3.0, "shift": 0.5},
+    }
+    environment["config"] = {"arms": arms, "benchmark": {"_target_": "planted.Rule"}}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    with exploring(organism, f"task.run={folder}", "method=baseline") as page:
+        _, found = page.send("/api/state")
+        assert {"evil", "file", "inner", "../../x"} <= set(found["refused_arms"])
+        assert page.server.arms["vcd"].made == "Shifted(method=VCD(alpha=3.0), shift=0.5)"
+        assert found["model"]["not_live"].startswith("This run is of")
+        (folder / "report.html").write_text("<script>alert('a stranger')</script>")
+        place = page.send("/api/report")[1]["address"]
+        status, html = page.send(f"/{place}", method="GET", token="")
+        assert (status, page.send(f"/{place}", method="GET")[0]) == (200, 404)  # good once
+        assert "stranger" not in html
+        assert '"explore":"../"' in html
+        _, listed = page.send("/api/run")
+        assert len(listed["cases"]) == 20
+        _, read_only = page.send("/api/show", {"name": f"case:{listed['cases'][0]['id']}"})
+        assert read_only["read_only"] or "no case" in read_only["error"]
+    assert "planted" not in sys.modules
+    assert not Path("owned").exists()
+
+
+def test_arms_of_the_command_line_come_with_the_usual_ones() -> None:
+    found, refused = arms_of({"mine": VCD(alpha=4.0)}, None, {})
+    assert {"baseline", "vcd", "prior_correction", "verbalise", "mine"} <= set(found)
+    assert found["mine"].code({"beta": 0.2}) == "replace(VCD(alpha=4.0), beta=0.2)"
+    assert not refused
+
+
+def test_a_desk_stops_before_the_next_forward_and_the_model_is_as_before() -> None:
+    vlm = VLM(*tiny_llava(), name="tiny")
+    prompt = Prompt("word " * 5, Image.new("RGB", (30, 30)), key="a")
+    before = vlm.score([prompt])
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 5
+
+    with vlm.batches.stopping(stop), pytest.raises(Stopped):
+        vlm.generate([prompt], max_new_tokens=500)
+    assert asked == 6
+    assert vlm.batches.stop is None
+    assert torch.equal(vlm.score([prompt]), before)
+
+
+def test_a_page_that_leaves_frees_the_model_after_the_forward_under_way() -> None:
+    """A tiny random model whose answers only end where their tokens run out, each forward with a pause."""
+    vlm = VLM(*tiny_llava(), name="tiny")
+    forwards: list[float] = []
+
+    def pause(*_: Any) -> None:
+        forwards.append(time.monotonic())
+        time.sleep(0.05)
+
+    vlm.model.register_forward_pre_hook(pause)
+    with exploring(vlm) as page:
+        asked = {"picture": "drawn:cat:1", "text": "word", "framed": False, "tokens": 150}
+        body = json.dumps({"tab": "a", "experiment": asked}).encode()
+        head = (
+            f"POST /api/work HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {page.server.token}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", page.port), timeout=30) as connection:
+            connection.sendall(head.encode() + body)
+            heard = b""
+            while b'"text"' not in heard:
+                part = connection.recv(65536)
+                assert part, heard
+                heard += part
+        begun = time.monotonic()
+        while page.server.desk._running is not None:
+            assert time.monotonic() - begun < 5
+            time.sleep(0.005)
+        assert len(forwards) < 100
+        assert vlm.batches.stop is None
+
+
+def test_eight_wait_the_ninth_is_refused_and_a_newer_request_replaces_its_tabs_own(page: Explored) -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> str:
+        begun.set()
+        gate.wait(30)
+        return "held"
+
+    from experiments.exploring.desk import Full, Work
+
+    heard: dict[str, list[Any]] = {}
+
+    def put(tab: str) -> Work:
+        work = Work(tab, hold, heard.setdefault(tab, []).append)
+        page.server.desk.put(work)
+        return work
+
+    put("running")
+    assert begun.wait(10)
+    works = [put(f"tab {at}") for at in range(MOST_WAITING)]
+    assert heard["tab 7"][-1] == {"waiting": 8, "loading": False}
+    with pytest.raises(Full):
+        put("one more")
+    status, found = page.send("/api/work", {"tab": "x", "experiment": {"picture": CASE, "text": TEXT}})
+    assert (status, found["error"]) == (429, "as many requests wait as may; try again in a moment")
+    put("tab 3")  # in place of its own
+    assert {"error": REPLACED, "stopped": True} in heard["tab 3"]
+    for work in works:
+        page.server.desk.drop(work)
+    gate.set()
+    assert page.work("ask")["answers"][0]["text"]
+
+
+def test_memory_that_runs_out_is_a_sentence_and_the_model_stays(
+    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = page.work("ask")["answers"][0]["margin"]
+    whole = organism.generate
+    with monkeypatch.context() as patched:
+        patched.setattr(organism, "generate", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+        assert page.refused("ask") == NO_MEMORY
+    assert organism.generate == whole
+    assert page.work("ask")["answers"][0]["margin"] == before
+
+
+def test_two_tabs_with_other_arms_and_cuts_answer_as_each_alone(page: Explored) -> None:
+    one = {"arms": [{"name": "vcd", "settings": {"alpha": 2.0}}], "change": {"cut": [0, 3]}}
+    two = {"arms": [{"name": "baseline"}], "change": {"off": [[1, 0]]}}
+    alone = [page.work("ask", **each)["answers"] for each in (one, two)]
+    found: dict[str, list[Any]] = {"one": [], "two": []}
+
+    def ask(tab: str, experiment: dict[str, Any]) -> None:
+        found[tab] += [page.work("ask", tab=tab, **experiment)["answers"] for _ in range(4)]
+
+    threads = [threading.Thread(target=ask, args=(tab, each)) for tab, each in (("one", one), ("two", two))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"one": [alone[0]] * 4, "two": [alone[1]] * 4}
+
+
+def test_a_notebook_shows_the_page_about_its_own_model(organism: VLM) -> None:
+    shown = explore(organism)
+    try:
+        port = int(re.findall(r":(\d+)/", shown.address)[0])
+        found = Explored(port, shown._server)
+        assert f'src="{shown.address}"' in shown._repr_html_()
+        while not shown._host.started or found.server.desk.vlm is None:
+            time.sleep(0.01)
+        assert found.server.desk.vlm is organism
+        assert "frame-ancestors http://localhost:*" in found.policy()
+        expected = organism.generate([Prompt("word", None, key="")], max_new_tokens=4).margins[0].item()
+        (answer,) = found.work("ask", picture="", text="word", framed=False, tokens=4)["answers"]
+        assert answer["margin"] == expected
+        assert "…  # the model of your notebook" in found.send("/api/code", {"text": "word"})[1]["python"]
+    finally:
+        shown.stop()
+
+
+def test_a_family_without_image_tokens_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments.exploring.answers import refusals
+
+    vlm = VLM(*tiny_llava(), name="tiny")
+    assert refusals(vlm) == {}
+    vlm.refused = {"lens": "lens: off by 3"}
+    assert "off by 3" in refusals(vlm)["lens"]
