@@ -159,12 +159,12 @@ def check_strength(strength: Any) -> None:
         raise UserError(f"strength={strength!r}; the strength is a finite number; 0 changes nothing")
 
 
-def check_point(point: Any) -> None:
-    """Checks that ``point`` is None or a point of the residual stream after a layer."""
-    if point is not None and not (_is_integer(point) and point >= 1):
+def check_layer(layer: Any) -> None:
+    """Checks that ``layer`` is None or a layer of the residual stream after the embeddings."""
+    if layer is not None and not (_is_integer(layer) and layer >= 1):
         raise UserError(
-            f"point={point!r}; a point of the residual stream is the number of layers before it, 1 or more; null "
-            "(None) takes the best"
+            f"layer={layer!r}; a residual layer is the number of decoder layers before it, 1 or more; "
+            "null (None) takes the best"
         )
 
 

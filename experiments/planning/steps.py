@@ -183,9 +183,9 @@ def _labels(count: int) -> list[bool]:
 
 def _learn(method: Any, files: list[Path]) -> "Callable[[Scene, int], object]":
     """Puts the file of what has been learned into ``files``, for the steps that answer with it."""
-    if isinstance(method, TruthReadout) and method.point is None:
-        # Which point it chooses depends on the numbers. The gradient down to the first one takes the most.
-        method = replace(method, point=1)
+    if isinstance(method, TruthReadout) and method.layer is None:
+        # Which layer it chooses depends on the numbers. The gradient down to the first one takes the most.
+        method = replace(method, layer=1)
 
     def do(scene: Scene, rows: int) -> object:
         # A few questions, each of several cases, for what learns by leaving questions out.
@@ -224,9 +224,9 @@ def _answer(method: Any, adapter: "Settings | None", files: list[Path]) -> "Call
 
 
 def _taught(method: Any, scene: Scene) -> Path:
-    """The file of what the method learns from a few cases; where it would choose among points, at the first one."""
-    if getattr(method, "point", 1) is None:
-        method = replace(method, point=1)
+    """The file of what the method learns from a few cases; where it would choose among layers, at the first one."""
+    if getattr(method, "layer", 1) is None:
+        method = replace(method, layer=1)
     path = scene.folder / f"taught-{id(method)}.safetensors"
     few = Asked(8, 56, 56).prompts(LEARNING)
     prompts = [replace(prompt, text=f"{prompt.text} {number // 2 % QUESTIONS}") for number, prompt in enumerate(few)]
@@ -285,9 +285,9 @@ def _attribute(scene: Scene, rows: int) -> object:
 
 
 def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
-    """The causal tools, each with as few windows, edges and points as show its peak.
+    """The causal tools, each with as few windows, edges and layers as show its peak.
 
-    Windows and points are the last ones: as many states below them are kept as in the study, and few layers are run.
+    Windows and layers are the last ones: as many states below them are kept as in the study, and few layers are run.
     """
     from experiments.studies.mechanism import examination as tools
     from interp.hooks.residual import last_layer
@@ -298,14 +298,14 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
     places = tools.PATCHED[tools.PICTURE]
 
     def last(vlm: "VLM") -> list[int]:
-        """As many points as the study patches."""
+        """As many layers as the study patches."""
         end = last_layer(vlm) + 1
-        return list(range(end - len(tools.spaced_layers(end - 1, task.points)), end))
+        return list(range(end - len(tools.spaced_layers(end - 1, task.layers)), end))
 
     def residuals(scene: Scene, rows: int) -> object:
         from interp.hooks.residual import residuals as read
 
-        layers = tools.spaced_layers(last_layer(scene.vlm), task.points)
+        layers = tools.spaced_layers(last_layer(scene.vlm), task.layers)
         return read(scene.vlm, scene.prompts(rows), places=tools.READ, layers=layers, batch_size=rows)
 
     def cut(scene: Scene, rows: int) -> object:
@@ -331,9 +331,9 @@ def _mechanism(task: Mechanism, run: Run) -> Iterator[Step]:
         return tools.cut_forwards(vlm, **windows) / tools.cut_forwards(vlm, **windows, **some)
 
     def patched_times(vlm: "VLM") -> float:
-        """Both pairs at every place and point over what ``patched`` does."""
-        points = tools.spaced_layers(last_layer(vlm), task.points)
-        whole = sum(tools.patch_forwards(vlm, positions=one, layers=points) for one in tools.PATCHED.values())
+        """Both pairs at every place and layer over what ``patched`` does."""
+        layers = tools.spaced_layers(last_layer(vlm), task.layers)
+        whole = sum(tools.patch_forwards(vlm, positions=one, layers=layers) for one in tools.PATCHED.values())
         return whole / tools.patch_forwards(vlm, positions=places, layers=last(vlm))
 
     members = None if task.failures is None else 4 * task.failures  # with matched successes, and the twins of both

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from interp.errors import UserError
 from interp.tensor_file import digest_of
-from mitigation.validation import check_point, check_seed, check_strength, check_teaches
+from mitigation.validation import check_layer, check_seed, check_strength, check_teaches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,11 +29,11 @@ COLUMNS = ("answer", "prompt", "all")
 
 @dataclass(frozen=True)
 class DirectionSteering:
-    """Learns a direction at the verdict, and adds it, scaled by ``strength``, at one ``point`` of the residual stream.
+    """Learns a direction at the verdict, and adds it, scaled by ``strength``, at one ``layer`` of the residual stream.
 
     ``towards`` ``safe`` points from unsafe to safe cases (the truth), ``yes`` from those that the model calls unsafe to
     those that it calls safe (its own verdict). ``kind`` is how the direction is fitted (``interp.tools.directions``).
-    ``point`` None selects the point with the best accuracy on held-out questions. A strength of 1 is the distance
+    ``layer`` None selects the layer with the best accuracy on held-out questions. A strength of 1 is the distance
     between the two class means along the direction, so that strengths are comparable across models; 0 changes nothing.
     ``columns`` are those that the direction is added at: ``answer`` (the verdict and all generated tokens), ``prompt``,
     or ``all``.
@@ -46,14 +46,14 @@ class DirectionSteering:
     towards: str = "safe"
     kind: str = "mean_difference"
     columns: str = "answer"
-    point: int | None = None
+    layer: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, value, known in (("towards", self.towards, TOWARDS), ("kind", self.kind, KINDS)):
             if value not in known:
                 raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
-        check_point(self.point)
+        check_layer(self.layer)
         check_seed(self.seed)
         LearnedSteering(Path(), "", self.strength, self.columns)
 
@@ -67,7 +67,7 @@ class DirectionSteering:
             check_teaches(questions, safe, seed=self.seed)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedSteering":
-        """Fits the direction on all cases, at the chosen point.
+        """Fits the direction on all cases, at the chosen layer.
 
         Raises:
             UserError: one of the two classes is missing.
@@ -75,16 +75,16 @@ class DirectionSteering:
         from interp.hooks.residual import last_layer, residuals
         from interp.tools.directions import fit_direction, save_directions
 
-        points = tuple(range(1, last_layer(vlm) + 1)) if self.point is None else (self.point,)
-        read = residuals(vlm, prompts, layers=points)
+        layers = tuple(range(1, last_layer(vlm) + 1)) if self.layer is None else (self.layer,)
+        read = residuals(vlm, prompts, layers=layers)
         labels = list(safe) if self.towards == "safe" else says_yes(vlm, prompts)
         questions = [prompt.text for prompt in prompts]
         fitted = [
             fit_direction(
-                read.at("verdict", point), labels, questions, name=self.towards, place="verdict", layer=point,
+                read.at("verdict", layer), labels, questions, name=self.towards, place="verdict", layer=layer,
                 kind=self.kind, seed=self.seed,
             )
-            for point in points
+            for layer in layers
         ]  # fmt: skip
         save_directions(out, [max(fitted, key=lambda direction: direction.auroc)], vlm=vlm)
         return self.read(out)

@@ -17,7 +17,7 @@ from interp.errors import UserError
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.learned.activation_steering import says_yes
 from mitigation.method import TrainedFile
-from mitigation.validation import check_point, check_seed, check_teaches
+from mitigation.validation import check_layer, check_seed, check_teaches
 from mitigation.wrappers import with_model
 
 if TYPE_CHECKING:
@@ -38,20 +38,20 @@ class AblateDirection:
 
     The direction is the difference of means at the verdict's column, between the cases that the model itself calls
     unsafe and those that it calls safe (``by`` verdict; for open answers use ``by`` truth: unsafe against safe cases).
-    Among the points in the first four fifths of the layers, it takes the one (or ``point``) whose removal raises the
+    Among the residual layers of the model's first four fifths, it takes the one (or ``layer``) whose removal raises the
     Yes/No margin of cases called unsafe the most. Arditi et al.'s second criterion, unchanged harmless answers, is not
     applied; the tables report it. With ``weights`` the answers are those of a checkpoint with weights orthogonal to the
     direction, saved next to the direction's file; they agree with the projection at run time. ``shuffle`` permutes the
     labels with this seed: the control for the effect of any such direction.
 
-    ``to`` zero is the published ablation: the component is removed from every state, at every position and point. Zero
+    ``to`` zero is the published ablation: the component is removed from every state, at every position and layer. Zero
     may lie far outside the range of the states. ``to`` safe instead sets the component at the verdict and at generated
-    tokens to the mean of the cases called safe, point by point (arXiv 2411.09003).
+    tokens to the mean of the cases called safe, layer by layer (arXiv 2411.09003).
     """
 
     by: str = "verdict"
     to: str = "zero"
-    point: int | None = None
+    layer: int | None = None
     weights: bool = False
     shuffle: int | None = None
 
@@ -61,7 +61,7 @@ class AblateDirection:
                 raise UserError(f"{name}={value!r}: must be one of {', '.join(known)}")
         if self.weights and self.to != "zero":
             raise UserError(f"weights=true with to={self.to!r}; weights can only be made orthogonal; set to=zero")
-        check_point(self.point)
+        check_layer(self.layer)
         if self.shuffle is not None:
             check_seed(self.shuffle)
 
@@ -75,7 +75,7 @@ class AblateDirection:
             check_teaches(questions, safe, seed=0)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedAblation":
-        """Fits the direction on all cases, at the best point.
+        """Fits the direction on all cases, at the best layer.
 
         Raises:
             UserError: one of the two classes is missing.
@@ -84,7 +84,7 @@ class AblateDirection:
         from interp.tools.directions import fit_direction
 
         last = last_layer(vlm)
-        points = tuple(range(1, max(1, int(DEEPEST * last)) + 1)) if self.point is None else (self.point,)
+        layers = tuple(range(1, max(1, int(DEEPEST * last)) + 1)) if self.layer is None else (self.layer,)
         unsafe = [not yes for yes in (says_yes(vlm, prompts) if self.by == "verdict" else safe)]
         suspects = [prompt for prompt, label in zip(prompts, unsafe, strict=True) if label]
         if self.shuffle is not None:
@@ -92,14 +92,14 @@ class AblateDirection:
         read = residuals(vlm, prompts, layers=range(1, last + 1))
         questions = [prompt.text for prompt in prompts]
         fitted = [
-            fit_direction(read.at("verdict", point), unsafe, questions, name="unsafe", place="verdict", layer=point)
-            for point in points
+            fit_direction(read.at("verdict", layer), unsafe, questions, name="unsafe", place="verdict", layer=layer)
+            for layer in layers
         ]
         suspects = suspects[:: max(1, len(suspects) // CHOOSING_CASES)]
         chosen = max(fitted, key=lambda direction: _bypass(vlm, suspects, direction.vector))
         calm = [row for row, label in enumerate(unsafe) if not label]
         levels = (read.values[0][:, calm] @ chosen.vector).mean(1)
-        about = {name: getattr(chosen, name) for name in ("auroc", "gap", "n", "positives")} | {"point": chosen.layer}
+        about = {name: getattr(chosen, name) for name in ("auroc", "gap", "n", "positives")} | {"layer": chosen.layer}
         tensors = {"vector": chosen.vector, "levels": levels}
         write_tensors(out, LearnedAblation.KIND, tensors, about, vlm=vlm)
         return self.read(out)
@@ -118,7 +118,7 @@ class AblateDirection:
 class LearnedAblation(TrainedFile):
     """A trained ``AblateDirection``.
 
-    ``about`` holds ``point``, ``n``, ``positives``, the held-out ``auroc`` and the ``gap`` between the means.
+    ``about`` holds ``layer``, ``n``, ``positives``, the held-out ``auroc`` and the ``gap`` between the means.
     """
 
     KIND: ClassVar[str] = "AblateDirection"
@@ -159,7 +159,7 @@ class LearnedAblation(TrainedFile):
 
         n, unsafe = self.about["n"], self.about["positives"]
         why = (
-            f"The direction: difference of means at the verdict, point {self.about['point']}, between {unsafe} "
+            f"The direction: difference of means at the verdict, layer {self.about['layer']}, between {unsafe} "
             f"cases called unsafe and {n - unsafe} others (file {self.path.name}, {self.digest})."
         )
         draft = folder.with_name(f"{folder.name}.part-{uuid.uuid4().hex}")

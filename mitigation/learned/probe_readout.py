@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interp.tensor_file import check_model, digest_of, read_tensors, write_tensors
 from mitigation.method import TrainedFile
-from mitigation.validation import check_point, check_seed, check_strength
+from mitigation.validation import check_layer, check_seed, check_strength
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -27,7 +27,7 @@ class TruthReadout:
     """Learns a probe of the truth from labelled cases, and adds its logit to the model's own verdict.
 
     *What it is:* a classifier of the model's own hidden states, trained on n labelled cases. At the verdict column
-    (``point`` of the residual stream; None: the best one) a linear probe predicts safe against unsafe, in logits. The
+    (``layer`` of the residual stream; None: the best one) a linear probe predicts safe against unsafe, in logits. The
     part of the hidden state that the question alone explains is removed first (by a linear regression on the mean
     embedding of the question's tokens, which needs no labels), because it would dominate. While generating,
     ``strength`` times that logit is added at the same place along the mean gradient of the Yes/No margin, scaled to
@@ -44,14 +44,14 @@ class TruthReadout:
     """
 
     strength: float = 4.0
-    point: int | None = None
+    layer: int | None = None
     conjunction: bool = False
     seed: int = 0
     yes_no_only: ClassVar[bool] = True  # it acts on the Yes/No margin
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
-        check_point(self.point)
+        check_layer(self.layer)
         check_seed(self.seed)
 
     def check_cases(self, questions: Sequence[str], safe: Sequence[bool]) -> None:
@@ -65,17 +65,17 @@ class TruthReadout:
         question_folds(questions, safe, folds=FOLDS, seed=self.seed)
 
     def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> "LearnedReadout":
-        """Fits the probe on all cases, at the point and penalty with the best cross-validated AUROC.
+        """Fits the probe on all cases, at the layer and penalty with the best cross-validated AUROC.
 
         Raises:
-            UserError: a class is missing, there are too few questions, or the model does not have ``point``.
+            UserError: a class is missing, there are too few questions, or the model does not have ``layer``.
         """
         from mitigation.learned.ridge_probe import learn_readout, margin_gradient
 
         tensors, about = learn_readout(
-            vlm, prompts, safe, point=self.point, conjunction=self.conjunction, folds=FOLDS, seed=self.seed
+            vlm, prompts, safe, layer=self.layer, conjunction=self.conjunction, folds=FOLDS, seed=self.seed
         )
-        gradient = margin_gradient(vlm, prompts, point=about["point"])
+        gradient = margin_gradient(vlm, prompts, layer=about["layer"])
         tensors["direction"] = gradient / gradient.square().sum()
         write_tensors(out, LearnedReadout.KIND, tensors, about, vlm=vlm)
         return self.read(out)
@@ -94,7 +94,7 @@ class TruthReadout:
 class LearnedReadout(TrainedFile):
     """A trained ``TruthReadout``.
 
-    ``about`` holds ``point``, ``n``, ``n_safe``, the held-out ``auroc`` and ``auroc_shuffled``, and the penalties.
+    ``about`` holds ``layer``, ``n``, ``n_safe``, the held-out ``auroc`` and ``auroc_shuffled``, and the penalties.
     """
 
     KIND: ClassVar[str] = "TruthReadout"
@@ -108,7 +108,7 @@ class LearnedReadout(TrainedFile):
         """The probe's logit of safe for each prompt, with one forward per batch; float32 on the CPU."""
         from mitigation.learned.ridge_probe import pooled
 
-        return self._readout(vlm).logits(pooled(vlm, prompts, self.about["point"], image=self.about["conjunction"]))
+        return self._readout(vlm).logits(pooled(vlm, prompts, self.about["layer"], image=self.about["conjunction"]))
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with the probe's logit added to the verdict; margins include it.
@@ -119,9 +119,9 @@ class LearnedReadout(TrainedFile):
         from interp.hooks.residual import edit_residual
         from mitigation.learned.ridge_probe import VerdictEdit
 
-        point, tensors = int(self.about["point"]), self._vectors.tensors
-        added = VerdictEdit(self._readout(vlm), self.strength * tensors["direction"], point=point)
-        with edit_residual(vlm, added.edit, layers=sorted({0, point})):
+        layer, tensors = int(self.about["layer"]), self._vectors.tensors
+        added = VerdictEdit(self._readout(vlm), self.strength * tensors["direction"], layer=layer)
+        with edit_residual(vlm, added.edit, layers=sorted({0, layer})):
             return vlm.generate(prompts, max_new_tokens=max_new_tokens)
 
     def _readout(self, vlm: "VLM") -> "Readout":

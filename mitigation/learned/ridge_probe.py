@@ -111,7 +111,7 @@ def fit_readout(read: Pooled, labels: Bool[Tensor, " row"], penalty: float, shar
 
 @dataclass(frozen=True)
 class _Part:
-    """The questions of one fold, in the singular vectors of the others'. All points and penalties share them."""
+    """The questions of one fold, in the singular vectors of the others'. All layers and penalties share them."""
 
     train: Bool[Tensor, " row"]
     left: Float[Tensor, "train rank"]
@@ -248,12 +248,12 @@ def learn_readout(
     prompts: "Sequence[Prompt]",
     safe: Sequence[bool],
     *,
-    point: int | None,
+    layer: int | None,
     conjunction: bool,
     folds: int,
     seed: int,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A ``Readout``'s tensors, and a record of its selection: the best ``point`` (None: of all) and penalty.
+    """A ``Readout``'s tensors, and a record of its selection: the best ``layer`` (None: of all) and penalty.
 
     Cross-validation holds out whole questions: the two members of a counterfactual pair share their question, so the
     training folds stay balanced, and the prior of a held-out question is unknown.
@@ -263,11 +263,11 @@ def learn_readout(
     """
     labels = torch.as_tensor(list(safe), dtype=torch.bool)
     fold = question_folds([prompt.text for prompt in prompts], safe, folds=folds, seed=seed)
-    points = tuple(range(1, last_layer(vlm) + 1)) if point is None else (point,)
-    read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *points))
+    layers = tuple(range(1, last_layer(vlm) + 1)) if layer is None else (layer,)
+    read = residuals(vlm, prompts, places=_places(conjunction), layers=(0, *layers))
     parts = question_parts(read.at("user", 0), fold)
     best: tuple[float, int, float, HeldOut] | None = None
-    for here in points:
+    for here in layers:
         validated = HeldOut(_at(read, here, conjunction), parts)
         for penalty in PENALTIES:
             auroc = area(validated.scores(labels, penalty), labels)
@@ -279,7 +279,7 @@ def learn_readout(
     calibration = platt(validated.scores(labels, penalty), labels)
     readout = fit_readout(_at(read, chosen, conjunction), labels, penalty, share).scaled(*calibration)
     about = {
-        "point": chosen,
+        "layer": chosen,
         "penalty": penalty,
         "share_penalty": share,
         "conjunction": conjunction,
@@ -292,29 +292,29 @@ def learn_readout(
     return readout.tensors(), about
 
 
-def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, point: int) -> Float[Tensor, " width"]:
-    """The mean gradient of the Yes/No margin with respect to the verdict's state at ``point``.
+def margin_gradient(vlm: "VLM", prompts: "Sequence[Prompt]", *, layer: int) -> Float[Tensor, " width"]:
+    """The mean gradient of the Yes/No margin with respect to the verdict's state at ``layer``.
 
     Over at most 128 evenly spaced ``prompts``; in logits per unit of the residual stream, float32 on the CPU. Where a
     memory of the prompts is open (``interp.hooks.state_memory``), one pass over its prompts gives it the gradients at
-    all points from 1 on, unless they are so many that a pass for each learning takes less.
+    all layers from 1 on, unless they are so many that a pass for each learning takes less.
     """
     # Each case costs a backward pass, and more cases hardly change the mean.
     prompts = prompts[:: -(-len(prompts) // GRADIENT_CASES)]
     memory = memory_for(vlm, prompts)
-    if memory is not None and point > 0 and len(memory) <= SHARED_GRADIENTS:
+    if memory is not None and layer > 0 and len(memory) <= SHARED_GRADIENTS:
         names = [("gradient", at) for at in range(1, last_layer(vlm) + 1)]
         every = memory.rows(prompts, names, lambda some, _: dict(zip(names, _gradients(vlm, some), strict=True)))
         if every is not None:
-            return every[point - 1].mean(0)
-    return _gradients(vlm, prompts, point)[0].mean(0)
+            return every[layer - 1].mean(0)
+    return _gradients(vlm, prompts, layer)[0].mean(0)
 
 
-def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", point: int | None = None) -> Float[Tensor, "point row width"]:
-    """The gradients of each margin with respect to the verdict's state at ``point``; None: at all from 1 on."""
-    points = list(range(1, last_layer(vlm) + 1)) if point is None else [point]
+def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int | None = None) -> Float[Tensor, "layer row width"]:
+    """The gradients of each margin with respect to the verdict's state at ``layer``; None: at all from 1 on."""
+    layers = list(range(1, last_layer(vlm) + 1)) if layer is None else [layer]
 
-    def gradients(some: list[int]) -> Float[Tensor, "row point width"]:
+    def gradients(some: list[int]) -> Float[Tensor, "row layer width"]:
         encoded = dict(vlm.encode([prompts[index] for index in some]))
         if vlm.layout.position_kind == "1d":  # as in generate()
             encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
@@ -326,31 +326,31 @@ def _gradients(vlm: "VLM", prompts: "Sequence[Prompt]", point: int | None = None
             return states[-1]
 
         with activation_gradients(vlm), vlm.float32_logits():
-            with edit_residual(vlm, begin, layers=points):  # not in the backward pass, which runs layers again
+            with edit_residual(vlm, begin, layers=layers):  # not in the backward pass, which runs layers again
                 margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1, use_cache=False).logits[:, -1])
             found = torch.autograd.grad(margins.sum(), states)
         # Left padding: the verdict is the last column.
         return torch.stack([gradient[:, -1].float().cpu() for gradient in found], dim=1)
 
-    return vlm.batches.measured(prompts, gradients, of=f"gradients at {points}").movedim(1, 0)
+    return vlm.batches.measured(prompts, gradients, of=f"gradients at {layers}").movedim(1, 0)
 
 
-def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", point: int, *, image: bool) -> Pooled:
-    """The inputs of a probe at ``point`` for each prompt, float32 on the CPU."""
-    return _at(residuals(vlm, prompts, places=_places(image), layers=(0, point)), point, image)
+def pooled(vlm: "VLM", prompts: "Sequence[Prompt]", layer: int, *, image: bool) -> Pooled:
+    """The inputs of a probe at ``layer`` for each prompt, float32 on the CPU."""
+    return _at(residuals(vlm, prompts, places=_places(image), layers=(0, layer)), layer, image)
 
 
 @dataclass
 class VerdictEdit:
-    """The edit that reads ``readout`` at ``point`` and adds its logit times ``direction`` at the verdict."""
+    """The edit that reads ``readout`` at ``layer`` and adds its logit times ``direction`` at the verdict."""
 
     readout: Readout
     direction: Float[Tensor, " width"]
-    point: int
+    layer: int
     question: Tensor = field(init=False)
 
     def edit(self, here: LayerStates) -> Tensor | None:
-        """Reads the question at point 0, and edits the verdict at ``point``. Ignores decoding steps."""
+        """Reads the question at layer 0, and edits the verdict at ``layer``. Ignores decoding steps."""
         verdict = here.at("verdict")
         if not len(verdict[0]):
             return None
@@ -369,8 +369,8 @@ def _places(image: bool) -> tuple[str, ...]:
     return ("verdict", "user", "image") if image else ("verdict", "user")
 
 
-def _at(read: Residuals, point: int, image: bool) -> Pooled:
-    return Pooled(read.at("verdict", point), read.at("user", 0), read.at("image", point) if image else None)
+def _at(read: Residuals, layer: int, image: bool) -> Pooled:
+    return Pooled(read.at("verdict", layer), read.at("user", 0), read.at("image", layer) if image else None)
 
 
 def question_folds(questions: Sequence[str], safe: Sequence[bool], *, folds: int, seed: int) -> Int[Tensor, " row"]:

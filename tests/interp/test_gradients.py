@@ -33,7 +33,7 @@ def deep() -> VLM:
         return VLM(LlavaForConditionalGeneration(config).eval(), processor)
 
 
-def plainly(vlm: VLM, prompts: list[Prompt], point: int) -> Tensor:
+def plainly(vlm: VLM, prompts: list[Prompt], layer: int) -> Tensor:
     """The same gradients with everything kept, and with gradients for all weights."""
     leaves: list[Tensor] = []
 
@@ -44,7 +44,7 @@ def plainly(vlm: VLM, prompts: list[Prompt], point: int) -> Tensor:
     encoded = dict(vlm.encode(prompts))
     if vlm.layout.position_kind == "1d":
         encoded["position_ids"] = (encoded["attention_mask"].long().cumsum(-1) - 1).clamp(min=0)
-    with torch.enable_grad(), edit_residual(vlm, begin, layers=[point]):
+    with torch.enable_grad(), edit_residual(vlm, begin, layers=[layer]):
         margins = vlm.margin(vlm.model(**encoded, logits_to_keep=1).logits[:, -1])
         (gradient,) = torch.autograd.grad(margins.sum(), leaves)
     return gradient[:, -1].float().mean(0)
@@ -80,7 +80,7 @@ def test_the_peak_of_memory_falls_and_the_gradient_stays() -> None:
     with Peak() as everything:
         expected = plainly(vlm, PROMPTS, 1)
     with Peak() as checkpointed:
-        found = margin_gradient(vlm, PROMPTS, point=1)
+        found = margin_gradient(vlm, PROMPTS, layer=1)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
     assert checkpointed.highest < everything.highest / 2
 
@@ -96,7 +96,7 @@ def test_the_layers_save_nothing_for_the_backward_pass() -> None:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         plainly(vlm, PROMPTS, 1)
         before = len(saved)
-        margin_gradient(vlm, PROMPTS, point=1)
+        margin_gradient(vlm, PROMPTS, layer=1)
     # What is left are norm, head and margin; a layer saves some twenty tensors, weights among them.
     assert 10 * (len(saved) - before) < before
     assert 10 * sum(saved[before:]) < sum(saved[:before])
@@ -109,7 +109,7 @@ def test_every_family_gives_the_same_gradient_and_is_left_as_it_was(name: str) -
     margins = vlm.score(PROMPTS)
     before = traces(vlm)
     expected = plainly(vlm, PROMPTS, 1)
-    found = margin_gradient(vlm, PROMPTS, point=1)
+    found = margin_gradient(vlm, PROMPTS, layer=1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert traces(vlm) == before
     assert all(weight.grad is None for weight in vlm.model.parameters())
@@ -129,7 +129,7 @@ def test_weights_get_no_gradients_inside_and_an_error_leaves_nothing(vlm: VLM) -
 
 
 def test_gradients_go_on_with_half_where_memory_runs_out(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = margin_gradient(vlm, PROMPTS, point=1)
+    whole = margin_gradient(vlm, PROMPTS, layer=1)
     monkeypatch.setattr("interp.batching._free", lambda: None)
 
     def full(prompts: Any, encoded: Any) -> None:
@@ -139,7 +139,7 @@ def test_gradients_go_on_with_half_where_memory_runs_out(vlm: VLM, monkeypatch: 
     vlm.on_encode.append(full)
     before = traces(vlm)
     with pytest.warns(UserWarning, match="out of memory; asking 1 prompts"):
-        found = margin_gradient(vlm, PROMPTS, point=1)
+        found = margin_gradient(vlm, PROMPTS, layer=1)
     torch.testing.assert_close(found, whole, atol=1e-6, rtol=1e-5)
     assert traces(vlm) == before
 
@@ -151,9 +151,9 @@ def test_a_batch_leaves_nothing_for_the_next() -> None:
     try:
         with vlm.batches.by(BatchRule(1, None), on_lowered=print):
             with Peak() as one:
-                margin_gradient(vlm, PROMPTS[:1], point=LAYERS)
+                margin_gradient(vlm, PROMPTS[:1], layer=LAYERS)
             with Peak() as many:
-                margin_gradient(vlm, PROMPTS[:1] * 8, point=LAYERS)
+                margin_gradient(vlm, PROMPTS[:1] * 8, layer=LAYERS)
     finally:
         gc.enable()
     assert many.highest < 1.1 * one.highest

@@ -35,7 +35,7 @@ def forwards(vlm: VLM) -> list[int]:
 def test_the_model_is_read_once_for_every_part_and_place(vlm: VLM, forwards: list[int]) -> None:
     plain = [residuals(vlm, ASKED[start:], places=("verdict", "user")) for start in (0, 3)]
     only = residuals(vlm, ASKED[2:5], places=("image",), layers=(2, 1))
-    gradient = margin_gradient(vlm, ASKED[1:4], point=1)
+    gradient = margin_gradient(vlm, ASKED[1:4], layer=1)
     forwards.clear()
     memory = StateMemory(vlm, lambda: ASKED)
     with memory.open():
@@ -45,8 +45,8 @@ def test_the_model_is_read_once_for_every_part_and_place(vlm: VLM, forwards: lis
         assert forwards == [7, 7]
         residuals(vlm, ASKED[4:], places=("image", "verdict"), layers=(1,))
         assert forwards == [7, 7]
-        shared = margin_gradient(vlm, ASKED[1:4], point=1)
-        margin_gradient(vlm, ASKED[:4], point=2)
+        shared = margin_gradient(vlm, ASKED[1:4], layer=1)
+        margin_gradient(vlm, ASKED[:4], layer=2)
         assert forwards == [7, 7, 7]
     for one, expected in zip([*found, image], [*plain, only], strict=True):
         assert (one.places, one.layers, one.keys) == (expected.places, expected.layers, expected.keys)
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_read_as_without_it(vlm: VLM, forwards: list[int]) 
     plain = residuals(vlm, ASKED[:2]).values
     with StateMemory(vlm, lambda: ASKED, mib=0).open():
         assert torch.equal(residuals(vlm, ASKED[:2]).values, plain)
-        assert torch.equal(margin_gradient(vlm, ASKED[:2], point=1), margin_gradient(vlm, ASKED[:2], point=1))
+        assert torch.equal(margin_gradient(vlm, ASKED[:2], layer=1), margin_gradient(vlm, ASKED[:2], layer=1))
     assert forwards == [2, 2, 2, 2]
 
 
@@ -125,8 +125,8 @@ def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(conjuncti
             assert one.layer == two.layer
             torch.testing.assert_close(one.vector * one.gap, two.vector * two.gap, atol=1e-6, rtol=1e-5)
         else:
-            assert {name: shared.about[name] for name in ("point", "penalty", "n")} == {
-                name: plain.about[name] for name in ("point", "penalty", "n")
+            assert {name: shared.about[name] for name in ("layer", "penalty", "n")} == {
+                name: plain.about[name] for name in ("layer", "penalty", "n")
             }
             torch.testing.assert_close(shared.logits(vlm, some), plain.logits(vlm, some), atol=1e-5, rtol=1e-4)
             margins = [one.generate(vlm, some, max_new_tokens=1).margins for one in (shared, plain)]
@@ -147,8 +147,8 @@ def test_a_choice_reads_its_cases_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(residual, "read_states", counted)
     grid = {
-        "readout": Candidate(TruthReadout(point=2), {"strength": [1.0, 4.0]}),
-        "steering": Candidate(DirectionSteering(point=2), {"strength": [1.0, 2.0]}),
+        "readout": Candidate(TruthReadout(layer=2), {"strength": [1.0, 4.0]}),
+        "steering": Candidate(DirectionSteering(layer=2), {"strength": [1.0, 2.0]}),
     }
     run = run_of("name=m", "method=vcd", f"output_root={tmp_path}", "limit=12", "draws=20")
     Mitigations(grid, rivals=["vcd"], development=60)(run)

@@ -54,7 +54,7 @@ def cases(count: int = 24) -> tuple[list[Prompt], list[bool]]:
 
 @pytest.fixture(scope="module")
 def readout(overruled: VLM, tmp_path_factory: pytest.TempPathFactory) -> LearnedReadout:
-    return TruthReadout(point=2).learn(overruled, *cases(), out=tmp_path_factory.mktemp("r") / "readout.safetensors")
+    return TruthReadout(layer=2).learn(overruled, *cases(), out=tmp_path_factory.mktemp("r") / "readout.safetensors")
 
 
 def hooks(vlm: VLM) -> int:
@@ -95,7 +95,7 @@ def test_what_it_adds_is_the_probes_logit_to_first_order(overruled: VLM, readout
 def test_strength_0_changes_nothing(overruled: VLM, readout: LearnedReadout, tmp_path: Path) -> None:
     prompts, safe = cases()
     plain = overruled.generate(prompts[:4], max_new_tokens=3)
-    steering = DirectionSteering(point=2, columns="all").learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
+    steering = DirectionSteering(layer=2, columns="all").learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
     for method in (replace(readout, strength=0.0), replace(steering, strength=0.0)):
         got = method.generate(overruled, prompts[:4], max_new_tokens=3)
         assert torch.equal(got.margins, plain.margins)
@@ -113,7 +113,7 @@ def test_an_answer_does_not_depend_on_its_batch(overruled: VLM, readout: Learned
         assert together.token_ids[row] == alone.token_ids[0]
 
 
-@pytest.mark.parametrize("method", [TruthReadout(point=1), DirectionSteering(point=1), AblateDirection(point=1)])
+@pytest.mark.parametrize("method", [TruthReadout(layer=1), DirectionSteering(layer=1), AblateDirection(layer=1)])
 def test_learning_is_repeatable_and_named_by_its_content(vlm: VLM, method: Any, tmp_path: Path) -> None:
     prompts, safe = cases(32)
     vlm.score(prompts[:1])  # transformers hangs hooks of its own at the first forward, and leaves them
@@ -208,7 +208,7 @@ def test_scores_become_logits() -> None:
 
 def test_steering_moves_by_the_gap_at_the_chosen_columns(overruled: VLM, tmp_path: Path) -> None:
     prompts, safe = cases()
-    learned = DirectionSteering(point=2, strength=0.5).learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
+    learned = DirectionSteering(layer=2, strength=0.5).learn(overruled, prompts, safe, out=tmp_path / "s.safetensors")
     found = learned.direction(overruled)
     assert abs(float(found.vector @ direction("seen"))) > 0.99
     before = residuals(overruled, prompts[:2], places=("verdict", "user"), layers=(2,))
@@ -333,7 +333,7 @@ def test_the_arm_of_weights_answers_as_the_arm_while_running(
     torch.testing.assert_close(shifted.margins, saved.margins + 0.5)
     assert weights.checkpoint(vlm) == learned.path.with_suffix("")
     assert repr(weights) != repr(learned)
-    assert learned.about["point"] == 1  # of two layers, the last fifth left out
+    assert learned.about["layer"] == 1  # of two layers, the last fifth left out
 
 
 def test_a_checkpoint_is_of_its_direction_and_is_made_in_one_step(
@@ -378,7 +378,7 @@ def test_a_shift_makes_a_method_one_for_verdicts(vlm: VLM, tmp_path: Path) -> No
     for method in (AblateRandom(), LearnedSteering(Path(), ""), LearnedAblation(Path(), "")):
         assert not getattr(method, "yes_no_only", False)
         assert Shifted(method, 0.5).yes_no_only
-    for trainable in (DirectionSteering(point=1), AblateDirection(by="truth")):
+    for trainable in (DirectionSteering(layer=1), AblateDirection(by="truth")):
         assert not getattr(trainable, "yes_no_only", False)
         shifted, out = ShiftedTrainable(trainable, 0.5), tmp_path / f"{type(trainable).__name__}.safetensors"
         assert shifted.yes_no_only
@@ -409,7 +409,7 @@ def test_controls_differ_by_seed_and_settings_are_checked(vlm: VLM, pair: list[P
         (lambda: AblateDirection(to="safe", weights=True), "to=zero"),
         (lambda: DirectionSteering(columns="some"), "columns='some'"),
         (lambda: DirectionSteering(kind="pca"), "kind='pca'"),
-        (lambda: TruthReadout(point=0), "point=0"),
+        (lambda: TruthReadout(layer=0), "layer=0"),
         (lambda: TruthReadout(strength=float("nan")), "strength=nan"),
         (lambda: ShiftedTrainable(DirectionSteering(), float("inf")), "shift=inf"),
     ):

@@ -209,8 +209,8 @@ def priors(vlm: VLM, prompts: list[Prompt]) -> Any:
 @cell
 def read_out(vlm: VLM, prompts: list[Prompt]) -> Any:
     """What of it runs on the model: the gradient, what the probe reads, and the edit. Fitting is on the host."""
-    width, point = vlm.model.config.get_text_config().hidden_size, last_layer(vlm) - 1
-    gradients = [margin_gradient(vlm, prompts, point=at) for at in (0, point, last_layer(vlm))]
+    width, layer = vlm.model.config.get_text_config().hidden_size, last_layer(vlm) - 1
+    gradients = [margin_gradient(vlm, prompts, layer=at) for at in (0, layer, last_layer(vlm))]
     made = torch.Generator().manual_seed(0)
     image = not vlm.layout.cross_attended
     shapes = {"verdict": (width,), "question": (width,), "bias": (1,), "question_mean": (width,)}
@@ -219,7 +219,7 @@ def read_out(vlm: VLM, prompts: list[Prompt]) -> Any:
     tensors["direction"] = torch.randn(width, generator=made)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "readout.safetensors"
-        write_tensors(path, LearnedReadout.KIND, tensors, {"point": point, "conjunction": image}, vlm=vlm)
+        write_tensors(path, LearnedReadout.KIND, tensors, {"layer": layer, "conjunction": image}, vlm=vlm)
         learned = LearnedReadout(path, "", strength=0.01)
         return [*gradients, learned.logits(vlm, prompts), answers(learned, vlm, prompts)]
 
@@ -243,7 +243,7 @@ def steering_by_direction(vlm: VLM, prompts: list[Prompt]) -> Any:
 
 @cell
 def direction_ablation(vlm: VLM, prompts: list[Prompt]) -> Any:
-    return learned(AblateDirection(by="truth", point=last_layer(vlm) - 1), vlm, prompts, {"to": "safe"})
+    return learned(AblateDirection(by="truth", layer=last_layer(vlm) - 1), vlm, prompts, {"to": "safe"})
 
 
 for name, method in METHODS.items():

@@ -39,15 +39,15 @@ def steered(vlm: VLM, prompts: list[Prompt]) -> object:
 
 MEASURED: dict[str, Run] = {
     "score": VLM.score,
-    "gradient_at_last": lambda vlm, prompts: margin_gradient(vlm, prompts, point=last_layer(vlm)),
-    "gradient_at_first": lambda vlm, prompts: margin_gradient(vlm, prompts, point=1),
+    "gradient_at_last": lambda vlm, prompts: margin_gradient(vlm, prompts, layer=last_layer(vlm)),
+    "gradient_at_first": lambda vlm, prompts: margin_gradient(vlm, prompts, layer=1),
     "steered": steered,
 }
 ALIGNED = asked(336, TEXTS[:1] * 4)
 LOOPS: dict[str, Run] = {
     "scores": lambda vlm, prompts: vlm.batches.scores(prompts),
     "states": lambda vlm, prompts: residuals(vlm, prompts, places=("verdict",)),
-    "gradients": lambda vlm, prompts: margin_gradient(vlm, prompts, point=1),
+    "gradients": lambda vlm, prompts: margin_gradient(vlm, prompts, layer=1),
     "knockout": lambda vlm, prompts: knockout_by_window(vlm, prompts, [("user", "verdict")], width=2),
     "patching": lambda vlm, prompts: patch(vlm, prompts, swapped(prompts), places=("verdict",), layers=(0,)),
     "mechanism_knockout": lambda vlm, prompts: cut_margins(vlm, prompts, width=2, edges=EDGES[:1]),

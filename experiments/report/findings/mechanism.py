@@ -42,7 +42,7 @@ WORDINGS = {
         counted="probe",
         rates=False,
         optional={
-            "since": ("from", ", from point {from} of {last} on"),
+            "since": ("from", ", from layer {from} of {last} on"),
             "without": ("edge_cut", "; without attention from there to the picture the margin’s AUROC changes by "
                         "{edge_cut:+.2} (n = {edge_cut[n]})"),
         },
@@ -54,20 +54,20 @@ WORDINGS = {
             Answer.NOWHERE: "Nowhere: none of {cases} cases was answered wrongly",
             Answer.CANNOT_TELL: "Patching cannot tell: no state at the last column brings another sentence’s answer, "
             "{refusals}",
-            Answer.NEVER_ARRIVES: "Where the sentence arrives, {there}, and no point brings half of another picture’s",
-            Answer.BEFORE: f"Before the picture arrives, {{there}}, {_THEN}, and {{picture:%}} from point "
+            Answer.NEVER_ARRIVES: "Where the sentence arrives, {there}, and no layer brings half of another picture’s",
+            Answer.BEFORE: f"Before the picture arrives, {{there}}, {_THEN}, and {{picture:%}} from layer "
             "{picture_from} on (n = {picture[n]})",
             Answer.AT_ONCE: f"Where the picture arrives, {{there}}, {_THEN} (n = {{picture[n]}})",
-            Answer.AFTER: f"After the picture has arrived, {{there}}, {_THEN}, as already {{picture:%}} at point "
+            Answer.AFTER: f"After the picture has arrived, {{there}}, {_THEN}, as already {{picture:%}} at layer "
             "{picture_from} (n = {picture[n]})",
             Answer.NOT_SHOWN: f"Whether the sentence arrives before the picture is not shown, {{there}}, {_THEN}",
             Answer.TOO_FEW: "Too few cases to tell whether the sentence arrives before the picture, {there}, "
             + _THEN,
         },
         optional={
-            "there": ("sentence", "at point {sentence_from} of {last}: there another sentence’s state at the last "
+            "there": ("sentence", "at layer {sentence_from} of {last}: there another sentence’s state at the last "
                       "column alone brings {sentence:%} of the way to its answer (n = {sentence[n]} failures)"),
-            "apart": ("within", "; under one and the same sentence failures part from successes at point "
+            "apart": ("within", "; under one and the same sentence failures part from successes at layer "
                       "{within[from]}, in the end by {within[gap]:.2} logits ({within[gap][failures]} against "
                       "{within[gap][successes]})"),
         },
@@ -139,7 +139,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
             "alarming_words": alarming,
         },
         "reversed": {
-            "ablations": further and f"; a direction ablated at point {back.evidence['ablated_at']} changes it by: "
+            "ablations": further and f"; a direction ablated at layer {back.evidence['ablated_at']} changes it by: "
             f"{further}",
         },
     }  # fmt: skip
@@ -156,8 +156,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     """What limits the numbers of mechanism.json, a sentence each."""
     cases = result["cases"]
     found = [
-        "Points: 0 is what enters layer 0, the first of the decoder, and l what layer l − 1 gave; the last column is "
-        "where the answer is read off. Intervals are 95%, from resampling clusters; those of differences and "
+        "Residual layers: 0 is what enters the first decoder layer, l the output of decoder layer l − 1; the last "
+        "column is where the answer is read off. Intervals are 95%, from resampling clusters; those of differences and "
         "effects are Student’s, and where cases are made from templates from resampling clusters or templates and "
         "things, whichever is wider. Probes and directions are read on "
         "clusters that they were not fitted on; truth’s probe is fitted with template and concept balanced.",

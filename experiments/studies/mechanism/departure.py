@@ -69,15 +69,15 @@ def _departure_row(
     try:
         found = departure(lens[:, here], cases.failed[here], draws, strata=strata)
     except UserError as error:
-        return {"point": None, "gaps": None, "reason": str(error)}
+        return {"layer": None, "gaps": None, "reason": str(error)}
     failed = cases.failed[here]
     groups = min(len(np.unique(cluster[found.counted & side])) for side in (failed, ~failed))
     ends = [Spread.of(found.draws[:, i], groups).ends(float(found.gap[i])) for i in range(len(layers))]
     low, high = (np.array([np.nan if end[name] is None else end[name] for end in ends]) for name in ("low", "high"))
     first = departs_at(low, high)
     counts = {"failures": found.failures, "successes": found.successes}
-    rows = [{"point": layer, "value": found.gap[i], **ends[i], **counts} for i, layer in enumerate(layers)]
-    return {"point": None if first is None else layers[first], "gaps": rows, "reason": None}
+    rows = [{"layer": layer, "value": found.gap[i], **ends[i], **counts} for i, layer in enumerate(layers)]
+    return {"layer": None if first is None else layers[first], "gaps": rows, "reason": None}
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def direction_rows(
     """
     rows = []
     for one in directions:
-        row: dict[str, Any] = {"name": one.name, "kind": one.kind, "point": one.layer, "auroc": one.auroc,
+        row: dict[str, Any] = {"name": one.name, "kind": one.kind, "layer": one.layer, "auroc": one.auroc,
                                "accuracy": one.accuracy, "n": one.n, "groups": one.groups, "gap": None}  # fmt: skip
         if subset is not None and one.gap:
             along = project(states.at(one.place, one.layer), one).double().numpy() / one.gap
@@ -102,7 +102,7 @@ def cosine_rows(directions: Sequence[Direction], layers: Sequence[int]) -> list[
             continue
         table = cosines(here).tolist()
         rows += [
-            {"point": layer, "one": here[i].name, "other": here[j].name, "cosine": table[i][j]}
+            {"layer": layer, "one": here[i].name, "other": here[j].name, "cosine": table[i][j]}
             for i in range(len(here))
             for j in range(i + 1, len(here))
         ]

@@ -79,7 +79,7 @@ class ExaminationSettings:
 
     limit: int | None
     width: int
-    points: int
+    layers: int
     prior: str
     seed: int
     draws: int
@@ -99,7 +99,7 @@ class Examination:
         self.cases: AnsweredCases = answered_cases(samples, records)
         self.selection: Selection | None = select(self.cases, records, limit=settings.limit, seed=settings.seed)
         self.prompts = prompts_of(self.cases.samples)
-        self.layers = spaced_layers(last_layer(vlm), settings.points)
+        self.layers = spaced_layers(last_layer(vlm), settings.layers)
         self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, settings.width, settings.stride))]
         template, concept = self.cases.tag("template"), self.cases.tag("concept")
         factors = None if template is None or concept is None else (template, concept)
@@ -138,8 +138,8 @@ class Examination:
         directions, missing = fit_directions(states, cases, self.layers, seed=settings.seed)
         return plain({
             "cases": self._counts(),
-            "points": self.layers,
-            "layers": self.windows,
+            "layers": self.layers,
+            "windows": self.windows,
             "probes": probe_rows(states, cases, margins, self.estimator, seed=settings.seed),
             **routes,
             "lens": departed,
@@ -209,7 +209,7 @@ class Examination:
         """The layer at which directions are ablated: where the sentence has arrived at the verdict, else the middle."""
         sentence = [row for row in routes["patching"] if row["other"] == SENTENCE]
         arrived = arrives_at(sentence, POSITION, self.layers) if sentence else None
-        for layer in (arrived, (departed["pooled"] or {}).get("point")):
+        for layer in (arrived, (departed["pooled"] or {}).get("layer")):
             if layer:  # layer 0 holds the same token in every case
                 return int(layer)
         return self.layers[len(self.layers) // 2]

@@ -13,7 +13,7 @@ from experiments.studies.mechanism.interventions import PLACES
 from experiments.studies.mechanism.probes import probe_row
 
 WIDTH, HEIGHT = 9.0, 7.6  # inches of 100 px
-FEW = 6  # points whose heat maps have room beside a third panel
+FEW = 6  # layers whose heat maps have room beside a third panel
 ROW = 2.6  # inches more where they have not
 TITLE, TEXT, LABEL = 11.5, 10.5, 9.5
 PROBED = (
@@ -22,13 +22,13 @@ PROBED = (
     ("truth", "verdict", "safe or not, at the verdict (AUROC)"),
     ("verdict", "verdict", "what it will say, at the verdict (AUROC)"),
 )
-POINTS = "point of the residual stream (0: before layer 0)"
+LAYERS = "residual layer (0: the embeddings)"
 Result = Mapping[str, Any]
 
 
 def draw(result: Result) -> Figure:
-    """Probes by point, the lens by point, patching by place and point, and what comes back."""
-    few = len(result["points"]) <= FEW
+    """Probes by layer, the lens by layer, patching by place and layer, and what comes back."""
+    few = len(result["layers"]) <= FEW
     figure = Figure(figsize=(WIDTH, HEIGHT if few else HEIGHT + ROW), dpi=100, layout="constrained")
     parts: Any = figure.subfigures(2 if few else 3, 1, height_ratios=[1.12, 1] if few else [1.12, 0.95, 0.75])
     left, right = parts[0].subplots(1, 2)
@@ -49,10 +49,10 @@ def _title(axes: Axes, text: str, size: float = TITLE) -> None:
 
 
 def _line(
-    axes: Axes, points: Sequence[int], entries: Sequence[Mapping[str, Any]], style: int, label: str, dash: str = "-"
+    axes: Axes, layers: Sequence[int], entries: Sequence[Mapping[str, Any]], style: int, label: str, dash: str = "-"
 ) -> None:
     """A line with a band for its interval; what has no value is left out."""
-    known = [(p, e) for p, e in zip(points, entries, strict=True) if e["value"] is not None]
+    known = [(p, e) for p, e in zip(layers, entries, strict=True) if e["value"] is not None]
     if not known:
         return
     xs, values = [p for p, _ in known], [e["value"] for _, e in known]
@@ -68,28 +68,28 @@ def _legend(axes: Axes) -> None:
 
 
 def _probes(axes: Axes, result: Result) -> None:
-    points = result["points"]
+    layers = result["layers"]
     _title(axes, "1, 2  What a linear probe reads")
     for style, (quantity, place, label) in enumerate(PROBED):
-        entries = [probe_row(result["probes"], quantity, place, point) for point in points]
-        _line(axes, points, entries, style, label)
-    shown = [probe_row(result["probes"], "concept", "verdict", point)["control"] for point in points]
+        entries = [probe_row(result["probes"], quantity, place, layer) for layer in layers]
+        _line(axes, layers, entries, style, label)
+    shown = [probe_row(result["probes"], "concept", "verdict", layer)["control"] for layer in layers]
     axes.axhline(0.5, color=GREY, linestyle=":", linewidth=1)
-    axes.text(points[-1], 0.505, "AUROC: chance", fontsize=LABEL - 1, color=GREY, ha="right", va="bottom")
+    axes.text(layers[-1], 0.505, "AUROC: chance", fontsize=LABEL - 1, color=GREY, ha="right", va="bottom")
     if all(value is not None for value in shown):
-        axes.plot(points, shown, color=GREY, linestyle="--", linewidth=1)
-        axes.text(points[-1], max(shown) + 0.015, "accuracy: shuffled labels", fontsize=LABEL - 1, color=GREY,
+        axes.plot(layers, shown, color=GREY, linestyle="--", linewidth=1)
+        axes.text(layers[-1], max(shown) + 0.015, "accuracy: shuffled labels", fontsize=LABEL - 1, color=GREY,
                   ha="right", va="bottom")  # fmt: skip
-    axes.set(ylim=(-0.02, 1.03), xticks=points)
-    axes.set_xlabel(POINTS, fontsize=TEXT)
+    axes.set(ylim=(-0.02, 1.03), xticks=layers)
+    axes.set_xlabel(LAYERS, fontsize=TEXT)
     axes.set_ylabel("held-out accuracy or AUROC", fontsize=TEXT)
     _legend(axes)
 
 
 def _lens(axes: Axes, result: Result) -> None:
     """Failures beside the same sentences' right answers, and successes beside theirs."""
-    points, subset = result["points"], result["cases"]["subset"]
-    _title(axes, "3  The verdict as each point would give it")
+    layers, subset = result["layers"], result["cases"]["subset"]
+    _title(axes, "3  The verdict as each layer would give it")
     named = {(curve["subset"], curve["failed"]): curve["margin"] for curve in result["lens"]["curves"]}
     lines = [((subset, True), "safe, called unsafe"), ((subset, False), "safe, called safe")]
     if subset != "over_safety":
@@ -99,10 +99,10 @@ def _lens(axes: Axes, result: Result) -> None:
     for style, (key, label) in enumerate(lines):
         if key in named:
             dash = "-" if key[0] == subset else "--"
-            _line(axes, points, named[key], style, f"{label} (n = {named[key][0]['n']})", dash)
+            _line(axes, layers, named[key], style, f"{label} (n = {named[key][0]['n']})", dash)
     axes.axhline(0, color=GREY, linestyle=":", linewidth=1)
-    axes.set(xticks=points)
-    axes.set_xlabel(POINTS, fontsize=TEXT)
+    axes.set(xticks=layers)
+    axes.set_xlabel(LAYERS, fontsize=TEXT)
     axes.set_ylabel("margin in logits (above 0: Yes)", fontsize=TEXT)
     _legend(axes)
 
@@ -117,23 +117,23 @@ def _patches(axes: Sequence[Axes], result: Result) -> None:
             panel.set_axis_off()
             panel.text(0.5, 0.5, "no pair aligns", ha="center", fontsize=TEXT, color=GREY)
             continue
-        _heat(panel, rows, result["points"])
+        _heat(panel, rows, result["layers"])
 
 
-def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], points: Sequence[int]) -> None:
+def _heat(axes: Axes, rows: Sequence[Mapping[str, Any]], layers: Sequence[int]) -> None:
     places = [place for place in PLACES if any(row["place"] == place for row in rows)]
-    table = np.array([[next(row["effect"]["value"] for row in rows if (row["place"], row["point"]) == (place, point))
-                       for point in points] for place in places], dtype=float)  # fmt: skip
+    table = np.array([[next(row["effect"]["value"] for row in rows if (row["place"], row["layer"]) == (place, layer))
+                       for layer in layers] for place in places], dtype=float)  # fmt: skip
     axes.imshow(table, cmap="Blues", vmin=0, vmax=1.15, aspect="auto")
-    size = LABEL if len(points) <= FEW else LABEL - 1.5
+    size = LABEL if len(layers) <= FEW else LABEL - 1.5
     for (i, j), value in np.ndenumerate(table):
         if np.isfinite(value):
             axes.text(j, i, fixed(100 * value, 0), ha="center", va="center", fontsize=size,
                       color="white" if value > 0.6 else "black")  # fmt: skip
-    axes.set_xticks(range(len(points)), [str(point) for point in points])
+    axes.set_xticks(range(len(layers)), [str(layer) for layer in layers])
     axes.set_yticks(range(len(places)), [PLACES[place] for place in places])
     axes.set_xlabel(
-        f"its states put in at point\n(% of the way to its answer,\nn = {rows[0]['effect']['n']} failures)",
+        f"its states put in at layer\n(% of the way to its answer,\nn = {rows[0]['effect']['n']} failures)",
         fontsize=TEXT,
     )
 

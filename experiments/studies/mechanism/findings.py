@@ -23,7 +23,7 @@ def findings(result: Result) -> list[Finding]:
 
 def _read(result: Result) -> Finding:
     """By the probe of what the picture shows, at the picture's own columns and the last layer."""
-    probe, apart = probe_row(result["probes"], "concept", "image", result["points"][-1]), result["twins"]["apart"]
+    probe, apart = probe_row(result["probes"], "concept", "image", result["layers"][-1]), result["twins"]["apart"]
     answer = reads(probe)
     if answer is Answer.CANNOT_TELL:
         answer = Answer.CANNOT_TELL if apart["value"] is None else Answer.PARTLY
@@ -35,7 +35,7 @@ def _carried(result: Result) -> Finding:
 
     ROSE and FELL: it reads more, or less, than the margin says; YES: it reads it, and neither is shown.
     """
-    layers = result["points"]
+    layers = result["layers"]
     truth, concept = (probe_row(result["probes"], name, "verdict", layers[-1]) for name in ("truth", "concept"))
     margin = _reversal(result, AS_IT_IS)["auroc"]
     cut = [row for row in result["knockout"] if (row["edge"], row["layers"]) == ("image → verdict", ALL_LAYERS)]
@@ -60,7 +60,7 @@ def _overruled_at(result: Result) -> Finding:
 
     Where each arrives is read off the values; which arrives first has to be carried by the intervals.
     """
-    layers, cases = result["points"], result["cases"]
+    layers, cases = result["layers"], result["cases"]
     rows = {what: [row for row in result["patching"] if row["other"] == what] for what in ("picture", "sentence")}
     sentence, picture = (arrives_at(some, "verdict", layers) if some else None for some in
                          (rows["sentence"], rows["picture"]))  # fmt: skip
@@ -120,10 +120,10 @@ def _unordered(*entries: Mapping[str, Any] | None) -> Answer:
 def _within_a_sentence(result: Result) -> dict[str, Any] | None:
     """Where failures depart from successes of the same sentence, and how far they lie apart at the last layer."""
     within = result["lens"]["within"]
-    if not within or within["point"] is None:
+    if not within or within["layer"] is None:
         return None
-    gap = next(row for row in within["gaps"] if row["point"] == result["points"][-1])
-    return {"from": within["point"], "gap": gap}
+    gap = next(row for row in within["gaps"] if row["layer"] == result["layers"][-1])
+    return {"from": within["layer"], "gap": gap}
 
 
 def _overruled_by(result: Result) -> Finding:

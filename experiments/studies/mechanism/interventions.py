@@ -96,7 +96,7 @@ def patching_rows(
             top[rows] = np.sign(gap) * effects.moved[i, j].double().numpy()
             bottom[rows] = np.abs(gap)
             effect = estimator.ratio(top, bottom)
-            found.append({"other": other, "place": place_name(position), "point": layer, "effect": effect})
+            found.append({"other": other, "place": place_name(position), "layer": layer, "effect": effect})
     return found
 
 
@@ -134,7 +134,7 @@ def twin_gaps(
 
 def effect_at(rows: Sequence[dict[str, Any]], position: str, layer: int) -> Entry:
     """One effect of ``patching_rows``."""
-    return next(row["effect"] for row in rows if (row["place"], row["point"]) == (position, layer))
+    return next(row["effect"] for row in rows if (row["place"], row["layer"]) == (position, layer))
 
 
 def arrives_at(

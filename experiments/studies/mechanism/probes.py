@@ -59,7 +59,7 @@ def probe_rows(
 
 
 def _key(quantity: str, position: Place, layer: int) -> ProbeRow:
-    return {"quantity": quantity, "place": str(place_name(position)), "point": layer}
+    return {"quantity": quantity, "place": str(place_name(position)), "layer": layer}
 
 
 def _unread(reason: str) -> ProbeRow:
@@ -100,7 +100,7 @@ def _read(
 
 def probe_row(rows: Sequence[ProbeRow], quantity: str, position: str, layer: int) -> ProbeRow:
     """One row of ``probe_rows``."""
-    return next(r for r in rows if (r["quantity"], r["place"], r["point"]) == (quantity, position, layer))
+    return next(r for r in rows if (r["quantity"], r["place"], r["layer"]) == (quantity, position, layer))
 
 
 def reads(row: ProbeRow) -> Answer:

@@ -20,11 +20,11 @@ from interp.errors import UserError
 from mitigation.validation import check_prior
 
 NAME = "mechanism"
-ALT = ("Four panels: what linear probes read at each point of the residual stream; the Yes/No margin that each point "
+ALT = ("Four panels: what linear probes read at each residual layer; the Yes/No margin that each layer "
        "would give, for failures and successes; how much of another picture's or sentence's answer each place brings "
-       "at each point; and the AUROC with what overrules the picture taken away.")  # fmt: skip
-CAPTION = ("Probes by point; the margin by point (bands and bars: 95% intervals over clusters); failures run "
-           "with another prompt's states, place by place and point by point; what is taken away.")  # fmt: skip
+       "at each layer; and the AUROC with what overrules the picture taken away.")  # fmt: skip
+CAPTION = ("Probes by layer; the margin by layer (bands and bars: 95% intervals over clusters); failures run "
+           "with another prompt's states, place by place and layer by layer; what is taken away.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Mechanism:
 
     ``failures`` is how many of those are cut and patched, best matched first (None: all), beside all successes matched
     to them and the twins of both. ``width`` is the layers in a window of a knockout, one of which begins every
-    ``stride`` layers. ``points`` is how many points of the residual stream are looked at, evenly from first to last.
+    ``stride`` layers. ``layers`` is how many layers of the residual stream are looked at, evenly from first to last.
     ``prior`` is what stands for the picture where the sentence's own say is measured (``mitigation.prior_correction``).
     ``draws`` are those of the intervals here.
     """
@@ -41,7 +41,7 @@ class Mechanism:
     failures: int | None = 120
     width: int = 1
     stride: int = 1
-    points: int = 9
+    layers: int = 9
     prior: str = "blank"
     draws: int = 2000
 
@@ -52,7 +52,7 @@ class Mechanism:
             UserError: a value is outside its range.
         """
         for name, value, least in (("failures", self.failures, 1), ("width", self.width, 1), ("stride", self.stride, 1),
-                                   ("points", self.points, 2),
+                                   ("layers", self.layers, 2),
                                    ("draws", self.draws, 1)):  # fmt: skip
             if value is not None and value < least:
                 raise UserError(f"task.{name}={value}: must be at least {least}")
@@ -79,7 +79,7 @@ class Mechanism:
 
         run, records = work.run, work.records()
         draws = min(self.draws, run.draws)
-        options = ExaminationSettings(self.failures, self.width, self.points, self.prior, run.seed, draws, self.stride)
+        options = ExaminationSettings(self.failures, self.width, self.layers, self.prior, run.seed, draws, self.stride)
 
         def examine() -> dict[str, Any]:
             examination = Examination(work.vlm, work.samples, records, options)

@@ -27,7 +27,7 @@ def _table(title: str, records: Iterable[Record]) -> Table:
     first, *others = dict.fromkeys(heading for record in listed for heading in record) or [""]
     columns = [Column(first, "left", fold=LABEL, narrow=Narrow.VALUE)]
     for name in others:
-        short, fold = name.replace(" ", "\n"), LAYER if name.startswith("point") else OTHER
+        short, fold = name.replace(" ", "\n"), LAYER if name.startswith("layer") else OTHER
         columns.append(Column(name, short=short, fold=fold, narrow=Narrow.VALUE))
     return Table.of(title, listed, columns=columns)
 
@@ -37,17 +37,17 @@ def probes(result: Result) -> Table:
     by_row: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for row in result["probes"]:
         if row["value"] is not None:
-            by_row.setdefault((row["quantity"], row["place"]), {})[row["point"]] = row
+            by_row.setdefault((row["quantity"], row["place"]), {})[row["layer"]] = row
     records: list[Record] = []
     for (quantity, position), layers in by_row.items():
         control = max(row["control"] for row in layers.values() if row["control"] is not None)
         n = str(next(iter(layers.values()))["n"])
         records.append({"read": f"{quantity}, at {position.replace('_', ' ')}", "n": n}
-                       | {f"point {layer}": estimate(row) for layer, row in layers.items()}
+                       | {f"layer {layer}": estimate(row) for layer, row in layers.items()}
                        | {"shuffled labels": f"≤ {fixed(control, 2)}"})  # fmt: skip
     return _table(
-        "Held-out linear probes by point. Concept: what the picture shows (balanced accuracy); truth and verdict (the "
-        "model’s own): AUROC. Last column: balanced accuracy with shuffled labels, the highest of all points.",
+        "Held-out linear probes by layer. Concept: what the picture shows (balanced accuracy); truth and verdict (the "
+        "model’s own): AUROC. Last column: balanced accuracy with shuffled labels, the highest of all layers.",
         records,
     )
 
@@ -81,10 +81,10 @@ def patching(result: Result) -> list[Table]:
         by_position: dict[str, Record] = {}
         for row in rows:
             record = by_position.setdefault(row["place"], {"place": PLACES[row["place"]]})
-            record[f"point {row['point']}"] = percentage(row["effect"])
+            record[f"layer {row['layer']}"] = percentage(row["effect"])
         if rows:
             found.append(_table(
-                f"Failures run with the states of {words}, one place and point at a time: share of the way to that "
+                f"Failures run with the states of {words}, one place and layer at a time: share of the way to that "
                 f"prompt’s margin, {estimate(result['gaps'][other])} logits away on average (n = "
                 f"{rows[0]['effect']['n']}).",
                 by_position.values(),
@@ -97,15 +97,15 @@ def lens(result: Result) -> Table:
     records: list[Record] = []
     for curve in result["lens"]["curves"]:
         name = f"{curve['subset'].replace('_', '-')}, {'failures' if curve['failed'] else 'successes'}"
-        cells = {f"point {layer}": estimate(one) for layer, one in zip(result["points"], curve["margin"], strict=True)}
+        cells = {f"layer {layer}": estimate(one) for layer, one in zip(result["layers"], curve["margin"], strict=True)}
         records.append({"margin, logits": name, "n": str(curve["margin"][0]["n"]), **cells})
     for key, words in (("pooled", "failures − successes"), ("within", "the same under one sentence")):
         part = result["lens"][key]
         if part and part["gaps"]:
             n = f"{part['gaps'][0]['failures']}, {part['gaps'][0]['successes']}"
-            cells = {f"point {row['point']}": estimate(row) for row in part["gaps"]}
+            cells = {f"layer {row['layer']}": estimate(row) for row in part["gaps"]}
             records.append({"margin, logits": words, "n": n, **cells})
-    return _table("Yes/No margin that each point would give (logit lens at the last column of the prompt).", records)
+    return _table("Yes/No margin that each layer would give (logit lens at the last column of the prompt).", records)
 
 
 def directions(result: Result) -> Table:
@@ -117,11 +117,11 @@ def directions(result: Result) -> Table:
         record = by_name.setdefault((row["name"], row["kind"]), new)
         auroc, gap = fixed(row["auroc"], 2), row["gap"]
         if gap is None or gap["value"] is None:
-            record[f"point {row['point']}"] = auroc
+            record[f"layer {row['layer']}"] = auroc
         else:
             along = estimate(gap, sign=True)
-            record[f"point {row['point']}"] = Cell(f"{auroc}; {along.value}", along.interval)
-    layers = [f"point {layer}" for layer in sorted({row["point"] for row in result["directions"]})]
+            record[f"layer {row['layer']}"] = Cell(f"{auroc}; {along.value}", along.interval)
+    layers = [f"layer {layer}" for layer in sorted({row["layer"] for row in result["directions"]})]
     return _table(
         "Directions at the last column: AUROC on cases held out; then how far failures lie along it beyond successes, "
         "in distances of its two classes.",
@@ -137,14 +137,14 @@ def cosines(result: Result) -> Table:
     by_pair: dict[str, Record] = {}
     for row in result["cosines"]:
         name = f"{row['one']} · {row['other']}"
-        by_pair.setdefault(name, {"cosine of": name})[f"point {row['point']}"] = fixed(row["cosine"], 2)
+        by_pair.setdefault(name, {"cosine of": name})[f"layer {row['layer']}"] = fixed(row["cosine"], 2)
     return _table("Cosines between the mean differences.", by_pair.values())
 
 
 def reversal(result: Result) -> Table:
     """Arm by arm, each beside a constant that says Yes as often."""
     return _table(
-        f"What comes back. Directions are ablated at the last column at point {result['ablated_at']}: every case gets "
+        f"What comes back. Directions are ablated at the last column at layer {result['ablated_at']}: every case gets "
         "the mean along them. The last column: what a mere constant does that says Yes as often.",
         (
             {
@@ -164,9 +164,9 @@ def reversal(result: Result) -> Table:
 def frames(result: Result) -> dict[str, pd.DataFrame]:
     """Name → a tidy frame, estimates spread over columns."""
     lens_rows = [
-        {"subset": curve["subset"], "failed": curve["failed"], "point": layer, **one}
+        {"subset": curve["subset"], "failed": curve["failed"], "layer": layer, **one}
         for curve in result["lens"]["curves"]
-        for layer, one in zip(result["points"], curve["margin"], strict=True)
+        for layer, one in zip(result["layers"], curve["margin"], strict=True)
     ]
     named: dict[str, Sequence[Mapping[str, Any]]] = {
         name: result[name] for name in ("probes", "knockout", "patching", "directions", "cosines", "undo")

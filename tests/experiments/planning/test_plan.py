@@ -84,12 +84,12 @@ def test_states_below_a_cut_or_a_patch_are_held_beside_it() -> None:
 
 
 def test_a_step_takes_as_long_as_all_that_the_study_runs_of_it() -> None:
-    """A plan runs the last cuts and points alone, and counts the others: between their share of layers and all."""
+    """A plan runs the last cuts and layers alone, and counts the others: between their share of layers and all."""
     seconds = {one["step"].partition(":")[0]: one["seconds"] for one in plans()["mechanism"]["outcomes"]}
     forward = seconds["directions"] / 3
     # Three edges, in all of four layers and in each of them.
     assert 1 + 3 * (4 + 4 + 3 + 2 + 1) / 4 < seconds["knockout"] / forward < 1 + 3 * 5
-    # Six places of the picture's twin and three of the sentence's, at five points.
+    # Six places of the picture's twin and three of the sentence's, at five layers.
     assert 4 + 9 * (4 + 3 + 2 + 1 + 0) / 4 < seconds["patching"] / forward < 4 + 9 * 5
 
 
@@ -141,7 +141,7 @@ def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
     from experiments.studies.mechanism import examination as tools
     from interp.hooks.residual import last_layer
 
-    run = run_of("+exp=mechanism", "task.points=3", "task.failures=5")
+    run = run_of("+exp=mechanism", "task.layers=3", "task.failures=5")
     steps = {step.name.partition(":")[0]: step for step in steps_of(run)}
     vlm = load("organism:llava", device="cpu")
     scene = Scene(run, vlm, Asked(8, 48, 48), Path(), 1, False)
@@ -154,10 +154,10 @@ def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
         do()
         return len(ran)
 
-    points = tools.spaced_layers(last_layer(vlm), 3)
+    layers = tools.spaced_layers(last_layer(vlm), 3)
     clean, twin = ([prompt] for prompt in (scene.prompts(1)[0], scene.prompts(1, seed=1)[0]))
     patched = sum(
-        layers_run(lambda places=places: tools.patch_effects(vlm, clean, [twin], positions=places, layers=points))
+        layers_run(lambda places=places: tools.patch_effects(vlm, clean, [twin], positions=places, layers=layers))
         for places in tools.PATCHED.values()
     )
     cut = layers_run(lambda: tools.cut_margins(vlm, clean, width=1))
@@ -170,10 +170,10 @@ def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
 
 def test_what_a_method_learns_is_learned_once_at_one_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many batches are tried until one fits: at seven billion parameters each learning takes seconds."""
-    points: list[int | None] = []
+    layers: list[int | None] = []
 
     def learn(self: AblateDirection, *_: Any, **__: Any) -> None:
-        points.append(self.point)
+        layers.append(self.layer)
 
     monkeypatch.setattr(AblateDirection, "learn", learn)
     monkeypatch.setattr(AblateDirection, "read", lambda self, out: Baseline())
@@ -182,7 +182,7 @@ def test_what_a_method_learns_is_learned_once_at_one_point(tmp_path: Path, monke
     scene = Scene(run, load("organism:llava", device="cpu"), Asked(8, 48, 48), tmp_path, 1, False)
     for rows in (2, 1):
         steps["answers: ablate_direction"].do(scene, rows)
-    assert points == [1]
+    assert layers == [1]
 
 
 def test_arms_that_learn_as_much_learn_once_in_a_plan_and_what_they_learn_is_answered_with(

@@ -55,7 +55,7 @@ def test_a_read_out_is_learned_once_however_often_it_is_killed(tmp_path: Path, m
 
     def learn(name: str) -> None:
         with vlm.batches.by(BatchRule(rows=2), on_lowered=print):
-            learned("readout", TruthReadout(point=2), vlm, samples, tmp_path / f"{name}.safetensors", Launch())
+            learned("readout", TruthReadout(layer=2), vlm, samples, tmp_path / f"{name}.safetensors", Launch())
 
     with counted(monkeypatch) as undisturbed:
         learn("whole")
@@ -72,7 +72,7 @@ def test_the_mechanism_is_examined_once_however_often_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.studies.mechanism.examination.seconds_per_case", lambda *_: 1.0)  # each life times
-    sizes = ("limit=16", "draws=20", "batch_size=8", "max_new_tokens=2", "task.failures=2", "task.points=2")
+    sizes = ("limit=16", "draws=20", "batch_size=8", "max_new_tokens=2", "task.failures=2", "task.layers=2")
 
     def study(name: str) -> Callable[[], None]:
         run = run_of("+exp=mechanism", *sizes, f"output_root={tmp_path / name}")

@@ -1,4 +1,4 @@
-"""The mechanism's analyses on arrays whose answer is known, and its sentences whichever way the numbers point."""
+"""The mechanism's analyses on arrays whose answer is known, and its sentences whichever way the numbers layer."""
 
 import copy
 from dataclasses import replace
@@ -158,8 +158,8 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     cases = AnsweredCases(samples, tuple("yes" if i % 5 else "no" for i in range(96)))
     rng = np.random.default_rng(0)
     states = rng.normal(size=(2, 2, 96, 6))
-    states[1, 1, :, 0] += 6 * cases.safe  # truth at the verdict, point 1 alone
-    for thing in range(3):  # concept at the picture, both points
+    states[1, 1, :, 0] += 6 * cases.safe  # truth at the verdict, layer 1 alone
+    for thing in range(3):  # concept at the picture, both layers
         states[0, :, :, thing] += 8 * (np.arange(96) // 2 % 3 == thing)
     read = Residuals(torch.from_numpy(states).float(), ("image", "verdict"), (0, 1))
     rows = probe_rows(read, cases, np.zeros(96), Estimator.of(cases.clusters, draws=100, seed=0), seed=0)
@@ -167,7 +167,7 @@ def test_probes_find_what_is_planted_where_it_is_planted() -> None:
     assert readable_from(rows, "concept", "verdict", [0, 1]) is None
     assert readable_from(rows, "truth", "verdict", [0, 1]) == 1
     assert readable_from(rows, "truth", "image", [0, 1]) is None
-    found = next(r for r in rows if (r["quantity"], r["place"], r["point"]) == ("truth", "verdict", 1))
+    found = next(r for r in rows if (r["quantity"], r["place"], r["layer"]) == ("truth", "verdict", 1))
     assert found["beyond"]["value"] == pytest.approx(found["value"] - 0.5)
     untold = AnsweredCases(tuple(sample(i, safe=i % 2 == 0) for i in range(96)), cases.verdicts)
     rows = probe_rows(read, untold, np.zeros(96), Estimator.of(cases.clusters, draws=10, seed=0), seed=0)
@@ -198,7 +198,7 @@ def test_patching_weighs_by_the_gap_and_arrival_is_where_it_stays() -> None:
         moved, torch.zeros(3), torch.tensor([2.0, -4.0, 0.05]), ("verdict",), (0, 1, 2), (("",) * 3,)
     )
     rows = patching_rows(effects, np.array([0, 2, 3]), Estimator.of(["a", "a", "b", "c"], draws=50, seed=0), other="x")
-    assert [effect_at(rows, "verdict", point)["value"] for point in (0, 1, 2)] == pytest.approx([0, 2 / 6, 1])
+    assert [effect_at(rows, "verdict", layer)["value"] for layer in (0, 1, 2)] == pytest.approx([0, 2 / 6, 1])
     assert effect_at(rows, "verdict", 0)["n"] == 2  # a pair whose margins are all but equal says nothing
     assert arrives_at(rows, "verdict", [0, 1, 2]) == 2
     assert arrives_at(rows, "verdict", [0, 1, 2], share=0.3) == 1
@@ -258,11 +258,11 @@ def test_failures_part_pooled_and_within_a_sentence_where_planted() -> None:
     cases = AnsweredCases(samples, verdicts)
     lens = 0.01 * np.random.default_rng(0).normal(size=(3, 240)) - 0.1
     lens[0] += 0.1
-    lens[1:] -= 2.0 * (np.arange(240) // 8 < 18)  # from point 1 on the sentence
-    lens[2] -= 0.3 * fails  # from point 2 on the case
+    lens[1:] -= 2.0 * (np.arange(240) // 8 < 18)  # from layer 1 on the sentence
+    lens[2] -= 0.3 * fails  # from layer 2 on the case
     found = lens_rows(lens, cases, "over_safety", Estimator.of(cases.clusters, draws=200, seed=0), layers=[0, 1, 2])
-    assert found["pooled"]["point"] == 1
-    assert found["within"]["point"] == 2
+    assert found["pooled"]["layer"] == 1
+    assert found["within"]["layer"] == 2
     assert found["within"]["gaps"][2]["value"] == pytest.approx(-0.3, abs=0.01)
     assert (found["within"]["gaps"][2]["failures"], found["within"]["gaps"][2]["clusters"]) == (12, 12)
     assert found["settled"] == 1
@@ -311,9 +311,9 @@ def told() -> dict[str, Any]:
     high = {("concept", "image"): (0.9, 0.9, 0.9), ("concept", "verdict"): (0.1, 0.1, 0.8),
             ("truth", "verdict"): (0.5, 0.5, 0.8), ("verdict", "verdict"): (0.5, 0.95, 0.95)}  # fmt: skip
     probes = [
-        {"quantity": q, "place": p, "point": point, "measure": measure[q], "control": 0.1, "classes": 9,
+        {"quantity": q, "place": p, "layer": layer, "measure": measure[q], "control": 0.1, "classes": 9,
          "reason": None, "beyond": entry(value - 0.6) if q == "truth" else None, **entry(value)}
-        for (q, p), values in high.items() for point, value in enumerate(values)
+        for (q, p), values in high.items() for layer, value in enumerate(values)
     ]  # fmt: skip
     effects = {"picture": (0.0, 0.0, 1.0), "sentence": (0.0, 1.0, 1.0)}
     flips = {
@@ -329,24 +329,24 @@ def told() -> dict[str, Any]:
     return {
         "cases": {"n": 29, "failures": 9, "clusters": 9, "subset": "over_safety", "failures_in_subset": 9,
                   "successes_in_subset": 5, "failures_looked_at": 9, "successes_looked_at": 5, "looked_at": 28},
-        "points": [0, 1, 2],
-        "layers": ["all", "0", "1"],
+        "layers": [0, 1, 2],
+        "windows": ["all", "0", "1"],
         "probes": probes,
         "twins": {"gap": entry(0.3), "apart": entry(0.3), "ranked": entry(0.8), "spread": entry(2.0),
                   "difference": entry(1.7)},
         "knockout": [{"edge": "image → verdict", "layers": "all", **knocked}],
-        "patching": [{"other": other, "place": "verdict", "point": point, "effect": entry(value)}
-                     for other, values in effects.items() for point, value in enumerate(values)],
+        "patching": [{"other": other, "place": "verdict", "layer": layer, "effect": entry(value)}
+                     for other, values in effects.items() for layer, value in enumerate(values)],
         "gaps": {"picture": entry(0.3), "sentence": entry(2.0)},
         "least_gap": 0.25,
         "refused": {"picture": 0, "sentence": 2},
         "lens": {"curves": [{"subset": "over_safety", "failed": True, "margin": [entry(-1.0)] * 3}], "auroc": [],
                  "wrong": None, "settled": 1, "pooled": None,
-                 "within": {"point": 2, "gaps": [{"point": p, "failures": 4, "successes": 3, **entry(-0.2)}
+                 "within": {"layer": 2, "gaps": [{"layer": p, "failures": 4, "successes": 3, **entry(-0.2)}
                                                  for p in (0, 1, 2)]}},
-        "directions": [{"name": "will refuse", "kind": "logistic", "point": 1, "auroc": 0.9, "accuracy": 0.8, "n": 29,
+        "directions": [{"name": "will refuse", "kind": "logistic", "layer": 1, "auroc": 0.9, "accuracy": 0.8, "n": 29,
                         "groups": 9, "gap": entry(1.0)}],
-        "cosines": [{"point": 1, "one": "a", "other": "b", "cosine": 0.5}],
+        "cosines": [{"layer": 1, "one": "a", "other": "b", "cosine": 0.5}],
         "missing": {"unsafe picture": "too few"},
         "alarm": entry(0.02),
         "prior": {"weight": 0.9, "prior": "blank", "r2": entry(0.9)},
@@ -361,7 +361,7 @@ def told() -> dict[str, Any]:
 STARTS = (
     "Is the picture read? Yes",
     "Is it carried to the verdict? Yes, and more of it than is said",
-    "Where is it overruled? Before the picture arrives, at point 1 of 2",
+    "Where is it overruled? Before the picture arrives, at layer 1 of 2",
     "By what? By the sentence",
     "How much returns when that is undone? Part of it (AUROC +0.20",
 )
@@ -403,7 +403,7 @@ def _set(result: dict[str, Any], quantity: str, place: str, value: float, n: int
          "of it than is said, or less, is not shown"),
         (2, lambda r: r["patching"][1].update(effect=entry(0.9)), "Where is it overruled? Where the picture arrives"),
         (2, lambda r: (r["patching"][1].update(effect=entry(0.9)), r["patching"][4].update(effect=entry(0.1))),
-         "Where is it overruled? After the picture has arrived, at point 2"),
+         "Where is it overruled? After the picture has arrived, at layer 2"),
         (2, lambda r: r["patching"][4].update(effect=entry(0.54)), "Where is it overruled? Whether the sentence "
          "arrives before the picture is not shown"),
         (2, lambda r: r["patching"][4].update(effect=entry(1.0, n=6)), "Where is it overruled? Too few cases to tell"),
@@ -440,16 +440,16 @@ def test_tables_and_figure_show_every_part() -> None:
     assert len(tables.frames(told())["probes"]) == 12
     drawn = figure.draw(told())
     assert len(drawn.get_axes()) == 5
-    many = {name: [row | {"point": at} for at in range(11) for row in told()[name][::3]]
+    many = {name: [row | {"layer": at} for at in range(11) for row in told()[name][::3]]
             for name in ("probes", "patching")}  # fmt: skip
-    drawn = figure.draw(told() | many | {"points": list(range(11)), "lens": told()["lens"] | {"curves": []}})
+    drawn = figure.draw(told() | many | {"layers": list(range(11)), "lens": told()["lens"] | {"curves": []}})
     assert len(drawn.get_axes()) == 5
     assert drawn.get_size_inches()[1] > figure.HEIGHT
     nothing = told() | {"patching": []}
     assert len(figure.draw(nothing).get_axes()) == 5
 
 
-@pytest.mark.parametrize(("key", "value"), [("failures", 0), ("width", 0), ("points", 1), ("draws", 0)])
+@pytest.mark.parametrize(("key", "value"), [("failures", 0), ("width", 0), ("layers", 1), ("draws", 0)])
 def test_sizes_out_of_range_are_refused(key: str, value: int) -> None:
     with pytest.raises(UserError, match=rf"task\.{key}={value}"):
         Mechanism(**{key: value})  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.planted import Plan, coloured, planted
 
-SIZES = ExaminationSettings(limit=4, width=1, points=9, prior="blank", seed=0, draws=60)
+SIZES = ExaminationSettings(limit=4, width=1, layers=9, prior="blank", seed=0, draws=60)
 HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
 
 
@@ -73,7 +73,7 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     assert result["cases"]["subset"] == "over_safety"
     assert result["ablated_at"] == 2  # what layer 1 heard
     rows = [row for row in result["patching"] if row["other"] == "sentence"]
-    effects = [effect_at(rows, "verdict", point)["value"] for point in range(4)]
+    effects = [effect_at(rows, "verdict", layer)["value"] for layer in range(4)]
     assert effects == pytest.approx([0, 0, 1, 1], abs=1e-3)
     assert effect_at(rows, "user", 1)["value"] == pytest.approx(1, abs=1e-3)
     assert cut(result, "user → verdict", "1") > 5
@@ -83,7 +83,7 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     assert said[0].startswith("Is the picture read? Yes")
     assert said[1].startswith("Is it carried to the verdict? Yes")
     assert said[2].startswith("Where is it overruled? Too few cases to tell whether the sentence arrives before the "
-                              "picture, at point 2 of 3")  # fmt: skip
+                              "picture, at layer 2 of 3")  # fmt: skip
     assert "cases with alarming words are called unsafe +50.0 points" in said[3]
     assert "too few sentence forms to tell" in said[3]
 
@@ -92,7 +92,7 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
     result = examined(planted(Plan(reads=0, heeds=None, writes=1, layers=2)), red_is_safe=False)
     assert result["cases"]["failures"] == result["cases"]["n"]
     rows = [row for row in result["patching"] if row["other"] == "picture"]
-    assert [effect_at(rows, "verdict", point)["value"] for point in range(3)] == pytest.approx([0, 1, 1], abs=1e-3)
+    assert [effect_at(rows, "verdict", layer)["value"] for layer in range(3)] == pytest.approx([0, 1, 1], abs=1e-3)
     assert cut(result, "image → verdict", "0") > 3
     assert cut(result, "user → verdict", "all") == pytest.approx(0, abs=1e-3)
     said = sentences(findings(result))
@@ -103,7 +103,7 @@ def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
 
 @pytest.mark.slow
 def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = ("limit=24", "draws=20", "task.failures=2", "task.points=3", f"output_root={tmp_path}")
+    overrides = ("limit=24", "draws=20", "task.failures=2", "task.layers=3", f"output_root={tmp_path}")
     run = run_of("+exp=mechanism", *overrides)
     run.task(run)
     (folder,) = (tmp_path / "mechanism").iterdir()
