@@ -44,6 +44,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
         "+exp=vrtuning_llava_7b",
         "+exp=vrtuning_ablations",
         "+exp=vcd_sampled",
+        "+exp=part_scaling",
         "task=vcd_grid",
         "task=study",
         "task=vrtuning",
