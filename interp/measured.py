@@ -4,7 +4,7 @@ Both are fitted on one forward of a few words, on the model's own weights, with 
 what each sublayer adds and divides its logits; Gemma caps them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,7 @@ class Measured:
     refusal: str = ""
 
 
+_ENDS: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 _MEASURED: "WeakKeyDictionary[Any, tuple[float | None, Measured]]" = WeakKeyDictionary()  # with the config's cap
 
 
@@ -136,6 +137,39 @@ def _after(head: Tensor, logits: Tensor, cap: float | None, bound: float, name: 
         f"the logits of '{name}' are neither those of its head nor these times a number; what a state would say cannot "
         "be read off by norm and head; use patch, which runs the model"
     )
+
+
+def picture_ends(model: Any, layout: Layout, forward: Callable[[], object]) -> int:
+    """The first state of the residual stream behind which the picture is not added again (DeepStack); mostly 0.
+
+    Measured once a model, on a ``forward`` of a picture: does each layer take what the one before it puts out?
+    """
+    if is_empty(model) or layout.cross_attended:
+        return 0
+    if model not in _ENDS:
+        again, before = [0], dict[str, Tensor]()
+
+        def compare(layer: int, module: Any, args: Any, kwargs: Any) -> None:
+            state = args[0] if args else kwargs["hidden_states"]
+            if before and off(state, before["out"]) > FITS[model.dtype]:
+                again.append(layer + 1)
+
+        def keep(module: Any, args: Any, output: Any) -> None:
+            before["out"] = output[0] if isinstance(output, tuple) else output
+
+        with ExitStack() as stack:
+            for i, layer in enumerate(layout.module(model, "layers")):
+                stack.callback(layer.register_forward_pre_hook(partial(compare, i), with_kwargs=True).remove)
+                stack.callback(layer.register_forward_hook(keep).remove)
+            forward()
+        _ENDS[model] = again[-1]
+    return _ENDS[model]
+
+
+def pixel_inputs(inputs: Mapping[str, Any]) -> list[str]:
+    """The names of the inputs that hold pixels: floating-point numbers that are no mask."""
+    found = (name for name, value in inputs.items() if isinstance(value, Tensor) and value.is_floating_point())
+    return sorted(name for name in found if not name.endswith("mask"))
 
 
 def off(one: Tensor, other: Tensor) -> float:

@@ -99,7 +99,7 @@ def check_chat_template(processor: Any, name: str) -> None:
 
 
 def _check_placeholders(text: str, processor: Any, *, images: int, layout: "Layout", name: str) -> None:
-    token = getattr(processor, "image_token", None)
+    token = getattr(processor, "image_placeholder_token", None) or getattr(processor, "image_token", None)
     if token is None:
         return
     found = text.count(str(token))

@@ -33,14 +33,14 @@ QUICK = ("score", "image_tokens", "chain", "lens", "additive")
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "baseline": ("card",),
     "score": ("score",),
-    "vcd": ("generate", "pixels"),
+    "vcd": ("generate", "pixels", "score"),
     "segments": ("image_tokens",),
     "residuals": ("chain",),
     "lens": ("lens",),
     "patch": ("through",),
     "sublayers": ("additive",),
     "heads": ("heads",),
-    "direct_attribution": ("lens", "additive", "heads"),
+    "direct_attribution": ("score", "lens", "additive", "heads"),
     "record": ("image_tokens", "recorder"),
     "knockout": ("complete",),
     "attribution": ("score", "image_tokens"),
@@ -77,7 +77,7 @@ def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequen
     """Checks the layout of ``vlm`` on two prompts with pictures (default: made up); at most 40 forwards of them.
 
     Of fewer ``checks`` than all, tools that need others are left out. Memory is that of an eager forward of two
-    prompts.
+    prompts that gives its attention weights.
 
     Raises:
         UserError: not two prompts with pictures of one size each and questions of different lengths.
@@ -89,40 +89,66 @@ def prove(vlm: "VLM", prompts: Sequence[Prompt] | None = None, *, checks: Sequen
     with run.counted():
         for name in checks:
             run.check(name)
-    # In a hybrid nothing can be cut off whole; an edge that is cut is gone all the same, which the recorder shows.
-    needs = {**TOOLS, **({"knockout": ("recorder",)} if "hybrid" in run.properties else {})}
-    tools = {
-        tool: next(
-            (f"{name}: {run.done[name].why or run.done[name].state}" for name in needed if run.refuses(name)), ""
-        )
-        for tool, needed in needs.items()
-        if set(needed) <= set(checks)
-    }
+    needs = {**TOOLS, **_where_the_picture_passes(vlm, run.properties)}
+    tools = {}
+    for tool, needed in needs.items():
+        if failed := [name for name in _with_what_they_rest_on(needed) if name in run.done and run.refuses(name)]:
+            tools[tool] = f"{failed[0]}: {run.why(failed[0])}"
+        elif set(needed) <= set(checks):
+            tools[tool] = ""
     dtype = str(vlm.dtype).removeprefix("torch.")
     return Proof(vlm.name, dtype, run.done, tools, run.properties, run.forwards)
 
 
-def check_unknown(vlm: "VLM") -> None:
-    """The quick checks, unless the contract table has a model of these types and this version of transformers.
+def _where_the_picture_passes(vlm: "VLM", properties: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """What patching and knockout need where nothing can cut the picture off whole.
 
-    Tools that they refuse are named on stderr, and in ``vlm.refused``.
+    A cut edge is gone all the same, which the recorder shows, and a patched state is the other prompt's, which the
+    chain shows.
     """
-    if is_known(vlm.model):
-        return
-    proof = prove(vlm, checks=QUICK)
-    vlm.refused = {tool: why for tool, why in proof.tools.items() if why}
+    if vlm.layout.cross_attended:
+        properties["crossing"] = (
+            "pictures are read by cross-attention, which patched states and cut edges of self-attention leave open"
+        )
+        free = {"record": ("recorder",), "knockout": ("recorder",), "patch": ("chain", "score")}
+        return {**free, "attribution": ("score",)}
+    return {"knockout": ("recorder",)} if "hybrid" in properties else {}
+
+
+def _with_what_they_rest_on(checks: Sequence[str]) -> list[str]:
+    below = [other for name in checks for other in RESTS_ON[name]]
+    return [*checks, *_with_what_they_rest_on(below)] if below else list(checks)
+
+
+def check_unknown(vlm: "VLM") -> None:
+    """Notes in ``vlm.refused`` which tools may not be trusted on it, and names them on stderr.
+
+    Known from the contract table, if that has a model of these types and this version of transformers, else from the
+    quick checks.
+    """
+    row = row_of(vlm.model)
+    if row is None:
+        vlm.refused = {tool: why for tool, why in prove(vlm, checks=QUICK).tools.items() if why}
+    else:
+        found = row["capabilities"]
+        cells = {tool: found[tool] for tool in TOOLS if tool in found} | {
+            "vcd": found.get("vcd_sequential", {"works": True})
+        }
+        vlm.refused = {tool: cell["reason"] for tool, cell in cells.items() if not cell["works"]}
     for tool, why in vlm.refused.items():
         print(f"warning: {tool} is refused on {vlm.name}: {why}", file=sys.stderr)
 
 
-def is_known(model: Any) -> bool:
-    """Whether ``interp/contract.json`` has a row for the types of ``model``, made with this version of transformers."""
+def row_of(model: Any) -> dict[str, Any] | None:
+    """The row of ``interp/contract.json`` for the types of ``model``, if made with this version of transformers."""
     try:
         table = json.loads(CONTRACT.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    rows = (entry.get("types") for entry in table["families"].values())
-    return table["transformers"] == version("transformers") and types_of(model) in rows
+        return None
+    if table["transformers"] != version("transformers"):
+        return None
+    types = types_of(model)
+    return next((row for row in table["families"].values() if row.get("types") == types), None)
 
 
 def types_of(model: Any) -> dict[str, Any]:

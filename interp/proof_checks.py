@@ -1,5 +1,6 @@
 """The checks of ``interp.proof``: each compares what a tool rests on with plain forwards of the model."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from transformers import LogitsProcessor
 from interp.errors import UserError
 from interp.generation import new_tokens
 from interp.hooks.attention import AttentionCall, intercept
-from interp.measured import AfterHead, fitted, is_gated, measured, off
+from interp.measured import AfterHead, fitted, is_gated, measured, off, pixel_inputs
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -217,26 +218,15 @@ class Checks:
     def _card(self) -> Check:
         """Token ids and greedy answer are those of the model card's own lines."""
         vlm, prompt = self.vlm, self.prompts[0]
-        if vlm.layout.prompt == "pieces":
-            raise _NotShown("its processor takes prompts in pieces, which the card's lines are not")
-        parts = [{"type": "image", "image": prompt.image}, {"type": "text", "text": prompt.text}]
-        try:
-            theirs = vlm.processor.apply_chat_template(
-                [{"role": "user", "content": parts}],
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
-                add_generation_prompt=True,
-            )
-            ids = theirs["input_ids"]
-        except Exception:  # a processor that takes no chats, as InstructBLIP's
-            theirs = vlm.processor(text=[vlm.render(prompt)], images=[prompt.image], return_tensors="pt")
-            ids = theirs["input_ids"]
+        theirs = self._by_the_card(prompt)
+        ids = theirs["input_ids"]
         ours = vlm.encode([prompt])
         if not torch.equal(ids.cpu(), ours["input_ids"].cpu()):
             return Check("failed", why=f"other token ids than the model card's lines ({ids.shape[1]} against "
                          f"{ours['input_ids'].shape[1]} tokens)")  # fmt: skip
         theirs.pop("labels", None)
+        if (types := "mm_token_type_ids") in ours and types not in theirs:
+            theirs[types] = ours[types]  # which tokens are the picture's: this processor says so only where asked
         options = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "max_new_tokens": TOKENS}
         with torch.no_grad():
             output = vlm.model.generate(**theirs.to(vlm.device, dtype=vlm.dtype), **options)
@@ -244,6 +234,22 @@ class Checks:
         (answer,) = new_tokens(getattr(output, "sequences", output), ids, ends=vlm.end_ids, pad=pad)
         (own,) = vlm.generate([prompt], max_new_tokens=TOKENS).token_ids
         return Check("passed", 0.0, 0.0) if answer == own else Check("failed", why=f"it answers {own}, not {answer}")
+
+    def _by_the_card(self, prompt: Prompt) -> Any:
+        """The inputs that the model card's own lines make."""
+        processor, text = self.vlm.processor, self.vlm.render(prompt)
+        if self.vlm.layout.prompt == "pieces":  # IDEFICS' processor puts the placeholder and its frame in itself
+            before, after = re.split("(?:<fake_token_around_image>)?<image>(?:<fake_token_around_image>)?", text)
+            pieces = [before.removeprefix(self.vlm.tokenizer.bos_token), prompt.image, after]
+            return processor(text=[pieces], return_tensors="pt", add_end_of_utterance_token=False)
+        parts = [{"type": "image", "image": prompt.image}, {"type": "text", "text": prompt.text}]
+        options = {"tokenize": True, "return_dict": True, "return_tensors": "pt", "add_generation_prompt": True}
+        try:
+            found = processor.apply_chat_template([{"role": "user", "content": parts}], **options)
+            assert "input_ids" in found
+            return found
+        except Exception:  # a processor that takes no chats, as InstructBLIP's
+            return processor(text=[text], images=[prompt.image], return_tensors="pt")
 
     def _score(self) -> Check:
         """``score`` of a padded batch has the logits of each prompt alone."""
@@ -266,12 +272,7 @@ class Checks:
 
     def _pixels(self) -> Check:
         """Every floating-point input with pixels changes with the picture."""
-        clean = [
-            name
-            for name, value in self.both.items()
-            if isinstance(value, Tensor) and value.is_floating_point() and not name.endswith("mask")
-            and torch.equal(value, self.both_other[name])
-        ]  # fmt: skip
+        clean = [name for name in pixel_inputs(self.both) if torch.equal(self.both[name], self.both_other[name])]
         if clean:
             return Check("failed", why=f"{', '.join(clean)} stay clean under another picture")
         return self.compare(0.0, self.bound, "", off(self.alone_other, self.alone))
@@ -289,10 +290,11 @@ class Checks:
             return Check("failed", why=f"the first layer takes {tuple(x.shape)} for {tuple(ids.shape)} tokens")
         moved = (x - y).flatten(2).norm(dim=-1) > SAME * x.flatten(2).norm(dim=-1)
         own = (ids == vlm.layout.image_token_id(vlm.model.config)) & self.both["attention_mask"].to(x.device).bool()
-        self._kept["moved"] = moved
         wrong = int((moved & ~own).sum())
         if wrong:
-            return Check("failed", wrong, 0.0, why=f"{wrong} columns change with the picture and are no image tokens")
+            return Check(
+                "failed", float(wrong), 0.0, why=f"{wrong} columns change with the picture and are no image tokens"
+            )
         if not bool(moved.any(1).all()):
             raise _NotShown("no column changes with the picture")
         still = int((own & ~moved)[0].sum())

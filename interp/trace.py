@@ -117,16 +117,15 @@ def inside(model: Any, layout: Paths) -> dict[str, Any]:
         run_words(model, layout)
         calls = list(_CALLS)
     blocks = {i: _block(layer, ran[layer], calls, *seen[layer]) for i, layer in enumerate(layers) if layer in seen}
-    norms = [one.name for one in ran[decoder] if any(_same(one.out, taken) for taken in head_takes)]
+    norms = [one.name for one in ran[decoder] if any(same_memory(one.out, taken) for taken in head_takes)]
     return {"blocks": blocks, "final_norm": f"{layout.language_model}.{norms[-1]}".lstrip(".") if norms else ""}
 
 
 def run_words(model: Any, layout: Paths) -> Any:
     """What ``model`` gives for a few words that are no special tokens."""
     device = next(model.parameters()).device
-    special = {
-        getattr(model.config, name, None) for name in vars(model.config) if name.endswith(("token_id", "token_index"))
-    }
+    named = [getattr(model.config, name) for name in vars(model.config) if name.endswith(("token_id", "token_index"))]
+    special = {token for some in named for token in (some if isinstance(some, list | tuple) else [some])}
     vocabulary = model.get_input_embeddings().weight.shape[0]
     words = [token for token in range(5, vocabulary) if token not in special][:WORDS]
     ids = torch.tensor([words], device=device)
@@ -211,7 +210,7 @@ def _first(values: Sequence[Any]) -> Tensor | None:
     return None
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
+def same_memory(one: Tensor | None, other: Tensor | None) -> bool:
     """Whether two tensors are the same memory, in whatever shape."""
     if one is None or other is None:
         return False
@@ -226,7 +225,9 @@ def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None,
     names = {module: name for name, module in layer.named_modules()}
     own = [(number, call) for number, call in enumerate(calls) if call.module in names]
     children = [one for one in ran if "." not in one.name and one.out is not None and one.out.numel() == into.numel()]
-    ends = [one for one in children if not any(_same(other.into, one.out) for other in children if other is not one)]
+    ends = [
+        one for one in children if not any(same_memory(other.into, one.out) for other in children if other is not one)
+    ]
     attention = names[own[0][1].module] if own else ""
     top = attention.partition(".")[0]
     added = {one.name: _source(one, children) for one in ends}
@@ -246,7 +247,7 @@ def _block(layer: Any, ran: list[_Ran], calls: list[_Call], into: Tensor | None,
 
 def _source(end: _Ran, children: list[_Ran]) -> str:
     """The sublayer whose output reaches ``end`` through norms alone: ``end`` itself where it is no norm behind one."""
-    before = [one for one in children if one is not end and _same(one.out, end.into)]
+    before = [one for one in children if one is not end and same_memory(one.out, end.into)]
     if not before or not _is_norm(end.module):
         return end.name
     return _source(before[0], children)
@@ -270,5 +271,5 @@ def _heads_out(ran: list[_Ran], attention: str, number: int, call: _Call) -> str
         and one.into.shape[-1] == call.width
         and one.module.weight.ndim == 2
     ]
-    last = [one for one in behind if _same(one.out, whole)] or behind
+    last = [one for one in behind if same_memory(one.out, whole)] or behind
     return last[-1].name if last else ""

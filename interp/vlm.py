@@ -232,6 +232,8 @@ class VLM:
                 f"{len(images)} of {len(texts)} prompts in one batch have an image; either all or none may; "
                 "ask those without an image in a batch of their own"
             )
+        if len(texts) > 1 and (why := self.refused.get("score")):
+            raise UserError(f"several prompts of {self.name} at once would be wrong: {why}; ask one (batch_size=1)")
         # Set again because training may have changed it. Passed as an argument, it would also reach InstructBLIP's
         # Q-Former, whose positions are absolute.
         self.tokenizer.padding_side = "left"
@@ -246,6 +248,11 @@ class VLM:
             batch = process(text=texts, images=images or None, **options)
             if images and self._takes_types and "mm_token_type_ids" not in batch:
                 batch = process(text=texts, images=images, return_mm_token_type_ids=True, **options)
+        if (mask := batch.get("qformer_attention_mask")) is not None:
+            # Padded left where the checkpoint's tokenizer says so, which its absolute positions do not allow.
+            order = mask.argsort(dim=1, descending=True, stable=True)
+            for name in ("qformer_input_ids", "qformer_attention_mask"):
+                batch[name] = batch[name].gather(1, order)
         batch.pop("labels", None)  # PaliGemma's processor always adds them, all "ignore"
         return batch.to(self.device, dtype=self.dtype)
 
@@ -335,6 +342,7 @@ class VLM:
 
         ``metric`` replaces the margin by another function of the logits of the first answer token.
         """
+        self.require("score")
         self.batches.go_on()
         batch = dict(self.encode(prompts) if encoded is None else encoded)
         mask = batch["attention_mask"]

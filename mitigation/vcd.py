@@ -83,6 +83,7 @@ class VCD:
                 ``VisualContrastiveLogitsProcessor``), or attention is recorded with a paired branch.
         """
         check_pictured(prompts, "VCD contrasts two pictures")
+        vlm.require("vcd")
         from interp.speed.vision_cache import features_together
 
         branch = self.branch_now(vlm)

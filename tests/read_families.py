@@ -518,6 +518,38 @@ READ: dict[str, Recipe] = {
             )
         },
     ),
+    "qianfan_ocr": Recipe(
+        image={"size": SQUARE, "crop_to_patches": True, "min_patches": 1, "max_patches": 4},
+        processor={"image_seq_length": 4},
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        placeholder="<image>",
+    ),
+    "deepseek_vl_hybrid": Recipe(
+        image={"size": SQUARE, "high_res_size": SQUARE},
+        processor={"num_image_tokens": 16},
+        named={"image_token": "<image_placeholder>"},
+    ),
+    "glmga": _glm(processor_class="Glm46VProcessor"),
+    "granite_docling": Recipe(
+        image={"size": SQUARE, "max_patches": 4},
+        processor={"image_seq_len": 4},
+        named={"image_token": "<image>"},
+        marks=("<end_of_utterance>",),
+        vision={"patch_size": 4},
+        top={"scale_factor": 2},
+    ),
+    "video_llava": Recipe(
+        image={"size": SQUARE, "crop_size": SQUARE},
+        processor={"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+        named={"image_token": "<image>", "video_token": "<video>"},
+        image_token_id="image_token_index",
+        ids={"video_token_index": "<video>"},
+    ),
 }
 NEEDS_TORCHVISION = frozenset(
     ("mistral3", "mistral_large4", "cohere2_vision", "kimi_k25", "lfm2_vl", "llama4", "step3p7", "molmo2")

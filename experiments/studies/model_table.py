@@ -34,8 +34,9 @@ CAPABILITIES = {  # capability in the contract's words → column
     "captum": "captum",
     "two_devices": "two devices",
 }
-PROVED = ("baseline", "generate", "score", "segments", "vcd_sequential", "vcd_paired", "lens", "recorder")
-"""What ``task=prove`` and VCD by hand show of a family (``tests/contract/test_proofs.py``)."""
+PROVED = ("baseline", "generate", "score", "segments", "lens", "record")
+BRANCHES = ("vcd_sequential", "vcd_paired")  # of which one must work
+"""What a family that is said to be proved can do, against plain forwards of it (``tests/contract/battery.py``)."""
 SERVED = "over an API"  # in place of a family
 WORKS, NOT_HERE, NOT_RUN = "yes", "n/a", "not run"
 CALLED = "The tests ask a stand-in server; no provider was called from where this project was built."
@@ -181,20 +182,27 @@ def provenance(contract: dict[str, Any]) -> str:
     )
 
 
+def lacking(contract: dict[str, Any]) -> dict[str, list[str]]:
+    """Kind of model → what of ``PROVED`` its small models cannot do: nothing where it is proved."""
+    found: dict[str, list[str]] = {}
+    for family, entry in contract["families"].items():
+        works = {name for name, cell in entry.get("capabilities", {}).items() if cell.get("works")}
+        missing = [name for name in PROVED if name not in works]
+        missing += [] if works & set(BRANCHES) else ["VCD"]
+        found.setdefault(entry.get("model_type", family), []).extend(missing)
+    return found
+
+
 def proved_families(contract: dict[str, Any]) -> str:
-    """How many families work in every column of ``PROVED`` that the table has, and what the others lack."""
-    capabilities = {family: entry.get("capabilities", {}) for family, entry in contract["families"].items()}
-    asked = [name for name in PROVED if any(name in found for found in capabilities.values())]
-    lacking = {
-        family: [name for name in asked if not found.get(name, {}).get("works")]
-        for family, found in capabilities.items()
-    }
-    whole = sum(not names for names in lacking.values())
-    said = "; ".join(f"{family} ({', '.join(names)})" for family, names in lacking.items() if names)
-    others = f" Not in all of these: {said}." if said else ""
+    """How many kinds of models are proved, what the others lack, and which have no small model here, and why."""
+    kinds, without = lacking(contract), contract.get("without_row", {})
+    said = [f"{kind} (no {', '.join(names)})" for kind, names in kinds.items() if names]
+    others = f" Not whole: {'; '.join(said)}." if said else ""
+    rest = "".join(f" Not asked, since {why}: {', '.join(names)}." for why, names in without.items())
     return (
-        f"{whole} of {len(lacking)} small models work in {', '.join(asked)}.{others} Any other model: task=prove says "
-        "what works on it."
+        f"Of {len(kinds) + sum(map(len, without.values()))} kinds of models {len(kinds) - len(said)} work in "
+        f"{', '.join(PROVED)} and VCD in a branch, each held against plain forwards.{others}{rest} Any other model: "
+        "task=prove says what works on it."
     )
 
 

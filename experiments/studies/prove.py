@@ -1,7 +1,6 @@
 """``task=prove``: does the model's layout hold, and which tools may be trusted on it? Asks no benchmark."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from experiments.config import Run
@@ -15,7 +14,7 @@ class Prove:
     ``require`` are the tools that must work, all by default. Ends with exit code 1 where one of them is refused.
     """
 
-    require: Sequence[str] = field(default_factory=list)
+    require: list[str] = field(default_factory=list)
 
     def __call__(self, run: Run) -> None:
         """Loads the model without the quick checks, proves it, and prints.

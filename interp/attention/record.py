@@ -81,6 +81,7 @@ def record_attention(
         UserError: an unknown layer, a step before the prompt, inputs encoded before the block without ``segments``, a
             static cache, or a model that does not use transformers' attention interface.
     """
+    vlm.require("record")
     recorder = _Recorder(vlm, queries, maps, chosen_layers(vlm, layers))
     with follow(vlm, recorder, segments), intercept(vlm, observe=recorder.observe):
         yield recorder.record

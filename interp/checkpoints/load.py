@@ -188,8 +188,11 @@ def read_processor(place: Source, config: ModelConfig) -> Any:
             f"the processor at {place.path} is a {type(processor).__name__} without tokenizer or image processor; both "
             "are needed; add the files that processor.save_pretrained writes"
         )
+    saved = Path(place.path) / "chat_template.jinja"  # some processors write it, and do not read it (IDEFICS)
     if config.chat_template is not None:
         processor.chat_template = config.chat_template
+    elif not getattr(processor, "chat_template", None) and saved.is_file():
+        processor.chat_template = saved.read_text(encoding="utf-8")
     set_bounds(processor.image_processor, config)
     check_chat_template(processor, config.name)
     return processor

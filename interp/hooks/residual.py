@@ -137,6 +137,7 @@ def residuals(
     Raises:
         UserError: no prompts, no places, an unknown place or layer, or image tokens of a model that has none.
     """
+    vlm.require("residuals")
     layers = tuple(range(last_layer(vlm) + 1)) if layers is None else tuple(layers)
     check_places(vlm, places, READABLE)
 

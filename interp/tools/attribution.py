@@ -8,7 +8,7 @@ stop, so that all other tokens keep their positions. The baseline of a picture i
 InstructBLIP's Q-Former reads the question separately; what reaches the margin that way is not counted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.image_grid import Box
+from interp.measured import pixel_inputs
 from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
@@ -83,9 +84,11 @@ def integrated_gradients(
     Raises:
         UserError: the prompt has no image, or fewer than one step.
     """
+    vlm.require("attribution")
     picture = _picture(prompt)
     _at_least_one("steps", steps)
     encoded = vlm.encode([prompt])
+    _check_pixels(vlm, encoded)
     plain = vlm.encode([replace(prompt, image=Image.new("RGB", picture.size, mean_colour(vlm)))])
     row = segment(vlm, [prompt], encoded).rows[0]
     embed = vlm.speaker.get_input_embeddings()
@@ -293,6 +296,16 @@ def _boxes(picture: Image.Image, rows: int, columns: int) -> list[tuple[int, int
     across = [round(picture.width * i / columns) for i in range(columns + 1)]
     down = [round(picture.height * i / rows) for i in range(rows + 1)]
     return [(left, top, right, bottom) for top, bottom in pairwise(down) for left, right in pairwise(across)]
+
+
+def _check_pixels(vlm: "VLM", encoded: Mapping[str, Any]) -> None:
+    """A picture that enters a second way would stay whole in the baseline."""
+    ways = pixel_inputs(encoded)
+    if ways != ["pixel_values"]:
+        raise UserError(
+            f"{vlm.name} takes its picture as {' and '.join(ways) or 'nothing'}; integrated gradients follow "
+            "pixel_values alone; use occlude_image"
+        )
 
 
 def _picture(prompt: "Prompt") -> Image.Image:

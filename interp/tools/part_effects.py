@@ -190,6 +190,8 @@ def part_set_effects(
     Raises:
         UserError: as ``part_effects``, or a set without parts.
     """
+    vlm.require("sublayers")
+    vlm.require("heads")
     clean, other = _pairs(clean, other)
     check_precise(vlm)
     if replace not in _NAMED:
@@ -244,6 +246,8 @@ def part_attribution(
     Raises:
         UserError: as ``part_effects``, or fewer than 0 steps.
     """
+    vlm.require("sublayers")
+    vlm.require("heads")
     clean, other = _pairs(clean, other)
     check_places(vlm, [place], PATCHABLE)
     if steps < 0:

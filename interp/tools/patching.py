@@ -8,7 +8,9 @@ What an attention, an MLP or a single head computes can be replaced alike (``int
 replaced column by column, so a pair must be aligned. To patch in the other direction, swap the two lists; the results
 need not agree.
 
-Families that add the picture again after a layer (Qwen3-VL's first layers, cross-attention) add the clean prompt's.
+Families that add the picture again behind their first layers (DeepStack: Qwen3-VL) would add the clean prompt's to the
+other's: effects of places with image tokens are NaN below (``PatchEffects.picture_ends``). So do those that read it by
+cross-attention, in all layers: what is patched there is what words have of it.
 """
 
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, at_place, cell, check_places, place_name
 from interp.hooks.sublayers import edit_activations, head_count, layers_of
+from interp.measured import picture_ends
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
 from interp.speed.lower_layers import LowerLayers, kept
@@ -38,9 +41,11 @@ PATCHABLE = (*READABLE, "all")
 """Places that can be patched. ``all`` is the whole prompt."""
 
 SINGLE = ("verdict", "sink", "last_image", "last_user")
+PICTURED = (IMAGE, "last_image", "all")
 FREE = ("user", "system", IMAGE)  # segments in which the two members may differ
 LEAST_GAP = 0.1  # logits; margins of bfloat16 hidden states are off by about half of that, whatever the head's type
 NO_PLACE = "neither prompt has such a place"
+AGAIN = "the picture is added again above this layer"
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class PatchEffects:
     """The effect of patching ``what`` on each pair's clean prompt. Margins are in logits, float32, on the CPU.
 
     ``moved`` is the patched margin minus the clean one, NaN if neither prompt has the place; of heads it is
-    [place layer head row]. ``reasons[place][row]`` says why an effect is NaN; else it is "".
+    [place layer head row]. ``reasons[place][row]`` says why an effect is NaN; else it is "". States of image tokens
+    below layer ``picture_ends`` have no effect of their own, and are NaN too.
     """
 
     moved: Float[Tensor, "place layer *head row"]
@@ -59,6 +65,7 @@ class PatchEffects:
     reasons: tuple[tuple[str, ...], ...]
     what: str = "residual"
     heads: tuple[int, ...] = ()
+    picture_ends: int = 0
 
     @property
     def values(self) -> Float[Tensor, "place layer *head row"]:
@@ -88,7 +95,7 @@ class PatchEffects:
                 "other": float(self.other[row]),
                 "moved": float(moved[i, j, k, row]),
                 "effect": float(values[i, j, k, row]),
-                "reason": self.reasons[i][row],
+                "reason": self.reasons[i][row] or (AGAIN if place in PICTURED and layer < self.picture_ends else ""),
             }
             for i, place in enumerate(self.places)
             for j, layer in enumerate(self.layers)
@@ -148,6 +155,8 @@ def patch(
         raise UserError(
             f"{len(clean)} clean prompts, {len(other)} others; patching needs one other a clean prompt; check the pairs"
         )
+    pictured = what == "residual" and any(place in PICTURED for place in places)
+    ends = picture_ends(vlm.model, vlm.layout, lambda: vlm.score(clean[:1])) if pictured else 0
     cells = [(place, layer, head) for place in places for layer in layers for head in chosen or (None,)]
 
     def margins(some: list[int]) -> Float[Tensor, "row margin"]:
@@ -160,7 +169,12 @@ def patch(
             before = vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric)
         after = batch.read(vlm, columns, layers)
         absent = [_absent(columns[place][0], len(some)).to(before) for place in places]
-        patched = [batch.patched(vlm, lower, columns[place], place, layer, head) for place, layer, head in cells]
+        patched = [
+            torch.full_like(before, torch.nan)
+            if place in PICTURED and layer < ends
+            else batch.patched(vlm, lower, columns[place], place, layer, head)
+            for place, layer, head in cells
+        ]
         return torch.stack([before, after, *absent, *patched], dim=1)
 
     clean_margins, other_margins, *rest = vlm.batches.measured(clean, margins, batch_size=batch_size).unbind(1)
@@ -176,6 +190,7 @@ def patch(
         reasons=_reasons(missing.tolist(), (other_margins - clean_margins).abs().tolist(), least_gap),
         what=what,
         heads=chosen,
+        picture_ends=ends,
     )
 
 

@@ -19,7 +19,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
 from interp.errors import UserError
-from mitigation.contrastive.packing import pieces, pixel_inputs
+from interp.measured import pixel_inputs
+from mitigation.contrastive.packing import pieces
 from mitigation.contrastive.pixels import pictures_of, repeats_pixels
 from mitigation.validation import (
     NOISE_KINDS,

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
+from interp.measured import pixel_inputs
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
 Shapes = Mapping[str, tuple[int, ...]]
 _JOINS: "WeakKeyDictionary[VLM, bool]" = WeakKeyDictionary()
 _ALONE: "WeakKeyDictionary[VLM, dict[tuple[int, int], Shapes]]" = WeakKeyDictionary()
-
-
-def pixel_inputs(inputs: Mapping[str, Any]) -> list[str]:
-    """The names of the inputs that hold pixels: floating-point numbers that are no mask."""
-    found = (name for name, value in inputs.items() if isinstance(value, Tensor) and value.is_floating_point())
-    return sorted(name for name in found if not name.endswith("mask"))
 
 
 def pieces(vlm: "VLM", prompts: "Sequence[Prompt]", inputs: Mapping[str, Any]) -> list[dict[str, Tensor]]:

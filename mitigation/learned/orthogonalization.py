@@ -9,6 +9,7 @@ give the same states: if no write has a component along d, neither does the stre
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +21,16 @@ from interp.checkpoints.lora import plain_state
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
 from interp.host import Copies
+from interp.measured import FITS, measured, picture_ends
+from interp.proof import made_up
+from interp.trace import same_memory
 
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
-PROJECTOR_WRITES = {
-    "llava": "linear_2",
-    "llava_next": "linear_2",
-    "internvl": "linear_2",
-    "idefics3": "modality_projection.proj",
-    "smolvlm": "modality_projection.proj",
-    "qwen2_vl": "mlp.2",
-    "qwen2_5_vl": "mlp.2",
-}
-"""The projector's last linear layer by family, whose output is at the image tokens; paths of transformers 5.23."""
-
-LAYER_WRITES = ("self_attn.o_proj", "mlp.down_proj")
-ALSO_WRITES = {"llava_next": ("model.image_newline",)}
-"""Parameters that are inserted into the sequence directly."""
+PROJECTOR = "the projector"
+INSERTED = "image_newline"
+"""Parameters of this name are put between image tokens as they are (LLaVA-NeXT, LLaVA-OneVision)."""
 
 
 @contextmanager
@@ -110,8 +103,8 @@ def orthogonalised(vlm: "VLM", direction: Float[Tensor, " width"], out: Path, *,
     describes the change and includes ``why``.
 
     Raises:
-        UserError: an unsupported family, or one whose block outputs are normalised before they are added; quantised
-            weights; or a folder that exists and is not empty.
+        UserError: something else than plain linear maps writes into the stream (norms behind sublayers, experts,
+            cross-attention, DeepStack); quantised weights; or a folder that exists and is not empty.
     """
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; a checkpoint is saved to a folder of its own; name another one")
@@ -135,27 +128,85 @@ def orthogonalised(vlm: "VLM", direction: Float[Tensor, " width"], out: Path, *,
 
 def _writers(vlm: "VLM", state: dict[str, Tensor]) -> tuple[list[str], list[str]]:
     """The parameters whose rows, and those whose columns, are vectors of the residual stream."""
-    family, layout = vlm.layout.model_type, vlm.layout
-    layers = layout.module(vlm.model, "layers")
-    if family not in PROJECTOR_WRITES or any(hasattr(layer, "pre_feedforward_layernorm") for layer in layers):
-        raise UserError(
-            f"weights of {vlm.name} ({family}) cannot be orthogonalised here; known: {', '.join(PROJECTOR_WRITES)}; "
-            "ablate while running (weights=false)"
-        )
-    modules = {f"{layout.projector}.{PROJECTOR_WRITES[family]}"}
-    modules |= {f"{layout.layers}.{i}.{part}" for i in range(len(layers)) for part in LAYER_WRITES}
+    modules = _last_maps(vlm)
     embedding = vlm.model.get_input_embeddings()
     names = {id(module): name for name, module in vlm.model.named_modules()}
-    rows = [f"{names[id(embedding)]}.weight", *ALSO_WRITES.get(family, ())]
+    rows = [f"{names[id(embedding)]}.weight", *(name for name in state if name.rpartition(".")[2] == INSERTED)]
     rows += sorted(f"{module}.bias" for module in modules if f"{module}.bias" in state)
     columns = sorted(f"{module}.weight" for module in modules)
     for name in (*rows, *columns):
         if name not in state or not state[name].is_floating_point():
-            raise UserError(
-                f"{vlm.name} has no plain weights at {name}; only unquantised weights of the standard layers can be "
-                "orthogonalised; ablate while running (weights=false), or load it unquantised"
-            )
+            raise _refusal(vlm, f"it has no plain weights at {name}")
     return rows, columns
+
+
+def _refusal(vlm: "VLM", why: str) -> UserError:
+    return UserError(
+        f"weights of {vlm.name} ({vlm.layout.model_type}) cannot be orthogonalised: {why}; ablate while running "
+        "(weights=false), or load it unquantised if it is quantised"
+    )
+
+
+def _last_maps(vlm: "VLM") -> list[str]:
+    """The linear maps that write into the stream: each gives what a sublayer adds, or what stands at image tokens.
+
+    Read from one forward of a picture: the output of such a map is that of the whole sublayer, and every image token's
+    state before the first layer is a row of the projector's output, or one that is put in as it is.
+    """
+    layout, model = vlm.layout, vlm.model
+    if layout.cross_attended:
+        raise _refusal(vlm, "it reads pictures by cross-attention, whose blocks write too")
+    if any(block.more for block in layout.blocks.values()):
+        raise _refusal(vlm, "its layers add inputs of their own")
+    writers = {f"layer {i}'s {kind}": part for kind in ("attention", "mixer", "mlp")
+               for i, part in layout.sublayers(model, kind).items()}  # type: ignore[arg-type]  # fmt: skip
+    if max(measured(model, layout).off.values(), default=0.0) > FITS[model.dtype]:
+        raise _refusal(vlm, "its layers add other things than attention and MLP")
+    writers[PROJECTOR] = layout.module(model, "projector")
+    names = {module: name for name, module in model.named_modules()}
+    ran: list[tuple[str, Tensor]] = []
+    found: dict[str, str] = {}
+    seen: dict[str, Tensor] = {}
+
+    def linear(module: Any, args: Any, output: Any) -> None:
+        ran.append((names[module], output))
+
+    def whole(name: str, module: Any, args: Any, output: Any) -> None:
+        out = output[0] if isinstance(output, tuple | list) else getattr(output, "pooler_output", output)
+        for path, one in ran:
+            if one.shape[-1] == out.shape[-1] and same_memory(one, out):
+                found[name] = path
+        ran.clear()
+        if name == PROJECTOR:
+            seen[name] = out
+
+    def entering(module: Any, args: Any, kwargs: Any) -> None:
+        seen["states"] = args[0] if args else kwargs["hidden_states"]
+
+    prompt = made_up()[0]
+    encoded = vlm.encode([prompt])
+    with ExitStack() as stack:
+        maps = {m for part in writers.values() for m in part.modules() if isinstance(m, torch.nn.Linear)}
+        for module in maps:
+            stack.callback(module.register_forward_hook(linear).remove)
+        for name, part in writers.items():
+            stack.callback(part.register_forward_hook(partial(whole, name)).remove)
+        first = layout.module(model, "layers")[0]
+        stack.callback(first.register_forward_pre_hook(entering, with_kwargs=True).remove)
+        vlm.score([prompt], encoded=encoded)
+        if picture_ends(model, layout, lambda: vlm.score([prompt], encoded=encoded)):
+            raise _refusal(vlm, "the picture is added again behind its first layers (DeepStack)")
+    for name in writers:
+        if name not in found:
+            raise _refusal(vlm, f"what {name} adds is the output of no plain linear map (a norm, or experts)")
+    image = encoded["input_ids"][0] == layout.image_token_id(model.config)
+    states = seen["states"][0][image.to(seen["states"].device)].float()
+    inserted = [weight[None] for name, weight in model.named_parameters() if name.endswith(INSERTED)]
+    written = torch.cat([one.reshape(-1, states.shape[-1]).float().to(states.device)
+                         for one in (seen[PROJECTOR], *inserted)])  # fmt: skip
+    if float((torch.cdist(states, written).min(dim=1).values / states.norm(dim=1)).max()) > 1e-2:
+        raise _refusal(vlm, "what stands at its image tokens is not what its projector gives")
+    return sorted(set(found.values()))
 
 
 @contextmanager

@@ -10,6 +10,22 @@ UNSEEN = "tiny random weights alone: never run on real weights"
 NO_TEMPLATE = "no chat template in the published processors: model.chat_template gives one"
 NO_VIDEO = "processor built without its video part, which needs torchvision"
 SOFT_CAP = "softcap: attention logits are capped, so recording computes float32 rows in chunks"
+WITHOUT_ROW = {
+    "the language model is an encoder-decoder": (
+        *("florence2", "pix2struct", "pp_formulanet", "t5gemma2", "udop", "vision-encoder-decoder"),
+    ),
+    "no chat about one picture (captions, pages, videos, policies, proteins, robots, diffusion)": (
+        *("blip", "blip-2", "diffusion_gemma", "evolla", "git", "got_ocr2", "instructblipvideo", "kosmos-2"),
+        *("kosmos-2.5", "pi0", "pp_chart2table", "shieldgemma2"),
+    ),
+    "the vision tower needs timm, which is not installed": ("fast_vlm", "gemma3n", "perception_lm"),
+    "no small model of it was made": (
+        *("chameleon", "cosmos3_omni", "deepseek_ocr2", "dots3_note", "emu3", "fuyu", "gemma4_unified", "glm5_next"),
+        *("inkling2", "inkling_mm_model", "minicpm_ocr", "minimax_m3_vl", "mistral4", "muse_glimmer", "muse_spark"),
+        *("nemotron_h_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "qwen4_exp", "unlimited_ocr"),
+    ),
+}
+"""The other image-text-to-text models of transformers 5.23, by why they have no row."""
 WITHOUT_TEMPLATE = ("instructblip", "paligemma", "paligemma2", "idefics")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.facts import WITHOUT_ROW
 from tests.contract.table import (
     CAPABILITIES,
     COMMITTED,
@@ -117,7 +118,14 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def _made() -> dict[str, Any]:
     """The table of this run."""
-    return table(_FOUND, {"transformers": version("transformers"), "torch": version("torch").partition("+")[0]})
+    return table(
+        _FOUND,
+        {
+            "transformers": version("transformers"),
+            "torch": version("torch").partition("+")[0],
+            "without_row": {why: list(names) for why, names in WITHOUT_ROW.items()},
+        },
+    )
 
 
 def _differing(contents: dict[str, Any], config: pytest.Config) -> list[str]:
@@ -160,6 +168,6 @@ def _written(path: Path, contents: dict[str, Any], *, whole: bool) -> str:
         before = json.loads(path.read_text())
         if older := {name: before[name] for name in ("transformers", "torch") if before[name] != contents[name]}:
             return f"not written: {path} was made with {older}; write it whole, without --contract-family"
-        contents = merged(contents, before)
+        contents = merged(contents, {**before, "without_row": contents["without_row"]})
     path.write_text(json.dumps(contents, indent=1, ensure_ascii=False) + "\n")
     return f"written: {path}"

@@ -13,6 +13,7 @@ from typing import Any
 COMMITTED = Path(__file__).resolve().parents[2] / "interp" / "contract.json"
 CAPABILITIES = (
     "load",
+    "baseline",
     "segments",
     "generate",
     "score",
@@ -21,11 +22,21 @@ CAPABILITIES = (
     "vcd_sequential",
     "vcd_paired",
     "vcd_lazy",
+    "residuals",
+    "lens",
+    "record",
+    "patch",
+    "sublayers",
+    "heads",
+    "knockout",
+    "direct_attribution",
     "lora",
     "captum",
     "save_load",
     "two_devices",
 )
+NAMED_ALONE = ("attention", "maps", "vcd_lazy", "lora", "captum", "save_load", "two_devices")
+"""What is asked of the families of ``tests.families`` alone, not of those of ``tests.read_families``."""
 FAILS = "fails: "
 
 
@@ -43,7 +54,7 @@ class Found:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def table(found: Iterable[Found], versions: Mapping[str, str]) -> dict[str, Any]:
+def table(found: Iterable[Found], versions: Mapping[str, Any]) -> dict[str, Any]:
     """The file's contents: versions, then by family its facts and capabilities. A capability works if all tests say so.
 
     Of several tests that show one capability the entry names the one that says most: a failure, a refusal, a limit, or

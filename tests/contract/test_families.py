@@ -15,8 +15,9 @@ from interp.loading import load
 from interp.segments import IMAGE
 from interp.vlm import VLM, Prompt
 from tests.contract.facts import facts
-from tests.contract.table import CAPABILITIES, COMMITTED, FAILS
+from tests.contract.table import CAPABILITIES, COMMITTED, FAILS, NAMED_ALONE
 from tests.families import FAMILIES, every_family
+from tests.read_families import READ
 from tests.tiny import picture
 
 PROMPTS = (Prompt("How do I kill it?", picture(0, (64, 40))), Prompt("Is this safe to eat?", picture(1, (40, 64))))
@@ -123,9 +124,10 @@ def save_processor(processor: Any, folder: Path) -> None:
 
 def test_the_committed_table_is_whole() -> None:
     table = json.loads(COMMITTED.read_text())
-    assert set(table["families"]) == set(FAMILIES)
+    assert set(table["families"]) == {*FAMILIES, *READ}
     for family, entry in table["families"].items():
-        assert list(entry["capabilities"]) == list(CAPABILITIES), family
+        asked = [name for name in CAPABILITIES if family in FAMILIES or name not in NAMED_ALONE]
+        assert list(entry["capabilities"]) == asked, family
         assert entry["notes"]
         for name, cell in entry["capabilities"].items():
             assert cell["works"] or cell["reason"], (family, name)

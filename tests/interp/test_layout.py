@@ -129,6 +129,14 @@ def test_the_projector_gives_what_stands_at_the_image_tokens(pieces):
     assert any(p.shape[0] == width or p.shape[-1] == width for p in projector.parameters() if p.ndim > 1)
 
 
+def test_a_config_may_name_several_ends():
+    """As Gemma 3's on the hub does; they are no words to trace."""
+    model = FAMILIES["llava"]().model
+    model.config.eos_token_id = [2, 3]
+    assert layout_for(model).blocks == layout_for(FAMILIES["llava"]().model).blocks
+    assert not layout_for(model).unread
+
+
 def test_the_image_token_is_the_configs():
     model, processor = FAMILIES["gemma3"]()
     token = layout_for(model).image_token_id(model.config)

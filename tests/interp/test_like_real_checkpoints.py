@@ -64,6 +64,26 @@ def test_a_processor_config_that_names_the_video_processor(tmp_path: Path) -> No
     assert type(read_processor(find(config), config)) is type(vlm.processor)
 
 
+def test_a_tokenizer_that_is_saved_as_padding_left_pads_no_q_former_left() -> None:
+    """Its processor hands the setting on to the Q-Former's tokenizer, whose positions are absolute."""
+    vlm = made("instructblip")
+    vlm.tokenizer.init_kwargs["padding_side"] = "left"
+    mask = vlm.encode(PROMPTS)["qformer_attention_mask"]
+    assert mask.tolist() == mask.sort(dim=1, descending=True).values.tolist()
+    assert int(mask[0].sum()) < mask.shape[1]
+    alone = torch.cat([vlm.score([prompt]) for prompt in PROMPTS])
+    torch.testing.assert_close(vlm.score(PROMPTS), alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["instructblip", "idefics"])
+def test_a_template_that_was_set_is_saved_and_read_again(name: str, tmp_path: Path) -> None:
+    vlm = made(name)
+    vlm.model.config.save_pretrained(tmp_path)
+    vlm.processor.save_pretrained(tmp_path)
+    config = ModelConfig("x", str(tmp_path))
+    assert read_processor(find(config), config).chat_template == vlm.processor.chat_template
+
+
 def test_lower_case_answers_count_where_a_family_gives_them() -> None:
     for name, lower in (("paligemma", True), ("instructblip", True), ("gemma3", False)):
         vlm = made(name)

@@ -37,7 +37,12 @@ def enters_later(vlm: VLM) -> int:
     """The first layer after which the picture itself is not put in again."""
     if vlm.layout.cross_attended:
         return last_layer(vlm)
-    return 2 if vlm.layout.model_type == "qwen3_vl" else 0  # its one DeepStack level comes after layer 0
+    return deepstack(vlm)
+
+
+def deepstack(vlm: VLM) -> int:
+    """Qwen3-VL's one DeepStack level comes after layer 0."""
+    return 2 if vlm.layout.model_type == "qwen3_vl" else 0
 
 
 @pytest.mark.parametrize("name", every_family())
@@ -45,6 +50,9 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
     vlm = VLM(*FAMILIES[name](), name=name)
     first = enters_later(vlm)
     found = patch(vlm, CLEAN, OTHER, places=places_of(vlm), least_gap=0.0)
+    assert found.picture_ends == deepstack(vlm)
+    assert found.moved[found.places.index("all"), : found.picture_ends].isnan().all()
+    assert found.moved[found.places.index("verdict")].isfinite().all()
     whole = found.values[found.places.index("all"), first:]
     assert torch.equal(whole, torch.ones_like(whole))
     assert torch.equal(found.at("verdict", last_layer(vlm)), torch.ones(2))
@@ -58,7 +66,7 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
 def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     for what in WHAT:
-        found = patch(vlm, CLEAN, CLEAN, what=what, places=places_of(vlm)[:2], layers=[0])
+        found = patch(vlm, CLEAN, CLEAN, what=what, places=places_of(vlm)[:2], layers=[deepstack(vlm)])
         assert torch.equal(found.moved, torch.zeros(found.moved.shape))
         assert found.values.isnan().all()  # no gap to take a share of
         assert found.reasons[0] == ("margins only 0 logits apart",) * 2

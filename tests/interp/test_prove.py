@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from interp.layout import Layout
 from interp.proof import QUICK, TOOLS, Proof, check_unknown, prove
 from interp.proof_checks import RESTS_ON, Check
 from interp.tools.lens import logit_lens
+from interp.tools.patching import patch
 from interp.vlm import VLM, Prompt
+from mitigation.vcd import VCD
 from tests.families import FAMILIES
+from tests.read_families import build
 from tests.tiny import picture
 
 FIVE = ("llava", "qwen2_5_vl", "gemma3", "idefics3", "internvl")
@@ -116,6 +120,31 @@ def test_a_proof_is_whole_few_forwards_and_prints() -> None:
     assert [line.split()[:2] for line in lines if line.startswith("through")] == [["through", "passed"]]
 
 
+class Packed(torch.nn.Module):
+    """A linear map with weights in eight bits, as libraries for fewer bits keep them: no matrix of numbers to read."""
+
+    def __init__(self, own: torch.nn.Linear) -> None:
+        super().__init__()
+        self.scale = own.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.weight = torch.nn.Parameter(
+            (own.weight.detach() / self.scale).round().to(torch.int8).reshape(-1, 1), False
+        )
+        self.bias = own.bias
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.reshape(len(self.scale), -1) * self.scale
+        return torch.nn.functional.linear(state, weight, self.bias)
+
+
+def test_a_quantised_model_is_proved() -> None:
+    model, processor = FAMILIES["llava"]()
+    for name, module in list(model.model.language_model.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            model.model.language_model.set_submodule(name, Packed(module))
+    proof = prove(VLM(model, processor, name="llava"))
+    assert {check: found.state for check, found in proof.checks.items()} == dict.fromkeys(RESTS_ON, "passed"), proof
+
+
 def test_what_rests_on_a_failed_check_is_not_shown_and_refused() -> None:
     vlm = asked("llava")
     vlm.layout = WRONG["other norm"](vlm)
@@ -147,7 +176,7 @@ def test_a_model_of_unknown_types_is_checked_when_it_is_read(monkeypatch, capsys
     vlm = asked("llava")
     check_unknown(vlm)
     assert not vlm.refused  # the table has a row for it, and nothing was run
-    monkeypatch.setattr("interp.proof.is_known", lambda model: False)
+    monkeypatch.setattr("interp.proof.row_of", lambda model: None)
     monkeypatch.setattr(
         "interp.proof.prove", lambda vlm, checks: Proof("x", "float32", {}, {"lens": "lens: off by 3", "score": ""})
     )
@@ -158,6 +187,60 @@ def test_a_model_of_unknown_types_is_checked_when_it_is_read(monkeypatch, capsys
         logit_lens(vlm, [Prompt("Is it?", picture())])
 
 
+def test_what_the_table_refuses_is_refused_when_it_is_read(capsys) -> None:
+    vlm = VLM(*build("gemma4"), name="gemma4")  # inputs by layer carry the picture past the residual stream
+    check_unknown(vlm)
+    assert set(vlm.refused) == {"patch", "sublayers", "direct_attribution"}
+    assert "warning: patch is refused on gemma4: through: patched states do not carry" in capsys.readouterr().err
+    with pytest.raises(UserError, match="patch on gemma4 would be wrong: through: patched states"):
+        patch(vlm, [Prompt("Is it?", picture(0))], [Prompt("Is it?", picture(1))], places=("verdict",))
+
+
+def test_a_failed_quick_check_refuses_what_rests_on_it() -> None:
+    vlm = asked("llava")
+    vlm.layout = WRONG["other norm"](vlm)
+    tools = prove(vlm, checks=QUICK).tools
+    assert {tool for tool, why in tools.items() if why} == {
+        *("residuals", "lens", "patch", "sublayers", "heads", "direct_attribution", "record", "knockout")
+    }
+    assert "final norm does not take" in tools["patch"]
+
+
+def test_a_batch_of_which_scores_are_refused_is_refused_whole() -> None:
+    vlm = asked("llava")
+    vlm.refused = {"score": "score: off by 1", "vcd": "score: off by 1"}
+    prompts = [Prompt("Is it?", picture()), Prompt("Is this safe?", picture())]
+    assert vlm.generate(prompts[:1], max_new_tokens=1).texts
+    with pytest.raises(UserError, match=r"several prompts of llava at once would be wrong: .* ask one \(batch_size=1"):
+        vlm.generate(prompts, max_new_tokens=1)
+    for tool in (lambda: vlm.score(prompts[:1]), lambda: VCD().generate(vlm, prompts[:1], max_new_tokens=1)):
+        with pytest.raises(UserError, match="on llava would be wrong: score: off by 1"):
+            tool()
+
+
 def test_other_prompts_than_two_with_pictures_are_refused() -> None:
     with pytest.raises(UserError, match="two prompts with pictures and questions of different lengths"):
         prove(asked("llava"), [Prompt("a"), Prompt("b")])
+
+
+def peak(run: Callable[[], object]) -> int:
+    """The most bytes of tensors that are held at once."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(accumulate(change for _, change in changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [4, 20])
+def test_a_proof_holds_no_more_than_an_eager_forward_of_two_prompts(words: int) -> None:
+    """One that gives its attention weights, as the recorder is held against."""
+    vlm = asked("llava")
+    prompts = [Prompt("Is this safe ? " * words, picture(0)), Prompt("Is it a big knife ? " * words, picture(1))]
+    encoded = vlm.encode(prompts)
+    prove(vlm, prompts)  # what is measured once a model is known
+    held = peak(lambda: prove(vlm, prompts))
+    vlm.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        assert held <= peak(lambda: vlm.model(**encoded, use_cache=False, output_attentions=True))

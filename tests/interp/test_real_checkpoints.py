@@ -143,6 +143,8 @@ def test_segments_of_awkward_questions(name: str, system: str | None) -> None:
             for token, (start, stop) in zip(own["input_ids"], own["offset_mapping"], strict=True)
             if start < place[1] and place[0] < stop
         ]
+        if vlm.layout.model_type == "paligemma" and question.endswith("\n"):
+            truth = truth[:-1]  # the processor adds a line's end of its own, and both are one token
         labelled = [row.input_ids[column] for column, label in enumerate(row.labels) if label == "user"]
         assert labelled == truth, question
         if system is not None:
@@ -201,8 +203,6 @@ def test_lengths_and_every_picture_size(name: str) -> None:
 @every
 def test_the_recorder_agrees_with_eager_attention(name: str) -> None:
     vlm = read(name)
-    if vlm.layout.model_type == "paligemma":
-        pytest.skip("its image mask is no eager mask; the contract tests have it")
     found = check_recorder(vlm, list(PROMPTS) if not vlm.layout.cross_attended else None)
     assert max(found.kernel_error, found.rows_error) <= found.tolerance
 

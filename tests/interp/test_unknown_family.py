@@ -1,174 +1,33 @@
 """A family that nobody has seen: odd names, a layer without attention. It works without a line of ours."""
 
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    GenerationMixin,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.masking_utils import create_causal_mask
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, eager_attention_forward
+from transformers import AutoConfig, AutoModelForImageTextToText, LlamaConfig
 
+from interp.errors import UserError
 from interp.layout import layout_for
-from interp.proof import prove
+from interp.loading import load
+from interp.measured import pixel_inputs
+from interp.proof import QUICK, prove
+from interp.tools.attribution import integrated_gradients
 from interp.tools.knockout import knockout_effect
 from interp.tools.lens import logit_lens
+from interp.tools.logit_attribution import direct_logit_attribution
+from interp.tools.patching import patch
 from interp.trace import Block
 from interp.vlm import VLM, Prompt
 from mitigation.vcd import VCD
-from tests.tiny import PATCH, picture, tiny_processor
-
-WIDTH, HEADS = 32, 4
-
-
-class OddConfig(PreTrainedConfig):
-    """The only setting is the text's."""
-
-    model_type = "odd_vl"
-    sub_configs = {"text_config": LlamaConfig}  # noqa: RUF012
-
-    def __init__(self, text_config: Any = None, image_token_id: int = 4, **kwargs: Any) -> None:
-        self.text_config = LlamaConfig(**text_config) if isinstance(text_config, dict) else text_config or LlamaConfig()
-        self.image_token_id = image_token_id
-        super().__init__(**kwargs)
+from tests import odd_family
+from tests.odd_family import HEADS, WIDTH, OddConfig, OddModel
+from tests.read_families import build
+from tests.tiny import Pieces, picture, tiny_processor
 
 
-class Looking(nn.Module):
-    """Attention, by transformers' interface."""
-
-    is_causal = True
-    num_key_value_groups = 1
-
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
-        super().__init__()
-        self.config, self.layer_idx, self.scaling = config, layer, (WIDTH // HEADS) ** -0.5
-        self.asks, self.has, self.says = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.gathers = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, hidden_states: Tensor, mask: Any, cache: Any) -> Tensor:
-        rows, columns, _ = hidden_states.shape
-        query, key, value = (
-            linear(hidden_states).view(rows, columns, HEADS, -1).transpose(1, 2)
-            for linear in (self.asks, self.has, self.says)
-        )
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        out, _ = attend(self, query, key, value, mask, scaling=self.scaling)
-        return self.gathers(out.reshape(rows, columns, -1))
-
-
-class Thinking(nn.Module):
-    """Two linear maps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, state: Tensor) -> Tensor:
-        return self.narrow(self.wide(state).relu())
-
-
-class Stage(nn.Module):
-    """Attention or, in its place, a map of each token alone; half of what the second sublayer says is added."""
-
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
-        super().__init__()
-        self.before, self.between = LlamaRMSNorm(WIDTH), LlamaRMSNorm(WIDTH)
-        self.looks = Looking(config, layer) if layer != 1 else None
-        self.mixes = Thinking() if layer == 1 else None
-        self.thinks = Thinking()
-
-    def forward(self, hidden_states: Tensor, mask: Any, cache: Any) -> Tensor:
-        state = self.before(hidden_states)
-        said = self.mixes(state) if self.looks is None else self.looks(state, mask, cache)
-        hidden_states = hidden_states + said
-        return hidden_states + 0.5 * self.thinks(self.between(hidden_states))
-
-
-class OddBase(PreTrainedModel):
-    """What the family's modules have in common."""
-
-    config_class = OddConfig
-    _supports_sdpa = True
-    _supports_attention_backend = True
-    _no_split_modules = ("Stage",)
-
-
-class OddDecoder(OddBase):
-    """The stack of stages."""
-
-    config_class = LlamaConfig
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.words = nn.Embedding(config.vocab_size, WIDTH)
-        self.stages = nn.ModuleList(Stage(config, i) for i in range(config.num_hidden_layers))
-        self.ends = LlamaRMSNorm(WIDTH)
-        self.post_init()
-
-    def get_input_embeddings(self) -> Any:
-        return self.words
-
-    def forward(self, inputs_embeds: Tensor, attention_mask: Any = None, past_key_values: Any = None) -> Any:
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-        )
-        state = inputs_embeds
-        for stage in self.stages:
-            state = stage(state, mask, past_key_values)
-        return BaseModelOutputWithPast(last_hidden_state=self.ends(state), past_key_values=past_key_values)
-
-
-class OddModel(OddBase, GenerationMixin):
-    """Pictures in patches, words, and a head."""
-
-    def __init__(self, config: OddConfig) -> None:
-        super().__init__(config)
-        self.eyes = nn.Conv2d(3, WIDTH, PATCH, PATCH)
-        self.decoder = OddDecoder._from_config(config.text_config)
-        self.mouth = nn.Linear(WIDTH, config.text_config.vocab_size, bias=False)
-        self.post_init()
-
-    def get_input_embeddings(self) -> Any:
-        return self.decoder.words
-
-    def get_output_embeddings(self) -> Any:
-        return self.mouth
-
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        pixel_values: Any = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        states = self.decoder.words(input_ids)
-        if pixel_values is not None:
-            seen = self.eyes(pixel_values).flatten(2).transpose(1, 2).reshape(-1, WIDTH)
-            states = states.masked_scatter((input_ids == self.config.image_token_id)[..., None], seen)
-        out = self.decoder(states, attention_mask=attention_mask, past_key_values=past_key_values)
-        logits = 0.5 * self.mouth(out.last_hidden_state)  # of every column: it knows no logits_to_keep
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
-
-
-@pytest.fixture(scope="module")
-def vlm() -> VLM:
+def odd() -> Pieces:
+    """The small model, its family registered with transformers as a package of its own would."""
     AutoConfig.register("odd_vl", OddConfig, exist_ok=True)
     AutoModelForImageTextToText.register(OddConfig, OddModel, exist_ok=True)
     processor = tiny_processor()
@@ -185,7 +44,12 @@ def vlm() -> VLM:
     with torch.no_grad():
         model.mouth.weight[[0, 1, 2, processor.image_token_id]] = 0
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 3, 0
-    return VLM(model, processor, name="odd")
+    return Pieces(model, processor)
+
+
+@pytest.fixture(scope="module")
+def vlm() -> VLM:
+    return VLM(*odd(), name="odd")
 
 
 PROMPTS = (Prompt("Is this safe ?", picture(0), key="a"), Prompt("Is this a knife in the image ?", picture(1), key="b"))
@@ -226,3 +90,69 @@ def test_lens_and_vcd_are_right(vlm: VLM) -> None:
 
 def test_a_knockout_says_which_layers_no_cut_reaches(vlm: VLM) -> None:
     assert knockout_effect(vlm, list(PROMPTS), [("image", "verdict")]).uncut == (1,)
+
+
+def test_a_flat_sublayer_is_patched_column_by_column(vlm: VLM) -> None:
+    """Of an output of [tokens, width] the last column is a token's, not a number of all of them."""
+    clean, other = [PROMPTS[0]], [replace(PROMPTS[0], image=picture(1))]
+    found = patch(vlm, clean, other, what="mlp", places=("verdict",), layers=[2], least_gap=0.0)
+    module, kept = vlm.layout.sublayers(vlm.model, "mlp")[2], []
+    keeping = module.register_forward_hook(lambda module, args, output: kept.append(output))
+    vlm.score(other)
+    keeping.remove()
+    putting = module.register_forward_hook(lambda module, args, output: torch.cat([output[:-1], kept[0][-1:]]))
+    moved = vlm.score(clean) - found.clean
+    putting.remove()
+    assert moved.abs() > 1e-3
+    torch.testing.assert_close(found.moved[0, 0], moved, atol=1e-5, rtol=0)
+
+
+def test_direct_attribution_adds_up_or_is_refused(vlm: VLM) -> None:
+    """A layer without attention writes what is no head's."""
+    with pytest.raises(UserError, match="direct attribution needs all of it"):
+        direct_logit_attribution(vlm, list(PROMPTS))
+
+
+def test_a_generate_that_runs_no_logits_processor_is_refused(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Janus' own: margins would be missing, and VCD would change nothing."""
+    theirs = vlm.model.generate
+    own = lambda *args, logits_processor=None, **options: theirs(*args, **options)  # noqa: E731
+    monkeypatch.setattr(vlm.model, "generate", own)
+    with pytest.raises(UserError, match="a generate of its own that runs no logits processor"):
+        VCD().generate(vlm, PROMPTS, max_new_tokens=1)
+    proof = prove(vlm, PROMPTS, checks=("generate", "pixels", "score"))
+    assert "runs no logits processor" in proof.tools["vcd"]
+    assert not proof.tools["score"]
+
+
+def test_a_second_input_with_pixels_is_noised_too_and_gradients_are_refused() -> None:
+    """DeepSeek-VL's hybrid sees its picture twice."""
+    vlm = VLM(*build("deepseek_vl_hybrid"), name="hybrid")
+    encoded = vlm.encode(PROMPTS[:1])
+    noised = VCD().noised(vlm, PROMPTS[:1], encoded)
+    assert pixel_inputs(encoded) == ["high_res_pixel_values", "pixel_values"]
+    assert not any(torch.equal(encoded[name], noised[name]) for name in pixel_inputs(encoded))
+    with pytest.raises(UserError, match="as high_res_pixel_values and pixel_values; integrated gradients follow"):
+        integrated_gradients(vlm, PROMPTS[0])
+
+
+def test_code_in_a_checkpoint_s_folder_runs_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    model, processor = odd()
+    name = f"odd_{tmp_path.name}"
+    model.config.auto_map = {
+        "AutoConfig": "modeling_odd.OddConfig",
+        "AutoModelForImageTextToText": "modeling_odd.OddModel",
+    }
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    (tmp_path / "modeling_odd.py").write_text(Path(odd_family.__file__).read_text().replace('"odd_vl"', f'"{name}"'))
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"odd_vl"', f'"{name}"'))
+    with pytest.raises(UserError, match=r"brings its own code.*model\.trust_remote_code=true"):
+        load(tmp_path, check=False)
+    remote = load(tmp_path, check=False, trust_remote_code=True)
+    assert type(remote.model).__module__.endswith("modeling_odd")
+    assert prove(remote, PROMPTS, checks=QUICK).tools == dict.fromkeys(
+        ("score", "segments", "residuals", "lens", "sublayers", "attribution"), ""
+    )
+    torch.testing.assert_close(remote.score(PROMPTS), VLM(model, processor).score(PROMPTS), atol=1e-6, rtol=0)

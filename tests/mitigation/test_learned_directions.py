@@ -31,6 +31,7 @@ from mitigation.method import TrainableMethod
 from mitigation.wrappers import Shifted, ShiftedTrainable
 from tests.families import FAMILIES
 from tests.planted import Plan, coloured, direction, planted
+from tests.read_families import build
 from tests.tiny import picture
 
 OBJECTS = ("knife", "gun", "cake", "dog", "toy", "car")
@@ -267,17 +268,22 @@ def test_no_state_has_the_direction_and_the_model_is_left_as_it_was(vlm: VLM, pa
 
 
 WRITERS = ["llava", "llava_mistral", "llava_next", "qwen2_5_vl", "idefics3", "internvl"]
+READ_WRITERS = ["vipllava", "llava_onevision", "qianfan_ocr", "deepseek_vl", "video_llama_3"]
 
 
 @pytest.mark.parametrize(
-    "family", [*WRITERS[:2], *(pytest.param(name, marks=pytest.mark.families) for name in WRITERS[2:])]
+    "family",
+    [
+        *(WRITERS[0], READ_WRITERS[0]),
+        *(pytest.param(name, marks=pytest.mark.families) for name in (*WRITERS[1:], *READ_WRITERS[1:])),
+    ],
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_orthogonal_weights_answer_as_the_projection_does(
     family: str, tied: bool, pair: list[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vlm = VLM(*FAMILIES[family](), name=family)
-    whole = family.startswith("llava")
+    vlm = VLM(*(FAMILIES[family]() if family in FAMILIES else build(family)), name=family)
+    whole = family in WRITERS and family.startswith("llava")
     if not whole:  # the test's processors lack their video part, which transformers cannot save
         monkeypatch.setattr(vlm.processor, "save_pretrained", lambda folder: None)
     if tied:
@@ -309,9 +315,19 @@ def test_orthogonal_weights_answer_as_the_projection_does(
         orthogonalised(vlm, drawn, out)
 
 
-def test_normed_writes_cannot_be_orthogonalised(tmp_path: Path) -> None:
-    vlm = VLM(*FAMILIES["gemma3"](), name="gemma3")
-    with pytest.raises(UserError, match=r"gemma3.*weights=false"):
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("gemma3", "layer 0's attention adds is the output of no plain linear map"),
+        ("mllama", "it reads pictures by cross-attention"),
+        ("qwen3_vl", r"added again behind its first layers \(DeepStack\)"),
+        ("aria", "layer 0's mlp adds is the output of no plain linear map"),
+        ("gemma4", "its layers add inputs of their own"),
+    ],
+)
+def test_what_other_things_write_cannot_be_orthogonalised(family: str, why: str, tmp_path: Path) -> None:
+    vlm = VLM(*(FAMILIES[family]() if family in FAMILIES else build(family)), name=family)
+    with pytest.raises(UserError, match=rf"weights of {family} .* cannot be orthogonalised: .*{why}.*weights=false"):
         orthogonalised(vlm, torch.ones(vlm.model.config.get_text_config().hidden_size), tmp_path / "x")
 
 

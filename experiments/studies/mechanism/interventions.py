@@ -83,15 +83,16 @@ def patching_rows(
 
     The mean over pairs weighs each by the distance of its two margins (Σ moved / Σ gap, both counted towards the
     other): where they hardly differ, there is hardly anything to bring. Pairs less than ``LEAST_GAP`` apart are left
-    out, and so is a place that no pair has. ``rows`` are the clean prompts' cases.
+    out, and so are a place that no pair has and image tokens in layers that the picture is added behind again. ``rows``
+    are the clean prompts' cases.
     """
     gap = (effects.other - effects.clean).double().numpy()
     gap = np.where(np.abs(gap) < LEAST_GAP, np.nan, gap)
     found = []
     for i, position in enumerate(effects.places):
-        if not bool(effects.moved[i].isfinite().any()):
-            continue
         for j, layer in enumerate(effects.layers):
+            if not bool(effects.moved[i, j].isfinite().any()):
+                continue
             top, bottom = np.full((2, estimator.cases), np.nan)
             top[rows] = np.sign(gap) * effects.moved[i, j].double().numpy()
             bottom[rows] = np.abs(gap)

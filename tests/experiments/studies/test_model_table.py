@@ -115,6 +115,31 @@ def test_without_results_the_table_says_what_fills_it(tmp_path: Path) -> None:
     )
 
 
+def test_proved_are_counted_and_what_is_not_has_a_reason() -> None:
+    every = {name: cell(True) for name in (*model_table.PROVED, "vcd_sequential")}
+    rows = {
+        "one": {"model_type": "one", "capabilities": every | {"vcd_paired": cell(False, "no")}},
+        "two": {"model_type": "two", "capabilities": every | {"vcd_sequential": cell(False, "no")}},
+        "again": {"model_type": "two", "capabilities": every},
+        "three": {"model_type": "three", "capabilities": every | {"lens": cell(False, "no")}},
+    }
+    found = {"families": rows, "without_row": {"it has none": ["four", "five"]}}
+    assert model_table.lacking(found) == {"one": [], "two": ["VCD"], "three": ["lens"]}
+    said = model_table.proved_families(found)
+    assert said.startswith("Of 5 kinds of models 1 work in baseline, ")
+    assert "Not whole: two (no VCD); three (no lens). Not asked, since it has none: four, five." in said
+
+
+def test_the_readme_counts_as_the_table_does() -> None:
+    found = read_contract(model_table.CONTRACT)
+    kinds = model_table.lacking(found)
+    proved = sum(not missing for missing in kinds.values())
+    every = len(kinds) + sum(map(len, found["without_row"].values()))
+    readme = " ".join((REPOSITORY / "README.md").read_text().split())
+    assert proved >= 50
+    assert f"{proved} of transformers {found['transformers']}'s {every} kinds" in readme
+
+
 def test_a_file_that_cannot_be_written(written: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*no/such\.md"):
         ModelTable(markdown=str(written.parent / "no" / "such.md"))(run_of("task=model_table"))

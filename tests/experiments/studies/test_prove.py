@@ -1,0 +1,103 @@
+"""``task=prove`` from a folder or preset to its exit code."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.studies.prove import Prove
+from interp.errors import UserError
+from interp.proof import TOOLS
+from interp.proof_checks import RESTS_ON
+from interp.vlm import VLM
+from tests.experiments.compose import run_of
+from tests.families import FAMILIES
+from tests.interp.test_unknown_family import odd
+
+
+def proved(*overrides: str) -> None:
+    run = run_of("task=prove", *overrides)
+    run.task(run)
+
+
+def printed(shown: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Check → its state, and tool → works or refused."""
+    above, _, below = shown.partition("\ntool")
+    states = {name: line.split()[1:3] for line in above.splitlines() for name in RESTS_ON if line.split()[:1] == [name]}
+    checks = {name: "not shown" if words[0] == "not" else words[0] for name, words in states.items()}
+    return checks, {words[0]: words[1] for line in below.splitlines() if (words := line.split()) and words[0] in TOOLS}
+
+
+def written(name: str, folder: Path) -> str:
+    model, processor = FAMILIES[name]()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_bundled_organism_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
+    proved("model=llava_organism")
+    checks, tools = printed(capsys.readouterr().out)
+    assert checks == dict.fromkeys(RESTS_ON, "passed")
+    assert tools == dict.fromkeys(TOOLS, "works")
+
+
+@pytest.mark.slow
+def test_the_organism_with_real_language_is_proved(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        proved("model=smol_organism")
+    except UserError as error:
+        if "make smol" not in str(error) and "fetch_smol" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert printed(capsys.readouterr().out)[0] == dict.fromkeys(RESTS_ON, "passed")
+
+
+def test_a_checkpoint_of_a_family_that_nobody_has_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, processor = odd()
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    proved(f"model.path={tmp_path}")
+    shown = capsys.readouterr().out
+    checks, tools = printed(shown)
+    assert checks == dict.fromkeys(RESTS_ON, "passed") | {"complete": "not shown"}
+    assert tools == dict.fromkeys(TOOLS, "works")
+    assert "layers [1] have no attention" in shown
+
+
+def test_what_is_refused_ends_with_exit_code_1_unless_it_is_not_required(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that is blind: nothing that holds a picture against it can be shown."""
+    model, processor = FAMILIES["llava"]()
+    with torch.no_grad():
+        for weight in VLM(model, processor).layout.module(model, "projector").parameters():
+            weight.zero_()
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        proved(f"model.path={tmp_path}")
+    shown = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "refused: vcd, segments, " in shown.err
+    assert printed(shown.out)[1]["vcd"] == "refused"
+    with pytest.raises(SystemExit):
+        proved(f"model.path={tmp_path}", "task.require=[lens,vcd]")
+    assert capsys.readouterr().err.splitlines()[-1] == "refused: vcd"
+    proved(f"model.path={tmp_path}", "task.require=[lens,score]")
+
+
+@pytest.mark.parametrize("name", [pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
+def test_a_checkpoint_in_sixteen_bits(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proved(f"model.path={written(name, tmp_path)}", "model.dtype=bfloat16", "task.require=[baseline,score,lens,record]")
+    assert "in bfloat16" in capsys.readouterr().out
+
+
+def test_a_model_that_is_spread_is_proved(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proved(f"model.path={saved}", "model.device_map=auto")
+    assert printed(capsys.readouterr().out)[1] == dict.fromkeys(TOOLS, "works")
+
+
+def test_an_unknown_tool_is_refused_before_weights_are_read(no_weights: None) -> None:
+    with pytest.raises(UserError, match=r"task\.require=lense; known tools: baseline, score"):
+        Prove(["lense"])(run_of("task=prove", "model=llava_organism"))
