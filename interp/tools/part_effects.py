@@ -23,7 +23,6 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from scipy.stats import spearmanr
 from scipy.stats import t as student
 from torch import Tensor
 
@@ -281,12 +280,12 @@ def part_attribution(
 def agreement(estimate: PartEffects, exact: PartEffects) -> pd.DataFrame:
     """Spearman correlation of the slopes of the parts that both have: over all (layer missing), and within each layer.
 
-    Columns layer, n (parts), correlation; NaN for fewer than three parts.
+    Columns layer, n (parts), correlation; NaN for fewer than three parts, or where all do the same.
     """
     both = pd.merge(estimate.table, exact.table, on=["kind", "layer", "part"], suffixes=("", "_exact"))
     groups = [(None, both), *((int(layer), own) for layer, own in both.groupby("layer"))]
     rows = [
-        (layer, len(own), float(spearmanr(own["picture"], own["picture_exact"]).statistic) if len(own) > 2 else np.nan)
+        (layer, len(own), own["picture"].corr(own["picture_exact"], "spearman") if len(own) > 2 else np.nan)
         for layer, own in groups
     ]
     return pd.DataFrame(rows, columns=["layer", "n", "correlation"]).astype({"layer": "Int64"})
