@@ -124,7 +124,8 @@ def settings_of(method: Any) -> list[dict[str, Any]]:
 def arms_of(own: Mapping[str, Any], run: Path | None, saved: Mapping[str, Any]) -> tuple[dict[str, Offered], dict]:
     """The arms by name, and why others of the run cannot answer here.
 
-    ``own`` are those of the command line; ``saved`` are the nodes of the run's arms, ``run`` its folder.
+    ``own`` are those of the command line; ``saved`` are the nodes of the run's arms, ``run`` its folder. An arm of the
+    run answers as it did there; one of the command line with its name and other settings is offered beside it.
     """
     found = {name: offered(method) for name, method in {**ALWAYS, **own}.items() if not _learns(method)}
     refused = {
@@ -133,13 +134,16 @@ def arms_of(own: Mapping[str, Any], run: Path | None, saved: Mapping[str, Any]) 
         if name not in found
     }
     for name, node in saved.items():
-        if name in own and name in found:
-            continue
         try:
-            found[name] = _of_run(node, name, run)
-            refused.pop(name, None)
+            of_run = _of_run(node, name, run)
         except (UserError, TypeError, ValueError, AttributeError) as error:
-            refused[name] = str(error)
+            if name not in found:
+                refused[name] = str(error)
+            continue
+        if name in own and name in found and found[name].method != of_run.method:
+            found[f"{name} of the command line"] = found[name]
+        found[name] = of_run
+        refused.pop(name, None)
     return found, refused
 
 

@@ -163,6 +163,14 @@ def test_arms_of_the_command_line_come_with_the_usual_ones() -> None:
     assert not refused
 
 
+def test_an_arm_of_a_run_answers_as_it_did_there() -> None:
+    node = {"_target_": "mitigation.vcd.VCD", "noise_step": 700}
+    found, _ = arms_of({"vcd": VCD()}, None, {"vcd": node})
+    assert found["vcd"].made == "VCD(noise_step=700)"
+    assert found["vcd of the command line"].made == "VCD()"
+    assert "vcd of the command line" not in arms_of({"vcd": VCD(noise_step=700)}, None, {"vcd": node})[0]
+
+
 def test_a_desk_stops_before_the_next_forward_and_the_model_is_as_before() -> None:
     vlm = VLM(*tiny_llava(), name="tiny")
     prompt = Prompt("word " * 5, Image.new("RGB", (30, 30)), key="a")
