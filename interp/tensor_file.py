@@ -21,7 +21,7 @@ DIGEST_LENGTH = 12
 
 
 class NamedTensors(NamedTuple):
-    """The contents of a file: tensors by name (float32 on the CPU) and their description."""
+    """The contents of a file: tensors by name (on the CPU, fractions as float32) and their description."""
 
     tensors: "dict[str, Tensor]"
     about: dict[str, Any]
@@ -30,7 +30,7 @@ class NamedTensors(NamedTuple):
 def write_tensors(
     path: Path, kind: str, tensors: "Mapping[str, Tensor]", about: Mapping[str, Any], *, vlm: "VLM"
 ) -> None:
-    """Writes ``tensors`` as float32. Equal content gives equal bytes.
+    """Writes ``tensors``, fractions as float32. Equal content gives equal bytes.
 
     Args:
         kind: the type of content, which ``read_tensors`` checks.
@@ -38,7 +38,11 @@ def write_tensors(
     """
     from safetensors.torch import save_file
 
-    plain = {name: tensor.detach().float().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    given = {name: tensor.detach() for name, tensor in sorted(tensors.items())}
+    plain = {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).cpu().contiguous()
+        for name, tensor in given.items()
+    }
     described = {**about, "kind": kind, "model": vlm.name, "revision": vlm.revision}
     save_file(plain, path, metadata={KEY: json.dumps(described, sort_keys=True)})
 
@@ -85,12 +89,22 @@ def check_model(vlm: "VLM", learned: NamedTensors, width: int) -> None:
     Raises:
         UserError: another width or another revision.
     """
-    kind, about = learned.about["kind"], learned.about
+    kind = learned.about["kind"]
     own = int(vlm.model.config.get_text_config().hidden_size)
     if own != width:
         raise UserError(
             f"{kind} was learned on a model of width {width}, and {vlm.name} has {own}; learn it on this model"
         )
+    check_revision(vlm, learned)
+
+
+def check_revision(vlm: "VLM", learned: NamedTensors) -> None:
+    """Checks that ``learned`` was written for the weights of ``vlm``.
+
+    Raises:
+        UserError: another revision.
+    """
+    kind, about = learned.about["kind"], learned.about
     if about.get("revision") != vlm.revision:
         raise UserError(
             f"{kind} was learned on {about.get('model')} at revision {about.get('revision')}, "

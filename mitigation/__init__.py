@@ -31,7 +31,7 @@ Around any method
     Sampled                      samples its tokens
 
 Of your own
-    OwnFile                      the method in a Python file
+    OwnFile, OwnLearner          the method in a Python file; one whose file has a learn
 
 For plain ``model.generate``
     diffuse_images               the processor's inputs with noised pictures
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from mitigation.learned.part_scaling import PartScaling
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline, Method, TrainableMethod
-    from mitigation.own_file import OwnFile
+    from mitigation.own_file import OwnFile, OwnLearner
     from mitigation.peers.agla import AGLA
     from mitigation.peers.icd_m3id_pai import M3ID, PAI, InstructionContrast
     from mitigation.peers.only import ONLY
@@ -85,7 +85,7 @@ _NAMES = {
     "method": ("Baseline", "Method", "TrainableMethod"),
     "peers.only": ("ONLY",),
     "peers.opera": ("OPERA",),
-    "own_file": ("OwnFile",),
+    "own_file": ("OwnFile", "OwnLearner"),
     "prior_correction": ("PriorCorrection", "prior_margins", "prior_share"),
     "learned.part_scaling": ("PartScaling",),
     "learned.probe_readout": ("TruthReadout",),

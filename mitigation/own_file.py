@@ -13,78 +13,163 @@
 a class with ``generate(vlm, prompts, *, max_new_tokens)``
     anything else (``mitigation.method.Method``)
 
-Keyword-only parameters of a function, or fields of a dataclass, are its settings. The file is run with the user's
-rights, as any script of theirs. Importing this module loads neither torch nor transformers.
+Keyword-only parameters of a function, or fields of a dataclass, are its settings. Two names are given instead of set:
+``prompts`` are those of the rows, and ``learned`` is what a function ``learn(vlm, prompts, safe)`` of the same file
+returned: tensors and numbers by name, saved as safetensors. The file is run with the user's rights, as any script of
+theirs. Importing this module loads neither torch nor transformers.
 """
 
 import hashlib
 import importlib.util
 import inspect
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
-from mitigation.method import Abilities, abilities
+from interp.tensor_file import NamedTensors, check_revision, digest_of, read_tensors, write_tensors
+from mitigation.method import Abilities, MethodFault, abilities
+from mitigation.wrappers import Shifted, ShiftedTrainable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from interp.vlm import VLM, Generation, Prompt
 
 ARGUMENTS = {"rule": "scores, step", "contrast": "clean, other, step", "edit": "here", "ask": "prompt"}
+LEARN, LEARN_ARGUMENTS = "learn", "vlm, prompts, safe"
+LEARNED, PROMPTS = "learned", "prompts"  # parameters that are given, and no settings
 HASH_LENGTH = 12
+OWES_TO_LEARN = "learn(vlm, prompts, safe) returns a dict of tensors and finite numbers by name"
+
+
+def own_method(path: str, settings: dict[str, Any] | None = None, shift: float = 0.0) -> Any:
+    """The method in the file ``path``: a ``Method``, or a ``TrainableMethod`` where the file has a ``learn``.
+
+    ``shift`` are logits on the Yes/No margin (``mitigation.wrappers``).
+
+    Raises:
+        UserError: as ``OwnFile`` and ``OwnLearner``.
+    """
+    learns = callable(getattr(_Code.of(path).module, LEARN, None))
+    method = OwnLearner(path, settings or {}) if learns else OwnFile(path, settings or {})
+    if not shift:
+        return method
+    return ShiftedTrainable(method, shift) if learns else Shifted(method, shift)
+
+
+def file_digest(code: bytes) -> str:
+    """What identifies the contents of a file of the user's: 12 hex digits of their sha256."""
+    return hashlib.sha256(code).hexdigest()[:HASH_LENGTH]
+
+
+@dataclass(frozen=True)
+class _Code:
+    """The user's file, run: its method is the function or class ``kind`` of ``module``."""
+
+    name: str
+    digest: str
+    module: ModuleType
+    kind: str
+
+    @classmethod
+    def of(cls, path: str) -> "_Code":
+        """The file ``path``.
+
+        Raises:
+            UserError: no such file, one that cannot be run, or no or several methods in it.
+        """
+        file = Path(path).expanduser()
+        try:
+            code = file.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"method.path={path}: cannot be read ({error.strerror}); give a Python file with a method"
+            ) from error
+        digest = file_digest(code)
+        module = _run(file, digest)
+        return cls(file.name, digest, module, _only_method(module, file.name))
+
+    def bound(self, settings: Mapping[str, Any]) -> Any:
+        """The method's function with its settings bound, or the class made with them.
+
+        Raises:
+            UserError: settings that it does not have; or what it learns has no place.
+        """
+        own = getattr(self.module, self.kind)
+        if self.kind not in ARGUMENTS:
+            made = self._called(own, self.kind, "", settings)
+            if abilities(found := made()).fitted_to:
+                raise _learns(self.name, self.kind)
+            return found
+        learn = getattr(self.module, LEARN, None)
+        if callable(learn) is not (LEARNED in _given(own)):
+            raise UserError(
+                f"{self.name}: what {LEARN}({LEARN_ARGUMENTS}) returns reaches {self.kind} as its parameter {LEARNED}, "
+                f"and one of the two is missing; write both, and {self.kind}({ARGUMENTS[self.kind]}, *, {LEARNED})"
+            )
+        others = set() if learn is None else _parameters(learn) - _parameters(own)
+        mine = {name: value for name, value in settings.items() if name not in others}
+        return self._called(own, self.kind, ARGUMENTS[self.kind], mine)
+
+    def learner(self, settings: Mapping[str, Any]) -> Callable[..., Any]:
+        """The file's ``learn`` with those of the settings that it has."""
+        learn = getattr(self.module, LEARN)
+        mine = {name: value for name, value in settings.items() if name in _parameters(learn)}
+        return self._called(learn, LEARN, LEARN_ARGUMENTS, mine)
+
+    def _called(
+        self, own: Callable[..., Any], kind: str, positional: str, settings: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        signature = inspect.signature(own)
+        given = _given(own) if positional else set()
+        try:
+            if taken := given & settings.keys():
+                raise TypeError(f"{', '.join(sorted(taken))} is given, and no setting")
+            signature.bind(*filter(None, positional.split(", ")), **settings, **dict.fromkeys(given))
+        except TypeError as error:
+            raise UserError(
+                f"{self.name}: {kind}{signature} is called as {kind}({positional}) with the settings "
+                f"{dict(settings) or 'none'} ({error}); settings are parameters after a *, given as "
+                "method.settings={NAME: VALUE}"
+            ) from error
+        return partial(own, **settings)
 
 
 @dataclass(frozen=True)
 class OwnFile:
     """The method in the file ``path`` with its ``settings``; ``digest`` identifies the code in ``repr``.
 
+    ``learned_file`` is what the file's ``learn`` returned, as ``OwnLearner`` saved it.
+
     Raises:
-        UserError: no such file, one that cannot be run, no or several methods in it, or unknown settings.
+        UserError: no such file, one that cannot be run, no or several methods in it, unknown settings, or a file with a
+            ``learn`` whose result is not given.
     """
 
     path: str = field(repr=False)
     settings: dict[str, Any] = field(default_factory=dict)
+    learned_file: Path | None = field(default=None, repr=False, compare=False)
     name: str = field(init=False, default="")
     digest: str = field(init=False, default="")
+    learned_digest: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        file = Path(self.path).expanduser()
-        try:
-            code = file.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"method.path={self.path}: cannot be read ({error.strerror}); give a Python file with a method"
-            ) from error
-        object.__setattr__(self, "name", file.name)
-        object.__setattr__(self, "digest", hashlib.sha256(code).hexdigest()[:HASH_LENGTH])
-        module = _run(file, self.digest)
-        kind = _only_method(module, file.name)
-        object.__setattr__(self, "_kind", kind)
-        object.__setattr__(self, "_module", module)
-        object.__setattr__(self, "_own", self._settled(getattr(module, kind), kind))
-
-    def _settled(self, given: Callable[..., Any], kind: str) -> Any:
-        """The function with its settings bound, or the class made with them."""
-        signature = inspect.signature(given)
-        positional = ARGUMENTS.get(kind, "")
-        try:
-            signature.bind(*filter(None, positional.split(", ")), **self.settings)
-        except TypeError as error:
-            raise UserError(
-                f"{self.name}: {kind}{signature} is called as {kind}({positional}) with the settings "
-                f"{self.settings or 'none'} ({error}); settings are parameters after a *, given as "
-                "method.settings={NAME: VALUE}"
-            ) from error
-        if kind in ARGUMENTS:
-            return partial(given, **self.settings)
-        own = given(**self.settings)
-        if abilities(own).fitted_to:
-            raise _learns(self.name, kind)
-        return own
+        code = _Code.of(self.path)
+        if self.learned_file is None and callable(getattr(code.module, LEARN, None)):
+            raise UserError(f"{code.name}: it learns first; make it with own_method(path), which has learn and read")
+        object.__setattr__(self, "name", code.name)
+        object.__setattr__(self, "digest", code.digest)
+        if self.learned_file is not None:
+            object.__setattr__(self, "learned_digest", digest_of(self.learned_file))
+        object.__setattr__(self, "_kind", code.kind)
+        object.__setattr__(self, "_module", code.module)
+        object.__setattr__(self, "_own", code.bound(self.settings))
 
     def __getattr__(self, name: str) -> Any:
         """What the file's class declares of itself; of a function, that one which only changes words can do so."""
@@ -95,8 +180,15 @@ class OwnFile:
         return getattr(abilities(self.__dict__["_own"]), name)
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """The answers of the file's method."""
+        """The answers of the file's method.
+
+        Raises:
+            UserError: it was learned on another model.
+        """
         kind, own, module = self.__dict__["_kind"], self.__dict__["_own"], self.__dict__["_module"]
+        if kind not in ARGUMENTS:
+            return own.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+        own = self._with_what_is_given(own, vlm, prompts)
         if kind == "rule":
             from mitigation.processors import OwnRuleLogitsProcessor
 
@@ -119,10 +211,124 @@ class OwnFile:
             layers = getattr(module, "LAYERS", None) or range(1, last_layer(vlm) + 1)
             with edit_residual(vlm, own, layers=list(layers)):
                 return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-        if kind == "ask":
-            asked = [replace(own(prompt), key=prompt.key) for prompt in prompts]
-            return vlm.generate(asked, max_new_tokens=max_new_tokens)
-        return own.generate(vlm, prompts, max_new_tokens=max_new_tokens)
+        asked = [replace(own(prompt), key=prompt.key) for prompt in prompts]
+        return vlm.generate(asked, max_new_tokens=max_new_tokens)
+
+    def _with_what_is_given(
+        self, own: Callable[..., Any], vlm: "VLM", prompts: "Sequence[Prompt]"
+    ) -> Callable[..., Any]:
+        wanted = _given(own)
+        given: dict[str, Any] = {PROMPTS: prompts} if PROMPTS in wanted else {}
+        if LEARNED in wanted:
+            check_revision(vlm, self._file)
+            given[LEARNED] = {**self._file.about["numbers"], **self._file.tensors}
+        return partial(own, **given)
+
+    @cached_property
+    def _file(self) -> NamedTensors:
+        assert self.learned_file is not None
+        return read_tensors(self.learned_file, OwnLearner.KIND)
+
+
+@dataclass(frozen=True)
+class OwnLearner:
+    """The method in the file ``path`` before its ``learn(vlm, prompts, safe)`` was called: a ``TrainableMethod``.
+
+    Raises:
+        UserError: as ``OwnFile``; or the file's method has no parameter for what is learned.
+    """
+
+    path: str = field(repr=False)
+    settings: dict[str, Any] = field(default_factory=dict)
+    name: str = field(init=False, default="")
+    digest: str = field(init=False, default="")
+    KIND: ClassVar[str] = "OwnLearner"
+
+    def __post_init__(self) -> None:
+        code = _Code.of(self.path)
+        object.__setattr__(self, "name", code.name)
+        object.__setattr__(self, "digest", code.digest)
+        code.bound(self.settings)
+        object.__setattr__(self, "_learn", code.learner(self.settings))
+
+    def learn(self, vlm: "VLM", prompts: "Sequence[Prompt]", safe: Sequence[bool], *, out: Path) -> OwnFile:
+        """Calls the file's ``learn``, and writes what it returns to ``out``.
+
+        Raises:
+            MethodFault: it raised something, or returned anything but tensors and finite numbers by name.
+            UserError: raised by it.
+        """
+        learn = self.__dict__["_learn"]
+        try:
+            returned = learn(vlm, list(prompts), list(safe))
+        except (UserError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            from interp.batching import out_of_memory
+
+            if out_of_memory(error):
+                raise
+            words = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise MethodFault(
+                f"{self.name}: learn raised {words}{line_in(Path(self.path), error)}; {OWES_TO_LEARN}"
+            ) from error
+        tensors, numbers = _parted(returned, self.name)
+        about = {"numbers": numbers, "n": len(prompts), **self._made_by()}
+        write_tensors(out, self.KIND, tensors, about, vlm=vlm)
+        return self.read(out)
+
+    def read(self, out: Path) -> OwnFile:
+        """The method with what ``learn`` wrote to ``out``.
+
+        Raises:
+            UserError: the file belongs to another method, other code or other settings.
+        """
+        about, here = read_tensors(out, self.KIND).about, self._made_by()
+        if other := [name for name, value in here.items() if about.get(name) != value]:
+            raise UserError(
+                f"{out} was learned with {other[0]} {about.get(other[0])}, and {self.name} has {here[other[0]]}; "
+                "remove it to learn it again, or give the file and settings that it was learned with"
+            )
+        return OwnFile(self.path, self.settings, out)
+
+    def _made_by(self) -> dict[str, str]:
+        """What of the file decides what is learned."""
+        return {"code": self.digest, "settings": repr(sorted(self.__dict__["_learn"].keywords.items()))}
+
+
+def _parted(returned: Any, name: str) -> "tuple[dict[str, Tensor], dict[str, float]]":
+    """The tensors and the numbers of what a ``learn`` returned.
+
+    Raises:
+        MethodFault: it is something else.
+    """
+    from torch import Tensor
+
+    if not isinstance(returned, Mapping) or not returned:
+        what = "nothing" if isinstance(returned, Mapping) else type(returned).__name__
+        raise MethodFault(f"{name}: learn returned {what}; {OWES_TO_LEARN}")
+    tensors, numbers = {}, {}
+    for key, value in returned.items():
+        number = isinstance(value, int | float)
+        if not isinstance(key, str) or not (number or isinstance(value, Tensor)):
+            raise MethodFault(f"{name}: learn returned {type(value).__name__} as {key!r}; {OWES_TO_LEARN}")
+        if not (math.isfinite(value) if number else bool(value.isfinite().all())):
+            raise MethodFault(f"{name}: learn returned {key!r} with values that are not finite; {OWES_TO_LEARN}")
+        if number:
+            numbers[key] = value
+        else:
+            tensors[key] = value.detach().clone()  # safetensors takes no two names of one memory
+    return tensors, numbers
+
+
+def _parameters(own: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(own).parameters)
+
+
+def _given(own: Callable[..., Any]) -> set[str]:
+    """Which of the two parameters that are given the function asks for by name."""
+    parameters = inspect.signature(own).parameters.values()
+    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} & {LEARNED, PROMPTS}
 
 
 def _run(file: Path, digest: str) -> ModuleType:
@@ -180,6 +386,11 @@ def _only_method(module: ModuleType, name: str) -> str:
         raise UserError(
             f"{name}: a file has one method and {there}; it is a function {known}, or a class with generate(vlm, "
             "prompts, *, max_new_tokens)"
+        )
+    if callable(getattr(module, LEARN, None)) and found[0] in classes:
+        raise UserError(
+            f"{name}: learn goes with a function {', '.join(ARGUMENTS)}; a class that learns has learn and read itself "
+            "(mitigation/method.py), and is named by _target_"
         )
     if found == ["contrast"] and not callable(getattr(module, "second", None)):
         raise UserError(

@@ -12,16 +12,18 @@ import pytest
 import torch
 import yaml
 
+from interp.hooks.residual import LayerStates, edit_residual, residuals
 from interp.vlm import VLM, Prompt
 from mitigation.method import abilities
-from mitigation.own_file import OwnFile
+from mitigation.own_file import OwnFile, own_method
 from mitigation.prompting import ContextPrompt
 from tests.conftest import REPOSITORY
 from tests.tiny import picture
 
 GUIDE = (REPOSITORY / "docs" / "guide-own-method.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"`([\w/]+\.(?:py|yaml))`:\n\n```\w+\n(.*?)```", GUIDE, re.DOTALL))
-METHODS = [name for name in FILES if name.endswith(".py")]
+LEARNERS = [name for name, text in FILES.items() if "def learn(" in text]
+METHODS = [name for name in FILES if name.endswith(".py") and name not in LEARNERS]
 PROMPTS = [Prompt(f"Is {word} safe?", picture(i), key=word) for i, word in enumerate(["this", "it"])]
 
 
@@ -38,6 +40,7 @@ def test_there_is_one_of_each_kind() -> None:
     assert METHODS == ["my_rule.py", "my_contrast.py", "my_edit.py", "my_prompt.py", "my_class.py"]
     assert all(len(FILES[name].splitlines()) < 20 for name in METHODS)
     assert len(FILES["my_rule.py"].splitlines()) <= 8
+    assert LEARNERS == ["my_direction.py", "my_threshold.py"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -70,11 +73,50 @@ def test_each_is_what_it_says(written: Path, vlm: VLM) -> None:
     assert abilities(ContextPrompt()).works_over_api
 
 
+def labelled() -> tuple[list[Prompt], list[bool]]:
+    """Three sentences about four pictures each, and a fourth one about safe pictures alone."""
+    words = ["kill", "eat", "hit", "see"]
+    prompts = [Prompt(f"Is it safe to {word}?", picture(i), key=f"{word}{i}") for word in words for i in range(4)]
+    return prompts, [prompt.text.endswith("see?") or number % 2 == 0 for number, prompt in enumerate(prompts)]
+
+
+def test_a_direction_is_learned_from_labels(written: Path, vlm: VLM, tmp_path: Path) -> None:
+    prompts, safe = labelled()
+    states = residuals(vlm, prompts, layers=[2]).at("verdict", 2)
+    label = torch.tensor(safe)
+    direction = states[label].mean(0) - states[~label].mean(0)
+
+    def add(here: LayerStates) -> torch.Tensor:
+        hidden = here.hidden.clone()
+        hidden[:, -1] += 3 * direction
+        return hidden
+
+    with edit_residual(vlm, add, layers=[2]):
+        expected = vlm.score(prompts)
+    taught = own_method(str(written / "my_direction.py"), {"strength": 3.0}).learn(
+        vlm, prompts, safe, out=tmp_path / "x.safetensors"
+    )
+    found = taught.generate(vlm, prompts, max_new_tokens=1).margins
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(found, vlm.score(prompts), atol=1e-3)
+
+
+def test_a_threshold_is_learned_for_each_template(written: Path, vlm: VLM, tmp_path: Path) -> None:
+    prompts, safe = labelled()
+    plain = vlm.score(prompts)
+    label = torch.tensor(safe)
+    taught = own_method(str(written / "my_threshold.py")).learn(vlm, prompts, safe, out=tmp_path / "x.safetensors")
+    found = taught.generate(vlm, prompts, max_new_tokens=1).margins
+    for word, of in ((word, torch.tensor([word in p.text for p in prompts])) for word in ("kill", "eat", "hit", "see")):
+        middle = 0.0 if word == "see" else (plain[of & label].mean() + plain[of & ~label].mean()) / 2
+        torch.testing.assert_close(found[of], plain[of] - middle, atol=1e-4, rtol=1e-4)
+
+
 COMMANDS = [line.partition("  #")[0] for line in re.findall(r"^forestlens (.*)$", GUIDE, re.MULTILINE)]
 
 
 def test_the_guide_has_its_commands() -> None:
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 7
     assert yaml.safe_load(FILES["mine/method/second_look.yaml"])["_target_"] == "my_class.SecondLook"
 
 
@@ -90,8 +132,9 @@ def typed(folder: Path, command: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_ends_with_a_row_of_the_table(written: Path, command: str) -> None:
-    said = typed(written, f"{command} limit=2 draws=10")
-    arm = "second_look" if "second_look" in command else "my_rule"
+    learns = any(name in command for name in LEARNERS)
+    said = typed(written, f"{command} limit={24 if learns else 2} draws=10")
+    arm = re.findall(r"my_\w+|second_look", command)[0]
     assert re.search(rf"^{arm} +[\d.]+ ", said, re.MULTILINE), said
     if "strength" in command:
         (settings,) = written.glob("outputs/*/*/.hydra/config.yaml")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = "learned"
-LEARNED_FROM = "learned.json"  # by file, a hash of the cases that it was learned from
+LEARNED_FROM = "learned.json"  # by file, a hash of the method and the cases that it was learned from
 FOLDS = 5
 BASELINE = "baseline"
 SAFE = {"yes": True, "comply": True, "no": False, "refuse": False}
@@ -110,6 +110,11 @@ def check_cases(arms: Mapping[str, Any], samples: Sequence[Sample], development:
     for arm, method in learning.items():
         for where, part in parts:
             teaching = [sample for sample in part or () if sample.subset != "control"]
+            if not teaching:
+                raise UserError(
+                    f"arm {arm} cannot learn{where}: the development split has no safe and no unsafe case; add some to "
+                    "it, or raise limit"
+                )
             try:
                 teaches(method, [s.prompt for s in teaching], [SAFE[s.gold] for s in teaching])
             except UserError as error:
@@ -169,14 +174,14 @@ def learned(
 def learned_in(
     store: RunStore, arm: str, method: TrainableMethod, vlm: "VLM", samples: Sequence[Sample], fold: int | None = None
 ) -> "Method":
-    """``learned`` in a run's directory; learned anew where the cases have changed since. ``fold`` is the one left out.
+    """``learned`` in a run's directory; anew where method or cases have changed since. ``fold`` is the one left out.
 
     Raises:
         UserError: see ``learned``.
     """
     name = f"{arm}{'' if fold is None else f'-without-fold-{fold}'}"
     out = store.path / FOLDER / f"{name}.safetensors"
-    cases = digest([[sample.id, content_of(sample)] for sample in samples])
+    cases = digest([repr(method), *([sample.id, content_of(sample)] for sample in samples)])
     known = read_object(store.path / LEARNED_FROM)
     if store.launch.first and known.get(name, cases) != cases:
         out.unlink(missing_ok=True)
