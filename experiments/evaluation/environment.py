@@ -26,6 +26,7 @@ def describe(run: Run, vlm: "VLM | None", loaded: Loaded, complete: int) -> dict
         },
         "judge": run.judge.name,
         "arm_under_study": run.arm,
+        "code": provenance.code(run.arms),
         "note": run.note,
         "command": provenance.command(),
         "config": run.config if vlm is not None else run.config | {"model": None},

@@ -101,15 +101,25 @@ def sides_of(model: Mapping[str, Any] | None, arm: str) -> list[str]:
 
 def adapters(arms: Mapping[str, Any]) -> dict[str, str]:
     """Arm → hash of the adapter that it, or a method inside it, puts on the weights; other arms are left out."""
-    found = {arm: _adapter(method) for arm, method in arms.items()}
-    return {arm: revision for arm, revision in found.items() if revision}
+    return _declared(arms, "adapter", "revision")
 
 
-def _adapter(method: Any) -> str:
-    if getattr(method, "adapter", None) and getattr(method, "revision", None):
-        return str(method.revision)
+def code(arms: Mapping[str, Any]) -> dict[str, str]:
+    """Arm → digest of the user's own Python file that it, or a method inside it, is; other arms are left out."""
+    return _declared(arms, "path", "digest")
+
+
+def _declared(arms: Mapping[str, Any], of: str, wanted: str) -> dict[str, str]:
+    """Arm → the attribute ``wanted`` of its method, or of one inside, that has ``of`` and it; others are left out."""
+    found = {arm: _inside(method, of, wanted) for arm, method in arms.items()}
+    return {arm: value for arm, value in found.items() if value}
+
+
+def _inside(method: Any, of: str, wanted: str) -> str:
+    if getattr(method, of, None) and getattr(method, wanted, None):
+        return str(getattr(method, wanted))
     inside = (getattr(method, name, None) for name in ("method", "inner"))
-    return next((found for one in inside if one is not None and (found := _adapter(one))), "")
+    return next((found for one in inside if one is not None and (found := _inside(one, of, wanted))), "")
 
 
 def _short_hash(revision: Any) -> str:

@@ -4,6 +4,7 @@ MMSafeAware (arXiv 2502.11184) publishes neither the data nor the settings of it
 "VRTuning-style".
 """
 
+import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from interp.errors import UserError
 TRAINERS = ("sft", "dpo")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SWITCHES = ("auto", "on", "off")
+REPORTERS = ("none", "tensorboard", "trackio", "wandb")  # each is a package, and an extra of ours, of that name
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,11 @@ class Settings:
 
     ``bf16`` and ``checkpointing`` (of gradients) are ``on``, ``off`` or ``auto`` (on for a GPU, else off). ``four_bit``
     stores the base in NF4 (needs a GPU and bitsandbytes). ``merge`` also writes base + adapter as one checkpoint.
-    ``report_to`` is passed to transformers' Trainer ("none", "wandb", "tensorboard", ...).
+    ``report_to`` is where TRL logs losses as it trains: ``tensorboard`` (files in the training's folder), ``trackio``
+    or ``wandb``, which take keys and addresses from their own environment variables.
 
     Raises:
-        UserError: a number outside its range or an unknown name.
+        UserError: a number outside its range, an unknown name, or what ``report_to`` names is not installed.
     """
 
     trainer: str = "sft"
@@ -60,6 +63,12 @@ class Settings:
         self._among("trainer", TRAINERS)
         self._among("bf16", SWITCHES)
         self._among("checkpointing", SWITCHES)
+        self._among("report_to", REPORTERS)
+        if self.report_to != "none" and importlib.util.find_spec(self.report_to) is None:
+            raise UserError(
+                f"report_to={self.report_to}: {self.report_to} is not installed; in the clone, type pip install "
+                f"'.[{self.report_to}]', or leave report_to out"
+            )
         known = bool(self.targets) and set(self.targets) <= set(TARGETS)
         self._check("targets", known, f"one or more of {', '.join(TARGETS)}")
         for name in ("rank", "batch_size", "accumulation", "save_steps", *("steps",) * (self.steps is not None)):

@@ -1,7 +1,8 @@
 """Trains one adapter with TRL and peft, from a dataset to a checkpoint, and resumes interrupted runs.
 
 ``out/`` holds ``trainer/`` while training (resume points: the only pickles, read only from this run's own folder and
-deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, optionally, ``merged/``.
+deleted at the end), and afterwards ``adapter/``, ``figures/loss.svg``, ``training.json`` and, optionally, ``merged/``
+and ``tensorboard/``.
 ``adapter/`` is renamed into place last: if it exists, the run is finished. The same call under ``accelerate launch``
 trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised fine-tuning; ``trainer=dpo`` is TRL's DPO
 for vision, which prefers the grounded verdict over the one that the text suggests.
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Report = Callable[[int, int, float], None]  # step, steps, loss
+PROJECT = "forestlens"  # in trackio
 LOGGED = 500  # maximum number of points of a loss curve
 VERSIONS = ("torch", "transformers", "trl", "peft")
 
@@ -257,6 +259,9 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
         "logging_steps": max(1, steps // LOGGED),
         "logging_nan_inf_filter": False,
         "report_to": settings.report_to,
+        "project": PROJECT,
+        "run_name": out.name,
+        "trackio_static_space_id": False,  # a public page of the run is nobody's default
         "disable_tqdm": True,
         "use_cpu": vlm.device.type == "cpu",
         "dataloader_pin_memory": False,  # the collator's tensors are on the model's device already
@@ -267,6 +272,7 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
 
 def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int) -> Any:
     from transformers import PrinterCallback, Trainer
+    from transformers.integrations import TensorBoardCallback
     from trl import SFTConfig, SFTTrainer
 
     arguments = _arguments(vlm, settings, out, steps)
@@ -286,6 +292,9 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
             # TRL's fused head expects the decoder directly under the model; InstructBLIP's is one level deeper.
             trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+            callback.logging_dir = str(out / "tensorboard")  # its default goes with the resume points
     trainer.processing_class = None  # the collator has its own; here it would be saved with every resume point
     return trainer
 

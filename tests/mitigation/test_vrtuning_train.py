@@ -1,5 +1,6 @@
 """One training from dataset to checkpoint: what is learned, what is written, what is refused, what a kill does."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -192,6 +193,44 @@ def test_four_bits_need_a_gpu(saved: Path, tmp_path: Path) -> None:
         train(ModelConfig("tiny", str(saved), device="cpu"), data().dataset, Settings(four_bit=True), tmp_path / "run")
     with pytest.raises(UserError, match=r"four_bit=true .* in memory"):
         train(tiny(), data().dataset, Settings(four_bit=True), tmp_path / "run")
+
+
+def test_losses_go_to_trackio_through_trls_own_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = """
+import json, types
+config = {}
+nothing = types.SimpleNamespace(get=lambda: None)
+context_vars = types.SimpleNamespace(current_space_id=nothing, current_run=nothing)
+lines = []
+def init(**given): lines.append(["init", given])
+def log(values, **_): lines.append(["log", values])
+def finish(): lines.append(["finish", {}])
+"""
+    (tmp_path / "trackio.py").write_text(stand_in)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained = train(tiny(), data().dataset, replace(SETTINGS, report_to="trackio"), tmp_path / "run")
+    lines = importlib.import_module("trackio").lines
+    (given,) = [one for what, one in lines if what == "init"]
+    assert (given["project"], given["name"], given["space_id"]) == ("forestlens", "run", None)
+    logged = [one["train/loss"] for what, one in lines if what == "log" and "train/loss" in one]
+    assert logged == pytest.approx([loss for _, loss in trained.losses])
+
+
+def test_losses_go_to_tensorboard_and_stay(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trained = train(tiny(), data().dataset, replace(SETTINGS, report_to="tensorboard"), tmp_path / "run")
+    read = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    logged = [(one.step, one.value) for one in read.Scalars("train/loss")]
+    assert logged == [(step, pytest.approx(loss)) for step, loss in trained.losses]
+
+
+def test_what_is_not_installed_is_said_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"report_to=wandb: wandb is not installed; .* pip install '.\[wandb\]'"):
+        Settings(report_to="wandb")
+    Settings(report_to="none")
 
 
 def test_preferences_move_the_verdicts_apart(tmp_path: Path) -> None:

@@ -1,0 +1,336 @@
+"""``task=publish``: a finished run's arm as a model repository of the Hugging Face hub, with a model card.
+
+``<run>/published/`` (or ``task.to``) holds ``README.md``, the card, ``settings.json``, and the files that make up the
+arm: its adapter, what it learned, its own Python file. No case, picture or answer goes in. Nothing is sent unless
+``task.push`` says so; without it the files that would be sent are listed.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from experiments.config import Run
+from experiments.evaluation.training import FOLDER as LEARNED
+from experiments.report import refusal, yes_no
+from experiments.report.table import Table, markdown
+from experiments.report.words import in_words
+from experiments.runs.provenance import model_title
+from experiments.runs.saved import SavedRun, read_run
+from interp.checkpoints.config import ORGANISM
+from interp.errors import UserError
+from mitigation.own_file import file_digest
+from mitigation.vrtuning.checkpoint import CONFIG, RECORD, WEIGHTS, adapter_hash, read_origin
+
+PUBLISHED = "published"
+CARD, SETTINGS = "README.md", "settings.json"
+LEARNED_FILE = "learned.safetensors"
+BASELINE = "baseline"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+LIMITS = (
+    "The numbers hold for these cases, this model and these settings alone. A method that changes how a model answers "
+    "safety questions is no safety guarantee, and may let harmful requests through."
+)
+BUNDLED = "The model is a small one bundled with forestlens, trained on drawn pictures: evidence about no real model."
+
+
+@dataclass(frozen=True)
+class Publish:
+    """The task. ``arm``: whose files (default: the arm under study); ``to``: an absent or empty folder.
+
+    With ``push`` the files are sent to ``repo`` (owner/name), which is made where it is absent, ``private`` unless that
+    is false. ``license`` goes into the card.
+    """
+
+    run: str | None = None
+    arm: str | None = None
+    to: str | None = None
+    repo: str | None = None
+    push: bool = False
+    private: bool = True
+    license: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repo is not None and not HUB_ID.fullmatch(self.repo):
+            raise UserError(f"task.repo={self.repo}: a repository of the hub is owner/name; give both")
+        if self.push and self.repo is None:
+            raise UserError("task.push=true: where to? Give task.repo=owner/name")
+
+    def __call__(self, run: Run) -> None:
+        """Writes the folder, lists its files, and sends them if told to.
+
+        Raises:
+            UserError: no finished run, no such arm, files that have changed since, or the hub refuses.
+        """
+        if self.run is None:
+            raise UserError("task=publish: no run; give run=<dir>, the directory of a finished run")
+        saved = read_run(Path(self.run))
+        arm = self.arm or str(saved.environment.get("arm_under_study"))
+        _check(saved, arm)
+        target = Path(self.to).expanduser() if self.to else saved.directory / PUBLISHED
+        if self.to and target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(f"task.to={self.to} is in use; give an absent or empty folder")
+        contents = {CARD: card(saved, arm, self.license), SETTINGS: _as_json(settings(saved, arm))}
+        _write(target, contents, parts_of(saved, arm))
+        console = Console()
+        sent = f"to {self.repo} ({'private' if self.private else 'public'})"
+        heading = f"sent {sent}" if self.push else f"would be sent {sent if self.repo else 'to task.repo=owner/name'}"
+        for path in sorted(target.iterdir()):
+            said = f"  {path.name:<28} {path.stat().st_size:>12,} bytes  sha256:{_sha256(path)[:12]}"
+            console.print(said, highlight=False, markup=False, soft_wrap=True)
+        if self.push:
+            assert self.repo is not None
+            heading = f"{heading}: {push(target, self.repo, private=self.private)}"
+        how = "" if self.push else "; nothing was sent (task.push=true sends it)"
+        console.print(f"{target}: {heading}{how}", highlight=False, markup=False, soft_wrap=True)
+
+
+def parts_of(saved: SavedRun, arm: str) -> dict[str, Path]:
+    """The files that the arm consists of, by the names they get: adapter, what it learned, its own Python file.
+
+    Raises:
+        UserError: one of them has changed since the run, is gone, or was learned in folds.
+    """
+    return {**_adapter(saved, arm), **_learned(saved, arm), **_own_file(saved, arm)}
+
+
+def _check(saved: SavedRun, arm: str) -> None:
+    if not saved.environment.get("finished"):
+        raise UserError(f"run={saved.directory} is not finished; type its command again, and publish it then")
+    if arm not in saved.metrics["arms"] or arm not in ((saved.environment.get("config") or {}).get("arms") or {}):
+        known = ", ".join(name for name in saved.metrics["arms"] if name != BASELINE) or "none"
+        raise UserError(
+            f"run={saved.directory} has no results of an arm {arm}; it has {known}; name one: task.arm=NAME"
+        )
+    if arm == BASELINE:
+        raise UserError("the baseline is the model as it is, of which there is nothing to publish; give task.arm=NAME")
+
+
+def _node(saved: SavedRun, arm: str) -> dict[str, Any]:
+    return dict(saved.environment["config"]["arms"][arm])
+
+
+def _adapter(saved: SavedRun, arm: str) -> dict[str, Path]:
+    """The files of the arm's adapter: of those that this run trained, or in the folder that the arm names."""
+    wanted = ((saved.environment.get("model") or {}).get("adapters") or {}).get(arm)
+    if not wanted:
+        return {}
+    named = Path(str(_node(saved, arm).get("adapter"))).expanduser()
+    places = [*saved.directory.glob("adapters/*/adapter"), named, named / "adapter"]
+    for folder in places:
+        if all((folder / name).is_file() for name in (WEIGHTS, CONFIG)) and adapter_hash(folder) == wanted:
+            return {name: folder / name for name in (WEIGHTS, CONFIG, RECORD) if (folder / name).is_file()}
+    raise UserError(
+        f"{arm} answered with the adapter {wanted}, which is neither in run={saved.directory} nor at {named}; bring it "
+        "back, or run the study again"
+    )
+
+
+def _learned(saved: SavedRun, arm: str) -> dict[str, Path]:
+    path = saved.directory / LEARNED / f"{arm}.safetensors"
+    if path.is_file():
+        return {LEARNED_FILE: path}
+    if list(path.parent.glob(f"{arm}-without-fold-*.safetensors")):
+        raise UserError(
+            f"{arm} was learned in folds in run={saved.directory}, so there is no single file of it; publish a run "
+            "on a benchmark with a development split"
+        )
+    return {}
+
+
+def _own_file(saved: SavedRun, arm: str) -> dict[str, Path]:
+    """The user's own Python file, as it was when the run asked it."""
+    asked = (saved.environment.get("code") or {}).get(arm)
+    if not asked:
+        return {}
+    path = Path(str(_node(saved, arm).get("path"))).expanduser()
+    if not path.is_file() or file_digest(path.read_bytes()) != asked:
+        raise UserError(
+            f"{arm} was answered by {path} with the digest {asked}, and that file has changed or is gone; bring it "
+            "back, or run the study again"
+        )
+    return {path.name: path}
+
+
+def settings(saved: SavedRun, arm: str) -> dict[str, Any]:
+    """What decides the arm's answers, for people and programs; paths of this machine are left out."""
+    environment, config = saved.environment, saved.environment["config"]
+    model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
+    asked = {key: config.get(key) for key in ("seed", "protocol", "max_new_tokens", "limit") if key in config}
+    return {
+        "arm": arm,
+        "method": _without_paths(_node(saved, arm)),
+        "model": {key: _without_paths(model.get(key)) for key in ("name", "path", "revision", "dtype")},
+        "benchmark": {key: benchmark.get(key) for key in ("name", "manifest", "n")},
+        "judge": environment.get("judge"),
+        **asked,
+    }
+
+
+def _without_paths(value: Any) -> Any:
+    """The value with the last part alone of every absolute path."""
+    if isinstance(value, Mapping):
+        return {key: _without_paths(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(one) for one in value]
+    absolute = isinstance(value, str) and (value.startswith("~") or Path(value).is_absolute())
+    return Path(value).name if absolute else value
+
+
+def card(saved: SavedRun, arm: str, license: str | None = None) -> str:
+    """The model card: what it is, results with intervals and statements, limits, how it was made; Markdown."""
+    from huggingface_hub import ModelCardData
+
+    environment = saved.environment
+    model = environment.get("model") or {}
+    base, parts = str(model.get("path") or ""), parts_of(saved, arm)
+    bundled = base.startswith(ORGANISM)
+    on_hub = HUB_ID.fullmatch(base) is not None and not Path(base).exists()
+    about = ModelCardData(
+        base_model=base if on_hub else None,
+        library_name="peft" if WEIGHTS in parts else None,
+        license=license,
+        tags=["forestlens", "safety", "vision-language", *(["lora"] if WEIGHTS in parts else [])],
+    ).to_yaml()
+    words = in_words(saved.metrics, environment)
+    said = refusal if saved.metrics.get("kind") == "refusal" else yes_no
+    sections = {
+        f"{arm} for {model_title(model)}": _use(saved, arm, parts),
+        "Results": "\n\n".join([*map(_plain, words["summary"]), *_tables(said, saved.metrics)]),
+        "Limits": "\n".join(
+            f"- {_plain(one)}" for one in [*(words.get("caveats") or ()), *([BUNDLED] if bundled else []), LIMITS]
+        ),
+        "Settings": _fenced(_as_json(settings(saved, arm)), "json"),
+        "How it was made": _made(environment, parts),
+    }
+    body = "\n\n".join(
+        f"{'#' if not at else '##'} {title}\n\n{text}" for at, (title, text) in enumerate(sections.items())
+    )
+    return f"---\n{about}\n---\n\n{body}\n"
+
+
+def _tables(said: Any, metrics: Mapping[str, Any]) -> list[str]:
+    tables: list[Table] = [said.arms_table(metrics)]
+    tables += [said.comparisons_table(metrics)] if metrics.get("comparisons") else []
+    note = "In brackets 95% intervals; what each column is: docs/metrics.md of forestlens."
+    return [*(f"**{table.title}**\n\n{markdown(table)}" for table in tables), note]
+
+
+def _use(saved: SavedRun, arm: str, parts: Mapping[str, Path]) -> str:
+    """What the files are, and the lines that answer with them."""
+    node, model = _node(saved, arm), saved.environment.get("model") or {}
+    load = f"vlm = load({_without_paths(str(model.get('path')))!r})"
+    if WEIGHTS in parts:
+        made = ["from mitigation import VRTuning", "method = VRTuning(folder)  # of these files"]
+        what = "A LoRA adapter (peft)."
+    elif LEARNED_FILE in parts:
+        module, _, name = str(node["_target_"]).rpartition(".")
+        given = {key: value for key, value in node.items() if key not in ("_target_", "shift")}
+        if (own := (saved.environment.get("code") or {}).get(arm)) is not None:
+            module, name = "mitigation", "OwnLearner"
+            given["path"] = Path(str(given["path"])).name
+        arguments = ", ".join(f"{key}={_without_paths(value)!r}" for key, value in given.items())
+        made = ["from pathlib import Path", f"from {module} import {name}"]
+        made += [f'method = {name}({arguments}).read(Path("{LEARNED_FILE}"))']
+        what = "What a method of the user's own learned (safetensors), and its Python file: read it before you run it."
+        what = what if own is not None else f"What forestlens' `{name}` learned (safetensors)."
+    elif parts:
+        (name,) = parts
+        made = ["from mitigation import OwnFile", f"method = OwnFile({name!r}, {node.get('settings') or {}!r})"]
+        what = "A method in a Python file: read it before you run it."
+    else:
+        return "The settings of a method of forestlens; there are no weights to it."
+    if (shift := node.get("shift")) and WEIGHTS not in parts:
+        made += ["from mitigation import Shifted", f"method = Shifted(method, {shift!r})"]
+    lines = ["from interp import load", *made, load, "method.generate(vlm, prompts, max_new_tokens=16)"]
+    return f"{what}\n\n{_fenced(chr(10).join(lines), 'python')}"
+
+
+def _made(environment: Mapping[str, Any], parts: Mapping[str, Path]) -> str:
+    benchmark = environment.get("benchmark") or {}
+    versions = ", ".join(f"{name} {version}" for name, version in (environment.get("versions") or {}).items())
+    facts = {
+        "Benchmark": f"{benchmark.get('name')}, {benchmark.get('n')} cases, manifest {benchmark.get('manifest')}",
+        "Judge": environment.get("judge"),
+        "Seed": environment.get("seed"),
+        "forestlens": f"commit {environment.get('commit')}{' with changes' if environment.get('dirty') else ''}",
+        "Versions": versions,
+        "Device": environment.get("device"),
+    }
+    if WEIGHTS in parts and (origin := read_origin(parts[WEIGHTS].parent)) is not None:
+        data = f"{origin.examples} examples ({origin.data or 'not described'}; digest {origin.data_digest})"
+        facts["Training"] = f"{data}, {origin.steps} steps, settings in {RECORD}"
+    command = str(environment.get("command")).replace(str(Path.home()), "~")
+    return "\n".join([_fenced(command, "sh"), "", *(f"- {name}: {_plain(str(text))}" for name, text in facts.items())])
+
+
+def _fenced(text: str, language: str) -> str:
+    """A block of code that ``text`` cannot end."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _plain(text: str) -> str:
+    """The text in Markdown without markup of its own."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text.replace("\n", " "))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, default=str) + "\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _write(target: Path, contents: Mapping[str, str], parts: Mapping[str, Path]) -> None:
+    """Fills ``target``, which a former publication of the same run may occupy, in one step."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+            draft = Path(scratch) / target.name
+            draft.mkdir()
+            for name, text in contents.items():
+                (draft / name).write_text(text, encoding="utf-8")
+            for name, path in parts.items():
+                shutil.copyfile(path, draft / name)
+            shutil.rmtree(target, ignore_errors=True)
+            draft.rename(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target} ({error.strerror or error}); make room, or give task.to") from error
+
+
+def push(folder: Path, repo: str, *, private: bool) -> str:
+    """Sends the files of ``folder`` to the hub's repository ``repo`` in one commit; the repository's address.
+
+    The token is huggingface_hub's own (HF_TOKEN, or that of ``hf auth login``), the hub HF_ENDPOINT's.
+
+    Raises:
+        UserError: no token, or the hub refuses or cannot be reached.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    if get_token() is None:
+        raise UserError("no token for the hub; set HF_TOKEN, or type hf auth login, and run the same command again")
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    try:
+        url = api.create_repo(repo, private=private, exist_ok=True)
+        names: Sequence[str] = [path.name for path in folder.iterdir()]
+        message = f"Published from a run of forestlens: {folder.parent.name}"
+        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(names), commit_message=message)
+    except Exception as error:  # whatever its client of HTTP raises
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"task.repo={repo}: the hub refused or was not reached ({said}); check name and token"
+        ) from error
+    return str(url)

@@ -1,0 +1,264 @@
+"""``task=publish``: the folder, its card, and what goes to a stand-in of the hub's API, only when told."""
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.config import Run
+from experiments.runs.saved import read_run
+from experiments.studies.publish import Publish, card
+from interp.errors import UserError
+from interp.tensor_file import read_tensors
+from mitigation.own_file import OwnLearner, file_digest
+from mitigation.vrtuning.checkpoint import adapter_hash
+from tests.experiments.compose import run_of
+from tests.experiments.evaluation.test_learning_file import SCORES
+from tests.experiments.synthetic_run import predictions, write_run
+
+VCD = {"_target_": "mitigation.vcd.VCD", "alpha": 1.0}
+
+
+class Hub(ThreadingHTTPServer):
+    """What huggingface_hub asks of the hub when a folder is sent; keeps what came."""
+
+    refuses = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: list[tuple[str, str, str]] = []
+        self.repositories: list[dict[str, Any]] = []
+        self.files: dict[str, bytes] = {}
+        self.sampled: dict[str, int] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append(("POST", self.path, self.headers.get("Authorization", "")))
+        if self.server.refuses:
+            self._reply({"error": "Forbidden: you may not write here"}, 403)
+        elif self.path == "/api/repos/create":
+            self.server.repositories.append(json.loads(body))
+            self._reply({"url": f"{self.server.address}/owner/name"})
+        elif "/preupload/" in self.path:
+            files = json.loads(body)["files"]
+            self.server.sampled |= {file["path"]: file["size"] for file in files}
+            modes = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]
+            self._reply({"files": modes})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            answer = {"commitUrl": f"{self.server.address}/commit/1", "commitOid": "1" * 40, "success": True}
+            self._reply(answer)
+        else:
+            self._reply({"error": "unknown"}, 404)
+
+    def do_GET(self) -> None:
+        self.server.asked.append(("GET", self.path, self.headers.get("Authorization", "")))
+        self._reply({"id": "owner/name", "sha": "0" * 40, "siblings": []})
+
+    def _reply(self, value: Any, status: int = 200) -> None:
+        text = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def changed(folder: Path, **more: Any) -> Path:
+    """The run in ``folder`` with more in its environment.json; None removes."""
+    path = folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    return folder
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A finished run with an arm of settings alone, on a model of the hub."""
+    folder = write_run(tmp_path / "run", predictions(80), draws=50)
+    config = {"seed": 0, "protocol": "generate", "max_new_tokens": 8, "arms": {"baseline": {}, "vcd": VCD}}
+    model = {"name": "llava", "path": "llava-hf/llava-1.5-7b-hf", "revision": "f" * 40, "dtype": "bfloat16"}
+    return changed(folder, config=config, model=model, command="python -m experiments.run note='```x'")
+
+
+def publish(folder: Path, *overrides: str, capsys: pytest.CaptureFixture[str] | None = None) -> str:
+    run = run_of("task=publish", f"run={folder}", *overrides)
+    run.task(run)
+    return "" if capsys is None else " ".join(capsys.readouterr().out.split())
+
+
+def test_without_push_it_lists_what_would_be_sent_and_sends_nothing(
+    finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = publish(finished, "task.repo=owner/name", capsys=capsys)
+    assert sorted(path.name for path in (finished / "published").iterdir()) == ["README.md", "settings.json"]
+    assert re.search(r"README\.md +[\d,]+ bytes sha256:[0-9a-f]{12} settings\.json +[\d,]+ bytes", said)
+    assert "would be sent to owner/name (private); nothing was sent (task.push=true sends it)" in said
+    assert not hub.asked
+
+
+def test_with_push_exactly_these_files_arrive(finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    said = publish(finished, "task.repo=owner/name", "task.push=true", capsys=capsys)
+    here = {path.name: path.read_bytes() for path in (finished / "published").iterdir()}
+    assert hub.files == here
+    (made,) = hub.repositories
+    assert (made["name"], made["organization"]) == ("name", "owner")
+    assert made.get("private") is True or made.get("visibility") == "private"
+    assert {token for _, _, token in hub.asked} == {"Bearer hf_of_a_test"}
+    assert "sent to owner/name (private): http://127.0.0.1" in said
+    assert "hf_of_a_test" not in said
+    publish(finished, "task.repo=owner/name", "task.push=true", "task.private=false")
+    assert hub.repositories[-1].get("private") is False or hub.repositories[-1].get("visibility") == "public"
+
+
+def test_a_hub_that_refuses_is_said_in_a_sentence(finished: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.refuses = True
+    with pytest.raises(UserError, match=r"task\.repo=owner/name: the hub refused or was not reached \(.*403"):
+        publish(finished, "task.repo=owner/name", "task.push=true")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="the hub refused or was not reached"):
+        publish(finished, "task.repo=owner/name", "task.push=true")
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(UserError, match="no token for the hub; set HF_TOKEN"):
+        publish(finished, "task.repo=owner/name", "task.push=true")
+    assert not hub.files
+
+
+def test_the_card_has_table_intervals_statements_limits_command_and_versions(finished: Path) -> None:
+    publish(finished, "task.license=apache-2.0")
+    text = (finished / "published" / "README.md").read_text(encoding="utf-8")
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert (head["base_model"], head["license"]) == ("llava-hf/llava-1.5-7b-hf", "apache-2.0")
+    metrics = json.loads((finished / "metrics.json").read_text())
+    auroc = metrics["arms"]["vcd"]
+    assert re.search(rf"^\| vcd .*\| {auroc['auroc']:.3f} \[\d\.\d+–\d\.\d+\] ", text, re.MULTILINE)
+    assert "**Paired differences against baseline**" in text
+    assert "At the baseline's strictness" in text
+    for part in ("no safety guarantee", "manifest aaaa", "torch 2.13.0", "commit 0123456789abcdef", "Seed: 0"):
+        assert part in text, part
+    assert "````sh\npython -m experiments.run note='```x'\n````" in text  # a fence that the command cannot end
+    assert "bundled with forestlens" not in text
+    for record in predictions(4):  # no case goes out
+        assert record["text"] not in text
+    found = json.loads((finished / "published" / "settings.json").read_text())
+    assert (found["method"], found["max_new_tokens"], found["arm"]) == (VCD, 8, "vcd")
+
+
+def test_text_of_a_model_is_no_markup(finished: Path) -> None:
+    changed(finished, model={"name": "<img src=x onerror=alert(1)>[a](b)", "path": "organism:llava"})
+    text = card(read_run(finished), "vcd")
+    said = text.partition("## Results")[2].partition("## Settings")[0]
+    assert "<img" not in re.sub(r"\\<", "", said)
+    assert "](b)" not in re.sub(r"\\\]", "", said)
+    assert "evidence about no real model" in text
+    assert "base_model" not in text.split("---\n")[1]
+
+
+def adapter(folder: Path, weights: bytes = b"weights") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def test_an_adapter_of_the_run_goes_in_and_another_does_not(finished: Path, tmp_path: Path) -> None:
+    wanted, _ = adapter(finished / "adapters" / "b" / "adapter"), adapter(finished / "adapters" / "a" / "adapter", b"x")
+    config = {"arms": {"baseline": {}, "vcd": {"_target_": "x.NewAdapter", "adapter": "b"}}}
+    model = {"name": "llava", "path": "llava-hf/llava-1.5-7b-hf", "adapters": {"vcd": adapter_hash(wanted)}}
+    publish(changed(finished, config=config, model=model))
+    sent = finished / "published"
+    assert (sent / "adapter_model.safetensors").read_bytes() == b"weights"
+    head = yaml.safe_load((sent / "README.md").read_text().split("---\n")[1])
+    assert head["library_name"] == "peft"
+    (wanted / "adapter_config.json").write_text("{ }")
+    with pytest.raises(UserError, match="vcd answered with the adapter sha256:"):
+        publish(finished)
+
+
+def test_what_a_file_of_the_users_learned_is_published_with_the_file(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCORES)
+    run = run_of(
+        "method=file", f"method.path={tmp_path}/mine.py", f"model.path={saved}", f"output_root={tmp_path}/outputs",
+        "limit=24", "draws=20", "max_new_tokens=1",
+    )  # fmt: skip
+    run.task(run)
+    (folder,) = (Path(run.output_root) / run.name).iterdir()
+    publish(folder, f"task.to={tmp_path}/sent")
+    sent = tmp_path / "sent"
+    assert sorted(path.name for path in sent.iterdir()) == [
+        "README.md", "learned.safetensors", "mine.py", "settings.json",
+    ]  # fmt: skip
+    assert read_tensors(sent / "learned.safetensors", OwnLearner.KIND).about["code"] == file_digest(SCORES.encode())
+    text = (sent / "README.md").read_text()
+    (line,) = re.findall(r"^method = (.*)$", text, re.MULTILINE)
+    assert line == "OwnLearner(path='mine.py', settings={}).read(Path(\"learned.safetensors\"))"
+    assert str(tmp_path) not in (sent / "settings.json").read_text()
+    with pytest.raises(UserError, match="sent is in use"):
+        publish(folder, f"task.to={tmp_path}/sent")
+    (tmp_path / "mine.py").write_text(SCORES + "\n")
+    with pytest.raises(UserError, match=r"mine was answered by .*mine.py with the digest .* has changed"):
+        publish(folder)
+    (tmp_path / "mine.py").write_text(SCORES)
+    (folder / "learned" / "mine.safetensors").rename(folder / "learned" / "mine-without-fold-0.safetensors")
+    with pytest.raises(UserError, match=r"mine was learned in folds"):
+        publish(folder)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environment", "said"),
+    [
+        (["task.arm=baseline"], {}, "the baseline is the model as it is"),
+        (["task.arm=nowhere"], {}, "has no results of an arm nowhere; it has vcd, calibrated_shift, prompt"),
+        ([], {"finished": None}, "is not finished"),
+        ([], {"config": None}, "has no results of an arm vcd"),
+    ],
+)
+def test_what_cannot_be_published_is_said(
+    finished: Path, overrides: list[str], environment: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        publish(changed(finished, **environment), *overrides)
+    assert not (finished / "published").exists()
+
+
+def test_options_that_make_no_sense_are_refused(finished: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.push=true: where to"):
+        Publish(run="x", push=True)
+    with pytest.raises(UserError, match=r"task\.repo=name: a repository of the hub is owner/name"):
+        Publish(run="x", repo="name")
+    run: Run = replace(run_of("task=publish", f"run={finished}"))
+    with pytest.raises(UserError, match="task=publish: no run"):
+        Publish()(run)
