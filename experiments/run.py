@@ -96,6 +96,7 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
     """
     from experiments.command_line import of_this_run
     from experiments.config import build_run
+    from experiments.runs import stopping
     from experiments.runs.launch import Launch, check_task
     from interp.errors import UserError
 
@@ -110,6 +111,7 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
         task = run.plan or run.task
         check_task(task, launch)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        stopping.heed()
         task(run)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
@@ -126,6 +128,8 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
         stop(launch, f"error: not enough memory for {model.name}; {MORE_MEMORY}", 2)
     except KeyboardInterrupt:
         stop(launch, CONTINUES, INTERRUPTED)
+    except stopping.Stopped as asked:
+        stop(launch, CONTINUES, 128 + asked.number)
 
 
 def stop(launch: "Launch", sentence: str, code: int) -> NoReturn:

@@ -30,6 +30,7 @@ from experiments.evaluation.judging import judge_batch, scored
 from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records
 from experiments.runs.directory import PREDICTIONS, RunStore
+from experiments.runs.stopping import written_first
 from experiments.types import AnsweredElsewhere, Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
@@ -135,10 +136,11 @@ class Answering:
             waiting = sum(map(len, pending))
             bar = progress.add_task(label or arm, total=len(samples), completed=len(samples) - waiting)
             for turn, (batch, pictures) in enumerate(ready):
-                answered = list(self._answer_batch(arm, method, "", batch, pictures))
-                stamp = {} if fold is None else {"fold": fold}
-                fresh = [r | {"settings": settings[r["case"]]} | stamp for r in answered if r["case"] not in done]
-                self.store.append(fresh, file)
+                with written_first():
+                    answered = list(self._answer_batch(arm, method, "", batch, pictures))
+                    stamp = {} if fold is None else {"fold": fold}
+                    fresh = [r | {"settings": settings[r["case"]]} | stamp for r in answered if r["case"] not in done]
+                    self.store.append(fresh, file)
                 # The other processes are assumed to be as far.
                 progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
         if launch.first and (anew := recorded.described_anew([s for s in samples if s.id in done])):
