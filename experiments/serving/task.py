@@ -14,7 +14,6 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation.study import connected
 from experiments.runs.host_memory import return_freed_blocks
-from experiments.runs.stopping import forget
 from experiments.serving.listening import LOOPBACK, bound, configured
 from experiments.serving.served import check_model, served
 from interp.errors import UserError
@@ -90,7 +89,6 @@ class Serve:
             shown = f"[{host}]" if ":" in host else host
             console.print(f"serving {', '.join(arms)}\nat http://{shown}:{port}/v1, until Ctrl-C", highlight=False,
                           markup=False, soft_wrap=True)  # fmt: skip
-            forget()
             try:
                 self.until_stopped(server, listener)
             except KeyboardInterrupt:  # uvicorn raises it again when all is closed
