@@ -22,7 +22,7 @@ from experiments.config import Run
 from experiments.evaluation.training import FOLDER as LEARNED
 from experiments.report import refusal, yes_no
 from experiments.report.table import Table, markdown
-from experiments.report.words import in_words
+from experiments.report.words import with_sentences
 from experiments.runs.provenance import model_title
 from experiments.runs.saved import SavedRun, read_run
 from interp.checkpoints.config import ORGANISM
@@ -200,7 +200,7 @@ def card(saved: SavedRun, arm: str, license: str | None = None) -> str:
         license=license,
         tags=["forestlens", "safety", "vision-language", *(["lora"] if WEIGHTS in parts else [])],
     ).to_yaml()
-    words = in_words(saved.metrics, environment)
+    words = with_sentences(saved.metrics, environment)
     said = refusal if saved.metrics.get("kind") == "refusal" else yes_no
     sections = {
         f"{arm} for {model_title(model)}": _use(saved, arm, parts),
