@@ -58,6 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/api/repos/create":
             self.server.repositories.append(json.loads(body))
             self._reply({"url": f"{self.server.address}/owner/name"})
+        elif self.path == "/api/validate-yaml":
+            self._reply({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             files = json.loads(body)["files"]
             self.server.sampled |= {file["path"]: file["size"] for file in files}
@@ -74,7 +76,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(("GET", self.path, self.headers.get("Authorization", "")))
-        self._reply({"id": "owner/name", "sha": "0" * 40, "siblings": []})
+        self._reply(
+            {"error": "Forbidden"} if self.server.refuses else {"id": "owner/name"}, 403 * self.server.refuses or 200
+        )
 
     def _reply(self, value: Any, status: int = 200) -> None:
         text = json.dumps(value).encode()
