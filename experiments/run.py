@@ -52,6 +52,7 @@ def main() -> None:
 
         print(f"forestlens {version('forestlens')}")
         return
+    from experiments.runs import stopping
     from experiments.runs.launch import Launch
     from interp.errors import UserError
 
@@ -77,12 +78,15 @@ def main() -> None:
     arguments = sys.argv[1:]
     sys.argv[1:] = composed = for_hydra(arguments)
     task = update_wrapper(partial(start, arguments), start)
+    stopping.heed()
     os.environ[WHOLE_ERRORS] = "1"  # until the task begins: Hydra hands us its errors instead of printing them
     try:
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")(task)()
     except BrokenPipeError:  # the reader of our output, such as head, has stopped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except stopping.Stopped as asked:  # before the task began
+        stop(launch, CONTINUES, 128 + asked.number)
     except Exception as error:
         if ASKED_FOR_WHOLE_ERRORS or (said := in_a_sentence(error, composed)) is None:
             raise
@@ -111,7 +115,6 @@ def start(arguments: "Sequence[str]", config: "DictConfig") -> None:
         task = run.plan or run.task
         check_task(task, launch)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        stopping.heed()
         task(run)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
