@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            answer = {"commitUrl": f"{self.server.address}/commit/1", "commitOid": "1" * 40, "success": True}
+            answer = {"commitUrl": f"{self.server.address}/owner/name/commit/1", "commitOid": "1" * 40, "success": True}
             self._reply(answer)
         else:
             self._reply({"error": "unknown"}, 404)
