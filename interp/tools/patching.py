@@ -156,7 +156,6 @@ def patch(
             f"{len(clean)} clean prompts, {len(other)} others; patching needs one other a clean prompt; check the pairs"
         )
     pictured = what == "residual" and any(place in PICTURED for place in places)
-    ends = picture_ends(vlm.model, vlm.layout, lambda: vlm.score(clean[:1])) if pictured else 0
     cells = [(place, layer, head) for place in places for layer in layers for head in chosen or (None,)]
 
     def margins(some: list[int]) -> Float[Tensor, "row margin"]:
@@ -165,8 +164,16 @@ def patch(
             vlm, [clean[index] for index in some], [other[index] for index in some], some, what, metric
         )
         columns = {place: batch.aligned(place) for place in places}
+        scores: list[Tensor] = []
+
+        def score() -> None:
+            scores.append(vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric))
+
         with kept(vlm, [layer - 1 for layer in layers]) as lower:
-            before = vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric)
+            ends = picture_ends(vlm.model, vlm.layout, score) if pictured else 0
+            if not scores:
+                score()
+        (before,) = scores
         after = batch.read(vlm, columns, layers)
         absent = [_absent(columns[place][0], len(some)).to(before) for place in places]
         patched = [
@@ -190,7 +197,7 @@ def patch(
         reasons=_reasons(missing.tolist(), (other_margins - clean_margins).abs().tolist(), least_gap),
         what=what,
         heads=chosen,
-        picture_ends=ends,
+        picture_ends=picture_ends(vlm.model, vlm.layout, lambda: vlm.score(clean[:1])) if pictured else 0,
     )
 
 
