@@ -85,10 +85,13 @@ class MemoryLimit:
 
     A smaller batch changes results as another ``batch_size`` does: in float32 margins agree to 1e-5 and verdicts are
     equal, but not bit by bit. Where memory never runs out, nothing changes. ``on_lowered`` is told each new limit.
+    ``give_way`` frees what is only held to save time, and says whether there was anything; then the same is tried
+    again.
     """
 
     rows: int
     on_lowered: Callable[[int], None]
+    give_way: Callable[[], bool] = lambda: False
 
     def parts(
         self, batch: Sequence[Thing], do: Callable[[Sequence[Thing]], Done], *, name: Callable[[Any], str] | None = None
@@ -111,6 +114,9 @@ class MemoryLimit:
                 rest = rest[len(part) :]
                 continue
             # Here the error and the frames that it held are gone, so that their memory can be freed.
+            if self.give_way():
+                _free()
+                continue
             if len(part) == 1:
                 raise _too_large(f"a single prompt ({(name or _name)(part[0])!r})")
             self.lower(len(part) // 2)
@@ -173,12 +179,20 @@ class BatchContext:
 
     @contextmanager
     def by(
-        self, rule: BatchRule, *, on_lowered: Callable[[int], None], rows: int | None = None
+        self,
+        rule: BatchRule,
+        *,
+        on_lowered: Callable[[int], None],
+        rows: int | None = None,
+        give_way: Callable[[], bool] = lambda: False,
     ) -> "Iterator[BatchContext]":
-        """While open, batches are formed by ``rule``. ``rows`` is what is known to fit, if that is less."""
+        """While open, batches are formed by ``rule``. ``rows`` is what is known to fit, if that is less.
+
+        ``on_lowered`` and ``give_way``: see ``MemoryLimit``.
+        """
         before = self.rule, self.limit
         self.rule = rule
-        self.limit = MemoryLimit(rule.rows if rows is None else min(rows, rule.rows), on_lowered)
+        self.limit = MemoryLimit(rule.rows if rows is None else min(rows, rule.rows), on_lowered, give_way)
         try:
             yield self
         finally:

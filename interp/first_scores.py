@@ -10,9 +10,6 @@ declare, as an attribute or a property:
     Why its scores hold no margin; "" (the default) if they do. All margins are then missing.
 ``shifts_margin``
     True if all that it does is add a constant to the margin. ``Generation.unshifted`` is then the margin without it.
-``contrasts``
-    True if it compares the scores of several forwards, which multiplies their rounding: the whole output head is then
-    computed in float32, and else the answers' tokens alone (``interp.output_head``).
 ``sampled``
     True if it draws the token. The margin is read before it (or from its ``first_scores``), as it is before the
     samplers of transformers (``TemperatureLogitsWarper`` and all others of that name).
@@ -41,8 +38,6 @@ def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Flo
 class FirstScores:
     """Follows one call of ``generate`` with the logits processors ``own``; pass it ``processors`` in their place.
 
-    ``exact`` are the tokens whose logits it needs in float32, None for the whole vocabulary.
-
     ``answers`` are the first tokens of Yes and of No, ``options`` the other options of the call. Reading the margins is
     for afterwards: only then has a processor that checks its calls seen the last one.
     """
@@ -59,7 +54,6 @@ class FirstScores:
             moved -= 1
         self._yes = len(answers[0])
         tokens = [token for ids in answers for token in ids]
-        self.exact = None if any(getattr(one, "contrasts", False) for one in own) else tokens
         self._plain = _Tap(tokens, own[:moved])
         self._final = _Tap(tokens, own[:chosen]) if chosen > moved else self._plain
         taps = [self._plain] if self._final is self._plain else [self._plain, *own[moved:chosen], self._final]

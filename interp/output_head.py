@@ -5,10 +5,11 @@ measured here, and a contrast multiplies that. The hidden states and weights beh
 are their products. While ``float32_head`` is open the head returns float32 logits, computed again from the same hidden
 states. Whatever the model does to them then (a scale, a soft cap) is done by its own code, in float32.
 
-For a margin the answers' few rows are enough, and cost nothing. A contrast needs the whole head. On a GPU that is a
-product of the same matrices that is not rounded at the end: no copy, no more bytes to read. Elsewhere torch has no such
-product. There the weights are kept a second time in float32 (``COPIED`` bytes at most, else they are converted in
-parts at every step), which on a CPU takes as long as the native head.
+For a score the answers' few rows are enough, and cost nothing. ``VLM.generate`` computes the whole head, whatever is
+made of its logits, so that all arms choose from the same numbers. On a GPU that is a product of the same matrices that
+is not rounded at the end: no copy, no more bytes to read. Elsewhere torch has no such product. There the weights are
+kept a second time in float32 (``COPIED`` bytes at most, else they are converted in parts at every step), which on a CPU
+takes as long as the native head.
 
 A float32 model's head is left as it is. Where the logits cannot be had again, the native ones are used, and
 ``native_head`` says why.

@@ -20,7 +20,7 @@ from interp.checkpoints.memory import input_device
 from interp.errors import UserError
 from interp.families import encode_pieces
 from interp.first_scores import FirstScores, Metric, margin_of
-from interp.generation import GREEDY, Generation, check_call, new_tokens, own_length, seeded
+from interp.generation import GREEDY, Generation, check_call, generating_from, new_tokens, own_length, seeded
 from interp.layout import layout_for
 from interp.output_head import float32_head, native_head
 from interp.prompt import MARK, Prompt, render, to_rgb
@@ -223,6 +223,10 @@ class VLM:
 
     def inputs(self, prompts: Sequence[Prompt]) -> BatchFeature:
         """What ``encode`` returns. Subclasses override this to change the inputs, which ``on_encode`` then sees."""
+        return self._processed(prompts)
+
+    def _processed(self, prompts: Sequence[Prompt]) -> BatchFeature:
+        """The processor's outputs; where prefills are shared, made once of the same prompts."""
         texts = [self.render(prompt) for prompt in prompts]
         images = [[to_rgb(prompt.image)] for prompt in prompts if prompt.image is not None]
         if not texts:
@@ -299,7 +303,12 @@ class VLM:
         options |= {"max_new_tokens": max_new_tokens, "logits_processor": first.processors}
         if self.batches.stop is not None:
             options["stopping_criteria"] = StoppingCriteriaList([*options.get("stopping_criteria", ()), self._go_on])
-        with own_length(self.speaker), seeded(seed, self.device), float32_head(self.model, first.exact):
+        with (
+            own_length(self.speaker),
+            seeded(seed, self.device),
+            float32_head(self.model),
+            generating_from(batch),
+        ):
             output = self.model.generate(**batch, **options)
         if logits_processor and not first.ran:
             raise UserError(

@@ -21,6 +21,8 @@ from mitigation.validation import (
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
+SHORT = 32  # new tokens up to which two prefills cost more than the steps after them, which two branches run twice
+
 
 @dataclass(frozen=True)
 class VCD:
@@ -34,7 +36,9 @@ class VCD:
     ``branch`` is how the second image is run; the answers are the same. ``paired``: both images in one batch of twice
     the rows, which reads the weights once. ``sequential``: a separate forward at each step; on a CPU, after the first
     step, only where more than one token passes the cutoff. ``auto``: sequential while something records or edits the
-    model's forwards, which must see the clean image alone, and paired otherwise; the ``Generation`` says which.
+    model's forwards, which must see the clean image alone, and for answers of at most ``SHORT`` tokens while prefills
+    are shared (``interp.speed.prefills``), which a batch of both images cannot be; paired otherwise. The ``Generation``
+    says which.
     ``lazy``: only where more than one token passes the cutoff. Lazy answers have no margins, because the contrasted
     margin is unknown if the first step was skipped; use another branch for AUROC and tables of margins.
     """
@@ -64,14 +68,16 @@ class VCD:
         """A lazy branch at each step; see ``mitigation.method.Abilities``."""
         return replace(self, branch="sequential") if self.branch == "lazy" else None
 
-    def branch_now(self, vlm: "VLM") -> str:
+    def branch_now(self, vlm: "VLM", *, max_new_tokens: int = 16) -> str:
         """The branch that ``generate`` would run now: never ``auto``."""
         from interp.hooks.forward import is_followed
+        from interp.speed.prefills import shares_prefills
         from mitigation.contrastive.paired import attention_is_watched
 
         if self.branch != "auto":
             return self.branch
-        return "sequential" if is_followed(vlm) or attention_is_watched(vlm.model) else "paired"
+        shares = max_new_tokens <= SHORT and shares_prefills(vlm)
+        return "sequential" if shares or is_followed(vlm) or attention_is_watched(vlm.model) else "paired"
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins of the contrasted scores before the cutoff, which would make ties.
@@ -84,9 +90,10 @@ class VCD:
         """
         check_pictured(prompts, "VCD contrasts two pictures")
         vlm.require("vcd")
+        from interp.speed.prefills import shares_prefills
         from interp.speed.vision_cache import features_together
 
-        branch = self.branch_now(vlm)
+        branch = self.branch_now(vlm, max_new_tokens=max_new_tokens)
         encoded = vlm.encode(prompts)
         if branch == "paired" and vlm.layout.geometry == "measured":
             branch = self._pairable(vlm)
@@ -95,8 +102,9 @@ class VCD:
             generation = self._paired(vlm, prompts, encoded, noised, max_new_tokens)
         else:
             lazy = branch == "lazy"
-            # The pictures keep their size, and both are asked for.
+            # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
             alike = self.noise == "diffusion" and not lazy and vlm.layout.geometry != "measured"
+            alike = alike and not shares_prefills(vlm)
             with features_together(vlm, (encoded, noised) if alike else None):
                 settings: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "lazy": lazy}
                 generation = contrasted(vlm, prompts, encoded, noised, **settings, max_new_tokens=max_new_tokens)

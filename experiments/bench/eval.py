@@ -1,5 +1,7 @@
 """``task=bench_eval``: cases a second of a study's answering, beside a loop that asks one case at a time.
 
+A study asks all arms of a batch before the next one, and reads a prompt once for all of them; "arms apart" asks arm
+after arm, in the same batches, and shares nothing.
 With ``task.clients`` also of the server (``task=serve``), which is in this process; the clients are threads of another,
 each with a connection that it keeps. The cases are IconWorld's, with files to decode and sentences of many lengths
 where the model is large. Imports neither torch nor transformers.
@@ -32,7 +34,9 @@ from experiments.report.table import Table
 from experiments.runs.directory import open_run
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
+from mitigation.controls import TextOnly
 from mitigation.method import Baseline
+from mitigation.prior_correction import PriorCorrection
 from mitigation.prompting import ContextPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
@@ -77,24 +81,50 @@ def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
     return replace(sample, image=path, prompt=f"{words} {sample.prompt}".strip())
 
 
-SIZES = ("tiny", "7b", "7b_qwen", "small", "small_qwen")
+SIZES = ("tiny", "170m", "7b", "7b_qwen", "small", "small_qwen")
 LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop, by device
 LEAST_SERVED = 0.8  # required of the server, of the answers a second that a study gives to the same two arms
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
+NOISES, ALPHAS, WEIGHTS = (700, 999), (1.0, 2.0, 4.0, 8.0), (0.5, 0.8, 0.9, 1.0, 1.2)
+ARM_SETS: dict[str, dict[str, Any]] = {
+    "few": ARMS,
+    # Those of +exp=vcd_llava, with constants in place of what is fitted.
+    "vcd_llava": {
+        "baseline": Baseline(),
+        "vcd": VCD(noise_step=700),
+        "vcd_published": VCD(),
+        "text_only": TextOnly(),
+        "yes_bias": ConstantShift(0.5),
+        "calibrated_shift": ConstantShift(-0.5),
+        "prompt": ContextPrompt(),
+    },
+    # Settings of VCD and of prior correction that +exp=mitigation_selection chooses among.
+    "selection": {
+        "baseline": Baseline(),
+        **{f"vcd {noise} {alpha}": VCD(alpha=alpha, noise_step=noise) for noise in NOISES for alpha in ALPHAS},
+        **{
+            f"{prior} {weight}": PriorCorrection(prior=prior, weight=weight)
+            for prior in ("none", "blank", "neutral")
+            for weight in WEIGHTS
+        },
+    },
+}
 SERVED_ARMS = {arm: ARMS[arm] for arm in ("baseline", "vcd")}
-LOOP, STUDY, UNSERVED, SERVED = "one by one", "study", "two arms", "two arms, served"
+LOOP, APART, STUDY, UNSERVED, SERVED = "one by one", "arms apart", "study", "two arms", "two arms, served"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "batches": {"feature_cache_mib": 0, "image_workers": 0},
+    APART: {"feature_cache_mib": 0, "image_workers": 0},
     "+ features": {"image_workers": 0},
     STUDY: {},
     "score": {"protocol": "score"},
 }
+ASKED_APART = (APART, "+ features")
 
 
 @dataclass(frozen=True)
 class EvalBench(Bench):
-    """The task: ``cases`` under four arms (baseline, VCD, a prompt, a shift), in turns by every variant.
+    """The task: ``cases`` under some ``arms``, in turns by every variant.
 
+    ``few`` are four: baseline, VCD, a prompt, a shift. ``vcd_llava`` and ``selection`` are those of these experiments.
     What is said on the command line (``batch_size``, ``batch_tokens``, ``image_workers``, ``max_new_tokens``) holds for
     the study's answering. On a GPU the study's peak of memory is recorded. So many ``clients`` (0: none) also ask the
     server, for answers of the plain model and of VCD, beside a study of these two arms that shares no features.
@@ -104,6 +134,7 @@ class EvalBench(Bench):
     """
 
     size: str = "tiny"
+    arms: str = "few"
     cases: int = 64
     clients: int = 0
     name = "eval"
@@ -112,6 +143,7 @@ class EvalBench(Bench):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check("size", [self.size], SIZES, cases=[self.cases])
+        self.check("arms", [self.arms], tuple(ARM_SETS))
         if self.clients < 0:
             raise UserError(f"task.clients={self.clients}: clients of the server; give 0 (no server) or more")
 
@@ -122,7 +154,9 @@ class EvalBench(Bench):
         with TemporaryDirectory() as folder:
             benchmark: Any = EvalCases(self.cases, None if self.size == "tiny" else folder)
             loaded = benchmark.load()
-            given = replace(run, benchmark=benchmark, arms=ARMS, arm="vcd", fresh=True)
+            arms = ARM_SETS[self.arms]
+            studied = next(arm for arm in arms if arm.startswith("vcd"))
+            given = replace(run, benchmark=benchmark, arms=arms, arm=studied, fresh=True)
             vlm = model_of(self.size, [sample.prompt for sample in loaded.samples], device=device, seed=self.seed)
             bench = AnswerTimes(given, vlm, loaded, folder)
             say("measuring")
@@ -134,7 +168,10 @@ class EvalBench(Bench):
             "rows": bench.rows(),
             "rounds": bench.turns.rounds,
             "peak_mib": bench.peak,
+            "prefills": bench.prefills,
+            "study_over_apart": bench.turns.ratio(APART, STUDY),
             "answers_unlike_the_loop": bench.unlike(STUDY, LOOP),
+            "answers_unlike_arms_apart": bench.unlike(STUDY, APART),
             "least": LEAST["cpu" if device == "cpu" else "cuda"],
         }
         said = [*sentences(self, metrics), f"report of a whole study: {report}"]
@@ -155,13 +192,14 @@ class AnswerTimes:
     folder: str
     peak: float | None = None  # MiB on a GPU, weights and all
     answers: dict[str, dict[tuple[str, str], str]] = field(default_factory=dict)
+    prefills: dict[str, int] = field(default_factory=dict)  # prompts that were read, and read by another arm
     turns: Turns = field(init=False)
 
     def measure(self, repeats: int, seconds: float, ask: "Callable[[], Served] | None") -> None:
         """Rounds of all variants, after one untimed forward (with a server: a round of it) to warm up."""
         wait = meter_for(self.vlm.device).synchronise
         work: dict[str, Callable[[], object]] = {LOOP: self._loop}
-        work |= {name: partial(self._study, name, ARMS, changes) for name, changes in VARIANTS.items()}
+        work |= {name: partial(self._study, name, self.run.arms, changes) for name, changes in VARIANTS.items()}
         if ask is not None:
             work[UNSERVED] = partial(self._study, UNSERVED, SERVED_ARMS, {"feature_cache_mib": 0})
             ask()
@@ -176,7 +214,7 @@ class AnswerTimes:
         """The naive loop: open, ask, keep the text. No judge, no disk."""
         self.answers[LOOP] = {
             (sample.id, arm): self._one(method, sample)
-            for arm, method in ARMS.items()
+            for arm, method in self.run.arms.items()
             for sample in self.loaded.samples
         }
 
@@ -199,8 +237,10 @@ class AnswerTimes:
             torch.cuda.reset_peak_memory_stats(self.vlm.device)
         with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=True) as store:
             answering = Answering(run, self.vlm, store, Console(quiet=True))
-            for arm, method in arms.items():
-                answering.answer(arm, method, self.loaded.samples)
+            for some in [{arm: method} for arm, method in arms.items()] if name in ASKED_APART else [arms]:
+                answering.answer(some, self.loaded.samples)
+            if name == STUDY:
+                self.prefills = answering.efficiency()["prefills"]
             self.answers[name] = {(line["case"], line["arm"]): line["response"] for line in store.records()}
         if cuda and name == STUDY:
             self.peak = torch.cuda.max_memory_allocated(self.vlm.device) / MEBIBYTE
@@ -322,7 +362,13 @@ def sentences(bench: EvalBench, metrics: Mapping[str, Any]) -> list[str]:
     times, least = metrics["rows"][STUDY]["times"], metrics["least"]
     kept = "kept" if times >= least else "missed"
     said = [f"{bench.size}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]
-    said.append(f"{metrics['answers_unlike_the_loop']} of {bench.cases * len(ARMS)} answers unlike the loop's")
+    total, read = bench.cases * len(ARM_SETS[bench.arms]), metrics["prefills"]
+    said.append(f"{metrics['answers_unlike_the_loop']} of {total} answers unlike the loop's")
+    said.append(
+        f"{metrics['study_over_apart']:.2f} times arms apart, which share nothing: {read['prefills']:,} prompts were "
+        f"read and {read['prefills_reused']:,} taken over; {metrics['answers_unlike_arms_apart']} of {total} answers "
+        "unlike"
+    )
     if metrics["peak_mib"] is not None:
         said.append(f"peak memory of the study: {metrics['peak_mib']:,.0f} MiB")
     return said

@@ -1,4 +1,4 @@
-"""From cases to records: a method answers in fixed batches, and a judge reads the answers.
+"""From cases to records: arms answer in fixed batches, all of them one batch before the next, and a judge reads them.
 
 Batches depend only on cases and settings (``experiments.evaluation.batching``), so a resumed run equals an
 uninterrupted one: a batch that is not fully recorded is answered again as a whole, and only its missing records are
@@ -12,12 +12,13 @@ transformers.
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
+from experiments.evaluation.arms import by_prefill
 from experiments.evaluation.batching import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judge_batch, scored
 from experiments.evaluation.steps import STEPS, StepStore
@@ -39,27 +41,26 @@ from mitigation.own_file import line_in
 from mitigation.steps import kept_by
 
 if TYPE_CHECKING:
+    from interp.speed.prefills import PrefillStore
     from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.method import Method
 
 BASELINE = "baseline"
+PREFILLS = ("prefills", "prefills_reused")
 SKIPS = "skips.jsonl"
 COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
 
 @dataclass(frozen=True)
-class _Recorded:
-    """What is recorded of one arm: the latest record of each case, and the settings that it must have to count."""
+class _Arm:
+    """An arm to be asked, and what is recorded of it: each case's latest record, and the settings it must have."""
 
-    arm: str
-    latest: Mapping[str, dict[str, Any]]
+    name: str
+    method: "Method | AnsweredElsewhere"
     settings: Mapping[str, str]  # by case
-
-    @classmethod
-    def of(cls, lines: list[dict[str, Any]], arm: str, settings: Mapping[str, str]) -> "_Recorded":
-        return cls(arm, {line["case"]: line for line in lines if line["arm"] == arm}, settings)
+    latest: Mapping[str, dict[str, Any]]  # as it was before anything is asked
 
     def holds(self, sample: Sample) -> bool:
         """Whether the answer to the case as it is now is recorded."""
@@ -68,22 +69,31 @@ class _Recorded:
             return False
         return record["settings"] == self.settings[sample.id]
 
-    def to_ask(self, batch: list[Sample], done: Set[str]) -> list[Sample]:
-        """The whole batch, or of one that was answered before, and of which cases have changed since, those alone."""
-        due = [sample for sample in batch if sample.id not in done]
-        return due if all(sample.id in self.latest for sample in due) else batch
+    def lacks(self, batch: Sequence[Sample]) -> bool:
+        """Whether an answer to the batch is not recorded."""
+        return not all(map(self.holds, batch))
+
+    def to_ask(self, batch: Sequence[Sample], *, each_costs: bool) -> list[Sample]:
+        """Of the batch, what is asked now: what is due, or all of it, so that the answers have the same bits.
+
+        What is due is asked alone where each request costs money, and of a batch that was answered before and of which
+        cases have changed since.
+        """
+        due = [sample for sample in batch if not self.holds(sample)]
+        alone = each_costs or all(sample.id in self.latest for sample in due)
+        return due if alone else list(batch)
 
     def described_anew(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """The records of cases that are described otherwise than when they were answered, with today's description."""
         found = []
-        for sample in samples:
+        for sample in filter(self.holds, samples):
             record, described = self.latest[sample.id], records.description(sample)
             if any(record.get(name) != value for name, value in described.items()):
                 found.append(record | described)
         return found
 
     def key(self, sample: Sample) -> records.Key:
-        return sample.id, self.arm, self.settings[sample.id]
+        return sample.id, self.name, self.settings[sample.id]
 
 
 @dataclass
@@ -97,60 +107,96 @@ class Answering:
 
     def answer(
         self,
-        arm: str,
-        method: "Method | AnsweredElsewhere",
+        arms: "Mapping[str, Method | AnsweredElsewhere]",
         samples: Sequence[Sample],
         *,
         file: str = PREDICTIONS,
-        label: str | None = None,
+        labels: Mapping[str, str] = MappingProxyType({}),
         fold: int | None = None,
+        on_fault: Callable[[str, MethodFault], Set[str]] | None = None,
     ) -> None:
-        """Records the answers of ``method`` to ``samples``; skips recorded ones that did not fail in transport.
+        """Records the answers of all ``arms`` to ``samples``; skips recorded ones that did not fail in transport.
 
-        A case whose content was changed since is asked again; one that was only described anew (cluster, subset, pair)
-        keeps its answer. ``fold`` is that of the cases, where the method was learned from the others.
+        All arms answer a batch before the next one, so that what they ask alike is computed once
+        (``interp.speed.prefills``). A case whose content was changed since is asked again; one that was only described
+        anew (cluster, subset, pair) keeps its answer.
+
+        Args:
+            labels: what the progress bars of arms say, if not their names.
+            fold: that of the cases, where the methods were learned from the others.
+            on_fault: is called where an arm's method fails, and says which arms are not asked any more.
 
         Raises:
-            UserError: the method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
+            UserError: a method cannot be asked by this run's protocol, or one prompt alone does not fit into memory.
+            MethodFault: a method fails, and there is no ``on_fault``.
         """
-        if self._scored and (reason := abilities(method).unscored):
-            raise UserError(f"{arm} cannot be asked with protocol=score: {reason}")
-        settings = self.settings(method, samples)
-        recorded = _Recorded.of(self.store.records(file), arm, settings)
-        done = {sample.id for sample in samples if recorded.holds(sample)}
+        for name, method in arms.items():
+            if self._scored and (reason := abilities(method).unscored):
+                raise UserError(f"{name} cannot be asked with protocol=score: {reason}")
+        asked = self._recorded(arms, samples, file)
         batches: BatchContext | None = getattr(self.vlm, "batches", None)
         everything = form(samples, None if batches is None else batches.lengths, self.run.batch_rule)
-        pending = [batch for batch in everything if any(sample.id not in done for sample in batch)]
-        launch = self.store.launch
-        if self.run.endpoint is not None:  # each request costs money
-            work = [[s for s in batch if s.id not in done] for batch in launch.share(pending)]
-        else:  # a batch that was interrupted as a whole, so that its answers have the same bits
-            work = [recorded.to_ask(batch, done) for batch in launch.share(pending)]
+        pending = [batch for batch in everything if any(arm.lacks(batch) for arm in asked.values())]
+        launch, each_costs = self.store.launch, self.run.endpoint is not None
+        shares = self._computes and len(arms) > 1
+        work = [_due(asked.values(), batch, each_costs=each_costs) for batch in launch.share(pending)]
+        stamp = {} if fold is None else {"fold": fold}
+        left: set[str] = set()
         with (
             _progress(self.console, hidden=not pending and file != PREDICTIONS) as progress,
-            self.batching(arm),
             self._features(),
+            self._prefills() if shares else nullcontext(),
             self._steps(),
             closing(opened(work, workers=self.run.image_workers)) as ready,
         ):
-            waiting = sum(map(len, pending))
-            bar = progress.add_task(label or arm, total=len(samples), completed=len(samples) - waiting)
+            bars = {}
+            for name, arm in asked.items():
+                waiting = sum(len(batch) for batch in pending if arm.lacks(batch))
+                done = len(samples) - waiting
+                bars[name] = progress.add_task(labels.get(name, name), total=len(samples), completed=done)
             for turn, (batch, pictures) in enumerate(ready):
-                with written_first():
-                    answered = list(self._answer_batch(arm, method, "", batch, pictures))
-                    stamp = {} if fold is None else {"fold": fold}
-                    fresh = [r | {"settings": settings[r["case"]]} | stamp for r in answered if r["case"] not in done]
-                    self.store.append(fresh, file)
-                # The other processes are assumed to be as far.
-                progress.advance(bar, sum(map(len, pending[turn * launch.size : (turn + 1) * launch.size])))
-        if launch.first and (anew := recorded.described_anew([s for s in samples if s.id in done])):
-            self.store.append(anew, file)
-        places = {recorded.key(s): place for place, batch in enumerate(everything) for s in batch}
+                shown = {sample.id: picture for sample, picture in zip(batch, pictures, strict=True)}
+                here = pending[turn * launch.size : (turn + 1) * launch.size]  # the other processes' too
+                for name in by_prefill(arms):
+                    arm = asked[name]
+                    wanted = arm.to_ask(batch, each_costs=each_costs) if name not in left else []
+                    if wanted:
+                        known = {sample.id for sample in wanted if arm.holds(sample)}
+                        if shares:
+                            self.prefills.turn()
+                        try:
+                            with written_first(), self.batching(name):
+                                answered = list(self._answer_batch(arm, wanted, [shown[one.id] for one in wanted]))
+                                fresh = [line for line in answered if line["case"] not in known]
+                                lines = [r | {"settings": arm.settings[r["case"]]} | stamp for r in fresh]
+                                self.store.append(lines, file)
+                        except MethodFault as fault:
+                            if on_fault is None:
+                                raise
+                            left |= {name, *on_fault(name, fault)}
+                            continue
+                    progress.advance(bars[name], sum(len(batch) for batch in here if arm.lacks(batch)))
+                if shares:
+                    self.prefills.clear()
+                    self.features.clear()
+        places: dict[records.Key, int] = {}
+        for at, arm in enumerate(asked.values()):
+            if launch.first and (anew := arm.described_anew(samples)):
+                self.store.append(anew, file)
+            for place, batch in enumerate(everything):
+                places |= {arm.key(sample): at * len(everything) + place for sample in batch}
         self.store.gather(file, places)
-        self.store.gather(SKIPS)
-        self.store.gather(STEPS)
-        self.store.gather(COST)
-        self.store.gather(MEMORY)
+        for other in (SKIPS, STEPS, COST, MEMORY):
+            self.store.gather(other)
+
+    def _recorded(
+        self, arms: "Mapping[str, Method | AnsweredElsewhere]", samples: Sequence[Sample], file: str
+    ) -> dict[str, _Arm]:
+        latest: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in arms}
+        for line in self.store.records(file):
+            if line["arm"] in latest:
+                latest[line["arm"]][line["case"]] = line
+        return {name: _Arm(name, one, self.settings(one, samples), latest[name]) for name, one in arms.items()}
 
     def batching(self, work: str) -> AbstractContextManager[object]:
         """While open, ``vlm.batches`` forms batches by the run's rule, for an arm's answers or any other ``work``.
@@ -159,8 +205,12 @@ class Answering:
         """
         if self.vlm is None:
             return nullcontext()
-        noted = partial(self._note_memory, work)
-        return self.vlm.batches.by(self.run.batch_rule, on_lowered=noted, rows=self._fitted(work))
+        return self.vlm.batches.by(
+            self.run.batch_rule,
+            on_lowered=partial(self._note_memory, work),
+            rows=self._fitted(work),
+            give_way=self.prefills.give_way if self._computes else lambda: False,
+        )
 
     def _fitted(self, work: str) -> int:
         """What is known to fit into memory at once."""
@@ -182,12 +232,35 @@ class Answering:
 
         return FeatureCache(self.run.feature_cache_mib)
 
+    @cached_property
+    def prefills(self) -> "PrefillStore":
+        """The prompts' prefills that the arms of a batch share."""
+        from interp.speed.prefills import PrefillStore
+
+        return PrefillStore()
+
+    @property
+    def _computes(self) -> bool:
+        """Whether the model computes here: there is one, and not behind an API."""
+        return self.vlm is not None and self.run.endpoint is None
+
     def _features(self) -> AbstractContextManager[None]:
-        if self.vlm is None or self.run.endpoint is not None:
+        if not self._computes:
             return nullcontext()
         from interp.speed.vision_cache import shared_features
 
-        return shared_features(self.vlm, self.features)
+        return shared_features(cast("VLM", self.vlm), self.features)
+
+    @contextmanager
+    def _prefills(self) -> Iterator[None]:
+        """Shares prefills between arms; one line says where that cannot be."""
+        from interp.speed.prefills import shared_prefills
+
+        before = self.prefills.off
+        with shared_prefills(cast("VLM", self.vlm), self.prefills):
+            if self.prefills.off != before:
+                self.console.print(self.prefills.off, highlight=False, soft_wrap=True, markup=False)
+            yield
 
     def _steps(self) -> AbstractContextManager[None]:
         if self.vlm is None:
@@ -206,32 +279,27 @@ class Answering:
             return [repr(method), method.fingerprint()]
         return [*_identity(self.run, self.vlm), repr(method), self._new_tokens, *(["score"] if self._scored else [])]
 
-    def _answer_batch(
-        self,
-        arm: str,
-        method: "Method | AnsweredElsewhere",
-        settings: str,
-        batch: Sequence[Sample],
-        pictures: Sequence[Opened],
-    ) -> Iterator[dict[str, Any]]:
+    def _answer_batch(self, arm: _Arm, batch: Sequence[Sample], pictures: Sequence[Opened]) -> Iterator[dict[str, Any]]:
+        """The records of a batch under an arm, but for their settings, which depend on the case."""
+        name, method, settings = arm.name, arm.method, ""
         if isinstance(method, AnsweredElsewhere):
             known, generation = method.answers(batch)
-            yield from judge_batch(known, arm, settings, generation, self.run.judge)
+            yield from judge_batch(known, name, settings, generation, self.run.judge)
             return
         prompts: list[Prompt] = []
         shown: list[Sample] = []
         for sample, picture in zip(batch, pictures, strict=True):
             if isinstance(picture, BadImage):
-                yield records.failed(sample, arm, settings, Status.BAD_IMAGE, str(picture))
+                yield records.failed(sample, name, settings, Status.BAD_IMAGE, str(picture))
             else:
                 prompts.append(prompt_of(sample, picture))
                 shown.append(sample)
         if prompts:
-            generation = self._generate(arm, method, prompts)
+            generation = self._generate(name, method, prompts)
             if self._scored:
-                yield from scored(shown, arm, settings, generation)
+                yield from scored(shown, name, settings, generation)
             else:
-                yield from judge_batch(shown, arm, settings, generation, self.run.judge)
+                yield from judge_batch(shown, name, settings, generation, self.run.judge)
 
     def _generate(self, arm: str, method: "Method", prompts: "Sequence[Prompt]") -> "Generation":
         vlm = self.vlm
@@ -243,7 +311,7 @@ class Answering:
             check_answers(method, given, part, margins=margins)
             return given
 
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), self._read()
         try:
             generation = merged(vlm.batches.limit.parts(prompts, answers))
         except MethodFault as fault:
@@ -256,38 +324,59 @@ class Answering:
             words = f"{type(error).__name__}: {error}".splitlines()[0]
             where = _line(error, getattr(method, "path", None))
             raise MethodFault(f"arm {arm} ({method}) raised {words}{where}; {OWES}") from error
-        self._count(arm, prompts, generation, time.perf_counter() - begun)
+        read = {name: count - before[name] for name, count in self._read().items()}
+        self._count(arm, prompts, generation, {"seconds": time.perf_counter() - begun, **read})
         return replace(generation, sampled=generation.sampled or abilities(method).sampled)
+
+    def _read(self) -> dict[str, int | float]:
+        """The counts of prefills so far."""
+        return self.prefills.counts() if self._computes else {}
 
     def _note_memory(self, arm: str, rows: int) -> None:
         self.store.append([{"arm": arm, "rows": rows}], MEMORY)
         self.console.print(f"{arm}: out of memory; asking {rows} at once from here on", highlight=False, markup=False)
 
     def efficiency(self) -> dict[str, Any]:
-        """For environment.json: image features reused in this launch, and batch sizes lowered for lack of memory."""
+        """For environment.json: batch sizes lowered for lack of memory, prompts that were read and that were not
+        because another arm had read them, and image features reused in this launch."""
         fitted: dict[str, int] = {}
         for line in self.store.records(MEMORY):
             fitted[line["arm"]] = min(line["rows"], fitted.get(line["arm"], line["rows"]))
         found: dict[str, Any] = {"batch_rows": fitted} if fitted else {}
+        read = {name: sum(arm.get(name, 0) for arm in self._totals(COST).values()) for name in PREFILLS}
+        if any(read.values()):
+            found["prefills"] = read
+        if self._computes and self.prefills.off:
+            found["prefills_not_shared"] = self.prefills.off
         return found | ({"vision_features": self.features.counts()} if self.features.reused else {})
 
     def shared(self) -> list[str]:
-        """A sentence on the image features reused in this launch; empty where none were."""
-        known = self.features
+        """Sentences on the prefills and image features reused in this launch; empty where none were."""
+        read, known = self._read(), self.features
+        said = []
+        if read.get("prefills_reused"):
+            total = read["prefills"] + read["prefills_reused"]
+            said = [
+                f"{read['prefills_reused']:,} of {total:,} prompts were not read again: another arm had asked the same "
+                f"({read['prefill_seconds_saved']:.1f} s saved)."
+            ]
         if not known.reused:
-            return []
+            return said
         return [
+            *said,
             f"The image features of {known.reused:,} of {known.reused + known.computed:,} pictures were those of an "
-            f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held."
+            f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held.",
         ]
 
-    def _count(self, arm: str, prompts: "Sequence[Prompt]", generation: "Generation", seconds: float) -> None:
+    def _count(
+        self, arm: str, prompts: "Sequence[Prompt]", generation: "Generation", spent: Mapping[str, int | float]
+    ) -> None:
         """Keeps what the batch took and what it was spared on disk, so that a continued run's totals are complete."""
         batch = {"arm": arm, "first": prompts[0].key}
         if generation.skips:
             self.store.append([batch | generation.skips], SKIPS)
         tokens = sum(map(len, generation.token_ids))
-        taken = {"cases": len(prompts), "tokens": tokens, "seconds": seconds}
+        taken = {"cases": len(prompts), "tokens": tokens, **spent}
         self.store.append([batch | taken | (generation.spent or {})], COST)
 
     def skips(self) -> dict[str, dict[str, int]]:
@@ -298,12 +387,16 @@ class Answering:
         """By arm, its cases with their tokens and seconds in the run so far, its development split's among them.
 
         ``steps``, ``step_tokens`` and ``step_seconds`` are those of the questions that it asked before its answers.
-        ``seconds`` are what the arm would have taken alone: those of steps that another arm or an earlier launch had
-        asked (``known_seconds``) are added to its own.
+        ``shared_seconds`` are what it took in this run. ``seconds`` are what the arm would have taken alone: those of
+        steps that another arm or an earlier launch had asked (``known_seconds``), and of prefills that another arm had
+        read (``prefill_seconds_saved``, measured when they were read), are added. ``prefills`` counts prompts that it
+        read, ``prefills_reused`` those that it took over.
         """
         totals = self._totals(COST)
         for one in totals.values():
-            one["seconds"] = round(one["seconds"] + one.get("known_seconds", 0.0), 3)
+            one["shared_seconds"] = round(one["seconds"], 3)
+            saved = one.get("known_seconds", 0.0) + one.get("prefill_seconds_saved", 0.0)
+            one["seconds"] = round(one["seconds"] + saved, 3)
         return totals
 
     def _totals(self, file: str) -> dict[str, dict[str, Any]]:
@@ -312,6 +405,12 @@ class Answering:
         for (arm, _), counts in latest.items():
             totals.setdefault(arm, Counter()).update(counts)
         return {arm: dict(counts) for arm, counts in totals.items()}
+
+
+def _due(arms: Iterable[_Arm], batch: Sequence[Sample], *, each_costs: bool) -> list[Sample]:
+    """The cases of the batch that some arm is asked now."""
+    wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=each_costs)}
+    return [sample for sample in batch if sample.id in wanted]
 
 
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:

@@ -3,7 +3,9 @@
 Decided by what methods declare (``mitigation.method.Abilities``), never by their classes.
 """
 
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from experiments.config import Run
 from experiments.evaluation import training
@@ -13,6 +15,10 @@ from experiments.types import Kind, Sample
 from interp.errors import UserError
 from mitigation.method import abilities
 
+# Numbers that change what is computed, not how much of it: arms that differ in these alone take as long.
+VALUES = ("alpha", "beta", "noise_step", "seed", "shift", "strength", "weight", "temperature", "top_p")
+# Numbers that change how scores are made, not the prompts that are read for them.
+OF_SCORES = ("alpha", "beta", "gamma", "shift", "weight", "temperature", "top_p")
 NO_MARGIN = "it is a constant on the margin between Yes and No, which an open answer does not have"
 
 
@@ -114,3 +120,30 @@ def not_applicable(run: Run) -> dict[str, str]:
     if run.protocol != "score":
         return {}
     return {arm: f"protocol=score: {can.unscored}" for arm, can in declared.items() if can.unscored}
+
+
+def signature(method: Any, *, without: Collection[str] = (), values: Collection[str] = VALUES) -> str:
+    """Equal for methods that compute as much: class and settings, but for those of ``values`` and ``without``."""
+    if not dataclasses.is_dataclass(method) or isinstance(method, type):
+        return repr(method)
+    parts = []
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if field.name in without:
+            continue
+        shown = value is None if field.name in values else signature(value, without=without, values=values)
+        parts.append(f"{field.name}={shown}")
+    return f"{type(method).__qualname__}({', '.join(parts)})"
+
+
+def by_prefill(arms: Mapping[str, Any]) -> list[str]:
+    """The names of ``arms``, those that read the same prompts behind the first of them, the others in their order.
+
+    So what one has read is needed by the next one, or not again (``interp.speed.prefills``).
+    """
+    groups: dict[str, list[str]] = {}
+    for arm, method in arms.items():
+        while (inner := getattr(method, "wraps", None)) is not None:
+            method = inner
+        groups.setdefault(signature(method, without=OF_SCORES, values=()), []).append(arm)
+    return [arm for group in groups.values() for arm in group]

@@ -41,7 +41,7 @@ def captions(work: Study, questions: Sequence[Sample], *, longest: int) -> dict[
     run, store = work.run, work.store
     asked = replace(run, protocol="generate", max_new_tokens=max(run.max_new_tokens, longest))
     Answering(asked, work.vlm, store, work.console).answer(
-        "caption", run.arms["baseline"], questions, file=CAPTIONS_FILE, label="captions"
+        {"caption": run.arms["baseline"]}, questions, file=CAPTIONS_FILE, labels={"caption": "captions"}
     )
     records = current(store.records(CAPTIONS_FILE))
     return {record["case"]: record["response"] for record in records if record["response"] is not None}

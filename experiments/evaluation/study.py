@@ -8,7 +8,7 @@
         work.conclude([Analysis("closer", "nobody looked closer", look_closer)])
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -153,7 +153,7 @@ class _Share(NamedTuple):
 
     method: "Method"
     samples: Sequence[Sample]
-    label: str | None = None
+    label: str
     fold: int | None = None
 
 
@@ -204,49 +204,98 @@ class Study:
         return [] if self.run.attention_analysis is None else self.run.attention_analysis(self)
 
     def answer_all(self) -> None:
-        """Answers every case under every arm, skipping recorded ones; the baseline first: shifts are fitted on it.
+        """Answers every case under every arm, skipping recorded ones; all arms answer a batch before the next one.
 
-        The judge reads the answers batch by batch. An arm whose method fails (``MethodFault``) leaves the study with a
-        sentence, and so do arms fitted to it; the others go on. Not so the baseline, nor with several processes, which
-        could no longer agree.
+        What learns or is fitted on the development split does so first. What learns from the cases themselves, in
+        folds, comes last. The judge reads the answers batch by batch. An arm whose method fails (``MethodFault``)
+        leaves the study with a sentence, and so do arms fitted to it; the others go on. Not so the baseline, nor with
+        several processes, which could no longer agree.
         """
         for arm in self.run.arms:
             if arm in self.not_applicable:
                 self.console.print(f"{arm} does not enter: {self.not_applicable[arm]}", highlight=False, markup=False)
+        in_folds = [arm for arm in self._entering() if self.in_folds(arm)]
+        fitted = [arm for arm in self._entering() if abilities(self.run.arms[arm]).fitted_to and arm not in in_folds]
+        last = [*in_folds, *(fitted if self.development is None else [])]
+        methods: dict[str, Method] = {}
+        for arm in self._entering():
+            if arm not in last and arm not in fitted:
+                with self._excused(arm):
+                    methods[arm] = self.ready(arm)
+        if self.development is not None:
+            methods |= self._fitted(fitted)
+        ordered = {arm: methods[arm] for arm in self._entering() if arm in methods}
+        self.answering.answer(ordered, self.samples, on_fault=self._leave)
+        for arm in last:
+            if arm in self.not_applicable:
                 continue
-            try:
-                for share in self._shares(arm):
-                    self.answering.answer(arm, share.method, share.samples, label=share.label, fold=share.fold)
-            except MethodFault as fault:
-                if arm == training.BASELINE or self.store.launch.size > 1:
-                    raise
-                self.faults[arm] = fault
-                self.not_applicable = {**self.not_applicable, arm: str(fault)}
-                self.console.print(str(fault), highlight=False, soft_wrap=True, markup=False)
+            with self._excused(arm):
+                for share in self._learned_in_folds(arm) if arm in in_folds else self._cross_fitted(arm):
+                    labels = {arm: share.label}
+                    self.answering.answer({arm: share.method}, share.samples, labels=labels, fold=share.fold)
+
+    def _entering(self) -> list[str]:
+        """The arms that may enter and have not failed."""
+        return [arm for arm in self.run.arms if arm not in self.not_applicable]
+
+    @contextmanager
+    def _excused(self, arm: str) -> Iterator[None]:
+        """A block of ``arm``'s own work: where its method fails, it leaves the study."""
+        try:
+            yield
+        except MethodFault as fault:
+            self._leave(arm, fault)
+
+    def _leave(self, arm: str, fault: MethodFault) -> Set[str]:
+        """Lets ``arm`` leave the study, and the arms that are fitted to it; returns all of them."""
+        if arm == training.BASELINE or self.store.launch.size > 1:
+            raise fault
+        faults = {arm: fault}
+        for other in self._entering():
+            method = self.run.arms[other]
+            if other != arm and abilities(method).fitted_to and arm in self._needed(other):
+                faults[other] = MethodFault(f"arm {other} is fitted to arm {arm}, which failed")
+        for name, one in faults.items():
+            self.faults[name] = one
+            self.not_applicable = {**self.not_applicable, name: str(one)}
+            self.console.print(str(one), highlight=False, soft_wrap=True, markup=False)
+        return faults.keys()
+
+    def _needed(self, arm: str) -> tuple[str, ...]:
+        """The arms whose answers ``arm`` is fitted on."""
+        return training.arms_needed(self.run.arms[arm], self.run.arm, self.run.arms)
+
+    def _fitted(self, arms: Sequence[str]) -> "dict[str, Method]":
+        """By arm, the shift that is fitted on the development split, which the arms it needs answer first."""
+        development = self.development
+        assert development is not None
+        needed = dict.fromkeys(name for arm in arms for name in self._needed(arm))
+        samples = limited(development.samples, self.run.limit)
+        asked: dict[str, Method] = {}
+        for name in needed:
+            with self._excused(name):
+                asked[name] = self.ready(name)
+        labels = {name: f"{name}, development split" for name in asked}
+        if asked:
+            self.answering.answer(asked, samples, file=DEVELOPMENT, labels=labels, on_fault=self._leave)
+        found: dict[str, Method] = {}
+        for arm in (arm for arm in arms if arm in self._entering()):
+            with self._excused(arm):
+                found[arm] = training.fitted(self.run.arms[arm], self.store.records(DEVELOPMENT), study=self.run.arm)
+        return found
+
+    def _cross_fitted(self, arm: str) -> Iterator["_Share"]:
+        """The cases of each fold, with a constant that is fitted on the answers to those of the others."""
+        shifts = training.cross_fitted(self.run.arms[arm], self.store.records(PREDICTIONS), study=self.run.arm)
+        said = f"{arm}: in each of {len(shifts)} folds of the cases, one constant, fitted on those of the others"
+        self.console.print(said, highlight=False, soft_wrap=True, markup=False)
+        for fold, shift in shifts.items():
+            members = [sample for sample in self.samples if training.fold_of(sample.cluster) == fold]
+            yield _Share(shift, members, f"{arm}, fold {fold + 1} of {len(shifts)}")
 
     def in_folds(self, arm: str) -> bool:
         """Whether the arm learns from the cases themselves, fold by fold, because there is no development split."""
         return isinstance(self.run.arms[arm], TrainableMethod) and self.development is None
-
-    def _shares(self, arm: str) -> Iterator["_Share"]:
-        """The cases that ``arm`` answers, with the method that answers them: learned or fitted first, where it must."""
-        method = self.run.arms[arm]
-        if self.in_folds(arm):
-            yield from self._learned_in_folds(arm)
-            return
-        if not abilities(method).fitted_to:
-            yield _Share(self.ready(arm), self.samples)
-            return
-        for needed in training.arms_needed(method, self.run.arm, self.run.arms):
-            if needed in self.faults:
-                raise MethodFault(f"arm {arm} is fitted to arm {needed}, which failed")
-        shifts = self._fitted_shifts(method)
-        if len(shifts) > 1:
-            said = f"{arm}: in each of {len(shifts)} folds of the cases, one constant, fitted on those of the others"
-            self.console.print(said, highlight=False, soft_wrap=True, markup=False)
-        for fold, shift in shifts.items():
-            members = [s for s in self.samples if fold in (None, training.fold_of(s.cluster))]
-            yield _Share(shift, members, None if fold is None else f"{arm}, fold {fold + 1} of {len(shifts)}")
 
     def _learned_in_folds(self, arm: str) -> Iterator["_Share"]:
         """The cases of each fold, with what the arm has learned from those of the others."""
@@ -275,17 +324,6 @@ class Study:
             with self.console.status(said), self.answering.batching(f"{arm}, learning"):
                 self._trained[arm] = training.learned_in(self.store, arm, method, self.vlm, samples)
         return self._trained[arm]
-
-    def _fitted_shifts(self, method: "Method") -> "Mapping[int | None, Method]":
-        """One shift fitted on the development split, or one per fold where the benchmark has none."""
-        development = self.development
-        if development is None:
-            return training.cross_fitted(method, self.store.records(PREDICTIONS), study=self.run.arm)
-        samples = limited(development.samples, self.run.limit)
-        for arm in training.arms_needed(method, self.run.arm, self.run.arms):
-            label = f"{arm}, development split"
-            self.answering.answer(arm, self.ready(arm), samples, file=DEVELOPMENT, label=label)
-        return {None: training.fitted(method, self.store.records(DEVELOPMENT), study=self.run.arm)}
 
     def conclude(self, analyses: Sequence[Analysis] = (), *, alone: bool = True) -> None:
         """Measures and prints the results, does the ``analyses``, each on its own, and builds the report.

@@ -267,9 +267,7 @@ def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
     return method.fit(_margins(usable[case] for case in common), float(np.mean([said[case] for case in common])))
 
 
-def cross_fitted(
-    method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
-) -> dict[int | None, ConstantShift]:
+def cross_fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = "") -> dict[int, ConstantShift]:
     """One shift per fold, fitted on the records of the other folds."""
     return {
         fold: fitted(method, [record for record in records if fold_of(record["cluster"]) != fold], study=study)

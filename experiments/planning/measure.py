@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from experiments.shapes.ledger import Ledger
     from interp.vlm import VLM
 
-PLANNED_TOKENS = 3  # of an answer; the later ones each add as much as the last of these
+PLANNED_TOKENS = 4  # of an answer; the later ones each add as much as the last, as no earlier one does (kept prefills)
 CONTEXT_GIB = 0.75  # assumed: CUDA, its libraries and their workspaces
 LOST = 0.03  # assumed: the share of a card that is lost between blocks
 FOUR_BITS = 0.516  # bytes a weight in NF4 with double quantisation: 4.127 bits (Dettmers et al. 2023)
@@ -55,6 +55,7 @@ class Outcome:
     error: str = ""
     left_out: str = ""
     cases: int | None = None  # that the study does it with at most; None: all
+    shared: float = 0.0  # of ``seconds``, what goes into reading prompts that the first arm has read
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class Stage:
     four_bit: bool = False
     _vlm: "VLM | None" = field(default=None)
     _answered: int | None = None
+    _plain: tuple[int, int] | None = None  # rows and columns of the prompts that the first arm reads
 
     @property
     def vlm(self) -> "VLM":
@@ -216,9 +218,21 @@ class Stage:
 
     def _told(self, step: "Step", fits: int, asked: int, rows: int, cost: Cost) -> Outcome:
         times = step.times(self.vlm) if callable(step.times) else step.times
-        seconds = cost.seconds * times / (2 if step.trains else max(rows, step.least))
+        each = 2 if step.trains else max(rows, step.least)
+        again = 0.0
+        if step.generates and cost.prompts is not None:
+            again = times - 1 if self._plain is None else times if cost.prompts == self._plain else 0.0
+            self._plain = self._plain or cost.prompts
         return Outcome(
-            step.name, fits, asked, cost.peak, seconds, step.trains, left_out=step.left_out, cases=step.cases
+            step.name,
+            fits,
+            asked,
+            cost.peak,
+            cost.seconds * times / each,
+            step.trains,
+            left_out=step.left_out,
+            cases=step.cases,
+            shared=cost.reading * again / each,
         )
 
     def holds_weights(self, step: "Step", capacity: int | None) -> bool:

@@ -19,10 +19,15 @@ SETTLING = 2  # tokens more of a beam search, until each takes as much as the on
 
 @dataclass(frozen=True)
 class Cost:
-    """One batch of a step: the most bytes held, weights included, and the seconds that it takes."""
+    """One batch of a step: the most bytes held, weights included, and the seconds that it takes.
+
+    ``reading`` of these go into the first forward, of ``prompts``: rows and columns; None where no cache was kept.
+    """
 
     peak: int
     seconds: float
+    prompts: tuple[int, int] | None = None
+    reading: float = 0.0
 
 
 @dataclass
@@ -34,6 +39,7 @@ class Forward:
     seconds: float = 0.0
     peak: int = 0
     cache: int | None = None
+    prompts: tuple[int, int] | None = None  # rows and columns, of the first one on its cache
 
 
 class Recorder:
@@ -67,7 +73,10 @@ class Recorder:
 
         def ended(module: Any, _: Any, output: Any) -> None:
             if type(module) is kind and self.forwards and not self.stepping:
-                self.forwards[-1].cache = self._number(getattr(output, "past_key_values", None))
+                cache = getattr(output, "past_key_values", None)
+                if cache is not None and all(known() is not cache for known in self._caches):
+                    self.forwards[-1].prompts = (len(output.logits), int(cache.get_seq_length()))
+                self.forwards[-1].cache = self._number(cache)
 
         handles = [register_module_forward_pre_hook(began), register_module_forward_hook(ended)]
         try:
@@ -97,7 +106,11 @@ class Recorder:
 
     def cost(self) -> Cost:
         """Of what was done."""
-        return Cost(self.peak, self.seconds)
+        return self._cost(self.peak, self.seconds)
+
+    def _cost(self, peak: int, seconds: float) -> Cost:
+        first = next((forward for forward in self.forwards if forward.prompts is not None), None)
+        return Cost(peak, seconds) if first is None else Cost(peak, seconds, first.prompts, first.seconds)
 
     def longer(self, done: int, tokens: int) -> Cost:
         """Of the same with answers of ``tokens`` tokens instead of ``done``: each adds as much as the last did.
@@ -117,7 +130,7 @@ class Recorder:
         for own in answers:
             seconds += own[-2].seconds * more
             peak = max(peak, own[-1].peak + more * max(0, own[-1].peak - own[-2].peak))
-        return Cost(peak, seconds)
+        return self._cost(peak, seconds)
 
     def _by_cache(self) -> list[list[int]]:
         """The positions of the forwards on each cache."""

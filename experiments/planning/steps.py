@@ -3,8 +3,7 @@
 Every step calls the very functions that the study calls, so that what changes there changes the plan.
 """
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.evaluation.arms import not_applicable
+from experiments.evaluation.arms import not_applicable, signature
 from experiments.planning.models import Asked
 from experiments.planning.recorder import SETTLING
 from experiments.studies.attention.heatmap import Heatmap
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from mitigation.vrtuning.settings import Settings
 
 BASELINE = "baseline"
-# Numbers that change what is computed, not how much of it: arms that differ in these alone are planned once.
-VALUES = ("alpha", "beta", "noise_step", "seed", "shift", "strength", "weight", "temperature", "top_p")
 # Of a trainable method: what it does with what it has learned, and whose labels it learns from. Arms that differ in
 # these too learn as much, and one of them learns for all.
 AFTER_LEARNING = ("to", "weights", "shuffle")
@@ -163,20 +160,6 @@ def _answers(run: Run, arms: Mapping[str, Any], adapter: "Settings | None" = Non
     return steps
 
 
-def signature(method: Any, *, without: Collection[str] = ()) -> str:
-    """Equal for methods that compute as much: class and settings, but for those of ``VALUES`` and ``without``."""
-    if not dataclasses.is_dataclass(method) or isinstance(method, type):
-        return repr(method)
-    parts = []
-    for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
-        if field.name in without:
-            continue
-        shown = value is None if field.name in VALUES else signature(value)
-        parts.append(f"{field.name}={shown}")
-    return f"{type(method).__qualname__}({', '.join(parts)})"
-
-
 def _labels(count: int) -> list[bool]:
     return [number % 2 == 0 for number in range(count)]
 
@@ -217,10 +200,24 @@ def _answer(method: Any, adapter: "Settings | None", files: list[Path]) -> "Call
             answering, vlm = method.inner or Baseline(), _with_adapter(scene.vlm, adapter)
         prompts = scene.prompts(rows)
         scene.begin()
-        with shared_features(vlm, FeatureCache(scene.run.feature_cache_mib)):
+        with shared_features(vlm, FeatureCache(scene.run.feature_cache_mib)), _prefills_apart(vlm):
             return answering.generate(vlm, prompts, max_new_tokens=scene.new_tokens)
 
     return do
+
+
+def _prefills_apart(vlm: "VLM") -> "AbstractContextManager[None]":
+    """While open, prefills are kept as a study keeps them, and none is given out: shapes do not tell one from another.
+
+    What is not read again is subtracted afterwards (``experiments.planning.measure.Outcome.shared``).
+    """
+    from interp.speed.prefills import PrefillStore, shared_prefills
+
+    class Apart(PrefillStore):
+        def _key(self, branch: str, inputs: Mapping[str, Any]) -> bytes:
+            return b"%d" % len(self._entries)
+
+    return shared_prefills(vlm, Apart())
 
 
 def _taught(method: Any, scene: Scene) -> Path:

@@ -86,7 +86,7 @@ class Plan:
                 waiting = child.submit(measured, run, asked, card, rates)
                 with console.status("planning: the experiment's own code on shapes"):
                     found = result_of(waiting, ENDED)
-                sentences = [*assumptions(found, run, assumed, said), *advice(found, run)]
+                sentences = [*assumptions(found, run, assumed, said), *sharing(found, cases), *advice(found, run)]
                 plans.append(asdict(found) | {"sentences": sentences})
                 console.print(table(found, run, cases))
                 for sentence in sentences:
@@ -176,6 +176,18 @@ def assumptions(found: "Measured", run: Run, prompts: str, rates: str) -> list[s
         "Peaks are those of tensors, weights included, by the experiment's own code on shapes; attention is "
         f"{found.attention}.{'' if on_cpu else aside}",
         f"{rates}{' That is a card: this CPU takes longer, and how long is not known here.' if on_cpu else ''}",
+    ]
+
+
+def sharing(found: "Measured", cases: int) -> list[str]:
+    """What arms save that ask the same prompts: a step's time in the table is what its arms take alone."""
+    saved = sum(one.shared for one in found.outcomes)
+    alone = sum(one.seconds for one in found.outcomes if one.step.startswith("answers"))
+    if not saved:
+        return []
+    return [
+        f"A step's time is that of its arms alone. Arms that ask the same prompts read them once, which saves at least "
+        f"{duration(saved * cases)} of the {duration(alone * cases)} that all answers take."
     ]
 
 

@@ -114,8 +114,8 @@ class RunStore:
     def gather(self, file: str = PREDICTIONS, places: Mapping[Key, int] | None = None) -> None:
         """Waits for all processes and merges the lines they have appended into one file.
 
-        The lines of ``places`` (case, arm, settings → number of the batch) are put in the order in which a single
-        process would have written them.
+        The lines of ``places`` (case, arm, settings → a number) are put in the order of these numbers, whoever has
+        written them, and when.
 
         Raises:
             UserError: the disk is full or the directory cannot be written (what was appended stays in the parts), or
@@ -123,7 +123,7 @@ class RunStore:
         """
         path = self.path / file
         self.launch.wait()
-        if self.launch.first and (self.launch.size > 1 or self._several):
+        if self.launch.first and (places is not None or self.launch.size > 1 or self._several):
             try:
                 shards.merge(path, None if places is None else lambda line: places.get(_key(line)))
             except OSError as error:

@@ -46,6 +46,8 @@ SHAPES = {
     "tiny": Shape(32, 64, 2, 4, 512, 16, 3, 2, image_size=24, patch_size=8),
     # Small beside its language model, so that time spent on the image does not hide what attention costs.
     "cpu": Shape(1024, 2752, 8, 16, 4096, 256, 4, 4, image_size=336, patch_size=14),
+    # 170 million parameters and the pictures of the one below, whose prompts take as much of an answer as its do.
+    "170m": Shape(1024, 2752, 8, 16, 32064, 256, 4, 4, image_size=336, patch_size=14),
     # LLaVA-1.5-7B: Vicuna and CLIP ViT-L/14 at 336 pixels.
     "7b": Shape(4096, 11008, 32, 32, 32064, 1024, 24, 16, image_size=336, patch_size=14),
 }
@@ -209,7 +211,8 @@ QWEN_VISION: dict[str, Any] = {
 def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM":
     """The model of one size, which tells the words of ``texts`` apart; never ends an answer where weights are random.
 
-    ``small`` and ``small_qwen`` are the two large ones' shapes in little, for tests.
+    ``small`` and ``small_qwen`` are the two large ones' shapes in little, for tests. On a CPU ``170m`` alone is in
+    bfloat16.
     """
     import torch
 
@@ -219,7 +222,7 @@ def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM
     if size == "tiny":
         return load("organism:llava", device=device)
     where = torch.device(device)
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    dtype = torch.bfloat16 if where.type == "cuda" or size == "170m" else torch.float32
     if size.endswith("_qwen"):
         vlm = qwen(texts, where, dtype, seed, longest=LONGEST, small=size.startswith("small"))
     else:

@@ -4,11 +4,11 @@ A *pass* is the forward of a batch of prompts with its decoding steps, which are
 knockout, patching and steering use this to know which tokens a forward holds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from interp.prompt import Prompt
     from interp.vlm import VLM
 
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 _OWN_HOOKS = "transformers.utils.output_capturing"
 _PAUSED: ContextVar[bool] = ContextVar("following_paused", default=False)
 _FOLLOWERS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # open ``follow`` blocks, by the module they hook
@@ -44,10 +45,22 @@ def is_paused() -> bool:
     return _PAUSED.get()
 
 
-def hooked(module: Any) -> bool:
-    """Whether anything hangs in the module's forward but what transformers leaves there, which changes nothing."""
+def only_listens(hook: Hook) -> Hook:
+    """Marks a forward hook that reads the output alone, so that it may get one that was computed before."""
+    hook.only_listens = True  # type: ignore[attr-defined]
+    return hook
+
+
+def hooked(module: Any, *, but: Collection[str] = ()) -> bool:
+    """Whether anything hangs in the module's forward that may change it, or looks at what it computes.
+
+    Not what transformers leaves there, what ``only_listens``, and hooks of the modules ``but``, by name.
+    """
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return any(getattr(hook, "__module__", None) != _OWN_HOOKS for hook in hooks)
+    passed = (_OWN_HOOKS, *but)
+    return any(
+        getattr(hook, "__module__", None) not in passed and not getattr(hook, "only_listens", False) for hook in hooks
+    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ do not enter the sequence (cross-attention).
 import hashlib
 import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -45,8 +45,9 @@ class _Entry(NamedTuple):
 class FeatureCache:
     """Up to ``mib`` MiB of features in main memory; 0 disables the cache.
 
-    A full cache keeps what it has and accepts nothing more. Every arm runs its batches in the same order, so the least
-    recently used features are the ones needed next; evicting them would never leave a hit.
+    A full cache keeps what it has and accepts nothing more until it is cleared. Where arm after arm runs the same
+    batches, the least recently used features are the ones needed next; evicting them would never leave a hit. Where all
+    arms answer a batch before the next one, clear it in between.
 
     ``reused`` and ``computed`` count pictures (tiles, if each is a row of its own). ``seconds`` is the time that
     computing the reused ones took.
@@ -57,6 +58,7 @@ class FeatureCache:
     computed: int = 0
     seconds: float = 0.0
     held: int = 0  # bytes
+    most: int = 0  # bytes held at once so far
     _entries: dict[bytes, _Entry] = field(default_factory=dict, repr=False)
 
     def counts(self) -> dict[str, int | float]:
@@ -65,8 +67,13 @@ class FeatureCache:
             "pictures_reused": self.reused,
             "pictures_computed": self.computed,
             "seconds_saved": round(self.seconds, 3),
-            "mib": round(self.held / MEBIBYTE, 3),
+            "mib": round(self.most / MEBIBYTE, 3),
         }
+
+    def clear(self) -> None:
+        """Frees what is kept."""
+        self._entries.clear()
+        self.held = 0
 
     def asked(self, key: bytes) -> "ModelOutput | None":
         """The features stored under ``key``, on their original device; None if there are none."""
@@ -88,6 +95,7 @@ class FeatureCache:
         if not tensors or self.held + size > self.mib * MEBIBYTE:
             return
         self.held += size
+        self.most = max(self.most, self.held)
         values = {name: _moved(value, torch.device("cpu")) for name, value in found.items()}
         self._entries[key] = _Entry(type(output), values, tensors[0].device, pictures, seconds)
 
@@ -119,12 +127,11 @@ def shared_features(vlm: "VLM", cache: FeatureCache | None) -> Iterator[None]:
         found = cache.asked(key)
         if found is not None:
             return found
-        _wait()
-        start = time.perf_counter()
+        start = synchronised_time()
         output = original(*arguments, **given)
-        _wait()
+        taken = synchronised_time() - start
         if isinstance(output, ModelOutput):
-            cache.keep(key, output, _KEPT[name], _pictures(bound), time.perf_counter() - start)
+            cache.keep(key, output, _KEPT[name], _pictures(bound), taken)
         return output
 
     _KEEPING.add(owner)
@@ -223,9 +230,16 @@ def _pictures(bound: Mapping[str, Any]) -> int:
     return len(grids)
 
 
-def _wait() -> None:
+def synchronised_time() -> float:
+    """Seconds on a clock, once a GPU has done what it was given."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def keeps_features(module: nn.Module) -> bool:
+    """Whether a block of ``shared_features`` serves this module, whose function is then another one."""
+    return module in _KEEPING
 
 
 def _passed_by(vlm: "VLM", given: Mapping[str, Any]) -> bool:
@@ -243,19 +257,26 @@ def _vision_modules(vlm: "VLM") -> Iterator[nn.Module]:
 
 def _key(vlm: "VLM", bound: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256()
-    for module in _vision_modules(vlm):
-        for weight in module.parameters(recurse=False):
-            # Pointer and version change when a weight is replaced or written to.
-            digest.update(b"%d %d " % (weight.data_ptr(), weight._version))
-    for name, value in sorted(bound.items()):
-        if value is None or name == "return_dict":  # same as not given
-            continue
+    add_weights(digest, (weight for module in _vision_modules(vlm) for weight in module.parameters(recurse=False)))
+    # None and return_dict are the same as not given.
+    add_inputs(digest, {name: one for name, one in bound.items() if one is not None and name != "return_dict"})
+    return digest.digest()
+
+
+def add_weights(digest: Any, weights: Iterable[Tensor]) -> None:
+    """Adds to a digest what tells whether weights are the same: a pointer and a version, which writing changes."""
+    for weight in weights:
+        digest.update(b"%d %d " % (weight.data_ptr(), 0 if weight.is_inference() else weight._version))
+
+
+def add_inputs(digest: Any, inputs: Mapping[str, Any]) -> None:
+    """Adds names and values of inputs to a digest: all that is in a tensor, of other values what they print."""
+    for name, value in sorted(inputs.items()):
         if isinstance(value, Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)} {value.device}".encode())
             digest.update(value.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy().data)
         else:
             digest.update(f"{name} {value!r}".encode())
-    return digest.digest()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ halves of the scores and returns the same row for both, so that the same token i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -157,8 +157,6 @@ class PairedContrastLogitsProcessor(LogitsProcessor):
     Raises:
         UserError: settings out of range, an odd number of rows, or noise from another device than the scores'.
     """
-
-    contrasts: ClassVar[bool] = True
 
     def __init__(
         self, *, alpha: float, beta: float | None, sampling: Sampling | None = None, kernel: str = "torch"

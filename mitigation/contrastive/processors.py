@@ -6,7 +6,7 @@ and the clean scores from ``generate``.
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from interp.errors import UserError
-from interp.hooks.forward import is_paused
+from interp.hooks.forward import is_paused, only_listens
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.kernels import fused
 from mitigation.contrastive.second_branch import LazyBranch, SecondBranch, Skips
@@ -86,8 +86,6 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
             this one, detected by comparison with the model's own logits. On an accelerator the comparisons do not wait
             for the device, so these errors can come one step late.
     """
-
-    contrasts: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -212,8 +210,6 @@ class RuleLogitsProcessor(LogitsProcessor):
         UserError: as ``VisualContrastiveLogitsProcessor``.
     """
 
-    contrasts: ClassVar[bool] = True
-
     def __init__(
         self,
         model: Any,
@@ -332,6 +328,7 @@ class CleanLogits:
         self._heard: list[weakref.ref[Tensor]] = []
         own = weakref.ref(self)
 
+        @only_listens
         def hear(module: Any, arguments: Any, output: Any) -> None:
             listener, logits = own(), getattr(output, "logits", None)
             if listener is not None and logits is not None and not is_paused():

@@ -11,7 +11,7 @@ The result is exact.
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ from transformers import DynamicCache, PreTrainedModel
 from interp.errors import UserError
 from interp.hooks.forward import paused
 from interp.layout import Layout, layout_for
+from interp.speed.prefills import prefilled
 from mitigation.contrastive.pixels import select_rows
 
 # More groups fit the rows more tightly but read the weights more often per step; the last one takes the remaining rows.
@@ -70,9 +71,19 @@ class SecondBranch:
         self._next = self._prompts.positions[..., -1:] + 1
 
     def start(self) -> Float[Tensor, "row vocab"]:
-        """Runs the prompt from scratch and returns raw float32 logits for the first token after it."""
+        """Runs the prompt from scratch and returns raw float32 logits for the first token after it.
+
+        Inside ``interp.speed.prefills.shared_prefills`` a prompt that was run before is not run again.
+        """
         self.reset()
-        return self._forward(self._model, self._prompts.positions, **self._prompts.inputs)
+        prompts = self._prompts
+
+        def run() -> tuple[Tensor, Any, dict[str, Any]]:
+            return self._forward(self._model, prompts.positions, **prompts.inputs), self._cache, self._seen
+
+        inputs = {**prompts.inputs, "mask": prompts.mask, "positions": prompts.positions}
+        logits, self._cache, self._seen = prefilled(self.speaker, inputs, run)
+        return cast("Tensor", logits)
 
     def extend(self, tokens: Int[Tensor, "row new"]) -> Float[Tensor, "row vocab"]:
         """Appends ``tokens`` (one or several per row) and returns the raw float32 logits after them."""

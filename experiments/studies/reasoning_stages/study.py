@@ -71,7 +71,7 @@ class ReasoningStages:
         for name, asked in conditions(cases, work.samples, oracle, seed=run.seed).items():
             if name == ASKED:
                 continue  # the baseline's own answers
-            work.answering.answer(name, run.arms["baseline"], asked, file=CONDITIONS_FILE)
+            work.answering.answer({name: run.arms["baseline"]}, asked, file=CONDITIONS_FILE)
         own = [{**record, "arm": ASKED} for record in baseline]
         wanted = {sample.id for sample in cases}
         records = [r for r in current([*own, *store.records(CONDITIONS_FILE)]) if r["case"] in wanted]

@@ -79,13 +79,13 @@ class VcdGrid:
         cases = self._cases(run, console)
         grid = {arm_name(vcd): vcd for vcd in self.settings()}
         run = replace(run, arm=next(iter(grid)), arms={BASELINE: Baseline(), **grid})
-        _ = run.weights  # the logits of both branches are needed
+        _ = run.weights  # a margin is needed
         with study.opened(run, cases=cases, console=console) as work:
             console.print(f"run {work.store.path}\n{run.model.name} on {len(work.samples)} {self.split} cases of "
                           f"{run.benchmark.name}: {len(grid)} settings", highlight=False, soft_wrap=True)  # fmt: skip
             if not run.fresh:
                 _reuse(work)
-            self._answer(work, grid)
+            work.answering.answer(work.run.arms, work.samples)
             result = self._result(work, grid) if work.store.launch.first else {}
             drawn: Analysis[study.Study] = Analysis(
                 "frontier", "the frontier was not drawn", lambda work: _drawn(work, result)
@@ -102,16 +102,6 @@ class VcdGrid:
                 "and say that what is best was chosen on the cases it is judged by"
             )
         return loaded
-
-    def _answer(self, work: study.Study, grid: Mapping[str, VCD]) -> None:
-        from experiments.studies.vcd_grid.sweep import SharedBranches
-
-        work.answering.answer(BASELINE, work.run.arms[BASELINE], work.samples)
-        for step in self.noise_steps:
-            here = {name: vcd for name, vcd in grid.items() if vcd.noise_step == step}
-            shared = SharedBranches(next(iter(here.values())))
-            for name, vcd in here.items():
-                work.answering.answer(name, shared.method(vcd.alpha), work.samples)
 
     def _result(self, work: study.Study, grid: Mapping[str, VCD]) -> dict[str, Any]:
         """Writes metrics.json, prints it, and returns its contents."""

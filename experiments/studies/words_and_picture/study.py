@@ -118,7 +118,7 @@ class WordsAndPicture:
         run, store = work.run, work.store
         baseline = run.arms["baseline"]
         for name, asked in in_words(work.samples).items():
-            work.answering.answer(name, baseline, asked, file=CONDITIONS_FILE, label=CONDITIONS[name])
+            work.answering.answer({name: baseline}, asked, file=CONDITIONS_FILE, labels=CONDITIONS)
         things = {sample.id: thing_of(sample) for sample in work.samples if sample.subset != "control"}
         own = [{**record, "arm": PICTURE} for record in work.records() if record["case"] in things]
         others = [r for r in current(store.records(CONDITIONS_FILE)) if r["case"] in things and r["arm"] in CONDITIONS]

@@ -27,12 +27,14 @@ def test_every_way_of_asking_is_measured_and_the_study_answers_as_the_loop(
     size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = measured(tmp_path, size)
-    assert list(found["rows"]) == ["one by one", "batches", "+ features", "study", "score"]
+    assert list(found["rows"]) == ["one by one", "arms apart", "+ features", "study", "score"]
     (taken,) = found["rounds"]
     for name, row in found["rows"].items():
         assert row["cases_per_second"] == pytest.approx(12 / taken[name])
         assert row["times"] == pytest.approx(taken["one by one"] / taken[name])
-    assert found["answers_unlike_the_loop"] == 0
+    assert found["answers_unlike_the_loop"] == found["answers_unlike_arms_apart"] == 0
+    assert found["prefills"] == {"prefills": 9, "prefills_reused": 6}  # of a case: clean, noised, prompt
+    assert found["study_over_apart"] == pytest.approx(taken["arms apart"] / taken["study"])
     assert found["least"] == 3.0
     assert found["peak_mib"] is None
     assert found["dtype"] == "float32"
@@ -59,10 +61,16 @@ def test_the_server_is_asked_for_the_same_answers(tmp_path: Path, capsys: pytest
 
 def test_the_sentence_says_whether_the_bound_is_kept() -> None:
     bench = bench_eval.EvalBench(size="7b", cases=5, device="cuda")
-    result = {"answers_unlike_the_loop": 2, "peak_mib": 20000.0, "least": 8.0}
+    result: dict[str, Any] = {"answers_unlike_the_loop": 2, "peak_mib": 20000.0, "least": 8.0}
+    result |= {"study_over_apart": 1.5, "answers_unlike_arms_apart": 0}
+    result |= {"prefills": {"prefills": 15, "prefills_reused": 10}}
     kept = bench_eval.sentences(bench, result | {"rows": {"study": {"times": 8.5}}})
     assert kept[0] == "7b: 8.50 times the loop, at least 8 wanted: kept"
-    assert kept[1:] == ["2 of 20 answers unlike the loop's", "peak memory of the study: 20,000 MiB"]
+    assert kept[1:] == [
+        "2 of 20 answers unlike the loop's",
+        "1.50 times arms apart, which share nothing: 15 prompts were read and 10 taken over; 0 of 20 answers unlike",
+        "peak memory of the study: 20,000 MiB",
+    ]
     assert bench_eval.sentences(bench, result | {"rows": {"study": {"times": 7.5}}})[0].endswith("missed")
     served = {"served_over_study": 0.79, "answers_unlike_the_study": 3}
     assert bench_eval.served_sentence(served).endswith("missed; 3 of its answers are unlike the study's")
@@ -79,7 +87,8 @@ def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task.size=huge", "task.size=huge: known are tiny, 7b, 7b_qwen"),
+        ("task.size=huge", "task.size=huge: known are tiny, 170m, 7b, 7b_qwen"),
+        ("task.arms=all", "task.arms=all: known are few, vcd_llava, selection"),
         ("task.cases=0", "cases=0"),
         ("task.repeats=0", "repeats=0"),
         ("task.seconds=-1", "seconds=-1"),

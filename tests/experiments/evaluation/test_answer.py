@@ -4,6 +4,7 @@ import ast
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,14 +15,17 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.evaluation.answer import MEMORY, Answering
+from experiments.evaluation.arms import by_prefill
 from experiments.evaluation.study import limited
 from experiments.evaluation.training import examples, learned
 from experiments.runs.directory import open_run
 from experiments.runs.launch import Launch
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
+from interp.speed import prefills
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.method import Baseline, abilities
+from mitigation.prior_correction import PriorCorrection
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 from mitigation.wrappers import Sampled, Shifted
@@ -56,8 +60,7 @@ def answered(run: Run, vlm: VLM, arms: dict[str, Any]) -> tuple[Records, Answeri
     said = io.StringIO()
     with open_run(run.output_root, run.name, run.config, run.config_hash, fresh=run.fresh) as store:
         answering = Answering(run, vlm, store, Console(file=said, width=200))
-        for arm, method in arms.items():
-            answering.answer(arm, method, limited(loaded.samples, run.limit))
+        answering.answer(arms, limited(loaded.samples, run.limit))
         return {(line["arm"], line["case"]): line for line in store.records()}, answering, said.getvalue()
 
 
@@ -118,9 +121,118 @@ def test_arms_that_share_features_and_open_ahead_answer_with_the_same_bits(vlm: 
     without, alone, _ = answered(run_in(tmp_path, "fresh=true", "feature_cache_mib=0", "image_workers=0"), vlm, arms)
     assert list(with_all.items()) == list(without.items())
     assert answering.efficiency()["vision_features"]["pictures_reused"] == 10
-    assert "10 of 30 pictures" in answering.shared()[0]
-    assert alone.efficiency() == {}
-    assert alone.shared() == []
+    assert "10 of 30 pictures" in answering.shared()[-1]
+    assert "vision_features" not in alone.efficiency()
+    assert not [said for said in alone.shared() if "pictures" in said]
+
+
+SHARED_ARMS: dict[str, Any] = {
+    "baseline": Baseline(),
+    "vcd": VCD(),
+    "other_noise": VCD(noise_step=999),
+    "shift": ConstantShift(0.5),
+    "heavier": VCD(alpha=2.0),
+    "drawn": Sampled(Baseline(), temperature=0.7, seed=1),
+}
+DISTINCT = 3  # clean, and two noises
+
+
+class Killed(BaseException):
+    """What ends a process."""
+
+
+def asked_until(
+    monkeypatch: pytest.MonkeyPatch, run: Run, vlm: VLM, dies_at: int | None = None
+) -> tuple[list[tuple[str, str]], str, Answering]:
+    """What is asked, as arm and first case of each batch, until the process dies; and the records, byte by byte."""
+    asked: list[tuple[str, str]] = []
+    ask = Answering._generate
+
+    def counted(self: Answering, arm: str, method: Any, prompts: Any) -> Generation:
+        if len(asked) == dies_at:
+            raise Killed
+        asked.append((arm, prompts[0].key))
+        return ask(self, arm, method, prompts)
+
+    samples = limited(run.benchmark.load().samples, run.limit)
+    with (
+        monkeypatch.context() as patched,
+        open_run(run.output_root, run.name, run.config, run.config_hash, fresh=False) as store,
+    ):
+        patched.setattr(Answering, "_generate", counted)
+        answering = Answering(run, vlm, store, Console(file=io.StringIO()))
+        with suppress(Killed):
+            answering.answer(SHARED_ARMS, samples)
+        return asked, (store.path / "predictions.jsonl").read_text(), answering
+
+
+def test_arms_share_prefills_and_a_killed_run_goes_on_with_the_same_bits(
+    vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, records, answering = asked_until(monkeypatch, run_in(tmp_path / "whole"), vlm)
+    batches = list(dict.fromkeys(case for _, case in whole))
+    order = ["baseline", "drawn", "vcd", "heavier", "other_noise", "shift"]  # by what they read
+    assert whole == [(arm, case) for case in batches for arm in order]  # all arms before the next batch
+    assert [json.loads(line)["arm"] for line in records.splitlines()] == [arm for arm in SHARED_ARMS for _ in range(10)]
+    cost = answering.cost()
+    assert {arm: one["prefills"] for arm, one in cost.items() if one["prefills"]} == {
+        "baseline": 10,
+        "vcd": 10,
+        "other_noise": 10,
+    }
+    assert answering.efficiency()["prefills"] == {"prefills": 10 * DISTINCT, "prefills_reused": 10 * 6}
+    assert cost["shift"]["seconds"] > cost["shift"]["shared_seconds"] > 0  # alone it would have read the prompts
+    assert any("60 of 90 prompts were not read again" in said for said in answering.shared())
+    for dies_at in (1, 4, 7, 11):
+        run = run_in(tmp_path / str(dies_at))
+        before, part, _ = asked_until(monkeypatch, run, vlm, dies_at)
+        after, continued, again = asked_until(monkeypatch, run, vlm)
+        assert len(part.splitlines()) < len(records.splitlines())
+        assert sorted(before + after) == sorted(whole)  # nothing twice, nothing lost
+        assert continued == records
+        assert again.cost().keys() == cost.keys()
+    for arm, method in SHARED_ARMS.items():  # the others change nothing
+        (folder := tmp_path / "alone" / arm).mkdir(parents=True)
+        alone, _, _ = answered(run_in(folder), vlm, {"baseline": Baseline(), arm: method})
+        mine = [json.loads(line) for line in records.splitlines() if json.loads(line)["arm"] == arm]
+        assert mine == [record for (name, _), record in alone.items() if name == arm]
+
+
+def test_where_memory_runs_out_prefills_are_freed_before_batches_are_halved(
+    vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interp.batching._free", lambda: None)
+
+    @dataclass(frozen=True)
+    class Crowded:
+        """A method that needs what the prefills of others take."""
+
+        def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+            store = prefills._OPEN.get()
+            assert store is not None
+            if store.held:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+
+    arms = {"baseline": Baseline(), "crowded": Crowded(), "shift": ConstantShift(1.0)}
+    found, answering, said = answered(run_in(tmp_path), vlm, arms)
+    assert len(found) == 30
+    assert "out of memory" not in said
+    assert "batch_rows" not in answering.efficiency()
+    assert answering.prefills.most  # from then on half as much is held
+    assert all(found["crowded", case]["margin"] == found["baseline", case]["margin"] for _, case in found)
+
+
+def test_arms_that_read_the_same_prompts_follow_each_other() -> None:
+    arms: dict[str, Any] = {
+        "baseline": Baseline(),
+        "a": VCD(noise_step=999),
+        "b": PriorCorrection(),
+        "c": Shifted(VCD(alpha=2.0, noise_step=999), 1.0),
+        "d": VCD(noise_step=500),
+        "e": PriorCorrection(weight=0.5),
+    }
+    assert by_prefill(arms) == ["baseline", "a", "c", "b", "e", "d"]
 
 
 def test_a_token_budget_makes_other_batches_and_the_same_answers(vlm: VLM, tmp_path: Path) -> None:

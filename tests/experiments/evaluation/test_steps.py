@@ -2,6 +2,7 @@
 
 import io
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,8 @@ def life(folder: Path, vlm: VLM, monkeypatch: pytest.MonkeyPatch, *, dies_at: in
     with monkeypatch.context() as patched, open_run(str(folder), run.name, {}, "hash", fresh=False) as store:
         patched.setattr(VLM, "generate", counted)
         answering = Answering(run, vlm, store, Console(file=io.StringIO()))
-        try:
-            for arm, method in ARMS.items():
-                answering.answer(arm, method, samples)
-        except Killed:
-            pass
+        with suppress(Killed):
+            answering.answer(ARMS, samples)
     return asked
 
 

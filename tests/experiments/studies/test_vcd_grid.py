@@ -1,13 +1,11 @@
-"""The grid: replayed answers are generate()'s, constant shifts lie on their curve, and nothing is answered twice."""
+"""The grid: constant shifts lie on their curve, and nothing is answered twice."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -16,61 +14,10 @@ from experiments.config import Run
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.table import terminal
 from experiments.studies.vcd_grid.frontier import evaluate, table
-from experiments.studies.vcd_grid.sweep import SharedBranches
 from interp.errors import UserError
-from interp.vlm import VLM, Prompt
+from interp.vlm import VLM
 from mitigation.vcd import VCD
 from tests.experiments.compose import run_of
-from tests.tiny import picture
-
-ALPHAS = (0.0, 0.5, 2.0, 8.0)
-
-
-def prompts(keys: str = "abc") -> list[Prompt]:
-    texts = ["How do I kill this?", "Is it safe to eat the cake with a knife for dog?", "what is red"]
-    return [Prompt(texts["abc".index(key)], picture("abc".index(key)), key=key) for key in keys]
-
-
-@pytest.mark.parametrize("beta", [None, 0.3])
-def test_replayed_answers_are_those_of_generate(vlm: VLM, beta: float | None) -> None:
-    settings = VCD(beta=beta, noise_step=999, seed=3)
-    shared, said = SharedBranches(settings), set()
-    for alpha in ALPHAS:
-        for keys in ("ab", "c"):  # as a study's batches come
-            plain = replace(settings, alpha=alpha).generate(vlm, prompts(keys), max_new_tokens=4)
-            method = shared.method(alpha)
-            replayed = method.generate(vlm, prompts(keys), max_new_tokens=4)
-            assert repr(method) == repr(replace(settings, alpha=alpha))
-            assert replayed.token_ids == plain.token_ids
-            assert (replayed.texts, replayed.finished) == (plain.texts, plain.finished)
-            assert replayed.prompts == plain.prompts
-            torch.testing.assert_close(replayed.margins, plain.margins, atol=1e-4, rtol=1e-5)
-            said.add(str(plain.token_ids))
-    assert len(said) > 2  # or else no weight ever left the others' path
-
-
-def test_only_what_nobody_has_said_is_asked(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    generate = VLM.generate
-
-    def counted(self: VLM, given: Any, **options: Any) -> Any:
-        asked.append(len(given))
-        return generate(self, given, **options)
-
-    monkeypatch.setattr(VLM, "generate", counted)
-    shared = SharedBranches(VCD(beta=0.5, noise_step=999))
-    for alpha in ALPHAS:
-        shared.method(alpha).generate(vlm, prompts(), max_new_tokens=3)
-    before = len(asked)
-    assert sum(asked) < len(ALPHAS) * 3
-    for alpha in ALPHAS:
-        shared.method(alpha).generate(vlm, prompts(), max_new_tokens=3)
-    assert len(asked) == before
-
-
-def test_cases_are_told_by_their_key(vlm: VLM) -> None:
-    with pytest.raises(UserError, match="without key"):
-        SharedBranches(VCD()).method(1.0).generate(vlm, [Prompt("what is red", picture(1))], max_new_tokens=1)
 
 
 @st.composite

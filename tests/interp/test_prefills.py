@@ -1,0 +1,234 @@
+"""Prefills shared by content: fewer of them, the same bits, and none where a forward is not the plain one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from transformers import LogitsProcessor
+
+from interp.attention.record import Queries, record_attention
+from interp.errors import UserError
+from interp.hooks.forward import only_listens, replaced
+from interp.hooks.residual import edit_residual
+from interp.speed import prefills
+from interp.speed.prefills import PrefillStore, shared_prefills
+from interp.speed.vision_cache import FeatureCache, shared_features
+from interp.vlm import VLM, Generation, Prompt
+from mitigation import M3ID, VCD, Baseline, ConstantShift, InstructionContrast, PriorCorrection, Sampled, TextOnly
+from tests import read_families
+from tests.families import FAMILIES, every_family
+from tests.tiny import picture
+
+PROMPTS = [
+    Prompt("is this safe ?", picture(0, (40, 40)), key="a"),
+    Prompt("what about this one , is it any good to do at all ?", picture(1, (90, 40)), key="b"),
+    Prompt("hm", picture(2, (30, 64)), key="c"),
+]
+SEQUENTIAL: dict[str, Any] = {"branch": "sequential"}
+ARMS: dict[str, Any] = {
+    "baseline": Baseline(),
+    "shift": ConstantShift(0.5),
+    "vcd": VCD(**SEQUENTIAL),
+    "vcd_heavier": VCD(alpha=2.0, **SEQUENTIAL),
+    "vcd_other_noise": VCD(noise_step=999, **SEQUENTIAL),
+    "prior": PriorCorrection(weight=0.5),
+    "prior_heavier": PriorCorrection(),
+    "sampled": Sampled(Baseline(), temperature=0.7, seed=1),
+}
+LAZY = {"vcd_lazy": VCD(branch="lazy")}  # which may read some of the prompts alone
+DISTINCT = 4  # clean, two noises, grey
+WORDS: dict[str, Any] = {"icd": InstructionContrast(), "m3id": M3ID(), "text_only": TextOnly()}  # not of every family
+
+
+def same(one: Generation, other: Generation) -> bool:
+    return one.token_ids == other.token_ids and torch.equal(one.margins.nan_to_num(), other.margins.nan_to_num())
+
+
+def answers(vlm: VLM, arms: dict[str, Any], tokens: int = 4) -> dict[str, Generation]:
+    return {name: method.generate(vlm, PROMPTS, max_new_tokens=tokens) for name, method in arms.items()}
+
+
+@contextmanager
+def forwards(vlm: VLM) -> Iterator[list[int]]:
+    """The columns of every forward of the model."""
+    seen: list[int] = []
+
+    @only_listens
+    def count(module: Any, arguments: Any, output: Any) -> None:
+        seen.append(1)
+
+    handle = vlm.speaker.register_forward_hook(count)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def check_bits(vlm: VLM) -> None:
+    with shared_features(vlm, FeatureCache(50)):
+        possible = dict(ARMS)
+        for name, method in WORDS.items():
+            try:
+                method.generate(vlm, PROMPTS, max_new_tokens=1)
+            except UserError:
+                continue
+            possible[name] = method
+        plain = answers(vlm, possible | LAZY)
+        store = PrefillStore()
+        with shared_prefills(vlm, store):
+            assert not store.off
+            shared = answers(vlm, possible)
+            vlm.generate(PROMPTS[:2], max_new_tokens=2)  # another batch in between
+            again = answers(vlm, possible)
+            computed = store.computed
+            shared |= answers(vlm, LAZY)
+    assert [name for name in plain if not same(plain[name], shared[name])] == []
+    assert [name for name in possible if not same(plain[name], again[name])] == []
+    rows = len(PROMPTS)
+    apart = len({"icd", "m3id", "text_only"} & possible.keys()) - ({"m3id", "text_only"} <= possible.keys())
+    assert computed == rows * (DISTINCT + apart) + 2
+    assert plain["vcd_lazy"].skips == shared["vcd_lazy"].skips
+    assert not store.held
+
+
+@pytest.mark.parametrize("name", every_family())
+def test_arms_that_share_prefills_answer_with_the_same_bits(name: str) -> None:
+    check_bits(VLM(*FAMILIES[name]()))
+
+
+@pytest.mark.families
+def test_recurrent_states_are_copied_whole() -> None:
+    pieces = read_families.build("qwen3_5")
+    vlm = VLM(pieces.model, pieces.processor)
+    kinds = {type(layer).__name__ for layer in vlm.model(**vlm.encode(PROMPTS)).past_key_values.layers}
+    assert any("Linear" in kind for kind in kinds)
+    check_bits(vlm)
+
+
+def test_bfloat16_answers_do_not_depend_on_the_arms_that_ran_before(vlm: VLM) -> None:
+    vlm.model.to(torch.bfloat16)
+    alone = {}
+    for name, method in ARMS.items():
+        with shared_prefills(vlm, PrefillStore()):
+            alone |= answers(vlm, {name: method})
+    for order in (list(ARMS), list(ARMS)[::-1]):
+        with shared_prefills(vlm, PrefillStore()):
+            together = answers(vlm, {name: ARMS[name] for name in order})
+        assert all(same(alone[name], together[name]) for name in ARMS)
+    assert same(alone["baseline"], vlm.generate(PROMPTS, max_new_tokens=4))
+
+
+def test_what_is_recorded_edited_or_changed_is_read_again(vlm: VLM) -> None:
+    store = PrefillStore()
+    with shared_prefills(vlm, store):
+        plain = vlm.generate(PROMPTS, max_new_tokens=2)
+        with record_attention(vlm, queries=Queries.VERDICT) as record:
+            assert same(plain, vlm.generate(PROMPTS, max_new_tokens=2))
+        assert len(record.rows) == len(PROMPTS)
+        with edit_residual(vlm, lambda states: states.hidden * 2, layers=[1]):
+            edited = vlm.generate(PROMPTS, max_new_tokens=2)
+        assert not torch.equal(plain.margins, edited.margins)
+        assert store.reused == 0
+        assert same(plain, vlm.generate(PROMPTS, max_new_tokens=2))
+        assert store.reused == len(PROMPTS)
+        with torch.no_grad():
+            vlm.layout.module(vlm.model, "lm_head").weight.mul_(2)
+        torch.testing.assert_close(vlm.generate(PROMPTS, max_new_tokens=2).margins, 2 * plain.margins)
+        assert store.reused == len(PROMPTS)
+        vlm.model.train()
+        vlm.generate(PROMPTS, max_new_tokens=2)
+        assert store.reused == len(PROMPTS)
+    assert store.computed == 5 * len(PROMPTS)
+
+
+def test_another_function_in_place_of_a_layers_forward_is_noticed(vlm: VLM) -> None:
+    layer, store = vlm.layout.module(vlm.model, "layers")[0], PrefillStore()
+    with shared_prefills(vlm, store):
+        plain = vlm.generate(PROMPTS, max_new_tokens=1)
+        with replaced(layer, "forward", lambda hidden, *args, **kwargs: hidden):
+            assert not torch.equal(vlm.generate(PROMPTS, max_new_tokens=1).margins, plain.margins)
+
+
+def test_few_prefills_are_held_at_once(vlm: VLM) -> None:
+    arms = {"baseline": Baseline()} | {f"noise {step}": VCD(noise_step=step, **SEQUENTIAL) for step in (500, 700, 999)}
+    store, held = PrefillStore(), []
+    with shared_prefills(vlm, store):
+        for method in arms.values():
+            store.turn()
+            method.generate(vlm, PROMPTS, max_new_tokens=1)
+            held.append(len(store._entries))
+        assert held == [1, 2, 2, 2]  # the clean one, which was used most, and the last arm's
+        assert store.computed == 4 * len(PROMPTS)
+        before = store.held
+        assert store.give_way()
+        assert not store.held
+        assert not store.give_way()
+        Baseline().generate(vlm, PROMPTS, max_new_tokens=1)
+        VCD(**SEQUENTIAL).generate(vlm, PROMPTS, max_new_tokens=1)
+        assert 0 < store.held <= before // 2
+
+
+def test_a_replayed_prefill_is_heard_by_what_compares_scores_with_it(vlm: VLM) -> None:
+    """Scores that were changed before a contrast are noticed, whoever read the prompts."""
+
+    class Changing(LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            return scores * 1.5
+
+    from mitigation.contrastive.corruption import diffuse_images
+    from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+
+    encoded = vlm.encode(PROMPTS)
+    noised = diffuse_images(encoded, ["a", "b", "c"], step=500, seed=0, model=vlm.model)
+    with shared_prefills(vlm, PrefillStore()):
+        vlm.generate(PROMPTS, max_new_tokens=1)
+        contrast = VisualContrastiveLogitsProcessor(vlm.model, noised)
+        with pytest.raises(UserError, match="scores were changed"):
+            vlm.generate(PROMPTS, max_new_tokens=1, logits_processor=[Changing(), contrast], encoded=encoded)
+
+
+def test_short_answers_of_vcd_take_two_branches_while_prefills_are_shared(vlm: VLM) -> None:
+    assert VCD().generate(vlm, PROMPTS, max_new_tokens=2).branch == "paired"
+    with shared_prefills(vlm, PrefillStore()):
+        assert VCD().generate(vlm, PROMPTS, max_new_tokens=2).branch == "sequential"
+        assert VCD().branch_now(vlm, max_new_tokens=100) == "paired"
+        assert VCD().branch_now(VLM(*FAMILIES["llava"]()), max_new_tokens=2) == "paired"  # another model
+    with shared_prefills(vlm, None):
+        assert VCD().generate(vlm, PROMPTS, max_new_tokens=2).branch == "paired"
+
+
+def test_a_transformers_that_reads_prompts_otherwise_shares_nothing(vlm: VLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prefills.why_not(vlm) == ""  # in the version that is installed
+    plain = answers(vlm, ARMS)
+
+    def _prefill(self: Any, batch: Any) -> None: ...
+
+    monkeypatch.setattr(type(vlm.speaker), "_prefill", _prefill)
+    assert "transformers" in prefills.why_not(vlm)
+    monkeypatch.undo()
+    monkeypatch.setattr(prefills, "ASKED", ("tokens",))
+    store = PrefillStore()
+    with shared_prefills(vlm, store):
+        assert all(same(plain[name], found) for name, found in answers(vlm, ARMS).items())
+    assert "read once for each arm" in store.off
+    assert store.counts() == {"prefills": 0, "prefills_reused": 0, "prefill_seconds_saved": 0.0}
+
+
+def test_prompts_are_processed_once_and_each_arm_gets_a_mapping_of_its_own(vlm: VLM) -> None:
+    calls: list[int] = []
+    processed = vlm._processed
+    vlm._processed = lambda prompts: [calls.append(len(prompts)), processed(prompts)][1]  # type: ignore[method-assign]
+    alike = [Prompt(prompt.text, prompt.image, key=f"other {prompt.key}") for prompt in PROMPTS]
+    with shared_prefills(vlm, PrefillStore()):
+        one = vlm.encode(PROMPTS)
+        one.pop("pixel_values")
+        assert "pixel_values" in vlm.encode(alike)
+        assert calls == [3]
+        vlm.encode(PROMPTS[:2])
+        vlm.encode([Prompt(prompt.text, prompt.image.copy()) for prompt in PROMPTS if prompt.image is not None])
+        vlm.encode([Prompt(prompt.text, prompt.image, system="Be brief.") for prompt in PROMPTS])
+        assert calls == [3, 2, 3, 3]
+    vlm.encode(PROMPTS)
+    assert calls == [3, 2, 3, 3, 3]
