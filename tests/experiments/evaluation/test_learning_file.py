@@ -100,12 +100,13 @@ def test_what_is_learned_is_saved_and_comes_back(
 import torch
 
 def learn(vlm, prompts, safe):
-    one = torch.arange(3.0, dtype=torch.float64)
-    return {"one": one, "same": one, "ids": torch.tensor([5, 7]), "count": len(prompts), "share": sum(safe) / len(safe)}
+    one = torch.arange(3.0)
+    tensors = {"one": one, "same": one, "exact": one.double(), "ids": torch.tensor([5, 7])}
+    return tensors | {"count": len(prompts), "share": sum(safe) / len(safe)}
 
 def rule(scores, step, *, learned, factor=1.0):
-    assert learned["one"].dtype == torch.float32 and torch.equal(learned["one"], learned["same"])
-    assert learned["ids"].tolist() == [5, 7] and type(learned["count"]) is int
+    assert learned["exact"].dtype == torch.float32 and torch.equal(learned["one"], learned["same"])
+    assert learned["ids"].dtype == torch.int64 and learned["ids"].tolist() == [5, 7] and type(learned["count"]) is int
     return scores * 0 + factor * learned["share"]
 """
     (tmp_path / "mine.py").write_text(code)
