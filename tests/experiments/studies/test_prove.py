@@ -87,7 +87,7 @@ def test_what_is_refused_ends_with_exit_code_1_unless_it_is_not_required(
     proved(f"model.path={tmp_path}", "task.require=[lens,score]")
 
 
-@pytest.mark.parametrize("name", [pytest.param("qwen2_5_vl", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param("llava_next", marks=pytest.mark.slow)])
 def test_a_checkpoint_in_sixteen_bits(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     proved(f"model.path={written(name, tmp_path)}", "model.dtype=bfloat16", "task.require=[baseline,score,lens,record]")
     assert "in bfloat16" in capsys.readouterr().out
