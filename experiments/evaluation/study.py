@@ -193,11 +193,11 @@ class Study:
     def records(self) -> list[dict[str, Any]]:
         """The records of this run's arms and cases; a later record of a case and arm replaces an earlier one.
 
-        Without those of arms that failed.
+        Without those of arms that failed; in the order of the arms.
         """
-        cases, arms = {sample.id for sample in self.samples}, self.run.arms.keys() - self.faults.keys()
+        cases, arms = {sample.id for sample in self.samples}, [arm for arm in self.run.arms if arm not in self.faults]
         here = (r for r in self.store.records(PREDICTIONS) if r["arm"] in arms and r["case"] in cases)
-        return records.current(here)
+        return sorted(records.current(here), key=lambda record: arms.index(record["arm"]))
 
     def attention(self) -> list[Analysis]:
         """The analyses of attention that the run asks for."""
@@ -216,13 +216,14 @@ class Study:
                 self.console.print(f"{arm} does not enter: {self.not_applicable[arm]}", highlight=False, markup=False)
         in_folds = [arm for arm in self._entering() if self.in_folds(arm)]
         fitted = [arm for arm in self._entering() if abilities(self.run.arms[arm]).fitted_to and arm not in in_folds]
-        last = [*in_folds, *(fitted if self.development is None else [])]
+        first = bool(fitted) and self.development is not None  # read only where an arm is fitted
+        last = [*in_folds, *([] if first else fitted)]
         methods: dict[str, Method] = {}
         for arm in self._entering():
             if arm not in last and arm not in fitted:
                 with self._excused(arm):
                     methods[arm] = self.ready(arm)
-        if self.development is not None:
+        if first:
             methods |= self._fitted(fitted)
         ordered = {arm: methods[arm] for arm in self._entering() if arm in methods}
         self.answering.answer(ordered, self.samples, on_fault=self._leave)

@@ -52,8 +52,9 @@ class RunStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self.launch.first and not self.resumed and not list(self.path.glob("*.jsonl")):
-            # Nothing was answered, as when the model could not be loaded: remove the directory.
+        known = any(self.path.glob("*.jsonl")) or any(self.path.glob("learned/**/*"))
+        if kind is not None and self.launch.first and not self.resumed and not known:
+            # Nothing was answered or learned, as when the model could not be loaded: remove the directory.
             shutil.rmtree(self.path, ignore_errors=self.launch.size > 1)
         self.close()
 

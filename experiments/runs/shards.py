@@ -37,8 +37,8 @@ def leftover(folder: Path) -> list[Path]:
 def merge(path: Path, place: Place | None = None) -> None:
     """Merges the parts of ``path`` into it. No process may be writing them.
 
-    ``place`` gives the position of lines to be sorted, None for others. The sorted lines follow each other from where
-    the first of them was; equal positions keep their order. Incomplete last lines are dropped.
+    ``place`` gives the position of lines to be sorted, None for others. The sorted lines come last, so that a line
+    which they replace stands before them; equal positions keep their order. Incomplete last lines are dropped.
 
     Raises:
         OSError: the disk is full or the folder cannot be written; nothing is lost.
@@ -101,8 +101,7 @@ def _arranged(lines: list[bytes], place: Place) -> list[bytes]:
     placed = [(number, line) for line in lines if (number := place(line)) is not None]
     mine = [line for _, line in sorted(placed, key=lambda one: one[0])]
     known = set(mine)
-    start = next((index for index, line in enumerate(lines) if line in known), len(lines))
-    return [*lines[:start], *mine, *(line for line in lines[start:] if line not in known)]
+    return [*(line for line in lines if line not in known), *mine]
 
 
 def _write(path: Path, lines: Iterable[bytes]) -> None:

@@ -180,7 +180,7 @@ def test_a_child_that_dies_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task.size=huge", "task.size=huge: known are tiny, cpu, 7b"),
+        ("task.size=huge", "task.size=huge: known are tiny, cpu, 170m"),
         ("task.lengths=[500]", "take 592 tokens"),
         ("task.lengths=[]", "at least one length"),
         ("task.lengths=[many]", "task.lengths"),

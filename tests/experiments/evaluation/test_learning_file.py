@@ -83,7 +83,7 @@ def test_a_file_with_learn_is_a_method_that_learns(tmp_path: Path) -> None:
     method = own_method(path, {"scale": 2.0, "strict": True})
     assert isinstance(method, OwnLearner)
     assert isinstance(method, TrainableMethod)
-    assert not abilities(method).by_words
+    assert not abilities(method).works_over_api
     assert isinstance(own_method(path, shift=1.0), ShiftedTrainable)
     with pytest.raises(UserError, match="it learns first; make it with own_method"):
         OwnFile(path)

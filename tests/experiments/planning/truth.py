@@ -33,7 +33,7 @@ def steps() -> dict[str, Step]:
 
     planned.LEARNING = LEARNING
     run: Any = SimpleNamespace(seed=SEED)
-    tools = {step.name.partition(":")[0]: step for step in planned._mechanism(Mechanism(points=3), run)}
+    tools = {step.name.partition(":")[0]: step for step in planned._mechanism(Mechanism(layers=3), run)}
 
     def trained(checkpointing: str) -> Step:
         settings = Settings(batch_size=4, rank=16, steps=2, checkpointing=checkpointing, bf16="off")
