@@ -66,7 +66,9 @@ def test_all_places_at_one_point_give_exactly_the_other_answer(name: str) -> Non
 def test_a_run_patched_into_itself_does_not_move(name: str) -> None:
     vlm = VLM(*FAMILIES[name](), name=name)
     for what in WHAT:
-        found = patch(vlm, CLEAN, CLEAN, what=what, places=places_of(vlm)[:2], layers=[deepstack(vlm)])
+        layer = min(deepstack(vlm), last_layer(vlm) - (what != "residual"))
+        places = places_of(vlm)[:2] if layer == deepstack(vlm) else ("verdict",)
+        found = patch(vlm, CLEAN, CLEAN, what=what, places=places, layers=[layer])
         assert torch.equal(found.moved, torch.zeros(found.moved.shape))
         assert found.values.isnan().all()  # no gap to take a share of
         assert found.reasons[0] == ("margins only 0 logits apart",) * 2
