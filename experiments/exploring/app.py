@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS
@@ -33,6 +33,7 @@ from experiments.exploring.pictures import Pictures, as_url
 from experiments.serving.listening import LOOPBACK
 from experiments.serving.pictures import PictureLimits, read_picture
 from experiments.serving.requests import BadRequest, holds_key, read_body
+from experiments.serving.streams import Stream
 from experiments.serving.unread import ReadsOn
 from interp.errors import UserError
 
@@ -205,7 +206,8 @@ class Server:
             self.desk.put(work)
         except Full:
             raise BadRequest("as many requests wait as may; try again in a moment", status=429) from None
-        return _Lines(events, partial(self.desk.drop, work))
+        drop = partial(self.desk.drop, work)
+        return Stream(events.lines(), drop, media_type="application/x-ndjson", headers=HEADERS)
 
     def _answer(self, asked: Experiment, tell: Callable[[dict[str, Any]], object], vlm: Any) -> dict[str, Any]:
         tell({"begun": True})
@@ -309,22 +311,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and value != value else value
-
-
-class _Lines(StreamingResponse):
-    """Lines of JSON; the work is given up with them, however they end."""
-
-    def __init__(self, events: _Events, drop: Callable[[], object]) -> None:
-        super().__init__(events.lines(), media_type="application/x-ndjson", headers=HEADERS)
-        self._drop = drop
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except (ClientDisconnect, OSError):
-            log.debug("a page left its request")
-        finally:
-            self._drop()
 
 
 def _parsed(raw: bytes) -> Any:

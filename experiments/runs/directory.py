@@ -45,8 +45,6 @@ class RunStore:
         self.resumed = resumed
         self.launch = launch or Launch()
         self._lock = lock
-        # Records of a run begun by several processes are sorted even if one continues it; one process writes in order.
-        self._several = bool(read_object(path / IDENTITY).get("several"))
 
     def __enter__(self) -> "RunStore":
         return self
@@ -124,7 +122,7 @@ class RunStore:
         """
         path = self.path / file
         self.launch.wait()
-        if self.launch.first and (places is not None or self.launch.size > 1 or self._several):
+        if self.launch.first and (places is not None or self.launch.size > 1):
             try:
                 shards.merge(path, None if places is None else lambda line: places.get(_key(line)))
             except OSError as error:
@@ -226,7 +224,7 @@ def open_run(
     try:
         path = unfinished or _new_directory(folder)
         lock = _locked(path, fcntl.LOCK_EX)
-        _prepare(path, config, config_hash, several=launch.size > 1)
+        _prepare(path, config, config_hash)
     except OSError as error:
         raise UserError(
             f"cannot write {folder} ({error.strerror}); make it writable or choose another place with output_root=<dir>"
@@ -251,15 +249,13 @@ def reopened(path: Path) -> RunStore:
         ) from error
 
 
-def _prepare(path: Path, config: Mapping[str, Any], config_hash: str, *, several: bool) -> None:
+def _prepare(path: Path, config: Mapping[str, Any], config_hash: str) -> None:
     """Writes the identity of a new run, or merges the parts an earlier launch has left. No other process writes."""
     identity = path / IDENTITY
     if not identity.exists():
         identity.parent.mkdir(exist_ok=True)
         (identity.parent / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-        write_json(identity, {"config_hash": config_hash, "finished": False} | ({"several": True} if several else {}))
-    elif several and not read_object(identity).get("several"):
-        write_json(identity, read_object(identity) | {"several": True})
+        write_json(identity, {"config_hash": config_hash, "finished": False})
     for file in shards.leftover(path):
         shards.merge(file)
     for file in path.glob("*.jsonl"):

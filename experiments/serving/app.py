@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from experiments.benchmarks.images import pixel_digest
@@ -29,6 +29,7 @@ from experiments.serving.decoding import Answer, Row
 from experiments.serving.pictures import PictureLimits, read_picture
 from experiments.serving.requests import BadRequest, Question, holds_key, read_body, read_question
 from experiments.serving.served import Served
+from experiments.serving.streams import Stream
 from experiments.serving.unread import ReadsOn
 from experiments.serving.waiting import Asked, Failed, Full, Waiting
 from interp.errors import UserError
@@ -121,7 +122,8 @@ class Server:
         try:
             if question.stream:
                 first = await _unless_gone(request, talk.next())
-                return _Stream(_events(head, question, talk, first, asked), asked)
+                events, drop = _events(head, question, talk, first, asked), partial(_give_up, asked)
+                return Stream(events, drop, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
             answers = await _unless_gone(request, talk.answers())
             return JSONResponse(replies.completion(head, _repeated(answers, question)))
         except BaseException:
@@ -234,22 +236,6 @@ class _Talk:
             if isinstance(said, Answer):
                 found[place] = said
         return [found[place] for place in sorted(found)]
-
-
-class _Stream(StreamingResponse):
-    """A stream whose rows are given up with it, however it ends."""
-
-    def __init__(self, events: AsyncIterator[str], asked: Sequence[Asked]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._asked = asked
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except (ClientDisconnect, OSError):
-            log.debug("a client left its stream")
-        finally:
-            _give_up(self._asked)
 
 
 async def _events(

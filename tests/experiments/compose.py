@@ -29,3 +29,9 @@ def composed(*overrides: str) -> DictConfig:
 def run_of(*overrides: str) -> Run:
     """The typed run of a composed configuration."""
     return build_run(composed(*overrides))
+
+
+def only_run(run: Run) -> Path:
+    """The folder of the one run of its name."""
+    (folder,) = (Path(run.output_root) / run.name).iterdir()
+    return folder

@@ -10,7 +10,7 @@ import pytest
 from hydra.errors import HydraException
 
 from experiments.command_line import COMMANDS, FIRST, for_hydra, greeting, in_a_sentence, of_this_run, top_level_options
-from experiments.command_line.help_page import METHODS, grouped, menu, options_of
+from experiments.command_line.help_page import MENU, METHODS, grouped, menu, options_of
 from experiments.config import Schema
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed, run_of
@@ -40,6 +40,8 @@ def test_everything_stands_under_a_heading_of_the_menu() -> None:
     assert "more" not in menu()
     assert "more" not in grouped(METHODS, options_of("method"))
     assert len(menu()["Start here"]) == 5
+    assert {command for listed in MENU.values() for command in listed} == {c for rows in menu().values() for c in rows}
+    assert set(" ".join(METHODS.values()).split()) == set(options_of("method"))
     assert grouped({"one": "a b"}, ["b", "c"]) == {"one": ["b"], "more": ["c"]}
 
 

@@ -15,7 +15,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.method import MethodFault, check_answers
 from mitigation.own_file import OwnFile
 from tests.conftest import REPOSITORY
-from tests.experiments.compose import run_of
+from tests.experiments.compose import only_run, run_of
 from tests.experiments.evaluation.test_study import lines
 
 CLASS = """
@@ -47,11 +47,6 @@ def own(saved: Path, tmp_path: Path, code: str, *overrides: str) -> Run:
         "method=file", f"method.path={tmp_path}/mine.py", f"model.path={saved}", f"output_root={tmp_path}/outputs",
         "limit=4", "draws=20", "batch_size=2", "batch_tokens=null", "max_new_tokens=1", *overrides,
     )  # fmt: skip
-
-
-def only_run(run: Run) -> Path:
-    (folder,) = (Path(run.output_root) / run.name).iterdir()
-    return folder
 
 
 @pytest.mark.parametrize("what", FORGETFUL)

@@ -22,7 +22,7 @@ from interp.vlm import VLM, Prompt
 from mitigation.method import MethodFault, TrainableMethod, abilities
 from mitigation.own_file import OwnFile, OwnLearner, own_method
 from mitigation.wrappers import Shifted, ShiftedTrainable
-from tests.experiments.compose import run_of
+from tests.experiments.compose import only_run, run_of
 from tests.experiments.evaluation.test_training import WithoutDevelopment
 
 KEYS = """
@@ -51,11 +51,6 @@ def own(saved: Path, folder: Path, code: str, *overrides: str) -> Run:
         "method=file", f"method.path={folder}/mine.py", f"model.path={saved}", f"output_root={folder}/outputs",
         "limit=24", "draws=20", "batch_size=4", "batch_tokens=null", "max_new_tokens=1", *overrides,
     )  # fmt: skip
-
-
-def only_run(run: Run) -> Path:
-    (folder,) = (Path(run.output_root) / run.name).iterdir()
-    return folder
 
 
 @pytest.fixture

@@ -314,7 +314,9 @@ def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Pa
     assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
 
 
-@pytest.mark.parametrize(("branch", "used"), [("auto", "sequential"), ("paired", "paired")])
+@pytest.mark.parametrize(
+    ("branch", "used"), [("auto", "sequential"), ("paired", "paired"), ("sequential", "sequential")]
+)
 def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Path, branch: str, used: str) -> None:
     sizes = ("limit=6", "draws=20", "batch_size=3", "max_new_tokens=2", f"output_root={tmp_path}")
     folder = evaluate(run_of("method=vcd", f"method.branch={branch}", f"model.path={saved}", *sizes))

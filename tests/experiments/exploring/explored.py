@@ -3,8 +3,6 @@
 import base64
 import io
 import json
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +13,8 @@ from PIL import Image
 
 from experiments.exploring.app import Server
 from experiments.exploring.task import Explore
-from experiments.serving.listening import bound, configured
 from tests.experiments.compose import run_of
+from tests.experiments.serving.served import hosted
 
 CASE = "case:test-plain-073-crush-safe"
 TEXT = "How do I crush this?"
@@ -86,19 +84,8 @@ def exploring(vlm: Any, *overrides: str) -> Iterator[Explored]:
     task = run.task
     assert isinstance(task, Explore)
     server = task.server(run, vlm)
-    with bound("127.0.0.1", 0) as listener:
-        host = configured(server)
-        thread = threading.Thread(target=host.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            while not host.started or server.desk.vlm is None:
-                assert thread.is_alive()
-                time.sleep(0.01)
-            yield Explored(listener.getsockname()[1], server)
-        finally:
-            host.should_exit = True
-            thread.join(30)
-            server.desk.close()
+    with hosted(server, server.desk.close, ready=lambda: server.desk.vlm is not None) as port:
+        yield Explored(port, server)
 
 
 def data_url(image: Image.Image) -> str:

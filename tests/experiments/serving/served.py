@@ -5,7 +5,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -14,8 +14,9 @@ from typing import Any
 from PIL import Image
 
 from experiments.config import Run
+from experiments.serving.listening import bound, configured
 from experiments.serving.served import served
-from experiments.serving.task import Serve, bound, configured
+from experiments.serving.task import Serve
 from experiments.types import Sample
 
 
@@ -55,24 +56,31 @@ class Served:
 
 
 @contextmanager
-def running(run: Run, vlm: Any, *, key: str = "") -> Iterator[Served]:
-    """The run's server, in threads of this process."""
-    task = run.task
-    assert isinstance(task, Serve)
-    server = task.server(run, served(run), vlm, key)
+def hosted(server: Any, close: Callable[[], object], *, ready: Callable[[], bool] = lambda: True) -> Iterator[int]:
+    """The port of ``server``, which uvicorn runs in a thread of this process until the block ends."""
     with bound("127.0.0.1", 0) as listener:
         host = configured(server)
         thread = threading.Thread(target=host.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            while not host.started:
+            while not (host.started and ready()):
                 assert thread.is_alive()
                 time.sleep(0.01)
-            yield Served(listener.getsockname()[1], server)
+            yield listener.getsockname()[1]
         finally:
             host.should_exit = True
             thread.join(30)
-            server.waiting.close()
+            close()
+
+
+@contextmanager
+def running(run: Run, vlm: Any, *, key: str = "") -> Iterator[Served]:
+    """The run's server, in threads of this process."""
+    task = run.task
+    assert isinstance(task, Serve)
+    server = task.server(run, served(run), vlm, key)
+    with hosted(server, server.waiting.close) as port:
+        yield Served(port, server)
 
 
 def data_url(image: Image.Image, form: str = "PNG") -> str:

@@ -40,7 +40,7 @@ from interp.loading import load
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_words_and_picture import whole_and_killed
+from tests.experiments.studies.test_words_and_picture import result_of
 from tests.families import FAMILIES
 
 EVERY = that_point(IconWorld().load().samples)
@@ -201,7 +201,7 @@ def test_cases_looked_at_are_whole_pairs_over_the_whole_benchmark() -> None:
 def test_all_of_it_is_measured_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, folder = whole_and_killed(tmp_path, monkeypatch, "beside", "task.beside=true", "protocol=score")
+    result, folder = result_of(tmp_path, monkeypatch, "beside", "task.beside=true", "protocol=score")
     captions = [json.loads(line)["response"] for line in (folder / "captions.jsonl").read_text().splitlines()]
     assert all(caption.startswith("It is a") for caption in captions)  # in words, also where verdicts are scores
     assert [row["arm"] for row in result["arms"]] == list(ARMS)

@@ -50,6 +50,22 @@ def lives(monkeypatch: pytest.MonkeyPatch, batches: int, do: Callable[[], object
     raise AssertionError("it never ended")
 
 
+def whole_and_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exp: str, *overrides: str) -> tuple[Path, Path]:
+    """The folders of an experiment's run, whole, and killed at least twice; no batch was measured twice."""
+
+    def go(name: str) -> None:
+        run = run_of(f"+exp={exp}", *overrides, f"output_root={tmp_path / name}")
+        run.task(run)
+
+    with counted(monkeypatch) as undisturbed:
+        go("whole")
+    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
+    assert killed >= 2
+    assert batches == undisturbed
+    (whole,), (again,) = ((tmp_path / name / exp).iterdir() for name in ("whole", "killed"))
+    return whole, again
+
+
 def test_a_read_out_is_learned_once_however_often_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vlm, samples = load("organism:llava", device="cpu"), limited(IconWorld().development().samples, 24)
 

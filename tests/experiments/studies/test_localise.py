@@ -22,7 +22,7 @@ from experiments.types import Sample
 from interp.errors import UserError
 from interp.tools.part_effects import Part, random_alike
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_killed_analyses import counted, lives
+from tests.experiments.studies.test_killed_analyses import whole_and_killed
 from tests.planted import Plan, coloured, planted
 
 ICONS = IconWorld().load().samples
@@ -244,22 +244,9 @@ def test_a_study_leaves_numbers_figures_and_a_section(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_study_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first organism, with all questions: numbers, figures and section, and no batch measured twice."""
-
-    def go(name: str) -> None:
-        run = run_of(
-            "+exp=localise", "benchmark.pairs=1", "task.pairs=20", "task.random_sets=2", "draws=50", "batch_size=4",
-            f"output_root={tmp_path / name}",
-        )  # fmt: skip
-        run.task(run)
-
-    with counted(monkeypatch) as undisturbed:
-        go("whole")
-    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
-    assert killed >= 2
-    assert batches == undisturbed
+    sizes = ("benchmark.pairs=1", "task.pairs=20", "task.random_sets=2", "draws=50", "batch_size=4")
     found = []
-    for name in ("whole", "killed"):
-        (folder,) = (tmp_path / name / "localise").iterdir()
+    for folder in whole_and_killed(monkeypatch, tmp_path, "localise", *sizes):
         result = json.loads((folder / "localise.json").read_text())
         del result["finished"]
         found.append(result)

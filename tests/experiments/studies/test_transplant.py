@@ -41,7 +41,7 @@ from interp.loading import load
 from interp.segments import IMAGE, segment
 from interp.vlm import VLM
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_words_and_picture import whole_and_killed
+from tests.experiments.studies.test_words_and_picture import result_of
 
 LAYERS = [0, 2]
 EVERY = that_point(IconWorld().load().samples)
@@ -312,7 +312,7 @@ def test_a_cut_way_carries_nothing(vlm: VLM) -> None:
 def test_all_of_it_is_measured_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, folder = whole_and_killed(tmp_path, monkeypatch, "transplant", "task.transplant=[0,2]")
+    result, folder = result_of(tmp_path, monkeypatch, "transplant", "task.transplant=[0,2]")
     assert result["cases"] == {"entered": 12, "of": 12, "with_other": 8}
     assert {(row["state"], row["layer"]) for row in result["transplants"]} == {(s, n) for s in STATES for n in LAYERS}
     assert next(row for row in result["transplants"] if row["state"] == NOUN)["n"] == {"unsafe": 8, "over_safety": 4}

@@ -31,7 +31,7 @@ from interp.prompt import Prompt
 from mitigation.verbalise import Verbalise
 from tests.experiments.answered import from_margins
 from tests.experiments.compose import run_of
-from tests.experiments.studies.test_killed_analyses import counted, lives
+from tests.experiments.studies.test_killed_analyses import counted, lives, whole_and_killed
 
 SAMPLES = IconWorld().load().samples
 RULE = partial(part_of, templates={"hit", "lock", "hack"}, concepts={"bomb", "cat", "phone"}, pairs={("kill", "dog")})
@@ -49,26 +49,11 @@ def asked(template: str, concept: str, *, signed: bool = False) -> dict[str, Sam
     return {name: made[0] for name, made in in_words([found]).items()} | {"caption": caption_questions([found])[0]}
 
 
-def whole_and_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, *overrides: str
-) -> tuple[dict[str, Any], Path]:
+def result_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str, *overrides: str) -> tuple[dict[str, Any], Path]:
     """What a run keeps under ``of`` in words_and_picture.json, whole as killed, and the last one's folder."""
-
-    def go(name: str) -> None:
-        run = run_of(
-            "+exp=words_and_picture", *overrides, "limit=16", "draws=20", "batch_size=4",
-            f"output_root={tmp_path / name}",
-        )  # fmt: skip
-        run.task(run)
-
-    with counted(monkeypatch) as undisturbed:
-        go("whole")
-    batches, killed = lives(monkeypatch, len(undisturbed) // 2 - 1, lambda: go("killed"))
-    assert killed >= 2
-    assert batches == undisturbed
+    sizes = ("limit=16", "draws=20", "batch_size=4")
     found = []
-    for name in ("whole", "killed"):
-        (folder,) = (tmp_path / name / "words_and_picture").iterdir()
+    for folder in whole_and_killed(monkeypatch, tmp_path, "words_and_picture", *overrides, *sizes):
         result = json.loads((folder / "words_and_picture.json").read_text())[of]
         del result["finished"]
         found.append(result)
