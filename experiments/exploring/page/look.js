@@ -6,7 +6,7 @@ async function lookAround() {
   } catch (error) {
     return troubled("looked")(error);
   }
-  state.results.look = asked;
+  state.results.look = { experiment: asked, share: state.looked.share };
   state.token_at = state.looked.answer[0] ?? state.looked.words.length - 1;
   state.layer = null;
   drawLook();
