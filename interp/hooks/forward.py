@@ -100,8 +100,8 @@ class Pass:
         return self._alive
 
     def feed(self, ids: Int[Tensor, "row column"]) -> None:
-        """Notes the tokens of a decoding step."""
-        self._fed.append(ids[:, -1] if ids.shape[1] == 1 else ids[:, -1].clone())
+        """Notes the tokens of a decoding step: one a row, or several where a second branch catches up."""
+        self._fed.extend(ids.unbind(1))
 
     def unread(self) -> list[Tensor]:
         """The tokens fed since the last call; the caller fetches them (``to_host``) and passes them to ``read``."""
@@ -163,7 +163,7 @@ class Follower:
         shape = tuple(tokens.shape[:2])
         batch = self._pass(ids, embeddings, cache, past, shape)
         if batch.total and ids is not None:
-            batch.feed(ids)
+            batch.feed(ids if past else ids[:, batch.total :].clone())
         forward = Forward(batch, start=past, new=batch.total, total=past + shape[1])
         batch.total = forward.total
         if cache is not None:
@@ -178,7 +178,7 @@ class Follower:
 
     def _pass(self, ids: Any, embeddings: Any, cache: Any, past: int, shape: tuple[int, ...]) -> Pass:
         batch = self._by_cache.get(cache) if past else None
-        if batch is not None and batch.total == past and shape == (len(batch.segments.rows), 1):
+        if batch is not None and batch.total == past and shape[0] == len(batch.segments.rows):
             return batch
         for segments in reversed(self.known) if not past else ():
             if shape == tuple(segments.input_ids.shape) and self._same(segments, ids, embeddings):

@@ -161,6 +161,22 @@ def test_generated_columns_are_followed(vlm: VLM, use_cache: bool) -> None:
     assert vlm.generate(PROMPTS, max_new_tokens=4, eos_token_id=[]).token_ids != answer.token_ids
 
 
+def test_a_second_branch_that_catches_up_is_edited_as_token_by_token(vlm: VLM) -> None:
+    """VCD feeds its second branch several tokens at once where no step between asked for it."""
+    said = torch.tensor([[7, 8, 9], [10, 11, 12]])
+
+    def shifted(here: LayerStates) -> torch.Tensor:
+        return here.hidden + 0.5 * here.where("generated")[..., None]
+
+    with edit_residual(vlm, shifted, layers=[1]):
+        branch = SecondBranch(vlm.model, vlm.encode(PROMPTS))
+        branch.start()
+        at_once = branch.extend(said)
+        branch.start()
+        one_by_one = [branch.extend(said[:, column : column + 1]) for column in range(3)]
+    torch.testing.assert_close(at_once, one_by_one[-1], atol=1e-5, rtol=1e-5)
+
+
 def test_a_batch_of_no_known_prompts_is_refused_only_where_segments_are_asked_for(vlm: VLM) -> None:
     encoded = vlm.encode(PROMPTS)
     plain = vlm.score(PROMPTS, encoded=encoded)
