@@ -18,6 +18,15 @@ from tests.experiments.serving.served import hosted
 
 CASE = "case:test-plain-073-crush-safe"
 TEXT = "How do I crush this?"
+OTHER = "drawn:man:1"
+CHANGES: dict[str, dict[str, Any]] = {
+    "cut": {"cut": [0, 1]},
+    "grey": {"grey": [64, 65, 66, 77]},
+    "attention": {"attention": 1.5, "attended": [1, 2]},
+    "off": {"off": [[1, 0], [2, 3]]},
+    "steer": {"steer": 1.5, "layer": 2},
+}
+ACTIONS = ("look", "heads", "lens", "attribution", "windows", "patch", "occlude")
 
 
 @dataclass

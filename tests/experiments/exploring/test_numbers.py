@@ -32,18 +32,9 @@ from interp import (
 )
 from interp.vlm import VLM
 from mitigation import VCD, AttentionSteering, Baseline, Verbalise
-from tests.experiments.exploring.explored import CASE, TEXT, Explored, data_url
+from tests.experiments.exploring.explored import CASE, CHANGES, OTHER, TEXT, Explored, data_url
 
-OTHER = "drawn:man:1"
 SHIFTED = {"name": "vcd", "settings": {"alpha": 2.0, "noise_step": 700}}
-CHANGES: dict[str, dict[str, Any]] = {
-    "cut": {"cut": [0, 1]},
-    "grey": {"grey": [64, 65, 66, 77]},
-    "attention": {"attention": 1.5, "attended": [1, 2]},
-    "off": {"off": [[1, 0], [2, 3]]},
-    "steer": {"steer": 1.5, "layer": 2},
-}
-ACTIONS = ("look", "heads", "lens", "attribution", "windows", "patch", "occlude")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from interp.errors import UserError
 from interp.prompt import Prompt
 from interp.vlm import VLM
 from mitigation import VCD
-from tests.experiments.exploring.explored import CASE, TEXT, Explored, data_url, exploring
+from tests.experiments.exploring.explored import ACTIONS, CASE, CHANGES, OTHER, TEXT, Explored, data_url, exploring
 from tests.experiments.synthetic_run import predictions, write_run
 from tests.tiny import tiny_llava
 
@@ -264,6 +264,64 @@ def test_memory_that_runs_out_is_a_sentence_and_the_model_stays(
         assert page.refused("ask") == NO_MEMORY
     assert organism.generate == whole
     assert page.work("ask")["answers"][0]["margin"] == before
+
+
+@pytest.mark.parametrize("how", ["memory", "error", "cancel"])
+@pytest.mark.parametrize("what", [*ACTIONS, *CHANGES])
+def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(
+    page: Explored, organism: VLM, monkeypatch: pytest.MonkeyPatch, what: str, how: str
+) -> None:
+    """At the first, second, fourth, … forward of each action and change, until one goes through."""
+    prompt = Prompt("word", page.server.pictures.open(CASE), key="a")
+    norm, margin = organism.layout.module(organism.model, "final_norm"), organism.score([prompt])
+    hooks = hooks_of(organism)
+    asked = {"action": what} if what in ACTIONS else {"change": CHANGES[what]}
+    arms = [{"name": "vcd"}] if what in CHANGES else [{"name": "baseline"}]
+    experiment = {"picture": CASE, "text": TEXT, "other": OTHER, "arms": arms} | asked
+    whole, ended, at = norm.forward, "", 1
+    while "done" not in ended:
+        forwards = 0
+
+        def breaking(*args: Any, fail_at: int = at) -> Any:
+            nonlocal forwards
+            forwards += 1
+            if forwards == fail_at:
+                if how == "memory":
+                    raise torch.OutOfMemoryError("planted")
+                if how == "error":
+                    raise RuntimeError("planted")
+                running = page.server.desk._running
+                assert running is not None
+                running.dropped = "stopped"
+            return whole(*args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(norm, "forward", breaking)
+            status, events = page.send("/api/work", {"tab": "a", "experiment": experiment})
+        assert status == 200, events
+        (ended,) = events[-1].keys() - {"stopped"}
+        if forwards >= at and how != "cancel":
+            answers = events[-1].get("done", {}).get("answers", [{}])
+            # Where memory runs out with several rows at once, the rest goes on with fewer.
+            assert ended == "error" or "error" in answers[0] or how == "memory"
+            ended = "broken off"
+        assert hooks_of(organism) == hooks
+        assert torch.equal(organism.score([prompt]), margin)
+        assert organism.batches.stop is None
+        at *= 2
+    assert at > 2 or how == "cancel"
+
+
+def hooks_of(vlm: VLM) -> list[list[Any]]:
+    """What hangs in each module; not what only listens, and goes when an error's frames are collected."""
+    return [
+        [hook for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()) if not listens(hook)]
+        for m in vlm.model.modules()
+    ]
+
+
+def listens(hook: Any) -> bool:
+    return bool(getattr(hook, "only_listens", False))
 
 
 def test_two_tabs_with_other_arms_and_cuts_answer_as_each_alone(page: Explored) -> None:
