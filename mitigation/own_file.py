@@ -162,7 +162,7 @@ class OwnFile:
     def __post_init__(self) -> None:
         code = _Code.of(self.path)
         if self.learned_file is None and callable(getattr(code.module, LEARN, None)):
-            raise UserError(f"{code.name}: it learns first; make it with own_method(path), which has learn and read")
+            raise UserError(f"{code.name}: it learns first; make it with OwnLearner(path), which has learn and read")
         object.__setattr__(self, "name", code.name)
         object.__setattr__(self, "digest", code.digest)
         if self.learned_file is not None:

@@ -47,13 +47,16 @@ MODELS = {"LLaVA-1.5": {"7b": "7b", "tiny": "tiny"}, "Qwen2.5-VL": {"7b": "7b_qw
 STEPS = (
     Step("tests", 200),
     Step("kernels", 150),
-    *(Step(part, limit, model) for part, limit in (("attention", 90), ("vcd", 120), ("eval", 150)) for model in MODELS),
+    *(Step(part, limit, model) for part, limit in (("attention", 90), ("vcd", 120), ("eval", 200)) for model in MODELS),
+    Step("sharing", 150, "LLaVA-1.5"),
     Step("plan", 150, "LLaVA-1.5"),
+    *(Step("prove", 90, model) for model in MODELS),
     Step("waits", 80, "LLaVA-1.5"),
     *(Step("tools", 120, model) for model in MODELS),
 )
 """In the order in which they are wanted."""
 PARTS = tuple(dict.fromkeys(step.part for step in STEPS))
+BEGUN = "begun, and the call was ended before it was done"
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,10 @@ class Outcome:
 class GpuReport:
     """The task. ``size=7b`` measures on a GPU; ``size=tiny`` runs small models, for tests of the task itself.
 
-    ``only`` are the parts to run; None: every step that the record has no numbers of yet, and an empty list: none.
-    No step is begun whose limit would end after ``seconds``; the same command goes on with it. ``record`` (JSON lines)
-    is appended to; ``page`` is written from it, in the repository.
+    ``only`` are the parts to run; None: every step that the record has no numbers of yet, those that failed last, and
+    an empty list: none. No step is begun whose limit would end after ``seconds``; the same command goes on with it.
+    ``record`` (JSON lines) is appended to, when a step begins and when it ends; ``page`` is written from it, in the
+    repository. A step that fails does not stop those after it.
 
     Raises:
         UserError: an unknown size, part or device, or no time.
@@ -118,7 +122,7 @@ class GpuReport:
         """Runs the steps in their order, each appended to the record at once, and writes the page.
 
         Raises:
-            UserError: there is no CUDA device.
+            UserError: there is no CUDA device; or, once the page is written, steps gave no numbers.
         """
         import torch
 
@@ -128,37 +132,61 @@ class GpuReport:
         if wanted and self.device == "cuda" and not torch.cuda.is_available():
             raise UserError(NEEDS.format(torch=torch.__version__))
         record.parent.mkdir(parents=True, exist_ok=True)
+        place, failed = where(self.device, self.size) if wanted else {}, []
         for step in wanted:
             left = began + self.seconds - time.monotonic()
             if step.limit > left:
                 console.print(f"{step.name}: not begun, {left:.0f} s are left and it has {step.limit:.0f}")
                 continue
             console.print(f"{step.name} (at most {step.limit:.0f} s)", highlight=False)
+            appended(record, Outcome(step.name, why_not=BEGUN, where=place))
             outcome = performed(step, self.size, self.device, record.with_suffix(".logs"))
-            outcome.where = where(self.device, self.size)
-            with record.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+            outcome.where = place
+            appended(record, outcome)
             said = outcome.why_not or f"{len(outcome.readings)} numbers in {outcome.seconds:.0f} s"
             console.print(f"  {said}", highlight=False, markup=False, soft_wrap=True)
+            if outcome.why_not:
+                failed.append(step.name)
         head = page.read_text(encoding="utf-8").partition(MEASURED)[0] if page.exists() else "# On a GPU\n\n"
         page.write_text(head + written(recorded(record)), encoding="utf-8")
         console.print(f"record: {record}\npage: {page}", highlight=False, soft_wrap=True)
+        if failed:
+            raise UserError(
+                f"no numbers from {', '.join(failed)}; their output is in {record.with_suffix('.logs')}, and the same "
+                "command tries them again"
+            )
 
     def wanted(self, found: Sequence[Outcome]) -> list[Step]:
         """The steps to run, in their order."""
-        done = {outcome.step for outcome in found if outcome.readings}
-        if self.only is None:
-            return [step for step in STEPS if step.name not in done]
-        return [step for step in STEPS if step.part in self.only]
+        if self.only is not None:
+            return [step for step in STEPS if step.part in self.only]
+        tried = {outcome.step: bool(outcome.readings) for outcome in found}
+        again = [step for step in STEPS if tried.get(step.name) is False]
+        return [*(step for step in STEPS if step.name not in tried), *again]
 
 
 def recorded(record: Path) -> list[Outcome]:
-    """The last outcome of every step in the record, in the order of the steps."""
+    """The last outcome of every step in the record, in the order of the steps; half a line of a killed call is none."""
     if not record.exists():
         return []
-    outcomes = [Outcome.of(json.loads(line)) for line in record.read_text(encoding="utf-8").splitlines()]
-    last = {outcome.step: outcome for outcome in outcomes}
+    last = {}
+    for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            outcome = Outcome.of(json.loads(line))
+        except ValueError:
+            continue
+        if outcome.why_not != BEGUN or outcome.step not in last:
+            last[outcome.step] = outcome
     return [last[step.name] for step in STEPS if step.name in last]
+
+
+def appended(record: Path, outcome: Outcome) -> None:
+    """Adds a line to the record, on the disk before it returns; after half a line, a new one."""
+    torn = record.exists() and record.read_bytes()[-1:] not in (b"", b"\n")
+    with record.open("a", encoding="utf-8") as lines:
+        lines.write("\n" * torn + json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+        lines.flush()
+        os.fsync(lines.fileno())
 
 
 def performed(step: Step, size: str, device: str, logs: Path) -> Outcome:
@@ -174,6 +202,7 @@ def performed(step: Step, size: str, device: str, logs: Path) -> Outcome:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env=os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {}),
         )
         try:
             code = process.wait(timeout=step.limit)

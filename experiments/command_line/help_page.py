@@ -108,7 +108,7 @@ LISTED = {
     "parts": "results by what a training has seen: +parts=NAME",
 }
 ENDING = """\
-forestlens new method|benchmark|judge NAME writes a skeleton of your own, with
+forestlens new method|learned_method|benchmark|judge NAME writes a skeleton of your own, with
 its test.
 python -m experiments.run is the same as forestlens.
 --cfg job prints the composed configuration instead of running it, -m runs a

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from interp.errors import UserError
 
-KINDS = ("method", "benchmark", "judge")
+METHODS = ("method", "learned_method")  # chosen by method.path, without a file of settings
+KINDS = (*METHODS, "benchmark", "judge")
 FOLDER = "mine"  # given as --config-dir
 USAGE = f"forestlens new {'|'.join(KINDS)} NAME"
 
@@ -32,7 +33,7 @@ def new(arguments: list[str], *, into: Path | None = None) -> str:
     folder = into or Path.cwd()
     _check_name(name)
     written = {folder / f"{name}.py": f"{kind}.py", folder / f"test_{name}.py": f"test_{kind}.py"}
-    if kind != "method":
+    if kind not in METHODS:
         written[folder / FOLDER / kind / f"{name}.yaml"] = f"{kind}.yaml"
     if there := next((path for path in written if path.exists()), None):
         raise UserError(f"{there} exists and is left as it is; choose another name, or remove it")
@@ -41,7 +42,7 @@ def new(arguments: list[str], *, into: Path | None = None) -> str:
         text = (templates / f"{template}.txt").read_text(encoding="utf-8")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.replace("MODULE_NAME", name).replace("CLASS_NAME", _class_name(name)), encoding="utf-8")
-    chosen = f"method=file method.path={name}.py" if kind == "method" else f"--config-dir {FOLDER} {kind}={name}"
+    chosen = f"method=file method.path={name}.py" if kind in METHODS else f"--config-dir {FOLDER} {kind}={name}"
     shown = "\n".join(f"  {path.relative_to(folder)}" for path in written)
     next_steps = f"  {sys.executable} -m pytest test_{name}.py\n  forestlens {chosen} limit=20"
     return f"Written:\n{shown}\nNext (pytest comes by pip install pytest):\n{next_steps}\n"

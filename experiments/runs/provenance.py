@@ -14,6 +14,7 @@ from experiments.runs.launch import Launch
 if TYPE_CHECKING:
     from interp.vlm import VLM
 
+ARCHIVED = "$Format:%H$"  # git archive writes the commit here (.gitattributes)
 SHOWN = 8  # characters of a hash, beside the name
 PACKAGES = (
     "torch",
@@ -34,7 +35,7 @@ def machine(vlm: "VLM | None") -> dict[str, Any]:
     import torch
 
     return {
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _commit(),
         "dirty": bool(_git("status", "--porcelain")),
         "versions": {"python": platform.python_version()} | {package: installed(package) for package in PACKAGES},
         "device": _device(vlm),
@@ -52,8 +53,8 @@ def installed(package: str) -> str:
 
 
 def commit() -> str:
-    """The commit of this source tree, for people; a copy of the files alone has none."""
-    found = _git("rev-parse", "HEAD")
+    """The commit of this source tree, for people; a copy of the files alone has none, an archive of git's has one."""
+    found = _commit()
     return "unknown" if found is None else found + (" with changes" if _git("status", "--porcelain") else "")
 
 
@@ -143,6 +144,10 @@ def _device(vlm: "VLM | None") -> str:
     if device is None:
         return "none" if vlm is None else "remote"
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _commit() -> str | None:
+    return _git("rev-parse", "HEAD") or (None if ARCHIVED.startswith("$") else ARCHIVED)
 
 
 def _git(*arguments: str) -> str | None:

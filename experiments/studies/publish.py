@@ -33,8 +33,10 @@ from mitigation.vrtuning.checkpoint import CONFIG, RECORD, WEIGHTS, adapter_hash
 PUBLISHED = "published"
 CARD, SETTINGS = "README.md", "settings.json"
 LEARNED_FILE = "learned.safetensors"
+BASE_KEYS = {CONFIG: "base_model_name_or_path", RECORD: "base_path"}  # where an adapter's files name its model
 BASELINE = "baseline"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+FOLDERS = re.compile(r"(?<![\w.:/-])~?(?:/[^\s/'\",=\[\]{}]+)+/([^\s/'\",=\[\]{}]+)")  # of absolute paths in a command
 LIMITS = (
     "The numbers hold for these cases, this model and these settings alone. A method that changes how a model answers "
     "safety questions is no safety guarantee, and may let harmful requests through."
@@ -47,7 +49,7 @@ class Publish:
     """The task. ``arm``: whose files (default: the arm under study); ``to``: an absent or empty folder.
 
     With ``push`` the files are sent to ``repo`` (owner/name), which is made where it is absent, ``private`` unless that
-    is false. ``license`` goes into the card.
+    is false. ``license`` goes into the card. ``base`` is the hub's name of a model that was loaded from a folder.
     """
 
     run: str | None = None
@@ -57,10 +59,12 @@ class Publish:
     push: bool = False
     private: bool = True
     license: str | None = None
+    base: str | None = None
 
     def __post_init__(self) -> None:
-        if self.repo is not None and not HUB_ID.fullmatch(self.repo):
-            raise UserError(f"task.repo={self.repo}: a repository of the hub is owner/name; give both")
+        for option, given in (("repo", self.repo), ("base", self.base)):
+            if given is not None and not HUB_ID.fullmatch(given):
+                raise UserError(f"task.{option}={given}: a repository of the hub is owner/name; give both")
         if self.push and self.repo is None:
             raise UserError("task.push=true: where to? Give task.repo=owner/name")
 
@@ -68,7 +72,8 @@ class Publish:
         """Writes the folder, lists its files, and sends them if told to.
 
         Raises:
-            UserError: no finished run, no such arm, files that have changed since, or the hub refuses.
+            UserError: no finished run, no such arm, files that have changed since, an adapter of a model that is known
+                by its folder alone, or the hub refuses.
         """
         if self.run is None:
             raise UserError("task=publish: no run; give run=<dir>, the directory of a finished run")
@@ -78,8 +83,11 @@ class Publish:
         target = Path(self.to).expanduser() if self.to else saved.directory / PUBLISHED
         if self.to and target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UserError(f"task.to={self.to} is in use; give an absent or empty folder")
+        if self.base:
+            saved.environment["model"] = {**(saved.environment.get("model") or {}), "path": self.base}
+        parts = parts_of(saved, arm)
         contents = {CARD: card(saved, arm, self.license), SETTINGS: _as_json(settings(saved, arm))}
-        _write(target, contents, parts_of(saved, arm))
+        _write(target, contents | _adapter_about(saved, arm, parts), parts)
         console = Console()
         sent = f"to {self.repo} ({'private' if self.private else 'public'})"
         heading = f"sent {sent}" if self.push else f"would be sent {sent if self.repo else 'to task.repo=owner/name'}"
@@ -132,6 +140,28 @@ def _adapter(saved: SavedRun, arm: str) -> dict[str, Path]:
         f"{arm} answered with the adapter {wanted}, which is neither in run={saved.directory} nor at {named}; bring it "
         "back, or run the study again"
     )
+
+
+def _adapter_about(saved: SavedRun, arm: str, parts: Mapping[str, Path]) -> dict[str, str]:
+    """The JSON files of an adapter, with the base model's name and no path of this machine."""
+    base = _base(saved)
+    about = {name: key for name, key in BASE_KEYS.items() if name in parts}
+    if about and not _public(base):
+        raise UserError(
+            f"the adapter of {arm} was trained on the model in the folder {base}, which nobody else has; give its name "
+            "on the hub: task.base=owner/name"
+        )
+    written = {name: json.loads(parts[name].read_text(encoding="utf-8")) for name in about}
+    return {name: _as_json(_without_paths(written[name]) | {key: base}) for name, key in about.items()}
+
+
+def _base(saved: SavedRun) -> str:
+    return str((saved.environment.get("model") or {}).get("path") or "")
+
+
+def _public(base: str) -> bool:
+    """Whether it names a model that others can load: of the hub, or a bundled one."""
+    return base.startswith(ORGANISM) or (HUB_ID.fullmatch(base) is not None and not Path(base).exists())
 
 
 def _learned(saved: SavedRun, arm: str) -> dict[str, Path]:
@@ -191,11 +221,10 @@ def card(saved: SavedRun, arm: str, license: str | None = None) -> str:
 
     environment = saved.environment
     model = environment.get("model") or {}
-    base, parts = str(model.get("path") or ""), parts_of(saved, arm)
+    base, parts = _base(saved), parts_of(saved, arm)
     bundled = base.startswith(ORGANISM)
-    on_hub = HUB_ID.fullmatch(base) is not None and not Path(base).exists()
     about = ModelCardData(
-        base_model=base if on_hub else None,
+        base_model=base if _public(base) and not bundled else None,
         library_name="peft" if WEIGHTS in parts else None,
         license=license,
         tags=["forestlens", "safety", "vision-language", *(["lora"] if WEIGHTS in parts else [])],
@@ -268,7 +297,7 @@ def _made(environment: Mapping[str, Any], parts: Mapping[str, Path]) -> str:
     if WEIGHTS in parts and (origin := read_origin(parts[WEIGHTS].parent)) is not None:
         data = f"{origin.examples} examples ({origin.data or 'not described'}; digest {origin.data_digest})"
         facts["Training"] = f"{data}, {origin.steps} steps, settings in {RECORD}"
-    command = str(environment.get("command")).replace(str(Path.home()), "~")
+    command = FOLDERS.sub(r"\1", str(environment.get("command")))
     return "\n".join([_fenced(command, "sh"), "", *(f"- {name}: {_plain(str(text))}" for name, text in facts.items())])
 
 
@@ -300,10 +329,10 @@ def _write(target: Path, contents: Mapping[str, str], parts: Mapping[str, Path])
         with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
             draft = Path(scratch) / target.name
             draft.mkdir()
-            for name, text in contents.items():
-                (draft / name).write_text(text, encoding="utf-8")
             for name, path in parts.items():
                 shutil.copyfile(path, draft / name)
+            for name, text in contents.items():
+                (draft / name).write_text(text, encoding="utf-8")
             shutil.rmtree(target, ignore_errors=True)
             draft.rename(target)
     except OSError as error:

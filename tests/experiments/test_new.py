@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.command_line.new import KINDS, new
+from experiments.command_line.new import KINDS, METHODS, new
 from interp.errors import UserError
 from tests.conftest import REPOSITORY
 from tests.experiments.compose import composed
 
 BREAKS = {
     "method": ("scores.new_full(likeliest.shape, strength)", "scores.new_full(likeliest.shape, float(len(scores)))"),
+    "learned_method": ("+= strength *", "+= len(here.hidden) * strength *"),
     "benchmark": ('"blue", True', '"blue", False'),
     "judge": (".lower()", ""),
 }
@@ -44,7 +45,7 @@ def test_the_next_command_composes(kind: str, tmp_path: Path, monkeypatch: pytes
     command = re.search(r"^  forestlens (.*)$", printed, re.MULTILINE)
     assert command is not None
     arguments = command[1].split()
-    if kind == "method":
+    if kind in METHODS:
         assert composed(*arguments).method.path == "mine_own.py"
     else:
         assert arguments[:2] == ["--config-dir", "mine"]

@@ -4,15 +4,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from experiments.bench import gpu_report, gpu_steps
-from experiments.bench.gpu_report import GpuReport, Outcome, Reading, Step, recorded
+from experiments.bench.gpu_report import BEGUN, GpuReport, Outcome, Reading, Step, recorded
 from experiments.bench.gpu_steps import Place
 from interp.errors import UserError
 from mitigation.contrastive.kernels import contrast_and_cut
@@ -43,7 +45,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., st
     page = tmp_path / "gpu.md"
     page.write_text("# On a GPU\n\nBring this.\n\n## Measured\n\nold numbers\n")
 
-    def write(*overrides: str) -> str:
+    def write(*overrides: str, fails: str = "") -> str:
         options = (
             "task.size=tiny",
             "task.device=cpu",
@@ -52,7 +54,8 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., st
             f"output_root={tmp_path}",
         )
         run = run_of("task=gpu_report", *options, *overrides)
-        run.task(run)
+        with pytest.raises(UserError, match=f"no numbers from {fails};") if fails else nullcontext():
+            run.task(run)
         return page.read_text(encoding="utf-8")
 
     return write
@@ -61,7 +64,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., st
 def test_the_page_says_what_was_measured_what_failed_and_what_overran(
     made_up: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = made_up()
+    text = made_up(fails="bad, slow")
     assert text.startswith("# On a GPU\n\nBring this.\n\n## Measured\n")
     assert "old numbers" not in text
     assert "Numbers with a bound: 2; bound met: 1; not met: 1." in text
@@ -76,17 +79,49 @@ def test_the_page_says_what_was_measured_what_failed_and_what_overran(
     assert [outcome.step for outcome in recorded(tmp_path / "gpu_report.jsonl")] == ["good", "bad", "slow"]
 
 
-def test_the_same_command_goes_on_with_what_has_no_numbers_and_appends(
+def test_the_same_command_goes_on_with_what_has_no_numbers_the_failed_last(
     made_up: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_up("task.only=[good,bad]")
+    made_up("task.only=[good,bad]", fails="bad")
     monkeypatch.setitem(CODE, "bad", CODE["good"])
     monkeypatch.setitem(CODE, "good", CODE["slow"])  # would overrun, were it run again
-    text = made_up("task.seconds=90")
+    text = made_up("task.seconds=90", fails="slow")
     assert "| bad | d | 3 s | – | – |" in text
     assert "failed: no memory" not in text
-    lines = [json.loads(line)["step"] for line in (tmp_path / "gpu_report.jsonl").read_text().splitlines()]
-    assert lines == ["good", "bad", "bad", "slow"]
+    lines = map(json.loads, (tmp_path / "gpu_report.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if line["why_not"] != BEGUN] == ["good", "bad", "slow", "bad"]
+
+
+def killed_in(made_up: Callable[..., str], monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+    """Runs the task as far as its first step, in which it is killed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(gpu_report, "performed", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            made_up(*overrides)
+
+
+def test_a_killed_call_leaves_a_record_that_the_next_one_goes_on_with(
+    made_up: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up("task.only=[good]")
+    killed_in(made_up, monkeypatch, "task.only=[good,bad]")  # while good is measured again
+    record = tmp_path / "gpu_report.jsonl"
+    record.write_bytes(record.read_bytes() + b'{"step": "slow", "seco')
+    found = recorded(record)
+    assert [(outcome.step, outcome.why_not) for outcome in found] == [("good", "")]
+    monkeypatch.setitem(CODE, "bad", CODE["good"])
+    assert "| bad | d | 3 s |" in made_up("task.only=[bad]")
+    assert [outcome.step for outcome in recorded(record)] == ["good", "bad"]
+
+
+def test_what_a_call_was_killed_in_comes_after_what_was_not_tried(
+    made_up: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_in(made_up, monkeypatch, "task.only=[bad]")
+    found = recorded(tmp_path / "gpu_report.jsonl")
+    assert [(outcome.step, outcome.why_not) for outcome in found] == [("bad", BEGUN)]
+    assert [step.name for step in GpuReport().wanted(found)] == ["good", "slow", "long", "bad"]
+    assert f"| bad | – | {BEGUN} |" in made_up("task.only=[]")
 
 
 def test_no_part_writes_the_page_alone(made_up: Callable[..., str]) -> None:
@@ -112,7 +147,8 @@ def test_every_step_can_be_measured_in_one_call_of_nine_minutes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "shape"), [("attention", "7b"), ("vcd", "7b_qwen"), ("eval", "7b"), ("plan", "7b"), ("attention", "tiny")]
+    ("part", "shape"),
+    [("attention", "7b"), ("vcd", "7b_qwen"), ("eval", "7b"), ("sharing", "7b"), ("plan", "7b"), ("attention", "tiny")],
 )
 def test_its_commands_compose(part: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
@@ -215,6 +251,21 @@ def test_tests_are_counted(tmp_path: Path, counts: str, value: str, met: bool) -
     report.write_text('<testsuites><testsuite tests="9" skipped="9" failures="0" errors="0"/></testsuites>')
     with pytest.raises(UserError, match="all of 9 tests skipped"):
         gpu_steps.counted(report)
+    assert gpu_steps.counted(report, "cpu")[0].met
+
+
+def test_a_module_that_cannot_be_collected_is_named(tmp_path: Path) -> None:
+    report = tmp_path / "tests.xml"
+    cases = '<testcase name="tests.a"><error/></testcase><testcase name="one"><skipped/></testcase>'
+    report.write_text(
+        f'<testsuites><testsuite tests="3" skipped="1" failures="0" errors="1">{cases}</testsuite></testsuites>'
+    )
+    (found,) = gpu_steps.counted(report)
+    assert (found.what, found.value) == ("tests marked gpu, 1 skipped; failed: tests.a", "1 of 2 pass")
+    assert found.met is False
+    report.unlink()
+    with pytest.raises(UserError, match="wrote no report"):
+        gpu_steps.counted(report)
 
 
 def test_a_tool_that_fails_is_a_line_among_the_others(tmp_path: Path) -> None:
@@ -225,18 +276,15 @@ def test_a_tool_that_fails_is_a_line_among_the_others(tmp_path: Path) -> None:
         "it", "failed: RuntimeError: out of ideas", "works", met=False
     )
     assert gpu_steps.tried("it", lambda: None, "cpu").met is True
-    with pytest.raises(UserError, match="set_sync_debug_mode"):
-        gpu_steps.waits(Place("tiny", "cpu", 1, tmp_path))
 
 
 @pytest.mark.slow  # small models in processes of their own
-@pytest.mark.parametrize("name", ["tools LLaVA-1.5", "tools Qwen2.5-VL", "attention Qwen2.5-VL"])
-def test_what_needs_no_gpu_is_measured(name: str, tmp_path: Path) -> None:
-    (step,) = [step for step in gpu_report.STEPS if step.name == name]
+@pytest.mark.parametrize("step", gpu_report.STEPS, ids=lambda step: step.name)
+def test_every_step_runs_on_a_cpu(step: Step, tmp_path: Path) -> None:
     outcome: Outcome = gpu_report.performed(step, "tiny", "cpu", tmp_path)
     assert outcome.why_not == ""
     assert outcome.readings
-    if step.part == "tools":
+    if step.part in ("tests", "tools", "prove"):
         assert [reading for reading in outcome.readings if reading.met is False] == []
 
 

@@ -207,9 +207,35 @@ def test_an_adapter_of_the_run_goes_in_and_another_does_not(finished: Path, tmp_
     assert (sent / "adapter_model.safetensors").read_bytes() == b"weights"
     head = yaml.safe_load((sent / "README.md").read_text().split("---\n")[1])
     assert head["library_name"] == "peft"
+    config = json.loads((sent / "adapter_config.json").read_text())
+    assert config == {"base_model_name_or_path": "llava-hf/llava-1.5-7b-hf"}
     (wanted / "adapter_config.json").write_text("{ }")
     with pytest.raises(UserError, match="vcd answered with the adapter sha256:"):
         publish(finished)
+
+
+def test_an_adapter_names_its_model_on_the_hub_and_no_folder_of_this_machine(finished: Path, tmp_path: Path) -> None:
+    folder, home = adapter(finished / "adapters" / "b" / "adapter"), str(tmp_path / "home" / "weights")
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": home, "r": 8}))
+    record = {"base": "llava", "base_path": home, "settings": {"data": f"{home}/train.csv"}, "steps": 3}
+    (folder / "vrtuning.json").write_text(json.dumps(record))
+    config = {"arms": {"baseline": {}, "vcd": {"_target_": "x.NewAdapter", "adapter": str(folder)}}}
+    model = {"name": "llava", "path": home, "adapters": {"vcd": adapter_hash(folder)}}
+    command = f"python -m experiments.run model.path={home} 'arms.b.settings={{path: {home}/b.py}}' task.repo=a/b/c"
+    changed(finished, config=config, model=model, command=command)
+    with pytest.raises(UserError, match=r"trained on the model in the folder .*weights, .* task\.base=owner/name"):
+        publish(finished)
+    assert not (finished / "published").exists()
+    publish(finished, "task.base=owner/base")
+    sent = finished / "published"
+    found = {path.name: path.read_bytes().decode(errors="replace") for path in sent.iterdir()}
+    assert [name for name, text in found.items() if str(tmp_path) in text] == []
+    assert json.loads(found["adapter_config.json"]) == {"base_model_name_or_path": "owner/base", "r": 8}
+    assert json.loads(found["vrtuning.json"]) == {
+        "base": "llava", "base_path": "owner/base", "settings": {"data": "train.csv"}, "steps": 3,
+    }  # fmt: skip
+    assert yaml.safe_load(found["README.md"].split("---\n")[1])["base_model"] == "owner/base"
+    assert "model.path=weights 'arms.b.settings={path: b.py}' task.repo=a/b/c" in found["README.md"]
 
 
 def test_what_a_file_of_the_users_learned_is_published_with_the_file(saved: Path, tmp_path: Path) -> None:
@@ -263,6 +289,8 @@ def test_options_that_make_no_sense_are_refused(finished: Path) -> None:
         Publish(run="x", push=True)
     with pytest.raises(UserError, match=r"task\.repo=name: a repository of the hub is owner/name"):
         Publish(run="x", repo="name")
+    with pytest.raises(UserError, match=r"task\.base=/weights: a repository of the hub is owner/name"):
+        Publish(run="x", base="/weights")
     run: Run = replace(run_of("task=publish", f"run={finished}"))
     with pytest.raises(UserError, match="task=publish: no run"):
         Publish()(run)
