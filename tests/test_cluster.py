@@ -50,7 +50,7 @@ class Cluster:
         self.folder = folder
         (folder / "bin").mkdir()
         (folder / "calls").touch()
-        for name in ("sbatch", "srun", "scontrol"):
+        for name in ("sbatch", "srun", "scancel", "scontrol"):
             command = folder / "bin" / name
             command.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} {name} "$@"\n')
             command.chmod(0o755)
@@ -64,6 +64,11 @@ class Cluster:
             ["sbatch", *words], cwd=REPOSITORY, env=os.environ | more | environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, executable=self.folder / "bin" / "sbatch",
         )  # fmt: skip
+
+    def call(self, name: str, *words: str) -> None:
+        """Types a command of Slurm's."""
+        environment = os.environ | {"SLURM_STAND_IN": str(self.folder)}
+        subprocess.run([self.folder / "bin" / name, *words], env=environment, check=True)
 
     def calls(self, beginning: str) -> list[str]:
         """What was called so."""
@@ -104,8 +109,13 @@ def work(folder: Path, *, ends_with: int, stopped_with: int) -> str:
 
 @pytest.mark.parametrize(
     ("sent", "stopped_with", "code", "requeued"),
-    [("USR1", 143, 0, True), ("USR1", 0, 0, False), ("TERM", 143, 143, False)],
-    ids=["time is up", "time is up when it has just finished", "cancelled"],
+    [
+        ("USR1", 3, 0, True),
+        ("USR1", 0, 0, False),
+        ("scancel 42", 3, 3, False),
+        ("scancel --signal=TERM 42", 3, 0, True),
+    ],
+    ids=["time is up", "time is up when it has just finished", "cancelled", "pre-empted, told by SIGTERM alone"],
 )
 def test_a_signal_stops_the_work_and_only_some_queue_it_again(
     sent: str, stopped_with: int, code: int, requeued: bool, tmp_path: Path
@@ -116,11 +126,13 @@ def test_a_signal_stops_the_work_and_only_some_queue_it_again(
     if sent == "USR1":
         cluster.time_is_nearly_up()
     else:
-        os.kill(int((tmp_path / "shell").read_text()), signal.SIGTERM)
+        if requeued:
+            (tmp_path / "preempted").touch()
+        cluster.call(*sent.split())
     said, _ = process.communicate(timeout=30)
-    assert process.returncode == code, said
+    assert process.returncode == code, said  # 3: by SIGTERM, with time to end; 137 would be SIGKILL
     assert bool(cluster.calls("scontrol requeue 42")) is requeued
-    assert "stopping after the batch under way" in said
+    assert ("stopping after the batch under way" in said) is not (tmp_path / "preempted").exists()
 
 
 @pytest.mark.parametrize("ends_with", [0, 2])

@@ -80,7 +80,7 @@ def test_a_file_with_learn_is_a_method_that_learns(tmp_path: Path) -> None:
     assert isinstance(method, TrainableMethod)
     assert not abilities(method).works_over_api
     assert isinstance(own_method(path, shift=1.0), ShiftedTrainable)
-    with pytest.raises(UserError, match="it learns first; make it with own_method"):
+    with pytest.raises(UserError, match="it learns first; make it with OwnLearner"):
         OwnFile(path)
     (tmp_path / "mine.py").write_text("def ask(prompt): return prompt\n")
     assert isinstance(own_method(path), OwnFile)
