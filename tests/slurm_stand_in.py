@@ -1,7 +1,7 @@
 """A stand-in for Slurm's commands: one machine, one job. ``python slurm_stand_in.py sbatch|srun|scancel|scontrol …``
 
-The folder SLURM_STAND_IN has ``calls`` (what was called), ``shell`` and ``tasks`` (process ids of the batch shell, and of
-what srun started), ``preempted`` (there while the job is pre-empted) and ``directives.json`` (the ``#SBATCH`` options).
+The folder SLURM_STAND_IN has ``calls`` (what was called), ``shell`` and ``tasks`` (process ids of the batch shell, and
+of what srun started), ``preempted`` (there while the job is pre-empted), ``directives.json`` (the ``#SBATCH`` options).
 """
 
 import json

@@ -51,6 +51,7 @@ STEPS = (
     Step("sharing", 150, "LLaVA-1.5"),
     Step("plan", 150, "LLaVA-1.5"),
     *(Step("prove", 90, model) for model in MODELS),
+    Step("precision", 120),
     Step("waits", 80, "LLaVA-1.5"),
     *(Step("tools", 120, model) for model in MODELS),
 )

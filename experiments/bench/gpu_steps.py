@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 from experiments.bench.eval import EvalCases
@@ -38,6 +39,7 @@ RECORDED = {"verdict": 1.10, "mass": 1.25}  # times a plain forward, at each len
 KERNEL_ERROR = 1e-4  # of the Triton kernel and torch.compile from eager torch, in logits
 PLANNED = 0.15  # of the measured peak, that an estimate may be off
 PLANNED_ROWS = 8
+FLOAT32_ERROR = 1e-3  # of a margin in float32 on a GPU from that on a CPU, in logits
 SHARED = 1.8  # times arms apart, at least
 WAITS = 1.0  # of the host, a token
 CALLS = 50  # of a kernel between two synchronisations; a single call is too short to time
@@ -318,6 +320,37 @@ def proved(place: Place) -> list[Reading]:
     return [Reading(f"proof of {tool}", why or "works", "works", not why) for tool, why in proof.tools.items()]
 
 
+def precision(place: Place) -> list[Reading]:
+    """The bundled organism on the device, in float32 and bfloat16, against float32 on the CPU."""
+    from experiments.benchmarks.images import open_image
+    from experiments.metrics.bootstrap import auroc
+    from interp.loading import load
+
+    samples = EvalCases(400 if place.device == "cuda" else 8).load().samples
+    prompts = [Prompt(one.prompt, open_image(one.image), key=one.id) for one in samples if one.image]
+    safe = np.array([one.gold == "yes" for one in samples if one.image])
+    methods: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD()}
+
+    def margins(dtype: str, device: str, method: Any) -> Any:
+        vlm = load("organism:llava", dtype=dtype, device=device)
+        parts = [prompts[start : start + 50] for start in range(0, len(prompts), 50)]
+        return np.concatenate([method.generate(vlm, part, max_new_tokens=2).margins.numpy() for part in parts])
+
+    found = []
+    for name, method in methods.items():
+        wanted = margins("float32", "cpu", method)
+        for dtype in ("float32", "bfloat16"):
+            here = margins(dtype, place.device, method)
+            off, turned = np.abs(here - wanted).max(), int(((here > 0) != (wanted > 0)).sum())
+            what, least = f"{name} in {dtype}, largest margin's error from float32 on a CPU", FLOAT32_ERROR
+            exact = dtype == "float32"
+            found.append(Reading(what, f"{off:.1e}", *((f"≤ {least:.0e}", bool(off <= least)) if exact else ())))
+            found.append(Reading(f"{name} in {dtype}, verdicts turned", f"{turned} of {len(prompts)}"))
+            ranked = [auroc(one, safe) for one in (wanted, here)]
+            found.append(Reading(f"{name} in {dtype}, AUROC there / here", " / ".join(f"{one:.3f}" for one in ranked)))
+    return found
+
+
 def waits(place: Place) -> list[Reading]:
     """Times a token that the host waits for the device, by torch's sync debug mode; none are counted on a CPU."""
     vlm, prompts, _ = asked(place, 2)
@@ -414,6 +447,7 @@ MEASURES: dict[str, Callable[[Place], list[Reading]]] = {
     "sharing": sharing,
     "plan": plan,
     "prove": proved,
+    "precision": precision,
     "waits": waits,
     "tools": tools,
 }
