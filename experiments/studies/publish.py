@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -84,7 +84,8 @@ class Publish:
         if self.to and target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UserError(f"task.to={self.to} is in use; give an absent or empty folder")
         if self.base:
-            saved.environment["model"] = {**(saved.environment.get("model") or {}), "path": self.base}
+            model = {**(saved.environment.get("model") or {}), "path": self.base}
+            saved = replace(saved, environment={**saved.environment, "model": model})
         parts = parts_of(saved, arm)
         contents = {CARD: card(saved, arm, self.license), SETTINGS: _as_json(settings(saved, arm))}
         _write(target, contents | _adapter_about(saved, arm, parts), parts)
