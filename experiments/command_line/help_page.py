@@ -108,8 +108,8 @@ LISTED = {
     "parts": "results by what a training has seen: +parts=NAME",
 }
 ENDING = """\
-forestlens new method|learned_method|benchmark|judge NAME writes a skeleton of your own, with
-its test.
+forestlens new method|learned_method|benchmark|judge NAME writes a skeleton of
+your own, with its test.
 python -m experiments.run is the same as forestlens.
 --cfg job prints the composed configuration instead of running it, -m runs a
 sweep over values with commas (seed=0,1), --hydra-help lists Hydra's own flags.
