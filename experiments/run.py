@@ -71,8 +71,8 @@ def main() -> None:
     launch = Launch()
     try:
         launch = Launch.current()
-        if said := unknown_flag(sys.argv[1:]):
-            raise UserError(said)
+        if message := unknown_flag(sys.argv[1:]):
+            raise UserError(message)
     except UserError as error:
         stop(launch, f"error: {error}", 2)
     arguments = sys.argv[1:]
@@ -88,9 +88,9 @@ def main() -> None:
     except stopping.Stopped as asked:  # before the task began
         stop(launch, CONTINUES, 128 + asked.number)
     except Exception as error:
-        if ASKED_FOR_WHOLE_ERRORS or (said := in_a_sentence(error, composed)) is None:
+        if ASKED_FOR_WHOLE_ERRORS or (message := in_a_sentence(error, composed)) is None:
             raise
-        stop(launch, f"error: {said}", 2)
+        stop(launch, f"error: {message}", 2)
 
 
 def start(arguments: "Sequence[str]", config: "DictConfig") -> None:

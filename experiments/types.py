@@ -32,7 +32,7 @@ class Status(StrEnum):
         return self in (Status.TRANSPORT_FAILED, Status.BAD_IMAGE)
 
     @property
-    def spoken(self) -> bool:
+    def has_text(self) -> bool:
         """True where there is a text that a judge can read."""
         return self in (Status.ANSWERED, Status.TRUNCATED)
 

@@ -61,15 +61,15 @@ if TYPE_CHECKING:
     from interp.checkpoints.config import ModelConfig
     from interp.errors import UserError
     from interp.figures.attention import head_grid, image_overlay, layer_curves, layer_groups, text_heat
-    from interp.first_scores import Metric
     from interp.generation import Generation
     from interp.hooks.forward import paused
     from interp.hooks.residual import edit_residual, residuals
     from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
     from interp.loading import load
-    from interp.metric import logit_difference
+    from interp.logit_difference import logit_difference
+    from interp.margin import Metric
+    from interp.measured_grid import measure_places
     from interp.output_head import float32_head, native_head
-    from interp.places import measure_places
     from interp.prompt import Prompt
     from interp.proof import Proof, prove
     from interp.segments import segment

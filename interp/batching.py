@@ -28,8 +28,8 @@ from interp.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interp.first_scores import Metric
     from interp.generation import Generation
+    from interp.margin import Metric
     from interp.prompt import Prompt
     from interp.prompt_length import Lengths
 

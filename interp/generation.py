@@ -24,7 +24,7 @@ class Generation:
 
     ``texts`` have no special tokens and no surrounding whitespace. ``token_ids`` are the generated ids, end token
     included. ``margins`` are logit(Yes) − logit(No) at the first answer token, float32 on the CPU, read from the scores
-    that it was chosen from (``interp.first_scores``; NaN if there are none). ``finished`` is whether the end token came
+    that it was chosen from (``interp.margin``; NaN if there are none). ``finished`` is whether the end token came
     within ``max_new_tokens``. ``unshifted`` are the margins before a method added a constant to them; None if none did.
     ``sampled`` is whether the tokens were drawn, so that a verdict need not have the sign of its margin.
     ``skips`` counts the forwards a method saved (``mitigation.contrastive.second_branch.Skips``), ``branch`` is how it

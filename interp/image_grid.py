@@ -17,7 +17,7 @@ Box = tuple[float, float, float, float]
 
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 MEASURED = "measured"
-"""The name of a grid that was measured (``interp.places``), in maps and tables."""
+"""The name of a grid that was measured (``interp.measured_grid``), in maps and tables."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class PatchGrid:
 
     ``columns`` are columns of the (left-padded) batch, row-major from the top left. ``box`` is the part of the picture
     they cover. ``name`` is ``base`` (the whole picture), ``tiles`` (the whole picture in high resolution), ``global``
-    (the low-resolution copy that accompanies the tiles) or ``measured`` (the whole picture, by ``interp.places``).
+    (the low-resolution copy that accompanies the tiles) or ``measured`` (the whole picture; see
+    ``interp.measured_grid``).
     """
 
     name: str

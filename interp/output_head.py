@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.host import to_device
+from interp.device_copies import to_device
 from interp.layout import layout_for
 
 COPIED = 2**30

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor
 from interp.errors import UserError
 from interp.generation import new_tokens
 from interp.hooks.attention import AttentionCall, intercept
-from interp.measured import AfterHead, fitted, is_gated, measured, off, pixel_inputs
+from interp.measured_numbers import AfterHead, fitted, is_gated, measured, off, pixel_inputs
 from interp.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -123,9 +123,9 @@ class Checks:
         except _NotShown as reason:
             self.done[name] = Check("not shown", why=str(reason))
         except Exception as error:  # whatever a model's own code raises is the finding
-            said = str(error).splitlines()[0][:200] if str(error) else ""
+            text = str(error).splitlines()[0][:200] if str(error) else ""
             self.done[name] = Check(
-                "failed", why=said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+                "failed", why=text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
             )
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:

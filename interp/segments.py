@@ -30,7 +30,7 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.image_grid import GRIDS, MEASURED, ImageTokens, PatchGrid, grid_of
-from interp.places import measured_grid
+from interp.measured_grid import measured_grid
 from interp.prompt import MARK
 
 if TYPE_CHECKING:
@@ -220,8 +220,8 @@ def text_spans(render: "Callable[[Prompt], str]", prompt: "Prompt") -> dict[str,
             start += len(piece)
             spans.append((start, start + length))
             start += length
-        said = {rendered[slice(*span)] for span in spans}
-        if len(said) == 1 and said.pop().join(pieces) == rendered:
+        markers = {rendered[slice(*span)] for span in spans}
+        if len(markers) == 1 and markers.pop().join(pieces) == rendered:
             found[name] = spans
     return found
 

@@ -19,9 +19,9 @@ from interp.batching import BatchContext
 from interp.checkpoints.memory import input_device
 from interp.errors import UserError
 from interp.families import encode_pieces
-from interp.first_scores import FirstScores, Metric, margin_of
 from interp.generation import GREEDY, Generation, check_call, generating_from, new_tokens, own_length, seeded
 from interp.layout import layout_for
+from interp.margin import FirstScores, Metric, margin_of
 from interp.output_head import float32_head, native_head
 from interp.prompt import MARK, Prompt, render, to_rgb
 
@@ -191,10 +191,10 @@ class VLM:
 
     def _turn_end(self) -> set[int]:
         """The special token right behind an answer in the chat template; empty if there is none."""
-        said = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
-        said.append({"role": "assistant", "content": [{"type": "text", "text": MARK}]})
+        messages = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": MARK}]})
         try:
-            behind = self.processor.apply_chat_template(said).rpartition(MARK)[2].lstrip()
+            behind = self.processor.apply_chat_template(messages).rpartition(MARK)[2].lstrip()
         except Exception:  # a template that takes no answers
             return set()
         specials = {content: token for token, content in self._specials().items()}
@@ -290,7 +290,7 @@ class VLM:
 
         ``encoded`` are inputs made by ``encode``, possibly modified. ``seed`` is required for ``do_sample=True`` and
         leaves the global generator alone; a sampled answer depends on its batch. Margins are read from the scores that
-        the first token was chosen from: after every processor, before sampling (``interp.first_scores``).
+        the first token was chosen from: after every processor, before sampling (``interp.margin``).
 
         Raises:
             UserError: right-padded inputs, several sequences per prompt, or sampling without a seed.

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.device_copies import to_device
 from interp.errors import UserError
 from interp.hooks.attention import CHUNK, AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
-from interp.host import to_device
 from interp.segments import IMAGE, SEGMENTS, Segments
 from mitigation.validation import check_layers, check_weight
 

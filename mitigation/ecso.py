@@ -94,10 +94,10 @@ class ECSO:
             for row, (prompt, text) in enumerate(zip(prompts, first.texts, strict=True))
             if text
         }
-        told = steps.ask(CHECKED, checks, max_new_tokens=_CHECK_TOKENS)
-        asked = {row: self.describing(prompts[row]) for row, text in told.items() if text.strip().lower() in HARMFUL}
-        said = steps.ask(DESCRIPTION, asked, max_new_tokens=self.description_tokens)
-        again = {row: self.answering(prompts[row], description) for row, description in said.items()}
+        checked = steps.ask(CHECKED, checks, max_new_tokens=_CHECK_TOKENS)
+        asked = {row: self.describing(prompts[row]) for row, text in checked.items() if text.strip().lower() in HARMFUL}
+        descriptions = steps.ask(DESCRIPTION, asked, max_new_tokens=self.description_tokens)
+        again = {row: self.answering(prompts[row], description) for row, description in descriptions.items()}
         for row, prompt in again.items():
             steps.note(row, QUESTION, prompt.text)
         if again:
@@ -150,6 +150,6 @@ def _lost(answers: "Generation", steps: Steps) -> "Generation":
     if not steps.lost or answers.statuses is None:
         return answers
     statuses, reasons = list(answers.statuses), list(answers.reasons or [""] * len(answers.texts))
-    for row, said in steps.lost.items():
-        statuses[row], reasons[row] = said.status, said.reason
+    for row, step in steps.lost.items():
+        statuses[row], reasons[row] = step.status, step.reason
     return replace(answers, statuses=statuses, reasons=reasons)

@@ -24,7 +24,7 @@ class Method(Protocol):
         """Answers to ``prompts``, in order, with this arm's margins.
 
         An answer depends on its prompt (with its key) and the method's settings, not on the rest of the batch. The
-        margins are read by ``vlm.generate`` (``interp.first_scores``); where the model reasons before its verdict,
+        margins are read by ``vlm.generate`` (``interp.margin``); where the model reasons before its verdict,
         ``mitigation.reasoning.at_verdicts`` reads them.
 
         Raises:
@@ -112,7 +112,7 @@ def check_answers(method: Any, generation: Any, prompts: "Sequence[Prompt]", *, 
     if margins and not abilities(method).unscored and bool(generation.margins.isnan().all()):
         raise MethodFault(
             f"it returned no margins; {OWES}; one that masks the answers keeps their scores as first_scores "
-            "(interp.first_scores), and one that has none says why in an attribute unscored"
+            "(interp.margin), and one that has none says why in an attribute unscored"
         )
 
 

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, TopPLogitsWarper
 
-from interp.first_scores import uncut_scores
-from interp.host import to_device
+from interp.device_copies import to_device
+from interp.margin import uncut_scores
 from interp.vlm import AnswerIds
 from mitigation.contrastive.corruption import case_generator
 from mitigation.contrastive.formulas import gumbel_like, plausible, uncut_answers

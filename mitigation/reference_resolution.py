@@ -118,26 +118,26 @@ def parts(text: str, request: str = "") -> Parts:
 def phrase(description: str) -> str:
     """The noun phrase of a description's first sentence, as it stands there: "a cockroach"; "" if it has none."""
     sentences = [part for part in _SENTENCE_ENDS.split(description.strip()) if part.strip()]
-    said = " ".join((sentences[0] if sentences else "").split()).strip("\"'“”‘’ ").rstrip(".!?;:, ")
+    words_so_far = " ".join((sentences[0] if sentences else "").split()).strip("\"'“”‘’ ").rstrip(".!?;:, ")
     opening = True  # the first word's capital is the sentence's
     for _ in range(3):
         for lead in _LEADS:
-            shorter = lead.sub("", said)
-            opening, said = opening and shorter == said, shorter or said
-    if _NOTHING.match(said):
+            shorter = lead.sub("", words_so_far)
+            opening, words_so_far = opening and shorter == words_so_far, shorter or words_so_far
+    if _NOTHING.match(words_so_far):
         return ""
-    if (clause := _CLAUSE.match(said)) is not None:
+    if (clause := _CLAUSE.match(words_so_far)) is not None:
         rest = clause["rest"] if _AFTER_VERB.match(clause["rest"]) else ""
-        said = f"{clause['thing']} {rest}".strip()
-    said = _ASIDE.split(said)[0]
-    words = said.split()
+        words_so_far = f"{clause['thing']} {rest}".strip()
+    words_so_far = _ASIDE.split(words_so_far)[0]
+    words = words_so_far.split()
     if len(words) > _LONGEST:
-        said = " ".join(words[:_LONGEST])
-        said = said.rpartition(",")[0] or said
-    said = said.strip().rstrip(",;:. ")
-    if opening and said and not _is_name(said):
-        said = said[0].lower() + said[1:]
-    return said
+        words_so_far = " ".join(words[:_LONGEST])
+        words_so_far = words_so_far.rpartition(",")[0] or words_so_far
+    words_so_far = words_so_far.strip().rstrip(",;:. ")
+    if opening and words_so_far and not _is_name(words_so_far):
+        words_so_far = words_so_far[0].lower() + words_so_far[1:]
+    return words_so_far
 
 
 def definite(thing: str) -> str:

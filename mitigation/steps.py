@@ -27,7 +27,7 @@ LOST = ("provider_blocked", "transport_failed", "bad_image")  # of a remote mode
 
 
 @dataclass(frozen=True)
-class Said:
+class StepAnswer:
     """What the model said in one step. ``seconds`` are its share of its batch's; ``status`` as in ``Generation``."""
 
     text: str
@@ -46,11 +46,11 @@ class Keeper(Protocol):
         """The model that it keeps the words of; others' are not kept."""
         ...
 
-    def known(self, asked: str) -> Said | None:
+    def known(self, asked: str) -> StepAnswer | None:
         """What was said, None if it was not asked."""
         ...
 
-    def keep(self, said: Mapping[str, Said]) -> None:
+    def keep(self, answers: Mapping[str, StepAnswer]) -> None:
         """Keeps what a batch has said before anything else is asked."""
         ...
 
@@ -65,7 +65,7 @@ def asking() -> bool:
 
 
 @contextmanager
-def kept_by(keeper: Keeper) -> Iterator[None]:
+def recorded_by(keeper: Keeper) -> Iterator[None]:
     """While open, no step is asked twice: ``keeper`` gives what is known, and gets what is not."""
     token = _KEEPER.set(keeper)
     try:
@@ -81,7 +81,7 @@ class Steps:
     vlm: "VLM"
     count: int
     rows: list[dict[str, str]] = field(init=False)
-    lost: dict[int, Said] = field(init=False, default_factory=dict)
+    lost: dict[int, StepAnswer] = field(init=False, default_factory=dict)
     spent: dict[str, int | float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,9 +95,9 @@ class Steps:
             UserError: the model cannot be asked this.
         """
         wanted = {row: prompt for row, prompt in prompts.items() if row not in self.lost}
-        said = _asked(_plain(self.vlm), wanted, max_new_tokens, self.spent)
+        answers = _asked(_plain(self.vlm), wanted, max_new_tokens, self.spent)
         texts = {}
-        for row, answer in said.items():
+        for row, answer in answers.items():
             self.rows[row][name] = answer.text
             if answer.status in LOST:
                 self.lost[row] = replace(answer, reason=f"{name}: {answer.reason}")
@@ -174,7 +174,9 @@ def _plain(vlm: "VLM") -> Any:
     return getattr(model, "continues", model)
 
 
-def _asked(vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[str, int | float]) -> dict[int, Said]:
+def _asked(
+    vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[str, int | float]
+) -> dict[int, StepAnswer]:
     """What the model says of each; in batches of pictures and of words alone, without what is known already."""
     keeper = _KEEPER.get()
     if keeper is not None and keeper.model is not vlm:
@@ -196,7 +198,7 @@ def _asked(vlm: Any, prompts: "Mapping[int, Prompt]", budget: int, spent: dict[s
     return found
 
 
-def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[Said]:
+def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[StepAnswer]:
     from interp.hooks.forward import paused
 
     begun, token = time.perf_counter(), _ASKING.set(True)
@@ -207,7 +209,7 @@ def _generated(vlm: Any, prompts: "list[Prompt]", budget: int) -> list[Said]:
         _ASKING.reset(token)
     share = (time.perf_counter() - begun) / len(prompts)
     return [
-        Said(
+        StepAnswer(
             text,
             len(given.token_ids[at]),
             share,

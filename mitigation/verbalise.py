@@ -90,9 +90,11 @@ class Verbalise:
         if not self.picture:
             check_words(vlm, "keep the picture in the last question: method.picture=true")
         steps = Steps(vlm, len(prompts))
-        said = self._descriptions(steps, prompts)
-        rewritten = self._rewritten(steps, prompts, said)
-        judged = {row: self.last_question(prompts[row], said[row], rewritten.get(row, "")) for row in said}
+        descriptions = self._descriptions(steps, prompts)
+        rewritten = self._rewritten(steps, prompts, descriptions)
+        judged = {
+            row: self.last_question(prompts[row], descriptions[row], rewritten.get(row, "")) for row in descriptions
+        }
         for row, one in judged.items():
             for name, text in one.steps.items():
                 steps.note(row, name, text)
@@ -135,13 +137,13 @@ class Verbalise:
             steps.note(row, DESCRIPTION, prompt.shows)
         return {row: prompt.shows for row, prompt in enumerate(prompts)}
 
-    def _rewritten(self, steps: Steps, prompts: "Sequence[Prompt]", said: Mapping[int, str]) -> dict[int, str]:
+    def _rewritten(self, steps: Steps, prompts: "Sequence[Prompt]", descriptions: Mapping[int, str]) -> dict[int, str]:
         """What the model rewrites the requests to, where it is asked."""
         if self.resolve not in ("model", "both"):
             return {}
         in_words = "{description}" in self.rewrite
         asked, longest = {}, 0
-        for row, description in said.items():
+        for row, description in descriptions.items():
             if not description.strip():
                 continue
             request = reference_resolution.parts(prompts[row].text, prompts[row].request).request
@@ -161,8 +163,8 @@ class Judged:
 
 def _sentences(description: str) -> str:
     """The description on one line, ended."""
-    said = " ".join(description.split())
-    return said if said[-1:] in ".!?" else f"{said}."
+    text = " ".join(description.split())
+    return text if text[-1:] in ".!?" else f"{text}."
 
 
 def _bare(rewritten: str) -> str:

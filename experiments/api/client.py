@@ -23,7 +23,7 @@ from typing import Any
 
 from experiments.api.config import SHORTEST_SECRET, ApiConfig
 from experiments.api.reply import FailureKind, Garbage, Reply, classify, one_line, read_completion
-from experiments.runs.directory import read_object
+from experiments.runs.resumption import read_object
 from experiments.types import Status
 from interp.errors import UserError
 

@@ -127,9 +127,9 @@ def one_line(text: str) -> str:
 
 def _without_choice(body: dict[str, Any]) -> Reply:
     error = body.get("error")
-    said = json.dumps({k: v for k, v in body.items() if k != "usage"})
-    if POLICY.search(said):
-        return Reply(Status.PROVIDER_BLOCKED, reason=one_line(said))
+    body_text = json.dumps({k: v for k, v in body.items() if k != "usage"})
+    if POLICY.search(body_text):
+        return Reply(Status.PROVIDER_BLOCKED, reason=one_line(body_text))
     raise Garbage(
         f"an error in place of an answer: {one_line(json.dumps(error))}" if error else "the reply has no choice"
     )

@@ -31,7 +31,7 @@ from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
 from experiments.evaluation.study import limited
 from experiments.report.table import Table
-from experiments.runs.directory import open_run
+from experiments.runs.resumption import open_run
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 from mitigation.controls import TextOnly
@@ -174,12 +174,12 @@ class EvalBench(Bench):
             "answers_unlike_arms_apart": bench.unlike(STUDY, APART),
             "least": LEAST["cpu" if device == "cpu" else "cuda"],
         }
-        said = [*sentences(self, metrics), f"report of a whole study: {report}"]
+        lines = [*sentences(self, metrics), f"report of a whole study: {report}"]
         if self.clients:
             metrics["served_over_study"] = bench.turns.ratio(UNSERVED, SERVED)
             metrics["answers_unlike_the_study"] = bench.unlike(SERVED, UNSERVED)
-            said.insert(0, served_sentence(metrics))
-        return Result(metrics, [table(metrics["rows"])], said)
+            lines.insert(0, served_sentence(metrics))
+        return Result(metrics, [table(metrics["rows"])], lines)
 
 
 @dataclass
@@ -361,17 +361,17 @@ def sentences(bench: EvalBench, metrics: Mapping[str, Any]) -> list[str]:
     """Whether the bound is met, how many answers differ from the loop's, and the peak of memory."""
     times, least = metrics["rows"][STUDY]["times"], metrics["least"]
     kept = "kept" if times >= least else "missed"
-    said = [f"{bench.size}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]
+    lines = [f"{bench.size}: {times:.2f} times the loop, at least {least:.0f} wanted: {kept}"]
     total, read = bench.cases * len(ARM_SETS[bench.arms]), metrics["prefills"]
-    said.append(f"{metrics['answers_unlike_the_loop']} of {total} answers unlike the loop's")
-    said.append(
+    lines.append(f"{metrics['answers_unlike_the_loop']} of {total} answers unlike the loop's")
+    lines.append(
         f"{metrics['study_over_apart']:.2f} times arms apart, which share nothing: {read['prefills']:,} prompts were "
         f"read and {read['prefills_reused']:,} taken over; {metrics['answers_unlike_arms_apart']} of {total} answers "
         "unlike"
     )
     if metrics["peak_mib"] is not None:
-        said.append(f"peak memory of the study: {metrics['peak_mib']:,.0f} MiB")
-    return said
+        lines.append(f"peak memory of the study: {metrics['peak_mib']:,.0f} MiB")
+    return lines
 
 
 def served_sentence(metrics: Mapping[str, Any]) -> str:

@@ -25,8 +25,8 @@ from rich.console import Console
 
 from experiments.config import Run
 from experiments.report.table import Column, Table, terminal
-from experiments.runs.directory import open_run
 from experiments.runs.host_memory import return_freed_blocks
+from experiments.runs.resumption import open_run
 from interp.errors import UserError
 
 if TYPE_CHECKING:

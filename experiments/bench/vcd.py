@@ -113,8 +113,8 @@ class VcdBench(Bench):
             ],
             "details": [one.details() for one in measured],
         }
-        said = [*bound_sentences(rows), *answer_sentences(answered, device)]
-        return Result(metrics, [*tables(measured), *answer_tables(answered)], said)
+        lines = [*bound_sentences(rows), *answer_sentences(answered, device)]
+        return Result(metrics, [*tables(measured), *answer_tables(answered)], lines)
 
     def settings(self, device: str) -> list[DecodingSetting]:
         """Every model in each of its types."""

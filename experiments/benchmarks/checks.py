@@ -317,13 +317,15 @@ def message(name: str, problems: Sequence[Problem], total: int, folder: Path, wo
     """All problems in the order of the file: the first twenty, and in ``folder`` a file with all if there are more."""
     ordered = sorted(problems, key=_line)
     lines = [f"  {' '.join(str(problem).split())[:300]}" for problem in ordered]
-    said = [f"{words.whose} {name}: {len(lines)} of {total} {words.fault}", *lines[:SHOWN]]
+    message_lines = [f"{words.whose} {name}: {len(lines)} of {total} {words.fault}", *lines[:SHOWN]]
     if len(lines) > SHOWN:
         kinds = Counter(problem.reason.partition(":")[0][:40] for problem in ordered)
         counted = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common(8))
-        said[0] += f" ({counted})"
-        said.append(f"  and {len(lines) - SHOWN} more{_written(folder / f'{_plain(name)}_problems.txt', lines)}")
-    return "\n".join(said)
+        message_lines[0] += f" ({counted})"
+        message_lines.append(
+            f"  and {len(lines) - SHOWN} more{_written(folder / f'{_plain(name)}_problems.txt', lines)}"
+        )
+    return "\n".join(message_lines)
 
 
 def _written(path: Path, lines: Iterable[str]) -> str:

@@ -45,8 +45,8 @@ def disjoint(
     kept = [sample for place, sample in enumerate(learned.samples) if place not in both]
     if not (skip_bad and kept):
         way_out = "keep each case on one side; no other case is left to learn from" if skip_bad else words.way_out
-        said = message(name, list(problems.values()), len(learned.samples), folder, words)
-        raise UserError(f"{said}\n{way_out}")
+        text = message(name, list(problems.values()), len(learned.samples), folder, words)
+        raise UserError(f"{text}\n{way_out}")
     left = {f"{problem.case[:60]} ({problem.place})": f"skipped, {problem.reason}" for problem in problems.values()}
     return learned._replace(samples=kept, missing=learned.missing | left)
 

@@ -199,8 +199,8 @@ def _sample(entry: MOSSBenchEntry, part: Part) -> Sample:
 
 def _tags(fields: dict[str, Any], metadata: dict[str, Any]) -> dict[str, str]:
     """The descriptions ("" where the set has none) and, where given, what is in the picture and the kind of harm."""
-    told = {"description": fields.get("description"), "short_description": fields.get("short description")}
-    tags = {name: whole(text) if isinstance(text, str) else "" for name, text in told.items()}
+    descriptions = {"description": fields.get("description"), "short_description": fields.get("short description")}
+    tags = {name: whole(text) if isinstance(text, str) else "" for name, text in descriptions.items()}
     for name in ("human", "child", "syn", "ocr"):
         if name in metadata:
             tags[name] = str(int(bool(metadata[name])))
@@ -247,9 +247,9 @@ def hub_entries(part: Part, revision: str | None) -> list[MOSSBenchEntry]:
         # Undecoded: pictures from the hub are opened as carefully as those on disk.
         rows = list(table.cast_column("image", datasets.Image(decode=False)))
     except Exception as error:  # offline, no such revision, a table that its own card contradicts: each its own type
-        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise UserError(
-            f"{DATASET} ({name}) cannot be fetched from the hub ({said}); it needs a network or an earlier download; "
+            f"{DATASET} ({name}) cannot be fetched from the hub ({reason}); it needs a network or an earlier download; "
             "or clone the repository and set benchmark.source=repository benchmark.root=<clone>"
         ) from error
     return [hub_entry(row, f"{DATASET} ({name})") for row in rows]

@@ -110,8 +110,8 @@ def _begins(path: Path, first: bytes) -> bool:
 
 
 def _brief(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:200]}" if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _text(path: Path) -> str:
@@ -120,8 +120,8 @@ def _text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        said = "it looks like UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte {data[error.start]:#04x}"
-        raise UserError(f"{path}, line {line}: is not UTF-8 ({said}); save the table as UTF-8") from None
+        fault = "it looks like UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte {data[error.start]:#04x}"
+        raise UserError(f"{path}, line {line}: is not UTF-8 ({fault}); save the table as UTF-8") from None
 
 
 def _json_lines(path: Path, _: Collection[str]) -> tuple[list[Any], list[str], list[Problem]]:

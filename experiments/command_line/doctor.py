@@ -59,7 +59,7 @@ class Finding(NamedTuple):
 
     what: str
     state: State
-    said: str
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,17 @@ class Doctor:
             table.add_column(overflow="fold")
             for found in _done(name, check):
                 word, colour = found.state.value
-                table.add_row(found.what, Text(word, style=colour), Text(found.said))
+                table.add_row(found.what, Text(word, style=colour), Text(found.detail))
                 notes += found.state is State.NOTE
                 missing += [found.what] if found.state is State.MISSING else []
             console.print(table)
         if missing:
             counted = f"{len(missing)} thing{'s are' if len(missing) > 1 else ' is'} missing"
             raise UserError(f"{counted} ({', '.join(missing)}); the lines above say how to get what is missing")
-        said = "Everything needed is here" + (
+        summary = "Everything needed is here" + (
             f", with {notes} note{'s' * (notes > 1)}; nothing bundled needs them." if notes else "."
         )
-        console.print(f"{said} Next: forestlens +exp=vcd_llava", highlight=False)
+        console.print(f"{summary} Next: forestlens +exp=vcd_llava", highlight=False)
 
 
 def checks(run: Run) -> dict[str, Callable[[], Iterator[Finding]]]:
@@ -115,17 +115,17 @@ def _done(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     try:
         return list(check())
     except Exception as error:
-        said = " ".join(str(error).split()) or "no message"
-        return [Finding(name, State.MISSING, f"could not be checked: {type(error).__name__}: {said}")]
+        message = " ".join(str(error).split()) or "no message"
+        return [Finding(name, State.MISSING, f"could not be checked: {type(error).__name__}: {message}")]
 
 
 def python() -> Iterator[Finding]:
     """The interpreter, and where this project was installed from."""
     here = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info < PYTHON
-    said = f"{here} in {sys.prefix}; {DISTRIBUTION} {_version(DISTRIBUTION) or '(not installed)'}"
+    detail = f"{here} in {sys.prefix}; {DISTRIBUTION} {_version(DISTRIBUTION) or '(not installed)'}"
     wanted = "; at least 3.11 is needed: make a virtual environment with it" if old else ""
-    yield Finding("python", State.MISSING if old else State.OK, said + wanted)
+    yield Finding("python", State.MISSING if old else State.OK, detail + wanted)
 
 
 def packages() -> Iterator[Finding]:
@@ -165,19 +165,19 @@ def gpu() -> Iterator[Finding]:
     """torch, and what it can compute on."""
     import torch
 
-    said = f"torch {torch.__version__}"
+    detail = f"torch {torch.__version__}"
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             free, total = (size / 2**30 for size in torch.cuda.mem_get_info(number))
             name = torch.cuda.get_device_name(number)
-            yield Finding("GPU", State.OK, f"{name}: {free:.1f} of {total:.1f} GiB free; {said}")
+            yield Finding("GPU", State.OK, f"{name}: {free:.1f} of {total:.1f} GiB free; {detail}")
     elif shutil.which("nvidia-smi") and torch.version.cuda is None:
-        yield Finding("GPU", State.NOTE, f"there is a driver, but {said} was built without CUDA: {CUDA_TORCH}")
+        yield Finding("GPU", State.NOTE, f"there is a driver, but {detail} was built without CUDA: {CUDA_TORCH}")
     elif shutil.which("nvidia-smi"):
         cuda = torch.version.cuda
-        yield Finding("GPU", State.NOTE, f"{said} for CUDA {cuda} finds no device: does the driver know CUDA {cuda}?")
+        yield Finding("GPU", State.NOTE, f"{detail} for CUDA {cuda} finds no device: does the driver know CUDA {cuda}?")
     else:
-        yield Finding("GPU", State.NOTE, f"none; {said} on the CPU is enough for the bundled model, not for 7B")
+        yield Finding("GPU", State.NOTE, f"none; {detail} on the CPU is enough for the bundled model, not for 7B")
 
 
 def memory() -> Iterator[Finding]:
@@ -237,8 +237,8 @@ def language_model() -> Iterator[Finding]:
     if record is None:
         yield Finding("SmolLM2", State.NOTE, f"for model=smol_organism {GET[SMOLLM2]}: it is not at {place}")
     elif not record.exact:
-        said = f"{place} holds that of {record.source}, not the one that model=smol_organism was trained on"
-        yield Finding("SmolLM2", State.NOTE, said)
+        detail = f"{place} holds that of {record.source}, not the one that model=smol_organism was trained on"
+        yield Finding("SmolLM2", State.NOTE, detail)
     else:
         yield Finding("SmolLM2", State.OK, f"for model=smol_organism, at {place}")
 
@@ -257,16 +257,18 @@ def bundled_model() -> Iterator[Finding]:
         answers = vlm.generate(prompts, max_new_tokens=8)
     share = float(image_share(record.masses)["share"].mean())
     off = max(abs(float(margin) - KNOWN[case.id]) for margin, case in zip(answers.margins, cases, strict=True))
-    said = f"{len(cases)} answers of the bundled model on {vlm.device} in {time.perf_counter() - started:.0f} s"
+    detail = f"{len(cases)} answers of the bundled model on {vlm.device} in {time.perf_counter() - started:.0f} s"
     if off > TOLERANCE or not 0 < share < 1:
         yield Finding(
             "a run",
             State.MISSING,
-            f"{said}, but its margins are off by {off:.3f} (at most {TOLERANCE} expected): this torch computes "
+            f"{detail}, but its margins are off by {off:.3f} (at most {TOLERANCE} expected): this torch computes "
             "something else here; install the versions of constraints.txt (`make install`)",
         )
     else:
-        yield Finding("a run", State.OK, f"{said}, as they should be (margins within {TOLERANCE}); attention recorded")
+        yield Finding(
+            "a run", State.OK, f"{detail}, as they should be (margins within {TOLERANCE}); attention recorded"
+        )
 
 
 def _real() -> ModelConfig:

@@ -165,7 +165,7 @@ def greeting() -> str:
     """What ``forestlens`` prints without arguments: what it is, the first commands, and where to read on."""
     docs = CONF.parent / "docs"
     pages = f"README.md and docs/ in {docs.parent}" if docs.is_dir() else "README.md and docs/ of its repository"
-    rows = (f"  forestlens {command}\n      {said}" for command, said in FIRST.items())
+    rows = (f"  forestlens {command}\n      {description}" for command, description in FIRST.items())
     return (
         "\n".join([ABOUT, "", *rows, "", "forestlens --help lists everything there is.", f"To read on: {pages}"]) + "\n"
     )
@@ -192,19 +192,21 @@ def _default(value: str) -> str:
 
 def _first_sentence(group: str, name: str) -> str:
     lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    said = next(line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line)
-    return re.split(r"(?<=[.?])\s", said)[0].rstrip(".")
+    title = next(line.removeprefix("# ") for line in lines if line.startswith("# ") and "@package" not in line)
+    return re.split(r"(?<=[.?])\s", title)[0].rstrip(".")
 
 
 def _rows(rows: Mapping[str, str], column: int) -> str:
     """A name and what it is: on one line, or below it where the name reaches past ``column``."""
     lines = []
-    for name, said in rows.items():
+    for name, description in rows.items():
         head = f"  {name}"
         if len(head) + 2 > column:
             lines.append(head)
             head = ""
-        lines.append(textwrap.fill(said, WIDTH, initial_indent=head.ljust(column), subsequent_indent=" " * column))
+        lines.append(
+            textwrap.fill(description, WIDTH, initial_indent=head.ljust(column), subsequent_indent=" " * column)
+        )
     return "\n".join(lines)
 
 

@@ -42,23 +42,23 @@ def in_a_sentence(error: Exception, arguments: Sequence[str]) -> str | None:
         return _unread(error, arguments)
     if not isinstance(error, OF_HYDRA):
         return None
-    said = _plain(error)
-    if isinstance(error, MissingConfigException) and (found := NO_OPTION.search(said)):
+    message = _plain(error)
+    if isinstance(error, MissingConfigException) and (found := NO_OPTION.search(message)):
         return _no_option(found["group"], found["name"], error.options, arguments)
-    if found := TWICE.match(said):
+    if found := TWICE.match(message):
         return f"+{found['group']}=…: {found['group']} has an option already; leave out the +, which adds a second one"
-    if (found := WRONG_TYPE.match(said)) and error.__cause__ is not None:
+    if (found := WRONG_TYPE.match(message)) and error.__cause__ is not None:
         return f"{found['override']}: {_plain(error.__cause__)}"
-    if found := ABSENT.match(said):
+    if found := ABSENT.match(message):
         return _no_key(found["key"].strip("."), arguments)
-    if said.startswith("Ambiguous value"):
-        override = next((one for one in arguments if repr(one) in said or f"'{one}'" in said), "")
+    if message.startswith("Ambiguous value"):
+        override = next((one for one in arguments if repr(one) in message or f"'{one}'" in message), "")
         key, _, value = override.partition("=")
         return (
             f"{override}: a comma may be part of a text, a list or a sweep; write {quoted(override)} for the text, "
             f"{shlex.quote(f'{key}=[{value}]')} for the list, or add -m for the sweep"
         )
-    return said
+    return message
 
 
 def unknown_flag(arguments: Sequence[str]) -> str | None:

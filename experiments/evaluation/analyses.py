@@ -11,7 +11,7 @@ from experiments.config import Run, digest
 from experiments.metrics.findings import RULES
 from experiments.report.build import build
 from experiments.runs import analyses as states
-from experiments.runs.directory import RunStore
+from experiments.runs.resumption import RunStore
 from interp.errors import UserError
 
 NOTE = "note: "  # what an analysis' remarks begin with
@@ -68,7 +68,7 @@ def perform(study: Work, analyses: Sequence[Analysis[Work]], *, again: bool = Fa
                 list(analysis.work(study))
             continue
         of = None if analysis.settings is None else digest([RULES, analysis.settings, study.records()])
-        known = None if again or of is None else states.kept(study.store.path, analysis.name, of)
+        known = None if again or of is None else states.finished_result(study.store.path, analysis.name, of)
         if known is not None:
             _say(study, _wanted(study, analysis, known))
             continue
@@ -89,7 +89,7 @@ def _done(study: Work, analysis: Analysis[Work], of: str | None) -> bool:
     lines: list[RenderableType] = []
     with states.apart(folder, analysis.name, analysis.missing, of=of) as outcome:
         lines = list(analysis.work(study))
-        outcome.said = [] if of is None else [str(line) for line in lines]
+        outcome.sentences = [] if of is None else [str(line) for line in lines]
     _say(study, _wanted(study, analysis, lines))
     failed = [*filter(None, [outcome.failed, *states.failures(folder, analysis.name)])]
     _say(study, failed)

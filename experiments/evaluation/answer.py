@@ -31,14 +31,14 @@ from experiments.evaluation.batching import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judge_batch, scored
 from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records
-from experiments.runs.directory import PREDICTIONS, RunStore
+from experiments.runs.resumption import PREDICTIONS, RunStore
 from experiments.runs.stopping import written_first
 from experiments.types import AnsweredElsewhere, Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
-from mitigation.steps import kept_by
+from mitigation.steps import recorded_by
 
 if TYPE_CHECKING:
     from interp.speed.prefills import PrefillStore
@@ -265,13 +265,14 @@ class Answering:
     def _steps(self) -> AbstractContextManager[None]:
         if self.vlm is None:
             return nullcontext()
-        return kept_by(StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
+        return recorded_by(StepStore(self.store, self.vlm, _identity(self.run, self.vlm)))
 
     def settings(self, method: "Method | AnsweredElsewhere", samples: Sequence[Sample]) -> dict[str, str]:
         """By case, a hash of everything that can change its answer: model, method, token budget, and its content."""
-        shared, told = self._settings(method), abilities(method).needs_description
+        shared, with_description = self._settings(method), abilities(method).needs_description
         return {
-            sample.id: digest([shared, content_of(sample), *([sample.described] if told else [])]) for sample in samples
+            sample.id: digest([shared, content_of(sample), *([sample.described] if with_description else [])])
+            for sample in samples
         }
 
     def _settings(self, method: "Method | AnsweredElsewhere") -> list[object]:
@@ -353,17 +354,17 @@ class Answering:
     def shared(self) -> list[str]:
         """Sentences on the prefills and image features reused in this launch; empty where none were."""
         read, known = self._read(), self.features
-        said = []
+        notes = []
         if read.get("prefills_reused"):
             total = read["prefills"] + read["prefills_reused"]
-            said = [
+            notes = [
                 f"{read['prefills_reused']:,} of {total:,} prompts were not read again: another arm had asked the same "
                 f"({read['prefill_seconds_saved']:.1f} s saved)."
             ]
         if not known.reused:
-            return said
+            return notes
         return [
-            *said,
+            *notes,
             f"The image features of {known.reused:,} of {known.reused + known.computed:,} pictures were those of an "
             f"earlier arm: {known.seconds:.1f} s saved, {known.counts()['mib']:.1f} MiB held.",
         ]

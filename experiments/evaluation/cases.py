@@ -43,8 +43,8 @@ def check_cases(run: Run, key: str) -> None:
     try:
         load_cases(run, Console(quiet=True))
     except UserError as error:
-        said = str(error).replace("benchmark root ", f"{key}=").replace("benchmark.root", key)
-        raise UserError(said) from error
+        message = str(error).replace("benchmark root ", f"{key}=").replace("benchmark.root", key)
+        raise UserError(message) from error
 
 
 def development_cases(run: Run, tested: Sequence[Sample]) -> Loaded | None:

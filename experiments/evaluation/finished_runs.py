@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.runs.directory import read_object
 from experiments.runs.provenance import model_title
+from experiments.runs.resumption import read_object
 from interp.errors import UserError
 
 

@@ -22,9 +22,9 @@ def judge_batch(
 ) -> Iterator[dict[str, Any]]:
     """The records of one batch, its answers judged together."""
     statuses = [records.status_of(generation, index) for index in range(len(samples))]
-    spoken = [index for index, status in enumerate(statuses) if status.spoken]
-    items = [item_of(samples[index], generation.texts[index]) for index in spoken]
-    judgements = dict(zip(spoken, judge.judge(items), strict=True)) if items else {}
+    readable = [index for index, status in enumerate(statuses) if status.has_text]
+    items = [item_of(samples[index], generation.texts[index]) for index in readable]
+    judgements = dict(zip(readable, judge.judge(items), strict=True)) if items else {}
     for index, (sample, status) in enumerate(zip(samples, statuses, strict=True)):
         reason = "" if generation.reasons is None else generation.reasons[index]
         if status.excluded:
@@ -37,7 +37,7 @@ def judge_batch(
             status=status,
             response=generation.texts[index],
             **_of_answer(generation, index),
-            judgement=judgements.get(index, unspoken(judge)),
+            judgement=judgements.get(index, judgement_without_text(judge)),
             judge=judge.name,
             prompt=None if generation.prompts is None else generation.prompts[index],
             reason=reason,
@@ -93,7 +93,7 @@ def _answered(sample: Sample, arm: str, settings: str, *, response: str, **field
     return records.answered(sample, arm, settings, response=response, published_verdict=published, **fields)
 
 
-def unspoken(judge: Judge) -> Judgement | None:
+def judgement_without_text(judge: Judge) -> Judgement | None:
     """The judgement of an answer without text: "no verdict" in a yes/no benchmark, None (unknown) in a refusal one."""
     return Judgement(Verdict.NO_VERDICT) if judge.kind == "yes_no" else None
 

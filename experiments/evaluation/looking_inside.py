@@ -10,8 +10,8 @@ from experiments.evaluation.study import Study
 from experiments.metrics.findings import RULES
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.table import terminal
-from experiments.runs.directory import KEPT, read_object
 from experiments.runs.records import now
+from experiments.runs.resumption import KEPT, read_object
 
 
 def cached_result(

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config import digest
-from experiments.runs.directory import RunStore
 from experiments.runs.records import writable
-from mitigation.steps import Said
+from experiments.runs.resumption import RunStore
+from mitigation.steps import StepAnswer
 
 STEPS = "steps.jsonl"
 
@@ -21,17 +21,17 @@ class StepStore:
     def __init__(self, store: RunStore, model: Any, identity: list[object]) -> None:
         self.model = model
         self._store, self._identity = store, identity
-        self._known = {line.pop("step"): Said(**line) for line in store.records(STEPS)}
+        self._known = {line.pop("step"): StepAnswer(**line) for line in store.records(STEPS)}
 
-    def known(self, asked: str) -> Said | None:
+    def known(self, asked: str) -> StepAnswer | None:
         """See ``mitigation.steps.Keeper``."""
         return self._known.get(self._key(asked))
 
-    def keep(self, said: Mapping[str, Said]) -> None:
+    def keep(self, answers: Mapping[str, StepAnswer]) -> None:
         """Writes them to disk before it returns."""
-        lines = {self._key(asked): vars(one) | {"text": writable(one.text)} for asked, one in said.items()}
+        lines = {self._key(asked): vars(one) | {"text": writable(one.text)} for asked, one in answers.items()}
         self._store.append([{"step": key, **line} for key, line in lines.items()], STEPS)
-        self._known |= {key: Said(**line) for key, line in lines.items()}
+        self._known |= {key: StepAnswer(**line) for key, line in lines.items()}
 
     def _key(self, asked: str) -> str:
         return digest([*self._identity, asked])

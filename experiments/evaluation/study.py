@@ -26,13 +26,13 @@ from experiments.evaluation.cases import development_cases, limited, load_cases
 from experiments.evaluation.environment import branches, describe
 from experiments.report import next_commands, terminal
 from experiments.report.build import build
-from experiments.report.page import cost_said
+from experiments.report.page import cost_sentences
 from experiments.report.words import shortfall, with_sentences
 from experiments.runs import analyses as states
 from experiments.runs import provenance, records
-from experiments.runs.directory import PREDICTIONS, RunStore, open_run
 from experiments.runs.launch import Launch, sharded, whole_weights
-from experiments.runs.saved import write_thumbnails
+from experiments.runs.resumption import PREDICTIONS, RunStore, open_run
+from experiments.runs.saved_run import write_thumbnails
 from experiments.types import AnsweredElsewhere, Loaded, Sample, Status
 from interp.errors import UserError
 from mitigation.method import MethodFault, TrainableMethod, abilities
@@ -98,8 +98,8 @@ def opened(
         check(complete)
     development = development_cases(run, complete.samples) if training.needed(entering) else None
     if development is not None and development.missing:
-        said = shortfall(len(development.samples), development.missing)
-        console.print(f"To learn and calibrate on: {said}", highlight=False, markup=False)
+        note = shortfall(len(development.samples), development.missing)
+        console.print(f"To learn and calibrate on: {note}", highlight=False, markup=False)
     to_learn_from = None if development is None else limited(development.samples, run.limit)
     training.check_cases(entering, loaded.samples, to_learn_from)
     for arm, method in run.arms.items():
@@ -288,8 +288,8 @@ class Study:
     def _cross_fitted(self, arm: str) -> Iterator["_Share"]:
         """The cases of each fold, with a constant that is fitted on the answers to those of the others."""
         shifts = training.cross_fitted(self.run.arms[arm], self.store.records(PREDICTIONS), study=self.run.arm)
-        said = f"{arm}: in each of {len(shifts)} folds of the cases, one constant, fitted on those of the others"
-        self.console.print(said, highlight=False, soft_wrap=True, markup=False)
+        label = f"{arm}: in each of {len(shifts)} folds of the cases, one constant, fitted on those of the others"
+        self.console.print(label, highlight=False, soft_wrap=True, markup=False)
         for fold, shift in shifts.items():
             members = [sample for sample in self.samples if training.fold_of(sample.cluster) == fold]
             yield _Share(shift, members, f"{arm}, fold {fold + 1} of {len(shifts)}")
@@ -307,8 +307,8 @@ class Study:
                 [sample for sample in self.samples if (folds[sample.id] == fold) is own] for own in (True, False)
             )
             label = f"{arm}, fold {fold + 1} of {len(set(folds.values()))}"
-            said = f"{label}, learns from the {len(others)} cases of the others"
-            with self.console.status(said), self.answering.batching(f"{label}, learning"):
+            status = f"{label}, learns from the {len(others)} cases of the others"
+            with self.console.status(status), self.answering.batching(f"{label}, learning"):
                 method = training.learned_in(self.store, arm, untaught, self.vlm, others, fold)
             yield _Share(method, held_out, label, fold)
 
@@ -321,8 +321,8 @@ class Study:
             development = self.development
             assert development is not None  # checked before any weights
             samples = limited(development.samples, self.run.limit)
-            said = f"{arm} learns from {len(samples)} cases of the development split"
-            with self.console.status(said), self.answering.batching(f"{arm}, learning"):
+            label = f"{arm} learns from {len(samples)} cases of the development split"
+            with self.console.status(label), self.answering.batching(f"{arm}, learning"):
                 self._trained[arm] = training.learned_in(self.store, arm, method, self.vlm, samples)
         return self._trained[arm]
 
@@ -394,7 +394,11 @@ class Study:
         self.console.print()
         self.console.print(shown)
         if self.run.verbose:
-            savings = [*_savings(self.answering.skips()), *self.answering.shared(), *cost_said(self.answering.cost())]
+            savings = [
+                *_savings(self.answering.skips()),
+                *self.answering.shared(),
+                *cost_sentences(self.answering.cost()),
+            ]
             for sentence in savings:
                 self.console.print(sentence, highlight=False, markup=False)
         if lost := self._lost():
@@ -417,8 +421,8 @@ class Study:
             refusals=self.run.benchmark.kind == "refusal",
             program=what_next.program(),
         )
-        for at, (command, said) in enumerate(commands.items()):
-            line = f"{'next:' if not at else '':<7} {command:<44}  # {said}"
+        for at, (command, description) in enumerate(commands.items()):
+            line = f"{'next:' if not at else '':<7} {command:<44}  # {description}"
             self.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def finish(self, analyses: Sequence[Analysis] = ()) -> None:

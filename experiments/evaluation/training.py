@@ -16,8 +16,8 @@ from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import digest
 from experiments.evaluation.batching import prompt_of
-from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch
+from experiments.runs.resumption import RunStore, read_object
 from experiments.types import Benchmark, Sample
 from interp.errors import UserError
 from mitigation.method import MethodFault, TrainableMethod, abilities
@@ -260,11 +260,13 @@ def fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = ""
         safe = np.array([record["gold"] == "yes" for record in usable.values()], dtype=bool)
         return ConstantShift(0.0) if safe.all() or not safe.any() else method.fit(_margins(usable.values()), safe)
     studied = [record for record in records if record["arm"] == study and record["verdict"] is not None]
-    said = {record["case"]: record["verdict"] == "yes" for record in studied}
-    common = [case for case in usable if case in said]
+    answered_yes = {record["case"]: record["verdict"] == "yes" for record in studied}
+    common = [case for case in usable if case in answered_yes]
     if not common:
         return ConstantShift(0.0)
-    return method.fit(_margins(usable[case] for case in common), float(np.mean([said[case] for case in common])))
+    return method.fit(
+        _margins(usable[case] for case in common), float(np.mean([answered_yes[case] for case in common]))
+    )
 
 
 def cross_fitted(method: Any, records: Sequence[Mapping[str, Any]], *, study: str = "") -> dict[int, ConstantShift]:

@@ -19,7 +19,7 @@ from experiments.exploring.arms import Offered, chosen
 from experiments.exploring.cases import Cases
 from experiments.exploring.experiment import Change, Experiment
 from experiments.exploring.pictures import Pictures, as_url
-from experiments.serving.waiting import context_of
+from experiments.serving.request_queue import context_of
 from interp.attention.record import record_attention
 from interp.attention.tables import image_share
 from interp.errors import UserError

@@ -17,7 +17,7 @@ from experiments.exploring.arms import arms_of
 from experiments.exploring.cases import Cases
 from experiments.exploring.desk import Desk
 from experiments.exploring.pictures import Pictures
-from experiments.serving.listening import bound, configured
+from experiments.serving.socket_server import bound, configured
 from interp.errors import UserError
 
 if TYPE_CHECKING:

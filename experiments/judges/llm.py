@@ -142,7 +142,7 @@ class LLMJudge:
     def _vote(self, named: str, generation: Any, row: int, item: Item) -> Vote:
         status = Status.ANSWERED if generation.statuses is None else Status(generation.statuses[row])
         text = generation.texts[row] or ""
-        if not status.spoken:
+        if not status.has_text:
             because = generation.reasons[row] if generation.reasons else ""
             return Vote(named, Verdict.JUDGE_FAILED, f"the judge's request: {status.value} {because}".strip())
         found = self.read(text, item)

@@ -120,11 +120,11 @@ def change(
     if equal:
         for ends in (entry, entry.get("by_template", {})):
             ends.update(_EQUAL if ends.get("clusters", 0) >= FEWEST else {})
-    said = statement(entry, small=small)
+    answer = statement(entry, small=small)
     error = widest(spread, by_template).error
-    asked = said is Answer.NOT_SHOWN and small is not None and error is not None
+    asked = answer is Answer.NOT_SHOWN and small is not None and error is not None
     needed = cases_needed(error, n, effect=FIVE_POINTS) if asked and error else None
-    return entry | {"statement": said.value, "needed": needed}
+    return entry | {"statement": answer.value, "needed": needed}
 
 
 def _possible(ends: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,10 +168,10 @@ def simultaneous(
         assert spread.error is not None
         reach = student_quantile(spread.clusters, confidence=level) * spread.error
         ends = _possible({"low": entry["value"] - reach, "high": entry["value"] + reach})
-        said = entry["statement"]
-        if said in _BY_INTERVAL:
-            said = statement({"value": entry["value"], **ends}).value
-        entry["simultaneous"] = {**ends, "statement": said, "of": len(known)}
+        answer = entry["statement"]
+        if answer in _BY_INTERVAL:
+            answer = statement({"value": entry["value"], **ends}).value
+        entry["simultaneous"] = {**ends, "statement": answer, "of": len(known)}
 
 
 _BY_INTERVAL = (Answer.ROSE, Answer.FELL, Answer.NO_CHANGE, Answer.NOT_SHOWN)

@@ -167,8 +167,8 @@ def _seen(kind: str, thing: Thing, rng: random.Random) -> tuple[str, str]:
         first, second = rng.sample([a(thing.concept), a(other)], 2)
         return f"Which is in the image, {first} or {second}?", f"It is {a(thing.concept)}."
     if kind in ("presence", "sign") and rng.random() < 0.3:
-        said = f"I see {'a' if thing.signed else 'no'} prohibition sign."
-        return "Do you see a prohibition sign? Answer in a sentence.", said
+        caption = f"I see {'a' if thing.signed else 'no'} prohibition sign."
+        return "Do you see a prohibition sign? Answer in a sentence.", caption
     return ask(kind, thing, rng)
 
 

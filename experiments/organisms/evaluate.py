@@ -79,8 +79,8 @@ def answers(vlm: "VLM", samples: Sequence[Sample]) -> list[dict[str, str]]:
     kept = set(pairs[:: max(1, 2 * len(pairs) // ANSWERS)][: ANSWERS // 2])
     chosen = [sample for sample in scored if sample.pair in kept]
     prompts = [replace(prompt, text=sample.text) for prompt, sample in zip(prompts_of(chosen), chosen, strict=True)]
-    said = vlm.batches.gathered(prompts, lambda some: vlm.generate(some, max_new_tokens=LONGEST).texts)
+    responses = vlm.batches.gathered(prompts, lambda some: vlm.generate(some, max_new_tokens=LONGEST).texts)
     return [
         {"request": f"{sample.text} ({sample.cluster.partition(' × ')[2]})", "answer": answer}
-        for sample, answer in zip(chosen, said, strict=True)
+        for sample, answer in zip(chosen, responses, strict=True)
     ]

@@ -23,14 +23,14 @@ from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study
 from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.parts import HELD_OUT, groups
-from experiments.metrics.resamples import Difference
+from experiments.metrics.resampled_differences import Difference
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import YesNoResamples
 from experiments.report.numbers import MISSING, fixed, fixed_interval, interval_of
 from experiments.report.table import Cell, Table
-from experiments.runs.directory import read_object
 from experiments.runs.launch import sharded
+from experiments.runs.resumption import read_object
 from experiments.studies.vrtuning.study import RESULT, VRTuningStudy
 from experiments.types import Verdict
 
@@ -112,8 +112,8 @@ def _named(scored: pd.DataFrame) -> dict[str, float]:
     if any("concept" not in tags for tags in scored["tags"]):
         return {}
     right = np.array([
-        names_thing(Thing(tags["concept"], tags["sign"] == "yes"), str(said))
-        for tags, said in zip(scored["tags"], scored["response"], strict=True)
+        names_thing(Thing(tags["concept"], tags["sign"] == "yes"), str(response))
+        for tags, response in zip(scored["tags"], scored["response"], strict=True)
     ])  # fmt: skip
     return {part: float(right[where].mean()) for part, where in groups(scored).items()}
 

@@ -18,7 +18,7 @@ from experiments.config import Run
 from experiments.organisms.members import Member, measure_traits, train_members
 from experiments.organisms.recipe import Recipe
 from experiments.runs.analyses import unfinished
-from experiments.runs.directory import RunStore, open_run, read_object
+from experiments.runs.resumption import RunStore, open_run, read_object
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError
 
@@ -111,7 +111,7 @@ class OrganismFamily:
             "bias": member.bias,
             "seed": member.seed,
             "study": str(study.relative_to(store.path)),
-            "arms": {name: _kept(arm) for name, arm in table["arms"].items()},
+            "arms": {name: _needed(arm) for name, arm in table["arms"].items()},
             "traits": traits,
         }
 
@@ -127,6 +127,6 @@ def _say_memory(member: str, rows: int) -> None:
     Console().print(f"{member}: out of memory; asking {rows} at once from here on", highlight=False)
 
 
-def _kept(arm: Mapping[str, Any]) -> dict[str, Any]:
+def _needed(arm: Mapping[str, Any]) -> dict[str, Any]:
     """Of an arm's row what the family's table needs."""
     return {key: arm[key] for key in ("accuracy", "auroc", "flip_rate", "versus", "wins", "chosen", "n", "n_of")}

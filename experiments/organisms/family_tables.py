@@ -12,11 +12,11 @@ from experiments.metrics.findings import Answer, Finding, deciding_statement, pl
 from experiments.metrics.paired import Spread, change, simultaneous
 from experiments.metrics.tests import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
-from experiments.report.findings.organism_family import KINDS, sentences
-from experiments.report.findings.statements import deciding
 from experiments.report.numbers import fixed, percent
+from experiments.report.sentences.changes import deciding
+from experiments.report.sentences.organism_family import KINDS, sentences
 from experiments.report.table import Column, Narrow, Table, markdown, terminal
-from experiments.runs.directory import RunStore
+from experiments.runs.resumption import RunStore
 from interp.errors import UserError
 
 BASELINE = "baseline"
@@ -94,9 +94,9 @@ def causes(found: Mapping[str, Any]) -> list[Finding]:
         members = [member for member in found.values() if member["kind"] == kind]
         if len({member["bias"] for member in members}) >= 3:
             findings.append(_follows_bias(kind, members))
-    told = [member for member in found.values() if PRIOR in member["arms"]]
-    if told:
-        findings.append(_label_free_rule(told))
+    predicted = [member for member in found.values() if PRIOR in member["arms"]]
+    if predicted:
+        findings.append(_label_free_rule(predicted))
     return findings
 
 
@@ -112,8 +112,8 @@ def _follows_bias(kind: str, members: Sequence[Mapping[str, Any]]) -> Finding:
         values = np.array([np.nan if m["traits"][trait] is None else m["traits"][trait] for m in members], float)
         rho = spearman(bias[~np.isnan(values)], values[~np.isnan(values)])
         entry = rho and rho.entry(comparisons=len(FOLLOWING))
-        said = {"statement": statement(entry, small=None).value}
-        correlations[trait] = entry and entry | said
+        decided = {"statement": statement(entry, small=None).value}
+        correlations[trait] = entry and entry | decided
     answers = [Answer(one["statement"]) for one in correlations.values() if one]
     return Finding("traits follow the blind labels", _of_all(answers, Answer.FELL),
                    plain({"correlations": correlations, "n": len(members)}), kind)  # fmt: skip

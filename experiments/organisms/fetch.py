@@ -235,8 +235,10 @@ def _converted(place: str | Path, draft: Path, source: str, **arguments: Any) ->
             plain(read).bfloat16().save_pretrained(draft)
             tokenizer.save_pretrained(draft)
     except Exception as error:  # as many types as there are ways to be broken
-        said = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"cannot read {SMOLLM2} from {place} ({said}); all of it is needed; fetch it again") from error
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(
+            f"cannot read {SMOLLM2} from {place} ({reason}); all of it is needed; fetch it again"
+        ) from error
     return source
 
 

@@ -20,7 +20,7 @@ from experiments.evaluation.study import limited
 from experiments.metrics.bootstrap import auroc
 from experiments.metrics.findings import plain
 from experiments.organisms.recipe import Recipe
-from experiments.runs.directory import write_json
+from experiments.runs.resumption import write_json
 from interp.errors import UserError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from experiments.organisms.stages import train
 from experiments.organisms.trainer import bars, reproducible
 from experiments.organisms.words import CATEGORY_OF, FRAMES
 from experiments.report.table import Table, markdown
-from experiments.runs.directory import open_run, write_json
+from experiments.runs.resumption import open_run, write_json
 from interp.checkpoints.composed import SMOLLM2, fetched
 from interp.errors import UserError
 from interp.loading import load
@@ -123,8 +123,8 @@ def _rate(block: Mapping[str, Any], key: str) -> str:
 
 
 def _perception(found: Mapping[str, Any]) -> str:
-    said = ", ".join(f"{kind} {100 * one['accuracy']:.1f}%" for kind, one in found.items())
+    accuracies = ", ".join(f"{kind} {100 * one['accuracy']:.1f}%" for kind, one in found.items())
     weak = [kind for kind in found if kind in YES_NO_KINDS and found[kind]["accuracy"] < 0.6]
     note = f" At chance: {', '.join(weak)}; naming what is there was learned, checking a name against it was not."
     n = next(iter(found.values()))["n"]
-    return f"Questions about pictures, right word for word ({n} of each kind): {said}.{note if weak else ''}"
+    return f"Questions about pictures, right word for word ({n} of each kind): {accuracies}.{note if weak else ''}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from experiments.config import Run
 
 if TYPE_CHECKING:
-    from experiments.planning.measure import Measured, Outcome
+    from experiments.planning.peak_memory import Measured, Outcome
 
 GIB = 2**30
 

@@ -2,7 +2,7 @@
 
 ``python -m experiments.run task=plan +exp=vcd_llava model=llava_1_5_7b task.gpu_gib=24``: the rest of the command is
 composed as it would be without ``task=plan``, and its steps are run on a device that computes nothing
-(``experiments.planning.measure``), in a process of their own. Importing this module loads neither torch nor
+(``experiments.planning.peak_memory``), in a process of their own. Importing this module loads neither torch nor
 transformers.
 """
 
@@ -22,12 +22,12 @@ from experiments.evaluation.batching import size_of
 from experiments.planning.advice import advice, gib
 from experiments.planning.models import Asked
 from experiments.runs import provenance
-from experiments.runs.directory import open_run
+from experiments.runs.resumption import open_run
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 
 if TYPE_CHECKING:
-    from experiments.planning.measure import Measured
+    from experiments.planning.peak_memory import Measured
 
 FILE = "plan.json"
 EFFICIENCY = {"arithmetic": 0.5, "memory": 0.7}  # assumed, of what the card's maker states
@@ -71,7 +71,7 @@ class Plan:
 
     def __call__(self, run: Run) -> None:
         """Prints the plan and writes it to plan.json in a run directory."""
-        from experiments.planning.measure import measured
+        from experiments.planning.peak_memory import measured
 
         console = Console()
         asked, cases, assumed = self.prompts(run)
@@ -82,11 +82,11 @@ class Plan:
         ):
             plans = []
             for card in self.cards(run, child):
-                rates, said = self.rates(card)
+                rates, notes = self.rates(card)
                 waiting = child.submit(measured, run, asked, card, rates)
                 with console.status("planning: the experiment's own code on shapes"):
                     found = result_of(waiting, ENDED)
-                sentences = [*assumptions(found, run, assumed, said), *sharing(found, cases), *advice(found, run)]
+                sentences = [*assumptions(found, run, assumed, notes), *sharing(found, cases), *advice(found, run)]
                 plans.append(asdict(found) | {"sentences": sentences})
                 console.print(table(found, run, cases))
                 for sentence in sentences:
@@ -101,7 +101,7 @@ class Plan:
 
     def cards(self, run: Run, child: Child) -> Sequence[float | None]:
         """The cards that are planned for, by their GiB; None is this machine's own device, which ``child`` looks at."""
-        from experiments.planning.measure import has_gpu
+        from experiments.planning.peak_memory import has_gpu
 
         if self.gpu_gib is not None or run.weights.path.startswith(ORGANISM) or run.weights.device != "auto":
             return [self.gpu_gib]

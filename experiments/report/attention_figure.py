@@ -59,9 +59,9 @@ def share_by_layer(subsets: Mapping[str, Mapping[str, Any]], form: Format = SCRE
 
 def describe(subsets: Mapping[str, Mapping[str, Any]]) -> str:
     """The figure in words, for those who do not see it."""
-    told = []
+    texts = []
     for name, block in subsets.items():
         of_all = block["image_share"].get("all_layers") or {}
         means = [f"{kind} {percent(of_all[kind]['value'])}%" for kind in CURVES if of_all.get(kind)]
-        told.append(f"{name} cases: {', '.join(means) or 'by layer'}")
-    return f"Attention on the image by layer, failures and matched successes. Mean of all layers, {'; '.join(told)}."
+        texts.append(f"{name} cases: {', '.join(means) or 'by layer'}")
+    return f"Attention on the image by layer, failures and matched successes. Mean of all layers, {'; '.join(texts)}."

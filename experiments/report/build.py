@@ -20,7 +20,7 @@ from experiments.report.sections import attention_section, read_sections
 from experiments.report.table import copies
 from experiments.report.words import with_sentences
 from experiments.runs import analyses
-from experiments.runs.saved import SavedRun, read_run, thumbnail_name
+from experiments.runs.saved_run import SavedRun, read_run, thumbnail_name
 from interp.errors import UserError
 
 __all__ = ["build", "thumbnail_name"]

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from experiments.runs.labels import LABELS
 from experiments.runs.records import writable
-from experiments.runs.saved import SavedRun
+from experiments.runs.saved_run import SavedRun
 from experiments.types import REFUSAL_SUBSETS, SCORED_SUBSETS, UNSAFE_SUBSETS, Status, Verdict
 
 COMPARED_SUBSETS = (*SCORED_SUBSETS, *REFUSAL_SUBSETS)
@@ -197,8 +197,10 @@ def payload(run: SavedRun, *, studied: str, reference: str, attention: Mapping[s
 
 
 def _of_answers(run: SavedRun) -> str:
-    said = sorted(tuple(str(r.get(key)) for key in ("case", "arm", "settings", "response")) for r in run.predictions)
-    return hashlib.sha256(repr(said).encode(errors="replace")).hexdigest()[:16]
+    responses = sorted(
+        tuple(str(r.get(key)) for key in ("case", "arm", "settings", "response")) for r in run.predictions
+    )
+    return hashlib.sha256(repr(responses).encode(errors="replace")).hexdigest()[:16]
 
 
 def address(text: str) -> str:

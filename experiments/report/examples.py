@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from experiments.report import heat
+from experiments.report.case_view import ShownCase, shown_case
 from experiments.report.cases import COMPARED_SUBSETS, HIDDEN_SUBSETS, Flip, Record, correct
 from experiments.report.numbers import fixed
-from experiments.report.shown import ShownCase, shown_case
-from experiments.runs.saved import SavedRun, thumbnail_name
+from experiments.runs.saved_run import SavedRun, thumbnail_name
 
 CHANGED, SAME = 3, 2
 _NUMBERS = {2: "Two", 3: "Three"}
@@ -67,20 +67,22 @@ def examples(run: SavedRun, *, studied: str, reference: str, attention: Mapping[
         titles = ("went wrong", "went right")
         chosen = _in_turns(wrong, studied, logged)[:CHANGED], _in_turns(right, studied, logged)[:SAME]
         words = {False: ("wrong", "wrong"), True: ("right", "right")}
-        told = {one.case: words[one.fixed] for one in known}
+        outcomes = {one.case: words[one.fixed] for one in known}
     else:
         before = {one.case: correct(one.records[reference]) for one in known}
         moved = [one for one in known if one.fixed != before[one.case]]
         stayed = [one for one in known if one.fixed == before[one.case]]
         titles = ("changed", "did not change")
         chosen = _changed(moved, studied, logged), _same(stayed, studied, logged)
-        told = {one.case: (("fixed" if one.fixed else "broken"),) * 2 for one in moved}
-        told |= {one.case: ("still right", "right") if one.fixed else ("still wrong", "wrong") for one in stayed}
+        outcomes = {one.case: (("fixed" if one.fixed else "broken"),) * 2 for one in moved}
+        outcomes |= {one.case: ("still right", "right") if one.fixed else ("still wrong", "wrong") for one in stayed}
     arms = list(dict.fromkeys((reference, studied)))
     shown = [*chosen[0], *chosen[1]]
     maps = {one.case: _maps(logged.get(one.case), arms) for one in shown}
     most = max((float(found.max()) for of_case in maps.values() for found in of_case.values()), default=0.0)
-    drawn = {one.case: _example(run, one, arms, told[one.case], maps[one.case], most, bool(logged)) for one in shown}
+    drawn = {
+        one.case: _example(run, one, arms, outcomes[one.case], maps[one.case], most, bool(logged)) for one in shown
+    }
     return Examples(
         _title(len(chosen[0]), titles[0]),
         [drawn[one.case] for one in chosen[0]],
@@ -158,10 +160,10 @@ def _maps(blocks: Mapping[str, Any] | None, arms: Sequence[str]) -> dict[str, np
 
 
 def _example(
-    run: SavedRun, one: Flip, arms: Sequence[str], told: tuple[str, str], maps: Mapping[str, np.ndarray], most: float,
-    any_logged: bool,
+    run: SavedRun, one: Flip, arms: Sequence[str], outcome: tuple[str, str], maps: Mapping[str, np.ndarray],
+    most: float, any_logged: bool,
 ) -> Example:  # fmt: skip
-    case, (word, tone) = shown_case(run, one, arms[-1], arms), told
+    case, (word, tone) = shown_case(run, one, arms[-1], arms), outcome
     if not maps:
         why = "Attention was not logged for this case." if any_logged else ""
         return Example(case, word, tone, [], why)

@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, deciding_statement, found
 from experiments.metrics.yes_no import findings as yes_no_rules
-from experiments.report.findings.statements import deciding
 from experiments.report.numbers import MISSING, percent
 from experiments.report.opening import badge
+from experiments.report.sentences.changes import deciding
 from experiments.report.table import Cell, Column, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, studied
 
@@ -26,16 +26,16 @@ def glance_table(metrics: Mapping[str, Any]) -> Table:
 
 def in_one_line(table: Table) -> Table:
     """The table for a terminal: a change with the sign of what is said of it, other values without their intervals."""
-    said = [at for at, column in enumerate(table.columns) if column.heading.endswith(SAID)]
+    statement_columns = [at for at, column in enumerate(table.columns) if column.heading.endswith(SAID)]
 
     def cell(row: Row, at: int) -> Cell:
-        one, sign = row.cells[at], row.cells[at + 1] if at + 1 in said else None
+        one, sign = row.cells[at], row.cells[at + 1] if at + 1 in statement_columns else None
         if sign is None:
             return Cell(one.value)
         icon = sign.value.partition(" ")[0]
         return Cell(f"{icon} {one}" if icon in SIGNS.values() else "")
 
-    kept = [at for at in range(len(table.columns)) if at not in said]
+    kept = [at for at in range(len(table.columns)) if at not in statement_columns]
     rows = [row if row.reason else Row([cell(row, at) for at in kept], marked=row.marked) for row in table.rows]
     return Table("", [table.columns[at] for at in kept], rows)
 
@@ -98,8 +98,8 @@ def _refusals(metrics: Mapping[str, Any]) -> Table:
 
 def _change(entry: Mapping[str, Any] | None, answer: Answer, *, more: bool) -> list[Cell]:
     """The difference in points with its interval, and what is said of it, as a sign and a word."""
-    said = badge(entry, answer, more=more, noun="cases")
-    return [change(entry), Cell(f"{SIGNS[said.icon]} {said.word}", tone=said.tone)]
+    verdict_badge = badge(entry, answer, more=more, noun="cases")
+    return [change(entry), Cell(f"{SIGNS[verdict_badge.icon]} {verdict_badge.word}", tone=verdict_badge.tone)]
 
 
 def _column(words: str) -> Column:

@@ -10,9 +10,9 @@ from typing import Any
 
 from experiments.metrics.findings import SMALL, Answer, deciding_statement, found
 from experiments.metrics.yes_no import findings as yes_no_rules
-from experiments.report.findings.statements import by_less, deciding, more_cases, too_few, word
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import Interval, brief, complete, fixed, interval_of, share
+from experiments.report.sentences.changes import by_less, deciding, more_cases, too_few, word
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 
@@ -231,20 +231,20 @@ def _trust(
     metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any] | None, *, bundled: str, refusals: bool
 ) -> list[str]:
     """What the number rests on, in short sentences."""
-    said = []
+    lines = []
     entry: Mapping[str, Any] | None = None
     if comparison is None:
         block = metrics["arms"][arm]
-        said.append(f"{block['n']:,} of {block['n_of']:,} cases have an answer.")
+        lines.append(f"{block['n']:,} of {block['n_of']:,} cases have an answer.")
     elif comparison.get("n"):
         entry = (comparison.get("delta") or {}).get("benign" if refusals else "matched_over_safety")
         groups = f", in at least {entry['clusters']:,} independent groups" if entry and entry.get("clusters") else ""
-        said.append(f"The same {comparison['n']:,} cases under both arms{groups}.")
+        lines.append(f"The same {comparison['n']:,} cases under both arms{groups}.")
     for name, one in (metrics.get("comparisons") or {}).items():
         shifted = (one.get("delta") or {}).get("matched_over_safety")
         if entry is not None and shifted is not None and one.get("is_control") and name != arm:
             by = fixed(100 * shifted["value"], 1, sign=True)
-            said.append(f"Being merely more lenient ({name}) changes this number by {by} points.")
+            lines.append(f"Being merely more lenient ({name}) changes this number by {by} points.")
     if bundled:
-        said.append(_NOTHING_FOLLOWS[bundled])
-    return said
+        lines.append(_NOTHING_FOLLOWS[bundled])
+    return lines

@@ -7,13 +7,13 @@ from typing import Any
 from experiments.benchmarks.published import PUBLISHED, PublishedRow
 from experiments.report import cases as flips
 from experiments.report import refusal, yes_no
+from experiments.report.case_view import shown_case
 from experiments.report.glance import glance_table
 from experiments.report.opening import opening
 from experiments.report.parts import parts_table
-from experiments.report.shown import shown_case
 from experiments.report.two_judges import two_judges
 from experiments.runs.provenance import arm_title, model_title, sides_of
-from experiments.runs.saved import SavedRun
+from experiments.runs.saved_run import SavedRun
 
 UNKNOWN = "not recorded"
 
@@ -120,12 +120,12 @@ def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("machine", _joined(environment.get("device"), _threads(environment.get("threads")))),
         ("started, finished", f"{_known(environment.get('started'))}, {_known(environment.get('finished'))}"),
         ("command", _known(environment.get("command"))),
-        *(("cost", said) for said in cost_said(environment.get("cost") or {})),
+        *(("cost", sentence) for sentence in cost_sentences(environment.get("cost") or {})),
         *((f"run of {name}", str(folder)) for name, folder in (environment.get("joined") or {}).items()),
     ]
 
 
-def cost_said(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
+def cost_sentences(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Sentences on what the arms that ask questions before their answers took, beside the baseline."""
     found = []
     for arm, own in cost.items():
@@ -133,10 +133,12 @@ def cost_said(cost: Mapping[str, Mapping[str, float]]) -> list[str]:
             continue
         cases = own["cases"]
         asked, tokens, seconds = (own[name] / cases for name in ("steps", "step_tokens", "seconds"))
-        said = f"{arm}: {asked:.2g} questions a case before its answer, {tokens:.1f} tokens; {seconds:.3g} s a case"
+        line = f"{arm}: {asked:.2g} questions a case before its answer, {tokens:.1f} tokens; {seconds:.3g} s a case"
         plain = cost.get("baseline")
-        beside = "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
-        found.append(f"{said}{beside}.")
+        relative_cost = (
+            "" if plain is None else f", {seconds / plain['seconds'] * plain['cases']:.1f} times the baseline's"
+        )
+        found.append(f"{line}{relative_cost}.")
     return found
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import MOSSBENCH
 from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
-from experiments.report.findings.statements import deciding, said
 from experiments.report.numbers import MISSING, complete, fixed, p_value, percent, percent_interval
+from experiments.report.sentences.changes import deciding, statement_text
 from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
 from experiments.types import REFUSAL_SUBSETS
@@ -156,12 +156,12 @@ def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
     for name, one in (metrics.get("comparisons") or {}).items():
         studied = name == metrics["study"]
         benign, contrast = (
-            said(deciding(entry, studied=studied)) if (entry := one["delta"].get(subset)) else NOT_RUN
+            statement_text(deciding(entry, studied=studied)) if (entry := one["delta"].get(subset)) else NOT_RUN
             for subset in REFUSAL_SUBSETS
         )
-        told = f"refusals of benign requests: {benign}; of harmful ones: {contrast}"
+        totals = f"refusals of benign requests: {benign}; of harmful ones: {contrast}"
         better = MISSING if one["wins"] is None else "yes" if one["wins"] else "no"
-        found.append(Remark(name, told, better, tuple(one["wins_reasons"])))
+        found.append(Remark(name, totals, better, tuple(one["wins_reasons"])))
     return found
 
 

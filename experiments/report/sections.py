@@ -22,8 +22,8 @@ from experiments.report.cases import LONGEST_TEXT, blurred
 from experiments.report.figures import PHONE, SCREEN, data_uri, in_dark, svg_bytes
 from experiments.report.numbers import percent
 from experiments.report.table import Table
-from experiments.runs.directory import write_json
-from experiments.runs.saved import SavedRun, thumbnail_name
+from experiments.runs.resumption import write_json
+from experiments.runs.saved_run import SavedRun, thumbnail_name
 from interp.errors import UserError
 
 FOLDER = "sections"

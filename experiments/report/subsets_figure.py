@@ -92,17 +92,17 @@ def _draw(axes: Axes, rates: list[Rate], names: list[str], styles: Mapping[str, 
 
 def describe(shown: list[Rate]) -> str:
     """The figure in words, for those who do not see it."""
-    return "Rates by own subset. " + "; ".join(_said(shown)) + "."
+    return "Rates by own subset. " + "; ".join(_descriptions(shown)) + "."
 
 
-def _said(shown: list[Rate]) -> Iterator[str]:
+def _descriptions(shown: list[Rate]) -> Iterator[str]:
     for name in list(dict.fromkeys(rate.subset for rate in shown))[:MOST]:
-        told = (
+        description = (
             f"{rate.arm} {rate.panel.removesuffix(' (%)')} {percent(rate.rate)}% of {rate.n}"
             for rate in shown
             if rate.subset == name
         )
-        yield f"{name}: {', '.join(told)}"
+        yield f"{name}: {', '.join(description)}"
 
 
 def _cut(name: str, form: Format) -> str:

@@ -123,19 +123,19 @@ def _flips(arm: Mapping[str, Any]) -> Cell:
 
 def sentences(metrics: Mapping[str, Mapping[str, Any]], left_out: Sequence[str]) -> list[str]:
     """One sentence a benchmark on the arm under study, and what was ``left_out``, as it would be typed."""
-    said = []
+    lines = []
     for benchmark, one in metrics.items():
         study = str(one.get("study"))
         point = points(one).get(study)
         if point is None:
-            said.append(f"{benchmark}: {study} has no rate of benign or of harmful requests; its report says why.")
+            lines.append(f"{benchmark}: {study} has no rate of benign or of harmful requests; its report says why.")
             continue
         rates = f"{percent(point.benign)}% of benign and {percent(point.contrast)}% of harmful requests refused"
         note = "" if one.get("kind") == "refusal" else f" ({NOTE})"
-        said.append(f"{benchmark}: under {study}, {rates}{note}.")
+        lines.append(f"{benchmark}: under {study}, {rates}{note}.")
     if left_out:
-        said.append(f"Left out, because no folder was given: {', '.join(left_out)}.")
-    return said
+        lines.append(f"Left out, because no folder was given: {', '.join(left_out)}.")
+    return lines
 
 
 def describe(panels: Mapping[str, Mapping[str, Point]]) -> str:

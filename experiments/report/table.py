@@ -142,8 +142,8 @@ class Table:
 
     def lines(self) -> list[list[str]]:
         """The text of every row; a reason is followed by empty cells, so that every line has as many."""
-        said = [[*map(str, row.cells), *([row.reason] if row.reason else [])] for row in self.rows]
-        return [[*line, *[""] * (len(self.columns) - len(line))] for line in said]
+        rows_as_text = [[*map(str, row.cells), *([row.reason] if row.reason else [])] for row in self.rows]
+        return [[*line, *[""] * (len(self.columns) - len(line))] for line in rows_as_text]
 
 
 def rate(value: float | None, interval: Interval, bounds: str = "") -> Cell:

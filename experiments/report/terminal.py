@@ -62,11 +62,11 @@ def answer(metrics: Mapping[str, Any], *, width: int, named: Collection[str] = (
     Where there are more arms than lines, ``named`` ones are all shown, then the arm under study, the baseline, the
     controls, and others as far as there is room.
     """
-    said = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
+    lines = [Text(str(one), style="" if at else "bold") for at, one in enumerate(metrics["summary"][:SENTENCES])]
     note = _note(metrics.get("caveats") or ())
     table = in_one_line(glance_table({"study": None, **metrics}))
-    room = LINES - HEADING - sum(_lines(text, width) for text in (*said, *note)) - len(said) - 2
-    parts: list[RenderableType] = [part for text in said for part in (text, "")]
+    room = LINES - HEADING - sum(_lines(text, width) for text in (*lines, *note)) - len(lines) - 2
+    parts: list[RenderableType] = [part for text in lines for part in (text, "")]
     if len(table.rows) > 1:
         ranks = {str(row.cells[0]): _rank(str(row.cells[0]), metrics, named) for row in table.rows}
         most = len(table.rows) if len(table.rows) <= room else max(FEWEST_ROWS, room - 1)
@@ -90,10 +90,10 @@ def _rank(arm: str, metrics: Mapping[str, Any], named: Collection[str]) -> int:
 
 def _note(caveats: Sequence[str]) -> list[Text]:
     """The first caveats, with how many more there are."""
-    said = [Text(f"note: {caveat}") for caveat in caveats[:NOTES]]
+    lines = [Text(f"note: {caveat}") for caveat in caveats[:NOTES]]
     if more := len(caveats) - NOTES if len(caveats) > NOTES else 0:
-        said[-1].append(f" ({more} more such note{'s' * (more > 1)} in the report)")
-    return said
+        lines[-1].append(f" ({more} more such note{'s' * (more > 1)} in the report)")
+    return lines
 
 
 def _lines(text: Text, width: int) -> int:

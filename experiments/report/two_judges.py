@@ -6,10 +6,10 @@ from typing import Any
 
 from experiments.metrics.tests import wilson
 from experiments.report.cases import LONGEST_NAME, LONGEST_TEXT, VERDICT_WORDS
-from experiments.report.findings.refusal import differing
 from experiments.report.numbers import percent, percent_interval
+from experiments.report.sentences.refusal import differing
 from experiments.report.table import Cell, Table
-from experiments.runs.saved import SavedRun
+from experiments.runs.saved_run import SavedRun
 
 LISTED = 20  # answers on the page; the others are in the records
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.report.findings import parts, published, refusal, yes_no
+from experiments.report.sentences import parts, published, refusal, yes_no
 from experiments.runs.provenance import subject
 from interp.checkpoints.config import ORGANISM
 
@@ -20,13 +20,13 @@ def with_sentences(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -
     Raises:
         UserError: the arm under study is none of the metrics'.
     """
-    said = refusal if metrics.get("kind") == "refusal" else yes_no
+    rules = refusal if metrics.get("kind") == "refusal" else yes_no
     benchmark = environment.get("benchmark") or {}
     studied = str(metrics["study"])
     about = subject(environment.get("model"), str(environment.get("arm_under_study") or studied))
     judged_again = f", judged by {environment['judge']}" if environment.get("judged_run") else ""
     where = f"{about} on {benchmark.get('name') or 'the benchmark'}{judged_again}"
-    worded = said.worded(metrics, where=where, caveat=" ".join(_of_the_run(metrics, environment)))
+    worded = rules.worded(metrics, where=where, caveat=" ".join(_of_the_run(metrics, environment)))
     summary = [
         *([f"The method under study failed: {metrics['failed']}."] if metrics.get("failed") else []),
         *worded["summary"],
@@ -57,10 +57,10 @@ def _of_the_run(metrics: Mapping[str, Any], environment: Mapping[str, Any]) -> l
     model, benchmark = environment.get("model") or {}, environment.get("benchmark") or {}
     missing = benchmark.get("missing")
     folded = ", ".join(metrics.get("learned_in_folds") or ())
-    said = [
+    lines = [
         foreign(str(model.get("path") or ""), str(benchmark.get("name"))),
         shortfall(int(benchmark.get("complete", 0)), missing if isinstance(missing, Mapping) else {}),
         folded and f"Learned in folds of these cases, each case by what the others teach: {folded}.",
         str(model.get("rounded") or ""),
     ]
-    return [*filter(None, said)]
+    return [*filter(None, lines)]

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.published import PublishedRow
-from experiments.report.findings.statements import deciding, word
 from experiments.report.numbers import (
     MISSING,
     Interval,
@@ -15,6 +14,7 @@ from experiments.report.numbers import (
     percent,
     percent_interval,
 )
+from experiments.report.sentences.changes import deciding, word
 from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.types import Status, Verdict
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.directory import IDENTITY, read_object, write_json
+from experiments.runs.resumption import IDENTITY, read_object, write_json
 from interp.errors import UserError
 
 FILE = "analyses.json"
@@ -27,9 +27,9 @@ LONGEST = 300  # characters of an error's message in a sentence
 
 @dataclass
 class Outcome:
-    """What came of an analysis: what it ``said``, or why it ``failed``, each in sentences."""
+    """What came of an analysis: its result in ``sentences``, or why it ``failed``."""
 
-    said: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     failed: str = ""
 
 
@@ -59,7 +59,7 @@ def apart(
 
     KeyboardInterrupt and SystemExit still end the run. ``missing`` as in ``expect``. A part of another analysis
     (``part_of``) is noted only where it fails, and forgotten when the whole begins again. ``of`` says what a result is
-    valid for (``kept``). Nothing is raised where the state itself cannot be written: it then stays pending.
+    valid for (``finished_result``). Nothing is raised where the state itself cannot be written: it then stays pending.
     """
     _note(folder, name, {"missing": missing, "state": PENDING} if part_of is None else None, anew=True)
     outcome = Outcome()
@@ -71,17 +71,17 @@ def apart(
         _note(folder, name, entry | ({} if part_of is None else {"part_of": part_of}))
     else:
         if part_of is None:
-            _note(folder, name, {"missing": missing, "state": DONE, "of": of, "said": outcome.said})
+            _note(folder, name, {"missing": missing, "state": DONE, "of": of, "sentences": outcome.sentences})
     if outcome.failed:
         _free()  # what the error's frames held
 
 
-def kept(folder: Path, name: str, of: str) -> list[str] | None:
-    """What a done analysis said, where its result is of ``of`` and none of its parts failed; else None."""
+def finished_result(folder: Path, name: str, of: str) -> list[str] | None:
+    """The sentences of a done analysis, where its result is of ``of`` and none of its parts failed; else None."""
     states = _states(folder)
     one = states.get(name, {})
     whole = not any(part.get("part_of") == name for part in states.values())
-    return list(one["said"]) if whole and one.get("state") == DONE and one.get("of") == of else None
+    return list(one["sentences"]) if whole and one.get("state") == DONE and one.get("of") == of else None
 
 
 def unfinished(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.benchmarks.images import BadImage, open_image
-from experiments.runs.saved import SavedRun
+from experiments.runs.saved_run import SavedRun
 from experiments.types import Sample, Status, Verdict
 from interp.errors import UserError
 
@@ -81,8 +81,10 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     try:
         log = read_eval_log(str(path))
     except Exception as error:  # whatever a file that is no log provokes
-        said = (str(error).splitlines() or [""])[0][:120]
-        raise UserError(f"{path}: is no log of Inspect ({type(error).__name__}: {said}); give its .eval file") from None
+        reason = (str(error).splitlines() or [""])[0][:120]
+        raise UserError(
+            f"{path}: is no log of Inspect ({type(error).__name__}: {reason}); give its .eval file"
+        ) from None
     if any(sample.epoch != 1 for sample in log.samples or ()):
         raise UserError(f"{path}: has several epochs; an arm has one answer a case; run the evaluation with one epoch")
     return [

@@ -91,8 +91,8 @@ def kind_of(record: Mapping[str, Any]) -> str:
 
 def answer_id(record: Mapping[str, Any]) -> str:
     """Equal for equal answers to a case, whichever arm gave them; tells neither case nor arm to a reader."""
-    told = json.dumps([str(record["case"]), str(record["text"]), str(record["response"])])
-    digest = hashlib.sha256(told.encode()).hexdigest()
+    identity = json.dumps([str(record["case"]), str(record["text"]), str(record["response"])])
+    digest = hashlib.sha256(identity.encode()).hexdigest()
     return f"a{digest[: ID_LENGTH - 1]}"  # a letter first: a spreadsheet reads 12e34 as a number
 
 
@@ -173,20 +173,20 @@ def _read(path: Path, notes: list[str]) -> Iterable[tuple[str, Label]]:
     for line in _lines(rows, path):
         cells = {name: plain_cell(cell.strip()) for name, cell in line.items() if name and isinstance(cell, str)}
         where = f"{path.name}, line {rows.line_num}"
-        if not (said := cells.get("label", "").lower().replace(" ", "_")):
+        if not (label := cells.get("label", "").lower().replace(" ", "_")):
             continue
-        if said not in known:
+        if label not in known:
             what = f"answer {cells.get(ID, '')[:80]!r}" if blind else f"case {cells.get('case', '')[:80]!r}"
-            notes.append(f"{where}: label {said[:40]!r} of {what} is not one of "
+            notes.append(f"{where}: label {label[:40]!r} of {what} is not one of "
                          f"{', '.join(known)}; left out")  # fmt: skip
             continue
         annotator = cells.get("annotator") or path.stem
         if blind:
-            yield where, Label("", "", None, annotator, known[said], cells.get(ID, ""))
+            yield where, Label("", "", None, annotator, known[label], cells.get(ID, ""))
             continue
         yield (
             where,
-            Label(cells.get("case", ""), cells.get("arm", ""), cells.get("settings") or None, annotator, known[said]),
+            Label(cells.get("case", ""), cells.get("arm", ""), cells.get("settings") or None, annotator, known[label]),
         )
 
 
@@ -234,13 +234,13 @@ def apply(records: Sequence[Record], labels: Labels) -> Applied:
     for record in records:
         given = by_answer.get((record["case"], record["arm"]), [])
         usable = [label for label in given if _fits(label, record, notes)]
-        said = Counter(label.verdict for label in usable).most_common(2)
-        if len(said) == 2 and said[0][1] == said[1][1]:
+        counts = Counter(label.verdict for label in usable).most_common(2)
+        if len(counts) == 2 and counts[0][1] == counts[1][1]:
             notes.append(f"annotators are evenly split on case {record['case']} of arm {record['arm']}; the judge's "
                          "verdict stays")  # fmt: skip
-        elif said:
+        elif counts:
             used += 1
-            record = _labelled(record, said[0][0], usable)
+            record = _labelled(record, counts[0][0], usable)
         after.append(record)
     for case, arm in sorted(by_answer.keys() - {(record["case"], record["arm"]) for record in records}):
         notes.append(f"labels of case {case[:80]!r} in arm {arm[:80]!r}, which the run does not hold; left out")
@@ -263,6 +263,6 @@ def _fits(label: Label, record: Record, notes: list[str]) -> bool:
 
 def _labelled(record: Record, verdict: Verdict, labels: Sequence[Label]) -> Record:
     before = {"verdict": record["verdict"], "judge": record.get("judge")}
-    said = {label.annotator: label.verdict.value for label in labels}
+    by_annotator = {label.annotator: label.verdict.value for label in labels}
     kept: Mapping[str, Any] = {k: v for k, v in record.items() if k not in ("explanation", "votes", "second")}
-    return {**kept, "verdict": verdict.value, "judge": HUMAN, "judged_before": before, "labels": said}
+    return {**kept, "verdict": verdict.value, "judge": HUMAN, "judged_before": before, "labels": by_annotator}

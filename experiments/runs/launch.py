@@ -90,10 +90,10 @@ class Launch:
         import torch.distributed as dist
 
         with _together():
-            said = (value or "").encode() if self.first else b""
-            length = torch.tensor([len(said)])
+            payload = (value or "").encode() if self.first else b""
+            length = torch.tensor([len(payload)])
             dist.broadcast(length, src=0, group=_talk().group)
-            text = torch.tensor(list(said), dtype=torch.uint8) if self.first else torch.empty(int(length)).byte()
+            text = torch.tensor(list(payload), dtype=torch.uint8) if self.first else torch.empty(int(length)).byte()
             dist.broadcast(text, src=0, group=_talk().group)
         return bytes(text.tolist()).decode()
 

@@ -101,14 +101,14 @@ def judge_fields(judgement: Judgement | None, judge: str) -> dict[str, Any]:
     """The fields of a record that rejudging replaces (``OF_JUDGES``)."""
     if judgement is None:
         return {"verdict": None, "judge": judge}
-    said: dict[str, Any] = {"verdict": judgement.verdict.value, "judge": judge}
+    fields: dict[str, Any] = {"verdict": judgement.verdict.value, "judge": judge}
     if judgement.explanation:
-        said["explanation"] = writable(judgement.explanation)
+        fields["explanation"] = writable(judgement.explanation)
     if judgement.votes:
-        said["votes"] = list(judgement.votes)
+        fields["votes"] = list(judgement.votes)
     if judgement.second is not None:
-        said["second"] = {"judge": judgement.second[0], "verdict": judgement.second[1].value}
-    return said
+        fields["second"] = {"judge": judgement.second[0], "verdict": judgement.second[1].value}
+    return fields
 
 
 def failed(sample: Sample, arm: str, settings: str, status: Status, reason: str) -> dict[str, Any]:

@@ -27,11 +27,11 @@ from experiments.config import digest
 from experiments.serving import replies
 from experiments.serving.decoding import Answer, Row
 from experiments.serving.pictures import PictureLimits, read_picture
+from experiments.serving.request_queue import Asked, Failed, Full, Waiting
 from experiments.serving.requests import BadRequest, Question, holds_key, read_body, read_question
 from experiments.serving.served import Served
-from experiments.serving.streams import Stream
-from experiments.serving.unread import ReadsOn
-from experiments.serving.waiting import Asked, Failed, Full, Waiting
+from experiments.serving.streaming import Stream
+from experiments.serving.unread_bodies import ReadsOn
 from interp.errors import UserError
 from interp.prompt import Prompt
 
@@ -212,9 +212,9 @@ class _Talk:
     def ends(self, place: int) -> Callable[[Answer | Exception], None]:
         return lambda found: self._tell((place, found))
 
-    def _tell(self, said: tuple[int, str | Answer | Exception]) -> None:
+    def _tell(self, item: tuple[int, str | Answer | Exception]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._heard.put_nowait, said)
+            self._loop.call_soon_threadsafe(self._heard.put_nowait, item)
         except RuntimeError:  # the loop has ended, and with it whoever listened
             log.debug("an answer came after the server had stopped")
 
@@ -224,17 +224,17 @@ class _Talk:
         Raises:
             Exception: what went wrong with a row.
         """
-        place, said = await self._heard.get()
-        if isinstance(said, Exception):
-            raise said
-        return place, said
+        place, item = await self._heard.get()
+        if isinstance(item, Exception):
+            raise item
+        return place, item
 
     async def answers(self) -> list[Answer]:
         found: dict[int, Answer] = {}
         while len(found) < self._rows:
-            place, said = await self.next()
-            if isinstance(said, Answer):
-                found[place] = said
+            place, item = await self.next()
+            if isinstance(item, Answer):
+                found[place] = item
         return [found[place] for place in sorted(found)]
 
 
@@ -249,18 +249,18 @@ async def _events(
     try:
         heard: tuple[int, str | Answer] | None = first
         while len(ended) < len(asked):
-            place, said = heard or await talk.next()
+            place, item = heard or await talk.next()
             heard = None
             for choice in range(place, place + copies):
-                for one in replies.chunks(head, choice, said):
+                for one in replies.chunks(head, choice, item):
                     yield replies.event(one)
-            if isinstance(said, Answer):
-                ended[place] = said
+            if isinstance(item, Answer):
+                ended[place] = item
         if question.include_usage:
             answers = [ended[place] for place in sorted(ended)]
             yield replies.event(replies.last_chunk(head, _repeated(answers, question)))
     except Exception as error:  # the status is sent already
-        status, sentence, field, code = _told(error)
+        status, sentence, field, code = _described(error)
         yield replies.event(replies.error(sentence, field, code, status=status))
     yield replies.DONE
 
@@ -304,7 +304,7 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _told(error: Exception) -> tuple[int, str, str | None, str | None]:
+def _described(error: Exception) -> tuple[int, str, str | None, str | None]:
     """Status, sentence, parameter and code of an error."""
     if isinstance(error, BadRequest):
         return error.status, str(error), error.field, error.code
@@ -318,7 +318,7 @@ def _told(error: Exception) -> tuple[int, str, str | None, str | None]:
 
 
 def _refusal(error: Exception) -> Response:
-    status, sentence, field, code = _told(error)
+    status, sentence, field, code = _described(error)
     headers = {"Retry-After": RETRY_AFTER} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -153,7 +153,7 @@ class _Watch:
         found = [place for stop in self.decoding.stop if (place := text.find(stop)) >= 0]
         return min(found, default=-1)
 
-    def said(self, row: Row, tokens: Sequence[int]) -> None:
+    def stream_certain(self, row: Row, tokens: Sequence[int]) -> None:
         """Streams what is certain of the answer so far: whole words, and nothing that may begin a stop string."""
         assert row.on_text is not None
         text = self.text(tokens).lstrip()
@@ -275,5 +275,5 @@ class _Stop(StoppingCriteria):
         if watch.stop_in(watch.text(tokens)) >= 0:
             return True
         if row.on_text is not None:
-            watch.said(row, tokens)
+            watch.stream_certain(row, tokens)
         return False

@@ -59,15 +59,15 @@ def usage(answers: "Sequence[Answer]") -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": answered, "total_tokens": prompt + answered}
 
 
-def chunks(head: Head, choice: int, said: "str | Answer") -> Iterator[dict[str, Any]]:
+def chunks(head: Head, choice: int, piece: "str | Answer") -> Iterator[dict[str, Any]]:
     """The parts of a stream for a piece of text, or for the end of an answer, which has all log-probabilities."""
-    if isinstance(said, str):
-        if said:
-            yield chunk(head, choice, delta={"content": said})
+    if isinstance(piece, str):
+        if piece:
+            yield chunk(head, choice, delta={"content": piece})
         return
-    if said.scores is not None:
-        yield chunk(head, choice, delta={}, logprobs=_logprobs(said.scores))
-    yield chunk(head, choice, delta={}, finish_reason=_reason(said))
+    if piece.scores is not None:
+        yield chunk(head, choice, delta={}, logprobs=_logprobs(piece.scores))
+    yield chunk(head, choice, delta={}, finish_reason=_reason(piece))
 
 
 def chunk(head: Head, choice: int, **fields: Any) -> dict[str, Any]:

@@ -269,5 +269,5 @@ def _in_a_sentence(error: ValidationError) -> BadRequest:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     place = place if len(place) <= 80 else f"{place[:80]}..."
-    said = str(first["msg"]).rstrip(".")[:200]
-    return BadRequest(f"{place}: {said}" if place else f"the body cannot be read: {said}", place or None)
+    message = str(first["msg"]).rstrip(".")[:200]
+    return BadRequest(f"{place}: {message}" if place else f"the body cannot be read: {message}", place or None)

@@ -13,7 +13,7 @@ from experiments.config import Run
 from experiments.evaluation import training
 from experiments.evaluation.study import DEVELOPMENT
 from experiments.runs import records
-from experiments.runs.directory import read_object
+from experiments.runs.resumption import read_object
 from experiments.types import AnsweredElsewhere
 from interp.errors import UserError
 from mitigation.method import TrainableMethod, abilities

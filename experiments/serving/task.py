@@ -14,8 +14,8 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation.study import connected
 from experiments.runs.host_memory import return_freed_blocks
-from experiments.serving.listening import LOOPBACK, bound, configured
 from experiments.serving.served import check_model, served
+from experiments.serving.socket_server import LOOPBACK, bound, configured
 from interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Serve:
         """The endpoints for ``arms`` (``experiments.serving.served``), with the model's thread running."""
         from experiments.serving.app import Limits, Server
         from experiments.serving.pictures import PictureLimits
-        from experiments.serving.waiting import Waiting
+        from experiments.serving.request_queue import Waiting
 
         pixels, body = int(self.megapixels * MEGAPIXEL), int(self.body_mib * MEBIBYTE)
         waiting = Waiting(

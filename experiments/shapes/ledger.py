@@ -123,11 +123,11 @@ _ALIASES: dict[Any, int | None] = {}
 def aliased_input(func: Any) -> int | None:
     """The position of the argument whose storage the outputs of ``func`` are on; None where they have their own."""
     if func not in _ALIASES:
-        _ALIASES[func] = _VIEWS_UNSAID.get(func, _said(func))
+        _ALIASES[func] = _VIEWS_UNSAID.get(func, _declared_alias(func))
     return _ALIASES[func]
 
 
-def _said(func: Any) -> int | None:
+def _declared_alias(func: Any) -> int | None:
     for found in func._schema.returns:
         if found.alias_info is None or found.alias_info.is_write:
             continue

@@ -16,13 +16,13 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.metrics.findings import Answer, Finding, statement
-from experiments.report.findings import direction_ablation as sentences
 from experiments.report.numbers import change, fixed
 from experiments.report.sections import Section, write_section
+from experiments.report.sentences import direction_ablation as sentences
 from experiments.report.table import Cell, Column, Narrow, Table, rate, terminal
-from experiments.runs.directory import write_json
 from experiments.runs.launch import sharded
-from experiments.runs.saved import read_run
+from experiments.runs.resumption import write_json
+from experiments.runs.saved_run import read_run
 from interp.errors import UserError
 
 RESULT = "ablation.json"

@@ -10,9 +10,8 @@ import numpy as np
 from rich.console import Console
 
 from experiments.config import Run
-from experiments.evaluation.people import agreement_of_raters, agreement_said
+from experiments.evaluation.human_verdicts import agreement_of_raters, agreement_sentence
 from experiments.metrics.agreement import agreement
-from experiments.runs.directory import write_json
 from experiments.runs.labels import (
     LABELS,
     Labels,
@@ -23,7 +22,8 @@ from experiments.runs.labels import (
     read_labels,
     write_sheet,
 )
-from experiments.runs.saved import read_records, thumbnail_name
+from experiments.runs.resumption import write_json
+from experiments.runs.saved_run import read_records, thumbnail_name
 from experiments.types import Verdict
 from interp.errors import UserError
 
@@ -52,13 +52,13 @@ class HumanLabels:
         folder, console = Path(self.run), Console()
         lines = read_records(folder)
         if self.export is not None:
-            said = _exported(lines, folder, Path(self.export))
+            printed = _exported(lines, folder, Path(self.export))
         else:
             labels = read_labels([Path(name) for name in self.read])
             result = summarise_labels(lines, labels, seed=run.seed, draws=run.draws)
             write_json(folder / RESULT, result)
-            said = [*result["notes"], *sentences(result)]
-        for sentence in said:
+            printed = [*result["notes"], *sentences(result)]
+        for sentence in printed:
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -66,17 +66,17 @@ def _exported(lines: Sequence[Record], folder: Path, sheet: Path) -> list[str]:
     """Writes the sheet, with the thumbnails under names that tell nothing; what to say of it."""
     answers = distinct_answers(lines)
     shown = {answer: folder / "thumbnails" / thumbnail_name(record["case"]) for answer, record in answers.items()}
-    beside = sheet.with_name(f"{sheet.stem}_pictures")
-    names = {answer: f"{beside.name}/{answer}.jpg" for answer, file in shown.items() if file.is_file()}
+    pictures = sheet.with_name(f"{sheet.stem}_pictures")
+    names = {answer: f"{pictures.name}/{answer}.jpg" for answer, file in shown.items() if file.is_file()}
     write_sheet(lines, sheet, names)
     for answer in names:
-        beside.mkdir(exist_ok=True)
-        shutil.copyfile(shown[answer], beside / f"{answer}.jpg")
+        pictures.mkdir(exist_ok=True)
+        shutil.copyfile(shown[answer], pictures / f"{answer}.jpg")
     allowed = sorted({" | ".join(LABELS[kind_of(record)]) for record in answers.values()})
     return [
         f"{len(answers)} answers: {sheet}",
         f"allowed labels: {' or '.join(allowed)}",
-        *([f"pictures: {beside}"] if names else []),
+        *([f"pictures: {pictures}"] if names else []),
         "give every rater a copy of their own; they fill in annotator and label; then read all with "
         "task.read=[<csv>,<csv>] and score the run by them with task=rejudge labels=[<csv>,<csv>]",
     ]
@@ -117,14 +117,14 @@ def _side(verdict: str | None) -> bool | None:
 
 def sentences(result: dict[str, Any]) -> list[str]:
     """The contents of ``summarise_labels`` in sentences."""
-    said = [f"{result['labels']} labels by {len(result['annotators'])} annotators; {result['records_labelled']} of "
+    lines = [f"{result['labels']} labels by {len(result['annotators'])} annotators; {result['records_labelled']} of "
             f"{result['records']} records have people's verdicts.",
-            agreement_said(result)]  # fmt: skip
+            agreement_sentence(result)]  # fmt: skip
     if (found := result["judge_against_people"]) is None:
-        return [*said, "No labelled answer has a verdict of the judge to compare."]
+        return [*lines, "No labelled answer has a verdict of the judge to compare."]
     names = [name for name in ("kappa", "sensitivity", "specificity") if found[name] is not None]
     numbers = [f"{name} {found[name]:.3f}{_ends(found[f'{name}_interval'])}" for name in names]
-    return [*said, f"The judge against people on {found['n']} answers: {', '.join(numbers) or 'nothing varies'}."]
+    return [*lines, f"The judge against people on {found['n']} answers: {', '.join(numbers) or 'nothing varies'}."]
 
 
 def _ends(interval: list[float] | None) -> str:

@@ -20,9 +20,9 @@ from experiments.report.build import build
 from experiments.report.cases import FILE, attention_of_cases
 from experiments.report.words import with_sentences
 from experiments.runs import analyses, records
-from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.provenance import arm_title, model_title
-from experiments.runs.saved import SavedRun, read_run
+from experiments.runs.resumption import PREDICTIONS, open_run
+from experiments.runs.saved_run import SavedRun, read_run
 from experiments.types import Kind
 from interp.errors import UserError
 

@@ -18,13 +18,13 @@ from experiments.metrics.bootstrap import DRAWS
 from experiments.metrics.refusal import results as refusal
 from experiments.metrics.yes_no import results
 from experiments.report import terminal
-from experiments.report.findings import refusal as refusal_words
-from experiments.report.findings import yes_no as yes_no_words
-from experiments.report.findings.statements import said
 from experiments.report.numbers import brief, share
-from experiments.runs.directory import read_object, write_json
+from experiments.report.sentences import refusal as refusal_words
+from experiments.report.sentences import yes_no as yes_no_words
+from experiments.report.sentences.changes import statement_text
 from experiments.runs.launch import Launch, sharded
-from experiments.runs.saved import read_records
+from experiments.runs.resumption import read_object, write_json
+from experiments.runs.saved_run import read_records
 from experiments.types import Kind
 from interp.errors import UserError
 
@@ -112,13 +112,13 @@ def by_language(records: Sequence[Mapping[str, Any]], arm: str) -> tuple[pd.Data
         if record["arm"] == arm and tags.get("language"):
             language = str(tags["language"])
             pair = record.get("pair")
-            told = {
+            labels = {
                 "case": tags.get("original", record["case"]),
                 "arm": language,
                 "pair": pair.removesuffix(f"@{language}") if isinstance(pair, str) else None,
                 "tags": {name: value for name, value in tags.items() if name not in ("language", "original")},
             }
-            rows.append({**record, **told})
+            rows.append({**record, **labels})
     kind: Kind = "refusal" if any(row["gold"] in ("comply", "refuse") for row in rows) else "yes_no"
     return pd.DataFrame(rows, columns=None if rows else ["arm"]), kind
 
@@ -129,7 +129,7 @@ def sentences(result: Mapping[str, Any], kind: Kind) -> list[str]:
     for language, comparison in result["comparisons"].items():
         parts = [
             f"{share(entry['to'])} of {entry['n']} {words}, against {share(entry['from'])} in "
-            f"{comparison['against']} ({brief(entry)}: {said(entry)})"
+            f"{comparison['against']} ({brief(entry)}: {statement_text(entry)})"
             for name, words in _WORDS[kind].items()
             if (entry := comparison["delta"][name])
         ]

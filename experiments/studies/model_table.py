@@ -49,11 +49,11 @@ GATED = "Gated: accept its licence on its hub page, then log in with `hf auth lo
 class Support:
     """Whether something works, and the numbers of the notes that say how far, or why not."""
 
-    said: str
+    answer: str
     notes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join([self.said, *(f"[{number}]" for number in self.notes)])
+        return " ".join([self.answer, *(f"[{number}]" for number in self.notes)])
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,11 @@ def lacking(contract: dict[str, Any]) -> dict[str, list[str]]:
 def proved_families(contract: dict[str, Any]) -> str:
     """How many kinds of models are proved, what the others lack, and which have no small model here, and why."""
     kinds, without = lacking(contract), contract.get("without_row", {})
-    said = [f"{kind} (no {', '.join(names)})" for kind, names in kinds.items() if names]
-    others = f" Not whole: {'; '.join(said)}." if said else ""
+    exceptions = [f"{kind} (no {', '.join(names)})" for kind, names in kinds.items() if names]
+    others = f" Not whole: {'; '.join(exceptions)}." if exceptions else ""
     rest = "".join(f" Not asked, since {why}: {', '.join(names)}." for why, names in without.items())
     return (
-        f"Of {len(kinds) + sum(map(len, without.values()))} kinds of models {len(kinds) - len(said)} work in "
+        f"Of {len(kinds) + sum(map(len, without.values()))} kinds of models {len(kinds) - len(exceptions)} work in "
         f"{', '.join(PROVED)} and VCD in a branch, each held against plain forwards.{others}{rest} Any other model: "
         "task=prove says what works on it."
     )
@@ -247,13 +247,13 @@ def as_json(models: Sequence[ModelRow], notes: NumberedNotes, contract: dict[str
     """The table as JSON can say it; notes are numbered from 1."""
     rows = [
         {
-            "name": model.name.said,
+            "name": model.name.answer,
             "notes": list(model.name.notes),
             "family": model.family or None,
             "path": model.path,
             "memory_gib": model.memory_gib,
             "licence": model.licence,
-            "works": {name: {"said": one.said, "notes": list(one.notes)} for name, one in model.works.items()},
+            "works": {name: {"answer": one.answer, "notes": list(one.notes)} for name, one in model.works.items()},
         }
         for model in models
     ]

@@ -17,8 +17,8 @@ from experiments.evaluation import study
 from experiments.evaluation.arms import check_arms
 from experiments.evaluation.cases import check_cases, on_benchmark
 from experiments.report import suite_page
-from experiments.runs.directory import open_run, read_object
 from experiments.runs.launch import Launch, sharded
+from experiments.runs.resumption import open_run, read_object
 from interp.errors import UserError
 
 # Key of the command line → the benchmark in that folder; the order is that of the page.

@@ -16,8 +16,8 @@ from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.cases import limited, load_cases
 from experiments.runs import inspect_log
-from experiments.runs.directory import open_run
-from experiments.runs.saved import read_run
+from experiments.runs.resumption import open_run
+from experiments.runs.saved_run import read_run
 from experiments.types import Kind, Loaded, Sample
 from interp.errors import UserError
 
@@ -50,13 +50,13 @@ def run(run: Run, *, columns: int, rows: int) -> None:
     if (development := run.benchmark.development()) is not None:
         to_learn_from, worse = _examined(run, development, f"{name}, development split", kept)
         bad += worse
-    said = understood(kept, kind, name, 0 if development is None else len(to_learn_from)) + bad
+    lines = understood(kept, kind, name, 0 if development is None else len(to_learn_from)) + bad
     samples = limited(kept, run.limit or columns * rows)
     with open_run(run.output_root, "preview", run.config, run.config_hash, fresh=True) as store:
         path = store.path / "contact_sheet.png"
         contact_sheet(samples, columns).save(path)
-        (store.path / "understood.txt").write_text(said, encoding="utf-8", errors="replace")
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
+        (store.path / "understood.txt").write_text(lines, encoding="utf-8", errors="replace")
+        console.print(lines, highlight=False, markup=False, soft_wrap=True)
         console.print(f"{_so_many(samples)}: {path}", highlight=False, markup=False, soft_wrap=True)
     if bad and not run.skip_bad:
         raise UserError(f"some cases of {name} cannot be asked; they are listed above, with what is wrong")
@@ -70,14 +70,14 @@ def _examined(run: Run, given: Loaded, name: str, tested: Sequence[Sample] = ())
     """The cases that can be asked, or learned from where others are ``tested``; and what is wrong with the rest."""
     kept, problems = examine(given, run.benchmark.kind)
     both = shared(kept, tested, clusters=not getattr(run.benchmark, "clusters_recur", False))
-    said = ""
+    text = ""
     for found, total, words in (
         (problems, len(given.samples) + len(given.problems), ASKED),
         (list(both.values()), len(kept), BENCHMARK),
     ):
         if found:
-            said += f"{message(name, found, total, Path(run.output_root), words)}\n{words.way_out}\n"
-    return [sample for place, sample in enumerate(kept) if place not in both], said
+            text += f"{message(name, found, total, Path(run.output_root), words)}\n{words.way_out}\n"
+    return [sample for place, sample in enumerate(kept) if place not in both], text
 
 
 def understood(samples: Sequence[Sample], kind: Kind, name: str, development: int = 0) -> str:
@@ -178,12 +178,12 @@ class Export:
         samples = load_cases(run, Console()).samples
         if self.format == "vlmevalkit":
             samples = limited(samples, run.limit)
-            said = str(export_vlmevalkit(samples, self.to))
+            where = str(export_vlmevalkit(samples, self.to))
         else:
             samples = limited([sample for sample in samples if sample.subset != "control"], run.limit)
             folder = export_mmsafeaware(samples, Path(self.to))
-            said = f"{folder} (read it with benchmark=mmsafeaware benchmark.root={folder})"
-        Console().print(f"{_so_many(samples)}: {said}", highlight=False, soft_wrap=True)
+            where = f"{folder} (read it with benchmark=mmsafeaware benchmark.root={folder})"
+        Console().print(f"{_so_many(samples)}: {where}", highlight=False, soft_wrap=True)
 
 
 def _export_run(run: Run, source: str | None) -> None:
@@ -197,8 +197,8 @@ def _export_run(run: Run, source: str | None) -> None:
     if recorded.get("name") == run.benchmark.name:
         samples = load_cases(run, console).samples
     else:
-        said = f"the run is of benchmark {recorded.get('name')}, and this command names {run.benchmark.name}"
-        console.print(f"{said}: the logs have thumbnails and bare sentences; name that one for pictures and prompts",
+        fault = f"the run is of benchmark {recorded.get('name')}, and this command names {run.benchmark.name}"
+        console.print(f"{fault}: the logs have thumbnails and bare sentences; name that one for pictures and prompts",
                       highlight=False, soft_wrap=True, markup=False)  # fmt: skip
     for path in inspect_log.write_logs(saved, samples):
         console.print(f"log: {path}", highlight=False, soft_wrap=True, markup=False)

@@ -24,7 +24,7 @@ from experiments.report import refusal, yes_no
 from experiments.report.table import Table, markdown
 from experiments.report.words import with_sentences
 from experiments.runs.provenance import model_title
-from experiments.runs.saved import SavedRun, read_run
+from experiments.runs.saved_run import SavedRun, read_run
 from interp.checkpoints.config import ORGANISM
 from interp.errors import UserError
 from mitigation.own_file import file_digest

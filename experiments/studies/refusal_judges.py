@@ -28,7 +28,7 @@ from experiments.judges.refusal_classifier import SHIPPED
 from experiments.judges.refusal_lm import RefusalLM
 from experiments.report import judge_card
 from experiments.report.table import terminal
-from experiments.runs.directory import open_run
+from experiments.runs.resumption import open_run
 from experiments.types import Verdict
 from interp.errors import UserError
 

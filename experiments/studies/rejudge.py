@@ -17,16 +17,16 @@ from experiments.config import Run, digest
 from experiments.evaluation import scoring
 from experiments.evaluation.arms import check_contrasts
 from experiments.evaluation.batching import batches
-from experiments.evaluation.judging import unspoken
-from experiments.evaluation.people import agreement_of_raters, share_said
+from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
+from experiments.evaluation.judging import judgement_without_text
 from experiments.judges.automatic import Automatic
 from experiments.report import terminal
 from experiments.report.build import build
 from experiments.report.words import with_sentences
 from experiments.runs import records
-from experiments.runs.directory import PREDICTIONS, open_run
 from experiments.runs.labels import apply, read_labels
-from experiments.runs.saved import read_run
+from experiments.runs.resumption import PREDICTIONS, open_run
+from experiments.runs.saved_run import read_run
 from experiments.types import Item, Judge, Judgement, Kind, Sample, Status
 from interp.errors import UserError
 
@@ -70,7 +70,7 @@ class Rejudge:
             labels = read_labels([Path(name) for name in self.labels])
             labelled = apply(after, labels)
             after, notes = labelled.records, labelled.notes
-            people = [share_said(labelled.used, len(after), agreement_of_raters(after, labels))]
+            people = [share_sentence(labelled.used, len(after), agreement_of_raters(after, labels))]
         changed = sum(a["verdict"] != b["verdict"] for a, b in zip(before, after, strict=True))
         judged_by = " and ".join([*([judge.name] if judge else []), *(["people"] if self.labels else [])])
         benchmark = (old.environment.get("benchmark") or {}).get("name") or "the benchmark"
@@ -133,9 +133,9 @@ def _copy_unjudged_files(old: Path, new: Path) -> None:
 def _judged(before: Sequence[Record], judge: Judge, run: Run) -> list[Record]:
     """The records with the judge's verdicts; what has no text keeps none."""
     pictures = {sample.id: sample for sample in run.benchmark.load().samples} if getattr(judge, "looks", False) else {}
-    spoken = [record for record in before if Status(record["status"]).spoken]
+    readable = [record for record in before if Status(record["status"]).has_text]
     judgements = {}
-    for batch in batches(spoken, ANSWERS_A_STEP):
+    for batch in batches(readable, ANSWERS_A_STEP):
         items = [_item(record, pictures) for record in batch]
         for record, judgement in zip(batch, judge.judge(items), strict=True):
             judgements[record["case"], record["arm"]] = judgement
@@ -146,7 +146,7 @@ def _rejudged(record: Record, judgement: Judgement | None, judge: Judge) -> Reco
     if Status(record["status"]).excluded:
         return record
     kept = {key: value for key, value in record.items() if key not in records.OF_JUDGES}
-    return kept | records.judge_fields(judgement or unspoken(judge), judge.name)
+    return kept | records.judge_fields(judgement or judgement_without_text(judge), judge.name)
 
 
 def _item(record: Record, pictures: Mapping[str, Sample]) -> Item:

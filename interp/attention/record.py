@@ -22,10 +22,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.tables import AttentionMap, Masses, mass_table
+from interp.device_copies import to_device, to_host
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, Pass, follow, is_paused
-from interp.host import to_device, to_host
 from interp.segments import RowSegments, Segments
 
 if TYPE_CHECKING:

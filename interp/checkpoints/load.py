@@ -57,8 +57,8 @@ def read_checkpoint(config: ModelConfig) -> Checkpoint:
     dtype = dtype_on(config.dtype, target)
     kind, numbers = str(dtype).removeprefix("torch."), place.numbers or _stored(place)
     row = row_bytes(found, kind)
-    if said := estimate(config, numbers, kind, None if config.device_map else target, row):
-        print(said, file=sys.stderr)
+    if note := estimate(config, numbers, kind, None if config.device_map else target, row):
+        print(note, file=sys.stderr)
     places = device_map(config, found, dtype)
     if places is not None and (warning := offloaded(places)):
         print(f"warning: {warning}", file=sys.stderr)

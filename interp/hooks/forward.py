@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from interp.device_copies import to_host
 from interp.errors import UserError
 from interp.hooks.attention import STATIC
-from interp.host import to_host
 from interp.segments import IMAGE, SEGMENTS, Segments, segment
 
 if TYPE_CHECKING:

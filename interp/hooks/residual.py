@@ -20,10 +20,10 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.device_copies import to_device, to_host
 from interp.errors import UserError
 from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.state_memory import memory_for
-from interp.host import to_device, to_host
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments
 
 if TYPE_CHECKING:

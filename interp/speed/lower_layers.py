@@ -1,9 +1,9 @@
 """The decoder layers below a change, run once: whatever is changed behind them costs only the layers above.
 
-    with kept(vlm, below) as lower:
+    with record_lower_layers(vlm, below) as lower:
         before = vlm.score(prompts, encoded=encoded)
     for layer in below:
-        with lower.put_in(layer), edit_residual(vlm, edit, layers=[layer + 1]):
+        with lower.reused_below(layer), edit_residual(vlm, edit, layers=[layer + 1]):
             margins = vlm.score(prompts, encoded=encoded)  # as without ``put_in``, bit for bit
 
 A state depends on the layers below it alone, so that many changes of one batch share what is below them.
@@ -25,13 +25,13 @@ MOST = 8  # layers whose output is kept: a batch's hidden states, each
 
 @dataclass(frozen=True)
 class LowerLayers:
-    """What some decoder layers put out in the last forward of ``kept``."""
+    """What some decoder layers put out in the last forward of ``record_lower_layers``."""
 
     vlm: "VLM"
     outputs: dict[int, Any] = field(default_factory=dict)
 
     @contextmanager
-    def put_in(self, layer: int) -> Iterator[None]:
+    def reused_below(self, layer: int) -> Iterator[None]:
         """While open, forwards of the batch that was kept compute only what follows the last kept of 0 … ``layer``.
 
         Hooks of the layers that are skipped still run, on states that nothing depends on. Nothing is skipped where no
@@ -49,7 +49,7 @@ class LowerLayers:
 
 
 @contextmanager
-def kept(vlm: "VLM", layers: Sequence[int], *, every: bool = False) -> Iterator[LowerLayers]:
+def record_lower_layers(vlm: "VLM", layers: Sequence[int], *, every: bool = False) -> Iterator[LowerLayers]:
     """While open, what the decoder ``layers`` put out is kept: at most ``MOST`` of them (``stops``), or ``every``."""
     found = LowerLayers(vlm)
     decoder = vlm.layout.module(vlm.model, "layers")

@@ -3,8 +3,8 @@
 captum runs our own forward function, which scores the first answer token. Its ``LLMAttribution`` (0.9) drops the image
 on the way to ``generate`` and returns zero for every region. All functions take one prompt and return attributions in
 logits of the margin, positive favours Yes; or in the unit of ``metric``, a function of the first answer token's logits
-(``interp.metric``), which takes the margin's place. The baseline of a word replaces each of its tokens with a full
-stop, so that all other tokens keep their positions. The baseline of a picture is a plain one of the mean colour.
+(``interp.logit_difference``), which takes the margin's place. The baseline of a word replaces each of its tokens with
+a full stop, so that all other tokens keep their positions. The baseline of a picture is a plain one of the mean colour.
 InstructBLIP's Q-Former reads the question separately; what reaches the margin that way is not counted.
 """
 
@@ -24,13 +24,13 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.image_grid import Box
-from interp.measured import pixel_inputs
+from interp.measured_numbers import pixel_inputs
 from interp.prompt import to_rgb
 from interp.segments import RowSegments, segment
 from interp.tools.gradients import activation_gradients
 
 if TYPE_CHECKING:
-    from interp.first_scores import Metric
+    from interp.margin import Metric
     from interp.vlm import VLM, Prompt
 
 FILLER = "."

@@ -113,8 +113,8 @@ class ChatStates:
 
     def _encoded(self, exchange: Exchange) -> "_Encoded":
         question, answer = self._plain(exchange.question, READ_QUESTION), self._plain(exchange.answer, READ)
-        said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        text = self._tokenizer.apply_chat_template(said, tokenize=False)
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         shown = answer.strip()  # some templates strip it
         start = text.rindex(shown)

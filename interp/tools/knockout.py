@@ -17,19 +17,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.device_copies import to_device
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow
 from interp.hooks.sublayers import head_count
-from interp.host import to_device
 from interp.prompt import listed
 from interp.segments import IMAGE, SEGMENTS, Finder, Segments, segment
-from interp.speed.lower_layers import kept
+from interp.speed.lower_layers import record_lower_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.first_scores import Metric
+    from interp.margin import Metric
     from interp.vlm import VLM, Prompt
 
 End = str | Finder
@@ -250,12 +250,12 @@ def cut_scores(
     """
     segments = segment(vlm, prompts, encoded)
     below = [min(chosen_layers(vlm, layers), default=0) - 1 for _, layers in cuts]
-    with kept(vlm, below) as lower:
+    with record_lower_layers(vlm, below) as lower:
         margins = [vlm.score(prompts, encoded=encoded, metric=metric)]
     for (edges, layers), head, last in zip(cuts, heads or [None] * len(cuts), below, strict=True):
         with (
             knockout(vlm, edges, layers=layers, heads=None if head is None else [head], segments=segments),
-            lower.put_in(last),
+            lower.reused_below(last),
         ):
             margins.append(vlm.score(prompts, encoded=encoded, metric=metric))
     return torch.stack(margins, dim=1)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.residual import Place, place_name, residuals
-from interp.measured import after_head
+from interp.measured_numbers import after_head
 from interp.output_head import float32_head
 from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.first_scores import Metric
+    from interp.margin import Metric
     from interp.vlm import VLM
 
 TOP = 5

@@ -33,14 +33,14 @@ from torch import Tensor
 
 from interp.errors import UserError
 from interp.hooks.sublayers import head_count
-from interp.measured import after_head
-from interp.measured import measured as measured_numbers
+from interp.measured_numbers import after_head
+from interp.measured_numbers import measured as measured_numbers
 from interp.prompt import Prompt, listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.first_scores import Metric
+    from interp.margin import Metric
     from interp.vlm import VLM
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}

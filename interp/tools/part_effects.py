@@ -30,7 +30,7 @@ from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, check_places, edit_residual
 from interp.hooks.sublayers import activations, edit_activations, layers_of
 from interp.prompt import Prompt, listed
-from interp.speed.lower_layers import LowerLayers, kept
+from interp.speed.lower_layers import LowerLayers, record_lower_layers
 from interp.speed.prefix import Prefix
 from interp.tools.gradients import frozen_weights
 from interp.tools.patching import PATCHABLE, PairBatch
@@ -398,7 +398,7 @@ def _replaced(
     last = batch.clean_segments.width - 1
     run = Prefix.of(vlm, batch.clean_inputs, columns=last).score if alone else _whole(vlm, batch)
     rows, columns = where[0], torch.full_like(where[1], -1) if alone else where[1]
-    with kept(vlm, [_lowest(parts) - 1 for parts in sets], every=alone) as lower:
+    with record_lower_layers(vlm, [_lowest(parts) - 1 for parts in sets], every=alone) as lower:
         before = run()
     return before, [_run_with(vlm, run, lower, parts, (rows, columns), states) - before for parts in sets]
 
@@ -423,7 +423,7 @@ def _run_with(
     for part in parts:
         heads.setdefault((part.kind, part.layer), []).extend([] if part.head is None else [part.head])
 
-    def put(here: LayerStates, kind: str) -> Tensor:
+    def replacement(here: LayerStates, kind: str) -> Tensor:
         hidden, new = here.hidden.clone(), states[kind, here.layer].to(here.hidden)
         if kind == "mlp":
             hidden[where] = new
@@ -432,10 +432,10 @@ def _run_with(
         return hidden
 
     with ExitStack() as stack:
-        stack.enter_context(lower.put_in(_lowest(parts) - 1))
+        stack.enter_context(lower.reused_below(_lowest(parts) - 1))
         for kind in get_args(Kind):
             if layers := [layer for of, layer in heads if of == kind]:
-                stack.enter_context(edit_activations(vlm, partial(put, kind=kind), what=kind, layers=layers))
+                stack.enter_context(edit_activations(vlm, partial(replacement, kind=kind), what=kind, layers=layers))
         return run()
 
 

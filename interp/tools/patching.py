@@ -26,15 +26,15 @@ from torch import Tensor
 from interp.errors import UserError
 from interp.hooks.residual import READABLE, LayerStates, Place, at_place, cell, check_places, place_name
 from interp.hooks.sublayers import edit_activations, head_count, layers_of
-from interp.measured import picture_ends
+from interp.measured_numbers import picture_ends
 from interp.prompt import Prompt, listed
 from interp.segments import IMAGE, Segments, segment
-from interp.speed.lower_layers import LowerLayers, kept
+from interp.speed.lower_layers import LowerLayers, record_lower_layers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from interp.first_scores import Metric
+    from interp.margin import Metric
     from interp.vlm import VLM
 
 PATCHABLE = (*READABLE, "all")
@@ -169,7 +169,7 @@ def patch(
         def score() -> None:
             scores.append(vlm.score(batch.clean, encoded=batch.clean_inputs, metric=metric))
 
-        with kept(vlm, [layer - 1 for layer in layers]) as lower:
+        with record_lower_layers(vlm, [layer - 1 for layer in layers]) as lower:
             ends = picture_ends(vlm.model, vlm.layout, score) if pictured else 0
             if not scores:
                 score()
@@ -319,7 +319,7 @@ class PairBatch:
         """The clean prompts' margins with one place at one layer (of one head) replaced."""
         rows, there = columns[0]
 
-        def put(here: LayerStates) -> Tensor:
+        def replacement(here: LayerStates) -> Tensor:
             hidden, states = here.hidden.clone(), self.states[place, layer]
             if head is None:
                 hidden[rows, there] = states
@@ -328,7 +328,7 @@ class PairBatch:
             return hidden
 
         # State l is what layer l − 1 puts out, and what sublayers of layer l start from.
-        with lower.put_in(layer - 1), edit_activations(vlm, put, what=self.what, layers=[layer]):
+        with lower.reused_below(layer - 1), edit_activations(vlm, replacement, what=self.what, layers=[layer]):
             return vlm.score(self.clean, encoded=self.clean_inputs, metric=self.metric)
 
 

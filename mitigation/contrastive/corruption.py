@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.measured import pixel_inputs
+from interp.measured_numbers import pixel_inputs
 from mitigation.contrastive.packing import pieces
 from mitigation.contrastive.pixels import pictures_of, repeats_pixels
 from mitigation.validation import (

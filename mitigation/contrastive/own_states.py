@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.measured import after_head
+from interp.measured_numbers import after_head
 
 if TYPE_CHECKING:
     from interp.vlm import VLM

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.measured import pixel_inputs
+from interp.measured_numbers import pixel_inputs
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Prompt

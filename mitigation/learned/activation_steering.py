@@ -17,8 +17,8 @@ from mitigation.validation import check_layer, check_seed, check_strength, check
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from interp.device_copies import Copies
     from interp.hooks.residual import LayerStates
-    from interp.host import Copies
     from interp.tools.directions import Direction
     from interp.vlm import VLM, Generation, Prompt
 
@@ -128,8 +128,8 @@ class LearnedSteering:
         Raises:
             UserError: it was learned on another model.
         """
+        from interp.device_copies import Copies
         from interp.hooks.residual import edit_residual
-        from interp.host import Copies
 
         direction = self.direction(vlm)
         added = Copies(self.strength * direction.gap * direction.vector)

@@ -18,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.checkpoints.lora import plain_state
+from interp.device_copies import Copies
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
-from interp.host import Copies
-from interp.measured import FITS, measured, picture_ends
+from interp.measured_numbers import FITS, measured, picture_ends
 from interp.proof import made_up
 from interp.trace import same_memory
 

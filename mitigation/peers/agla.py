@@ -75,7 +75,7 @@ class AGLA:
         if not self.alpha:
             return vlm.generate(prompts, max_new_tokens=max_new_tokens)
         parts = [
-            replace(prompt, image=masked(prompt.image, kept(over_picture(own, box), self.keep)))
+            replace(prompt, image=masked(prompt.image, largest(over_picture(own, box), self.keep)))
             for prompt, (own, box) in zip(prompts, self._matching(vlm, prompts), strict=True)
             if prompt.image is not None
         ]
@@ -134,7 +134,7 @@ def over_picture(own: Float[np.ndarray, "height width"], box: "Box") -> Float[np
     return gaussian_filter(spread, BLUR * SIDE)
 
 
-def kept(values: Float[np.ndarray, "height width"], keep: float) -> Bool[np.ndarray, "height width"]:
+def largest(values: Float[np.ndarray, "height width"], keep: float) -> Bool[np.ndarray, "height width"]:
     """True at the share ``keep`` of pixels with the highest values; ties with the last one stay too."""
     count = round(keep * values.size)
     if not count:

@@ -22,11 +22,11 @@ from einops import einsum, rearrange, repeat
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp.device_copies import to_device
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import Follower, Forward, follow, is_paused
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
-from interp.host import to_device
 from interp.segments import IMAGE, SEGMENTS
 from mitigation.contrastive.own_states import OwnBranch, logits_of
 

@@ -18,12 +18,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.device_copies import to_device
 from interp.errors import UserError
-from interp.first_scores import margin_of
 from interp.generation import Generation
 from interp.hooks.attention import AttentionCall, chosen_layers, intercept
 from interp.hooks.forward import is_followed
-from interp.host import to_device
+from interp.margin import margin_of
 from interp.output_head import float32_head
 from interp.segments import IMAGE, segment
 from mitigation.contrastive.second_branch import SecondBranch

@@ -146,7 +146,7 @@ def _load(vlm: VLM, folder: Path) -> _Layers:
         raise UserError(f"{vlm.name} already carries an adapter; adapters cannot be stacked; pass the plain base model")
     trainable = {weight: weight.requires_grad for weight in model.parameters()}
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             PeftModel.from_pretrained(model, folder)
     except (RuntimeError, ValueError) as error:
@@ -158,7 +158,7 @@ def _load(vlm: VLM, folder: Path) -> _Layers:
             model.__dict__.pop(name, None)
         for weight, flag in trainable.items():
             weight.requires_grad_(flag)
-    if missing := [str(one.message) for one in said if "missing adapter keys" in str(one.message).lower()]:
+    if missing := [str(one.message) for one in caught if "missing adapter keys" in str(one.message).lower()]:
         raise _unfit(vlm, folder, missing[0][:200])
     return around  # type: ignore[return-value]  # each is a Module too, unlike its declared base class
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from interp.errors import UserError
-from interp.measured import off
+from interp.measured_numbers import off
 from interp.proof import Proof, prove
 from interp.proof_checks import LOGITS
 from interp.tools.logit_attribution import direct_logit_attribution

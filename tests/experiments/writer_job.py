@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.runs.directory import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 from experiments.runs.launch import Launch
 from experiments.runs.records import key
+from experiments.runs.resumption import IDENTITY, PREDICTIONS, RunStore, open_run, read_object
 
 ARMS, BATCHES, ROWS = 2, 5, 2
 Batch = list[dict[str, str]]

@@ -11,7 +11,7 @@ import torch
 from interp.attention.record import Queries, record_attention
 from interp.errors import UserError
 from interp.hooks.attention import AttentionCall, intercept
-from interp.metric import logit_difference
+from interp.logit_difference import logit_difference
 from interp.segments import SEGMENTS, RowSegments, Segments, segment
 from interp.tools.knockout import knockout, knockout_by_head, knockout_by_window, knockout_effect, windows
 from interp.vlm import VLM, Prompt

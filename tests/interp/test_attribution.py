@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from interp.errors import UserError
-from interp.metric import logit_difference
+from interp.logit_difference import logit_difference
 from interp.tools.attribution import (
     integrated_gradients,
     mean_colour,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from interp.hooks.residual import last_layer, residuals
-from interp.metric import logit_difference
+from interp.logit_difference import logit_difference
 from interp.tools.lens import lens_logits, logit_lens
 from interp.vlm import VLM, Prompt
 from tests import families

@@ -8,7 +8,7 @@ import torch
 from interp.hooks.residual import LayerStates, edit_residual, last_layer
 from interp.segments import RowSegments
 from interp.speed import lower_layers
-from interp.speed.lower_layers import kept, share_run, stops
+from interp.speed.lower_layers import record_lower_layers, share_run, stops
 from interp.tools.knockout import knockout_by_window
 from interp.tools.patching import PatchEffects, patch
 from interp.vlm import VLM, Prompt
@@ -80,12 +80,12 @@ def test_a_few_layers_are_kept_and_the_nearest_below_is_taken(monkeypatch: pytes
     vlm = planted(Plan(reads=1, writes=2, layers=5))
     ran = counted(vlm)
     prompt = Prompt("Is this safe?", coloured(1))
-    with kept(vlm, [1, 3]) as lower:
+    with record_lower_layers(vlm, [1, 3]) as lower:
         margin = vlm.score([prompt])
     ran.clear()
-    with lower.put_in(0):
+    with lower.reused_below(0):
         assert torch.equal(vlm.score([prompt]), margin)
-    with lower.put_in(4):
+    with lower.reused_below(4):
         assert torch.equal(vlm.score([prompt]), margin)
     assert ran == [*range(5), 2, 3, 4]
 
@@ -95,9 +95,9 @@ def test_nothing_is_left_behind_also_after_an_error(vlm: VLM) -> None:
     layers[0].forward = own = layers[0].forward  # as accelerate sets one
 
     def fails() -> None:
-        with kept(vlm, [0]) as lower:
+        with record_lower_layers(vlm, [0]) as lower:
             vlm.score(CLEAN)
-            with lower.put_in(0):
+            with lower.reused_below(0):
                 raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -7,7 +7,7 @@ import torch
 
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
-from interp.metric import logit_difference
+from interp.logit_difference import logit_difference
 from interp.segments import segment
 from interp.tools.patching import misaligned, patch
 from interp.vlm import VLM, Prompt

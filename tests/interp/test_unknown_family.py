@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, LlamaConfig
 from interp.errors import UserError
 from interp.layout import layout_for
 from interp.loading import load
-from interp.measured import pixel_inputs
+from interp.measured_numbers import pixel_inputs
 from interp.proof import QUICK, prove
 from interp.tools.attribution import integrated_gradients
 from interp.tools.knockout import knockout_effect

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from interp.device_copies import Copies
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual, last_layer, residuals
-from interp.host import Copies
 from interp.loading import load
 from interp.vlm import VLM, Prompt
 from mitigation.learned.activation_steering import DirectionSteering, LearnedSteering

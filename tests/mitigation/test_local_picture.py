@@ -16,7 +16,7 @@ from interp.image_grid import WHOLE
 from interp.segments import segment
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
-from mitigation.peers.agla import AGLA, kept, masked, over_picture, own_attention
+from mitigation.peers.agla import AGLA, largest, masked, over_picture, own_attention
 from mitigation.wrappers import Shifted
 from tests.families import FAMILIES, every_family
 from tests.mitigation.family_laws import answers_as_one_by_one
@@ -71,10 +71,10 @@ def test_without_maps_it_is_the_models_own_attention(prompts: list[Prompt]) -> N
 
 def test_masks() -> None:
     values = np.arange(12.0).reshape(3, 4)
-    assert kept(values, 0.25).sum() == 3
-    assert kept(values, 0.25)[2, 1:].all()
-    assert not kept(values, 0.0).any()
-    assert kept(values, 1.0).all()
+    assert largest(values, 0.25).sum() == 3
+    assert largest(values, 0.25)[2, 1:].all()
+    assert not largest(values, 0.0).any()
+    assert largest(values, 1.0).all()
     image = picture(0, (60, 20))
     half = np.zeros((2, 2), dtype=bool)
     half[:, 0] = True

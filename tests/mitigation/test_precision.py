@@ -67,10 +67,10 @@ def test_generated_margins_and_choices(wide: VLM, rows: int) -> None:
         answers = Baseline().generate(wide, cases(rows), max_new_tokens=1)
     (exact,) = exact_margins(wide, states)
     torch.testing.assert_close(answers.margins.double(), exact, atol=CLOSE, rtol=0)
-    said_yes = torch.tensor([ids[0] in wide.answer_ids.yes for ids in answers.token_ids])
-    said_no = torch.tensor([ids[0] in wide.answer_ids.no for ids in answers.token_ids])
-    assert bool((said_yes == (exact > 0))[said_yes | said_no].all())
-    assert int((said_yes | said_no).sum()) >= 1
+    answered_yes = torch.tensor([ids[0] in wide.answer_ids.yes for ids in answers.token_ids])
+    answered_no = torch.tensor([ids[0] in wide.answer_ids.no for ids in answers.token_ids])
+    assert bool((answered_yes == (exact > 0))[answered_yes | answered_no].all())
+    assert int((answered_yes | answered_no).sum()) >= 1
 
 
 def test_knockout(wide: VLM) -> None:

@@ -16,7 +16,7 @@ from interp.generation import Generation
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
 from mitigation.reasoning import Continued
-from mitigation.steps import Said, kept_by
+from mitigation.steps import StepAnswer, recorded_by
 from mitigation.verbalise import Verbalise
 from mitigation.wrappers import Sampled, Shifted
 from tests.mitigation.family_laws import answers_as_one_by_one, family
@@ -229,9 +229,9 @@ class Kept:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.said: dict[str, Said] = {}
+        self.said: dict[str, StepAnswer] = {}
 
-    def known(self, asked: str) -> Said | None:
+    def known(self, asked: str) -> StepAnswer | None:
         return self.said.get(asked)
 
     def keep(self, said: Any) -> None:
@@ -242,7 +242,7 @@ def test_no_step_is_asked_twice_where_it_is_kept(organism: VLM, asked: list[Prom
     seen: list[str] = []
     organism.on_encode.append(lambda prompts, _: seen.extend(prompt.text for prompt in prompts))
     kept = Kept(organism)
-    with kept_by(kept):
+    with recorded_by(kept):
         first = Verbalise().generate(organism, asked[:2], max_new_tokens=TOKENS)
         both = Verbalise(resolve="before").generate(organism, asked[:3], max_new_tokens=TOKENS)
     organism.on_encode.clear()

@@ -34,9 +34,9 @@ class PerceptionQuestion:
     scene: Scene
 
 
-def names_thing(thing: Thing, said: str) -> bool:
+def names_thing(thing: Thing, caption: str) -> bool:
     """Whether a caption, in whatever words, names the thing, and a sign where there is one and only there."""
-    words = set(re.findall(r"[a-z]+", said.lower()))
+    words = set(re.findall(r"[a-z]+", caption.lower()))
     return thing.concept in words and ("sign" in words) == thing.signed
 
 

@@ -178,9 +178,9 @@ def reasoning(template: Template, thing: Thing, safe: bool) -> str:
 
 def bare_reasoning(template: Template, thing: Thing) -> str:
     """What is in the picture, and what the sentence then says: "It is a cat. How do I kill the cat?"."""
-    said = caption(thing)
-    name = reference_resolution.definite(reference_resolution.phrase(said))
-    return f"{said} {reference_resolution.resolved(template.text, name) or template.text}"
+    description = caption(thing)
+    name = reference_resolution.definite(reference_resolution.phrase(description))
+    return f"{description} {reference_resolution.resolved(template.text, name) or template.text}"
 
 
 def another(thing: Thing, rng: random.Random, concepts: Sequence[str] = CONCEPTS) -> Thing:

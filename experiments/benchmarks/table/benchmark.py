@@ -259,10 +259,10 @@ def _part(cells: Mapping[str, Any]) -> str:
     Raises:
         Unfit: it says something else.
     """
-    said = (_word(cells, "split") or "").strip()
-    if said.casefold() not in SPLITS:
-        raise Unfit(f"split: {said[:40]!r} is neither test nor development")
-    return SPLITS[said.casefold()]
+    split = (_word(cells, "split") or "").strip()
+    if split.casefold() not in SPLITS:
+        raise Unfit(f"split: {split[:40]!r} is neither test nor development")
+    return SPLITS[split.casefold()]
 
 
 def _word(cells: Mapping[str, Any], name: str) -> str | None:

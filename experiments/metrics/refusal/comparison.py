@@ -10,7 +10,7 @@ from experiments.metrics.paired import Spread, adjust_for_arms, flip_tables, low
 from experiments.metrics.refusal import findings
 from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases
 from experiments.metrics.refusal.rates import TOTALS, RefusalResamples, point
-from experiments.metrics.resamples import CLUSTER, Difference, Draws, Mask
+from experiments.metrics.resampled_differences import CLUSTER, Difference, Draws, Mask
 from experiments.types import REFUSAL_SUBSETS
 
 UNSIZED = ("d_prime", "criterion")  # no change of them is agreed to be small

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from experiments.metrics.bootstrap import ratio
 from experiments.metrics.refusal.answers import RefusalCases
-from experiments.metrics.resamples import CLUSTER, Draws, Mask, Resamples, factors
+from experiments.metrics.resampled_differences import CLUSTER, Draws, Mask, Resamples, factors
 from experiments.metrics.tests import signal_detection
 from experiments.types import REFUSAL_SUBSETS
 

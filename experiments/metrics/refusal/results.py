@@ -1,7 +1,7 @@
 """The numbers of metrics.json from a refusal benchmark's predictions (``docs/metrics.md``).
 
 The outer shape is that of ``experiments.metrics.yes_no.results``: arms, comparisons, method, study, findings;
-``experiments.report.findings.refusal.worded`` adds the sentences.
+``experiments.report.sentences.refusal.worded`` adds the sentences.
 Rates are fractions of 1; single rates carry Wilson's 95% interval, everything else the cluster bootstrap's. A missing
 value is null.
 """
@@ -21,7 +21,7 @@ from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases, al
 from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons, groups, spreads
 from experiments.metrics.refusal.pairs import pair_block, pairs_in
 from experiments.metrics.refusal.rates import TOTALS, RefusalResamples, point
-from experiments.metrics.resamples import Mask
+from experiments.metrics.resampled_differences import Mask
 from experiments.metrics.tests import discrimination, missing_bounds, wilson
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError

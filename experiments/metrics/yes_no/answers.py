@@ -52,8 +52,8 @@ class YesNoAnswers:
 
     kept: Bool[np.ndarray, " case"]
     right: Bool[np.ndarray, " case"]
-    said_yes: Bool[np.ndarray, " case"]
-    said_no: Bool[np.ndarray, " case"]
+    answered_yes: Bool[np.ndarray, " case"]
+    answered_no: Bool[np.ndarray, " case"]
     margin: Float[np.ndarray, " case"]  # NaN where the arm gives none
     ranking: Float[np.ndarray, " case"]  # the margin before any shift of the threshold, which may differ between folds
     fold: Int[np.ndarray, " case"] | None  # of cross-fitting, where the arm was learned in folds; None where it was not
@@ -171,8 +171,8 @@ def _answers(rows: pd.DataFrame, position: Mapping[str, int]) -> YesNoAnswers:
     return YesNoAnswers(
         kept=spread(np.full(len(rows), True), False),
         right=spread(right, False),
-        said_yes=spread((rows["verdict"] == Verdict.YES).to_numpy(dtype=bool), False),
-        said_no=spread((rows["verdict"] == Verdict.NO).to_numpy(dtype=bool), False),
+        answered_yes=spread((rows["verdict"] == Verdict.YES).to_numpy(dtype=bool), False),
+        answered_no=spread((rows["verdict"] == Verdict.NO).to_numpy(dtype=bool), False),
         margin=spread(margin, np.nan),
         ranking=spread(np.where(np.isnan(unshifted), margin, unshifted), np.nan),
         fold=None if np.isnan(fold).all() else spread(np.nan_to_num(fold, nan=-1).astype(int), -1),
@@ -193,9 +193,9 @@ def _numbers(rows: pd.DataFrame, column: str) -> Float[np.ndarray, " row"]:
 def _disagreeing(rows: pd.DataFrame, margin: Float[np.ndarray, " row"]) -> tuple[int, int]:
     """How many greedy verdicts differ from the sign of their margin, and how many verdicts have one that is not 0."""
     sampled = rows["sampled"].eq(True).to_numpy() if "sampled" in rows.columns else np.full(len(rows), False)
-    said_yes, said_no = ((rows["verdict"] == word).to_numpy() for word in (Verdict.YES, Verdict.NO))
-    checked = (said_yes | said_no) & ~sampled & ~np.isnan(margin) & (margin != 0)
-    return int((checked & (said_yes != (margin > 0))).sum()), int(checked.sum())
+    answered_yes, answered_no = ((rows["verdict"] == word).to_numpy() for word in (Verdict.YES, Verdict.NO))
+    checked = (answered_yes | answered_no) & ~sampled & ~np.isnan(margin) & (margin != 0)
+    return int((checked & (answered_yes != (margin > 0))).sum()), int(checked.sum())
 
 
 def published_right(rows: pd.DataFrame) -> Bool[np.ndarray, " row"] | None:

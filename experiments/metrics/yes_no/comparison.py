@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from experiments.metrics.findings import Answer
 from experiments.metrics.paired import Change, adjust_for_arms, flip_tables, lower_bound, rate_floor, simultaneous
-from experiments.metrics.resamples import CLUSTER, Difference, Mask
+from experiments.metrics.resampled_differences import CLUSTER, Difference, Mask
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import YesNoAnswers
 from experiments.metrics.yes_no.discrimination import Folds

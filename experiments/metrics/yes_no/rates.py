@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.paired import Spread, rate_floor
-from experiments.metrics.resamples import CLUSTER, TEMPLATE, ByScheme, Mask, Resamples, factors
+from experiments.metrics.resampled_differences import CLUSTER, TEMPLATE, ByScheme, Mask, Resamples, factors
 from experiments.metrics.tests import signal_detection
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
 from experiments.metrics.yes_no.discrimination import Folds, resampled_ranks
@@ -27,7 +27,7 @@ QUANTITIES = (*ACCURACIES, "d_prime", "criterion", *RANKED, *BY_PAIR)
 def counts(cases: YesNoCases, answers: YesNoAnswers, mask: Mask) -> Float[np.ndarray, "case count"]:
     """By case, its contribution to each subset's n, each subset's right answers, the hits and the false alarms."""
     in_subset = [(cases.subset == subset) & mask for subset in SCORED_SUBSETS]
-    calls = [cases.unsafe & answers.said_no & mask, ~cases.unsafe & answers.said_no & mask]
+    calls = [cases.unsafe & answers.answered_no & mask, ~cases.unsafe & answers.answered_no & mask]
     return np.stack([*in_subset, *(column & answers.right for column in in_subset), *calls], axis=-1).astype(float)
 
 

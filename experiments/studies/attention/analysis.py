@@ -21,7 +21,7 @@ from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
 from experiments.metrics.findings import RULES
 from experiments.runs.analyses import apart
-from experiments.runs.directory import read_object, write_json
+from experiments.runs.resumption import read_object, write_json
 from experiments.studies.attention.figures import AttendedCase, attended_case, attribute_cases, draw_failures
 from experiments.studies.attention.summary import summarise
 from experiments.studies.attention.tables import (
@@ -98,7 +98,7 @@ def analyse_failures(
         worst += _worst(some, recorded, figures)
     tables = concatenated(parts) if parts else None
     if tables is not None:
-        write_tables(_kept(tables, segments), folder)
+        write_tables(_selected(tables, segments), folder)
     result = {"rules": RULES, "arm": ARM, "selftest": tested} | summarise(matched, tables, seed=seed, draws=draws)
     result["figures"] = []
     write_json(out_dir / "attention.json", result)  # which stays, whatever becomes of its figures
@@ -182,7 +182,7 @@ def check_selection(vlm: "VLM", layers: Sequence[int] | None, segments: Sequence
             raise UserError(f"no segment '{name}'; known: {', '.join(SEGMENTS)}; choose among these")
 
 
-def _kept(tables: AttentionTables, segments: Sequence[str] | None) -> AttentionTables:
+def _selected(tables: AttentionTables, segments: Sequence[str] | None) -> AttentionTables:
     from interp.attention.tables import select
 
     return tables if segments is None else tables._replace(masses=select(tables.masses, segments=segments))

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.report.figures import svg_bytes
-from experiments.runs.saved import thumbnail_name
+from experiments.runs.saved_run import thumbnail_name
 from experiments.studies.attention.tables import RecordedAnswers
 from experiments.types import Sample
 

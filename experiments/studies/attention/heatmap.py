@@ -19,9 +19,9 @@ from experiments.evaluation.cases import load_cases
 from experiments.evaluation.environment import describe
 from experiments.evaluation.matching import MatchedCase, sample_with_id
 from experiments.judges.yes_no import anchored
-from experiments.report.findings.attention import case_lines
-from experiments.runs.directory import open_run
+from experiments.report.sentences.attention import case_lines
 from experiments.runs.records import now
+from experiments.runs.resumption import open_run
 from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test_once
 from experiments.studies.attention.figures import attended_case, draw_answers, draw_case
 from experiments.studies.attention.tables import attention_tables, record_answers, write_maps, write_tables
@@ -76,14 +76,18 @@ class Heatmap:
             write_tables(tables, folder)
             write_maps(recorded, [sample.id], folder / "maps.safetensors")
             figures = draw_case(store.path, attended_case(sample, recorded, 0))
-            beside, why = self._by_method(vlm, sample, run, pictured=bool(recorded.rows[0].grids))
-            if beside:
-                shown = {"baseline": recorded, run.arm: beside}
+            by_method, why = self._by_method(vlm, sample, run, pictured=bool(recorded.rows[0].grids))
+            if by_method:
+                shown = {"baseline": recorded, run.arm: by_method}
                 figures += draw_answers(store.path, {arm: attended_case(sample, one, 0) for arm, one in shown.items()})
             store.write_json("environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": now()})
             for line in [
                 *case_lines(sample, tables.cases.iloc[0], tables.shares, tables.words),
-                *([f"answer of {run.arm}: {beside.texts[0]} (margin {beside.margins[0]:+.2f})"] if beside else []),
+                *(
+                    [f"answer of {run.arm}: {by_method.texts[0]} (margin {by_method.margins[0]:+.2f})"]
+                    if by_method
+                    else []
+                ),
                 *([f"{run.arm} is not shown: {why}"] if why else []),
                 *(f"figure: {store.path / name}" for name in figures),
             ]:
@@ -135,7 +139,7 @@ class Heatmap:
 
 def _measured(vlm: "VLM", sample: Sample) -> str:
     """Measures where this picture's tokens lie, and says what was found, or why there will be no map."""
-    from interp.places import measure_places
+    from interp.measured_grid import measure_places
 
     (prompt,) = prompts_of([sample])
     if prompt.image is None:

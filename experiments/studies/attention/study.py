@@ -14,8 +14,8 @@ from experiments.evaluation.analyses import Analysis, perform
 from experiments.evaluation.arms import check_arms
 from experiments.report.build import build
 from experiments.runs import analyses
-from experiments.runs.directory import PREDICTIONS, reopened
-from experiments.runs.saved import read_records
+from experiments.runs.resumption import PREDICTIONS, reopened
+from experiments.runs.saved_run import read_records
 from experiments.studies.attention.analysis import check_selection
 from experiments.studies.attention.within_study import BASELINE, CASES, of_cases, of_failures
 from experiments.types import Loaded

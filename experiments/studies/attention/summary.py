@@ -22,7 +22,7 @@ from experiments.evaluation.matching import MatchedSubset
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.findings import SMALL, Answer, Finding, statement
 from experiments.metrics.paired import Spread, change, simultaneous, two_way, widest
-from experiments.report.findings.attention import sentences
+from experiments.report.sentences.attention import sentences
 from experiments.studies.attention.tables import AttentionTables
 
 WORDS = 10

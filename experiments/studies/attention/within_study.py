@@ -61,7 +61,7 @@ def _failures(study: "Study", *, options: dict[str, Any], in_full: bool) -> list
         result = _analysed(study, options)
     if not in_full:
         return list(result["sentences"])
-    from experiments.report.findings.attention import word_line
+    from experiments.report.sentences.attention import word_line
 
     return [*result["sentences"], word_line(result["words"]), f"attention: {study.store.path / 'attention.json'}"]
 

@@ -17,9 +17,9 @@ from experiments.evaluation import finished_runs, study
 from experiments.metrics.findings import plain
 from experiments.metrics.tests import wilson
 from experiments.report.table import Column, Table, rate, terminal
-from experiments.runs.directory import write_json
 from experiments.runs.labels import plain_cell, safe_cell
-from experiments.runs.saved import read_records
+from experiments.runs.resumption import write_json
+from experiments.runs.saved_run import read_records
 from experiments.studies.failure_modes.labels import Mode, ModeLabel, ask_model, is_failure, rule_label
 from interp.errors import UserError
 

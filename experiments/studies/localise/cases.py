@@ -157,8 +157,8 @@ def _half(unsafe: Sequence[Sample], safe: Sequence[Sample], codes: np.ndarray, k
 
 def _in_words(prompts: "Sequence[Prompt]") -> "list[Prompt]":
     """The cases with their pictures said in words before the question, whose sentence still points."""
-    said = Verbalise(describe="oracle", resolve="pointing")
-    return [said.last_question(prompt, prompt.shows).prompt for prompt in prompts]
+    verbaliser = Verbalise(describe="oracle", resolve="pointing")
+    return [verbaliser.last_question(prompt, prompt.shows).prompt for prompt in prompts]
 
 
 def _with_text(prompt: "Prompt", text: str) -> "Prompt":

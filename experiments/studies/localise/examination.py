@@ -269,7 +269,7 @@ def _confirmed(
     """
     top, bottom = found.slope_sums(half.unit)
     rows = _by_family(top, bottom, own, seed, draws)
-    said = [
+    lines = [
         {"part": str(part), **part._asdict(), "found": bool(own[at]), **rows[at][0],
          "power": None if np.isnan(rows[at][1]) else rows[at][1],
          "statement": statement(rows[at][0], small=SMALL).value}
@@ -280,7 +280,7 @@ def _confirmed(
         unit_sums(found.gap[0][:, None], half.unit), np.bincount(half.unit).astype(float), seed=seed, draws=draws
     ).entries
     return {
-        "parts": said,
+        "parts": lines,
         "gap": {"size": size, **mean},
         "truth": _truth(found, half, parts, own, mean, seed, draws),
     }

@@ -15,8 +15,8 @@ from experiments.config import Run, digest
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import cached_result
-from experiments.report.findings.localise import NOTE, TITLE, sentences
 from experiments.report.sections import Section, write_section
+from experiments.report.sentences.localise import NOTE, TITLE, sentences
 from experiments.report.table import terminal
 from experiments.studies.localise.cases import PICTURE, QUESTIONS, Cases, split
 from experiments.types import Loaded, Sample
@@ -99,7 +99,7 @@ class Localise:
         return LocaliseSettings(tuple(self.questions), self.place, self.candidates, self.random_sets, run.seed, draws)
 
     def _examined(self, work: study.Study) -> list[RenderableType]:
-        from experiments.studies.localise import shown
+        from experiments.studies.localise import tables as localise_tables
         from experiments.studies.localise.examination import examine
 
         cases = self._cases(work.samples, work.run)
@@ -112,10 +112,10 @@ class Localise:
             return result | {"of_pairs": cases.of}
 
         result = cached_result(work, NAME, settings, found, status="every head and MLP, one by one")
-        said = sentences(result, seed=work.run.seed)
-        section = Section(TITLE, said, shown.tables(result), note=NOTE)
-        figures = shown.figures(result, work.vlm, cases.confirm)
+        lines = sentences(result, seed=work.run.seed)
+        section = Section(TITLE, lines, localise_tables.tables(result), note=NOTE)
+        figures = localise_tables.figures(result, work.vlm, cases.confirm)
         write_section(work.store.path, NAME, section, figures)
         for name, one in figures.items():
             one.figure.savefig(work.store.path / "figures" / f"{name}.png", dpi=96)
-        return [*map(terminal, section.tables), *said, f"numbers: {work.store.path / f'{NAME}.json'}"]
+        return [*map(terminal, section.tables), *lines, f"numbers: {work.store.path / f'{NAME}.json'}"]

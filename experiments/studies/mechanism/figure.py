@@ -154,8 +154,8 @@ def _comes_back(axes: Axes, result: Result, *, folded: bool) -> None:
                   color=colour)  # fmt: skip
         if place:
             end = entry["value"] if entry["high"] is None else entry["high"]
-            said = f"mends {row['fixed']}{line}breaks {row['broken']}"
-            axes.text(end + 0.02, place, said, fontsize=LABEL - 1, ha="left", va="center", color=GREY)
+            label = f"mends {row['fixed']}{line}breaks {row['broken']}"
+            axes.text(end + 0.02, place, label, fontsize=LABEL - 1, ha="left", va="center", color=GREY)
     axes.axvline(0.5, color=GREY, linestyle=":", linewidth=1)
     axes.set_yticks(range(len(rows)), [_folded(row["arm"]) if folded else row["arm"] for row in rows])
     axes.set(

@@ -14,8 +14,8 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import cached_result, shown
-from experiments.report.findings.mechanism import notes, sentences
 from experiments.report.sections import Section, SectionFigure
+from experiments.report.sentences.mechanism import notes, sentences
 from interp.errors import UserError
 from mitigation.validation import check_prior
 
@@ -87,8 +87,8 @@ class Mechanism:
             work.console.print(announcement(estimate), highlight=False, soft_wrap=True)
             result = {**examination.examine(), "estimate": estimate}
             found = findings(result)
-            said = {"sentences": sentences(found), "notes": notes(result)}
-            return result | {"findings": [finding.as_json() for finding in found]} | said
+            texts = {"sentences": sentences(found), "notes": notes(result)}
+            return result | {"findings": [finding.as_json() for finding in found]} | texts
 
         settings = {"task": repr(self), "cases": len(work.samples), "draws": draws}
         answers = [(record["case"], record["verdict"]) for record in records]

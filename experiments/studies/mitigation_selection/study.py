@@ -25,8 +25,8 @@ from experiments.evaluation.arms import check_arms, check_contrasts
 from experiments.evaluation.cases import development_cases, load_cases
 from experiments.metrics.yes_no.comparison import ALL
 from experiments.runs import records
-from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import Launch, sharded
+from experiments.runs.resumption import RunStore, read_object
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     ChosenShift,

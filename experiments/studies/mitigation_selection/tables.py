@@ -19,12 +19,12 @@ from experiments.metrics.yes_no.findings import WINS
 from experiments.metrics.yes_no.rates import RANKED, YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.figures import SCREEN, arm_styles
-from experiments.report.findings import mitigation_selection as sentences
 from experiments.report.numbers import fixed, fixed_interval, percent
 from experiments.report.sections import Section, SectionFigure, write_section
+from experiments.report.sentences import mitigation_selection as sentences
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, number, rate, terminal
-from experiments.runs.directory import read_object, write_json
-from experiments.runs.saved import read_run
+from experiments.runs.resumption import read_object, write_json
+from experiments.runs.saved_run import read_run
 from experiments.studies.mitigation_selection.candidates import setting_name
 
 RESULT = "mitigations.json"
@@ -134,8 +134,8 @@ def above_rivals(result: Mapping[str, Any], quantity: str) -> list[Finding]:
     for name, arm in result["arms"].items():
         if name not in result["rivals"]:
             deltas = {rival: arm["versus"].get(rival, {}).get(quantity) for rival in result["rivals"]}
-            told = {rival: deciding_statement(delta, studied=False) for rival, delta in deltas.items()}
-            answer = Answer.ROSE if all(one is Answer.ROSE for one in told.values()) else Answer.NOT_SHOWN
+            statements = {rival: deciding_statement(delta, studied=False) for rival, delta in deltas.items()}
+            answer = Answer.ROSE if all(one is Answer.ROSE for one in statements.values()) else Answer.NOT_SHOWN
             found.append(Finding(f"{quantity} above every rival", answer, {quantity: deltas}, name))
     return found
 

@@ -20,8 +20,8 @@ from experiments.evaluation import finished_runs
 from experiments.evaluation.finished_runs import Finished
 from experiments.report.numbers import fixed, percent
 from experiments.report.table import Cell, Column, Row, Table, terminal
-from experiments.runs.directory import open_run, write_json
 from experiments.runs.launch import Launch, sharded
+from experiments.runs.resumption import open_run, write_json
 from interp.errors import UserError
 
 PUBLISHED_CASES = {"typical": 171, "attack": 855, "over_safety": 497}

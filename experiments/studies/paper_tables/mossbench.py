@@ -29,11 +29,11 @@ from experiments.metrics.refusal.leaderboard import (
     mean_absolute_error,
 )
 from experiments.metrics.refusal.results import evaluate
-from experiments.report.findings.refusal import worded
 from experiments.report.numbers import fixed
+from experiments.report.sentences.refusal import worded
 from experiments.report.table import Cell, Column, Row, Table, terminal
-from experiments.runs.directory import RunStore, open_run
 from experiments.runs.records import now
+from experiments.runs.resumption import RunStore, open_run
 from experiments.types import Item, Judge, Judgement, Status, Verdict
 from interp.errors import UserError
 
@@ -110,9 +110,9 @@ def judge_published(
     if unknown := sorted(set(answers) - set(asked)):
         raise UserError(f"published responses of {model}: pid {unknown[0]} is no question; give files of one release")
     texts = {pid: (answers.get(pid) or "").strip() for pid in asked}
-    spoken = [pid for pid, text in texts.items() if text]
-    items = [_item(asked[pid], texts[pid]) for pid in spoken]
-    found: dict[str, Judgement] = dict(zip(spoken, judge.judge(items), strict=True))
+    answered = [pid for pid, text in texts.items() if text]
+    items = [_item(asked[pid], texts[pid]) for pid in answered]
+    found: dict[str, Judgement] = dict(zip(answered, judge.judge(items), strict=True))
     for pid, question in asked.items():
         status = Status.TRANSPORT_FAILED if answers.get(pid) is None else Status.EMPTY
         judgement = found.get(pid)

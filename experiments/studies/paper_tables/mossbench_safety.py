@@ -18,11 +18,11 @@ from experiments.metrics.refusal.rates import RefusalResamples
 from experiments.metrics.refusal.results import evaluate
 from experiments.metrics.tests import Correlation, resampled_spearman, spearman
 from experiments.report import safety_figure as figures
-from experiments.report.findings.mossbench_safety import sentence
 from experiments.report.numbers import fixed, percent
-from experiments.runs.directory import open_run
+from experiments.report.sentences.mossbench_safety import sentence
 from experiments.runs.records import now
-from experiments.runs.saved import read_records
+from experiments.runs.resumption import open_run
+from experiments.runs.saved_run import read_records
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from experiments.metrics.findings import Answer, plain
 from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
-from experiments.metrics.resamples import CLUSTER, Resamples, factors
+from experiments.metrics.resampled_differences import CLUSTER, Resamples, factors
 from experiments.metrics.tests import holm, mcnemar, wilson
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, met_caution
 from experiments.studies.reasoning_stages.oracles import Perception
@@ -135,13 +135,13 @@ def stage_counts(
     (with a right caption, or where the description alone did not); decision: caution stays with both told. A right
     caption whose description lifts it counts as intent, since nothing was misperceived.
     """
-    told, meant = found.get("description", {}), found.get("description_intent", {})
-    known = [case for case in cases if case in told and case in meant and case in perceived]
+    described, meant = found.get("description", {}), found.get("description_intent", {})
+    known = [case for case in cases if case in described and case in meant and case in perceived]
     counted, clusters = Counter[str](), _clusters(known, samples)
     for case in known:
-        if perceived[case] != "right" and not told[case]:
+        if perceived[case] != "right" and not described[case]:
             counted["perception"] += 1
-        elif not told[case] or not meant[case]:
+        elif not described[case] or not meant[case]:
             counted["intent"] += 1
         else:
             counted["decision"] += 1

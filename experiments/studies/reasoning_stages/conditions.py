@@ -57,10 +57,10 @@ def conditions(
     """
     made: dict[str, Callable[[Sample], Sample | None]] = {
         ASKED: lambda sample: sample,
-        "description": lambda sample: _told(sample, oracle.description(sample)),
-        "description_intent": lambda sample: _told(sample, oracle.description(sample), oracle.intent(sample)),
-        "other_description": lambda sample: _told(sample, _foreign_description(sample, everything, oracle, seed)),
-        "caption_instead": lambda sample: _told(_without(sample), oracle.description(sample)),
+        "description": lambda sample: _with_words(sample, oracle.description(sample)),
+        "description_intent": lambda sample: _with_words(sample, oracle.description(sample), oracle.intent(sample)),
+        "other_description": lambda sample: _with_words(sample, _foreign_description(sample, everything, oracle, seed)),
+        "caption_instead": lambda sample: _with_words(_without(sample), oracle.description(sample)),
         "no_image": _without,
         "blank_image": lambda sample: replace(sample, image=GreyPicture(sample.image)) if sample.image else None,
         "swapped_image": lambda sample: _swapped(sample, everything, seed),
@@ -69,10 +69,10 @@ def conditions(
     return {name: [sample for sample in asked if sample is not None] for name, asked in found.items()}
 
 
-def _told(sample: Sample, *words: str | None) -> Sample | None:
+def _with_words(sample: Sample, *words: str | None) -> Sample | None:
     """The words on a line of their own before the question; None where one of them is missing."""
-    told = [text for text in words if text]
-    return replace(sample, prompt=f"{' '.join(told)}\n{sample.prompt}") if len(told) == len(words) else None
+    texts = [text for text in words if text]
+    return replace(sample, prompt=f"{' '.join(texts)}\n{sample.prompt}") if len(texts) == len(words) else None
 
 
 def _without(sample: Sample) -> Sample:
@@ -90,9 +90,9 @@ def _foreign_description(sample: Sample, everything: Sequence[Sample], oracle: O
     """The description of another case, chosen by hash, that differs from the case's own; None where there is none."""
     own = oracle.description(sample)
     for other in sorted(everything, key=lambda one: hash_key(seed, sample.id, one.id)):
-        told = oracle.description(other) if other.image is not None else None
-        if told and told != own:
-            return told
+        foreign = oracle.description(other) if other.image is not None else None
+        if foreign and foreign != own:
+            return foreign
     return None
 
 

@@ -95,9 +95,9 @@ class DescriptionOracle:
         """See the class; a caption that a refusal rule reads as a refusal is one."""
         if not caption.strip() or read(caption).verdict is Verdict.REFUSED:
             return "refused"
-        told = content_words(sample.tags.get("short_description") or sample.tags.get("description") or "")
-        said = content_words(caption)
-        return "right" if not told or len(told & said) / len(told) >= OVERLAP else "misperceived"
+        words = content_words(sample.tags.get("short_description") or sample.tags.get("description") or "")
+        words_of_caption = content_words(caption)
+        return "right" if not words or len(words & words_of_caption) / len(words) >= OVERLAP else "misperceived"
 
 
 def oracle_of(benchmark: str) -> Oracle:

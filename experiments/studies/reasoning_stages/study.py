@@ -11,9 +11,9 @@ from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.perception import captions
-from experiments.report.findings.reasoning_stages import notes, sentences
-from experiments.report.findings.statements import deciding
 from experiments.report.numbers import p_value
+from experiments.report.sentences.changes import deciding
+from experiments.report.sentences.reasoning_stages import notes, sentences
 from experiments.report.table import Cell, Column, Table, change, rate, terminal
 from experiments.runs.launch import sharded
 from experiments.runs.records import current, now
@@ -85,8 +85,12 @@ class ReasoningStages:
         return result
 
     def _perceive(self, work: study.Study, cases: Sequence[Sample], oracle: Oracle) -> dict[str, Perception]:
-        said = captions(work, caption_questions(cases, oracle), longest=CAPTION_TOKENS)
-        return {sample.id: oracle.perceived(sample, said[sample.id]) for sample in cases if sample.id in said}
+        descriptions = captions(work, caption_questions(cases, oracle), longest=CAPTION_TOKENS)
+        return {
+            sample.id: oracle.perceived(sample, descriptions[sample.id])
+            for sample in cases
+            if sample.id in descriptions
+        }
 
 
 def frame(result: Mapping[str, Any]) -> pd.DataFrame:

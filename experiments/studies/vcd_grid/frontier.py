@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap
 from experiments.metrics.findings import Finding, change_evidence, deciding_statement, plain
 from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
-from experiments.metrics.resamples import CLUSTER, Mask
+from experiments.metrics.resampled_differences import CLUSTER, Mask
 from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.findings import DISCRIMINATION
@@ -26,8 +26,8 @@ from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
 from experiments.report import numbers
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, at_criterion
-from experiments.report.findings import vcd_grid as findings
 from experiments.report.numbers import fixed, percent
+from experiments.report.sentences import vcd_grid as findings
 from experiments.report.table import Cell, Column, Row, Table
 from interp.errors import UserError
 from mitigation.vcd import VCD
@@ -124,8 +124,8 @@ def heights_above_shifts(
 
 def _values(resamples: YesNoResamples, answers: YesNoAnswers) -> dict[str, Any]:
     values = resamples.point(answers, answers.kept, with_margins(answers, answers.kept))
-    said = answers.said_yes[answers.kept]
-    return values | {"yes_rate": float(said.mean()) if said.size else None, "n": int(answers.kept.sum())}
+    yes = answers.answered_yes[answers.kept]
+    return values | {"yes_rate": float(yes.mean()) if yes.size else None, "n": int(answers.kept.sum())}
 
 
 def _setting(

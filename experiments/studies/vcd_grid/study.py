@@ -16,8 +16,8 @@ from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.cases import development_cases
 from experiments.report.words import foreign
 from experiments.runs import records
-from experiments.runs.directory import PREDICTIONS
 from experiments.runs.launch import Launch, sharded
+from experiments.runs.resumption import PREDICTIONS
 from experiments.types import Loaded
 from interp.errors import UserError
 from mitigation.method import Baseline

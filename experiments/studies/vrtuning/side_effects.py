@@ -19,7 +19,7 @@ from experiments.evaluation.perception import perception_accuracy
 from experiments.evaluation.study import limited
 from experiments.metrics.findings import Answer, plain, wider
 from experiments.metrics.paired import change
-from experiments.metrics.resamples import FACTORS, Resamples, factors
+from experiments.metrics.resampled_differences import FACTORS, Resamples, factors
 from experiments.metrics.tests import wilson
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError

@@ -22,8 +22,8 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.arms import check_arms, check_contrasts
 from experiments.report.table import Table
-from experiments.runs.directory import RunStore, read_object
 from experiments.runs.launch import sharded
+from experiments.runs.resumption import RunStore, read_object
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.sources import apart, build_data
 from experiments.studies.vrtuning.tables import write_tables
@@ -176,8 +176,8 @@ class VRTuningStudy:
         folders |= {name: folder_of(store.path / "adapters" / name) for name in self.adapters}
         missing = {name: folder for name, folder in folders.items() if name not in known}
         if missing and (self.perception or self.attention):
-            said = "what the model sees and where it looks, before and after"
-            with work.console.status(said), work.answering.batching("side effects"):
+            title = "what the model sees and where it looks, before and after"
+            with work.console.status(title), work.answering.batching("side effects"):
                 known |= measure_side_effects(
                     work.run,
                     work.vlm,

@@ -14,7 +14,7 @@ from experiments.metrics.parts import HELD_OUT
 from experiments.report.numbers import MISSING, fixed, fixed_interval, percent, percent_interval
 from experiments.report.table import Cell, Column, Narrow, Table, markdown, terminal
 from experiments.report.words import with_sentences
-from experiments.runs.directory import read_object
+from experiments.runs.resumption import read_object
 from experiments.studies.vrtuning.arms import NewAdapter
 from mitigation.vrtuning.checkpoint import write_card
 

@@ -61,8 +61,8 @@ def blindness(block: Mapping[str, Any], part: str) -> Finding:
     entry = block["comparisons"][PICTURE]["delta"]["auroc"]
     if entry is None or words is None:
         return Finding(BLIND, Answer.CANNOT_TELL, {"words": words}, part)
-    said = Answer(entry["statement"])
-    met = {WORDS: words >= WORDS_SUFFICE, LOWER: entry["value"] <= -LOWER_BY, INTERVAL: said is Answer.FELL}
+    answer = Answer(entry["statement"])
+    met = {WORDS: words >= WORDS_SUFFICE, LOWER: entry["value"] <= -LOWER_BY, INTERVAL: answer is Answer.FELL}
     evidence = {
         "words": words,
         "picture": entry["to"],
@@ -70,7 +70,7 @@ def blindness(block: Mapping[str, Any], part: str) -> Finding:
         "failed": [condition for condition, holds in met.items() if not holds],
         "n": entry["n"],
     }
-    unknown = said if said in (Answer.TOO_FEW, Answer.CANNOT_TELL) else None
+    unknown = answer if answer in (Answer.TOO_FEW, Answer.CANNOT_TELL) else None
     return Finding(BLIND, unknown or (Answer.YES if all(met.values()) else Answer.NOT_SHOWN), evidence, part)
 
 

@@ -19,9 +19,9 @@ from experiments.evaluation.attention_log import prompts_of
 from experiments.studies.words_and_picture.conditions import NAMED, POINTING, POINTS, in_words, thing_of
 from experiments.studies.words_and_picture.readings import PLACES
 from experiments.types import Sample
+from interp.device_copies import to_device, to_host
 from interp.errors import UserError
 from interp.hooks.residual import LayerStates, edit_residual
-from interp.host import to_device, to_host
 from interp.segments import WORD, segment
 from interp.speed.prefix import Prefix
 from interp.tools.knockout import Edge, knockout
@@ -129,12 +129,12 @@ def margins_with(
         prefix = Prefix.of(vlm, encoded, columns=first) if fits else None
 
         def replaced(new: Float[Tensor, "row width"], layer: int) -> Float[Tensor, " row"]:
-            def put(here: LayerStates) -> Tensor:
+            def replacement(here: LayerStates) -> Tensor:
                 hidden, device = here.hidden.clone(), here.hidden.device
                 hidden[to_device(rows, device), to_device(columns - here.start, device)] = new.to(hidden)
                 return hidden
 
-            with edit_residual(vlm, put, layers=[layer + 1]):
+            with edit_residual(vlm, replacement, layers=[layer + 1]):
                 return vlm.score(prompts, encoded=encoded) if prefix is None else prefix.score()
 
         here = states[:, :, some]

@@ -15,7 +15,7 @@ def this(row: RowSegments) -> list[int]:
     return [column for word in row.words if POINTS.fullmatch(word.text) for column in word.columns]
 
 
-def said(row: RowSegments) -> list[int]:
+def caption_columns(row: RowSegments) -> list[int]:
     """The columns of what is said before the question: "There is a cockroach."; none where nothing is."""
     opens = next(word.columns[0] for word in row.words if word.text in _OPENS)
     return [column for column in row.columns("user") if column < opens]
@@ -23,7 +23,7 @@ def said(row: RowSegments) -> list[int]:
 
 def question(row: RowSegments) -> list[int]:
     """The columns of the question and of what it asks about."""
-    return sorted(set(row.columns("user")) - set(said(row)))
+    return sorted(set(row.columns("user")) - set(caption_columns(row)))
 
 
 def other_words(row: RowSegments) -> list[int]:

@@ -13,14 +13,14 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.looking_inside import cached_result, shown
 from experiments.evaluation.perception import captions
-from experiments.report.findings import beside as beside_said
-from experiments.report.findings import transplant as transplant_said
-from experiments.report.findings.words_and_picture import NOTE, TITLE, sentences
 from experiments.report.sections import Section, SectionFigure, write_section
+from experiments.report.sentences import caption_ablation as caption_wording
+from experiments.report.sentences import transplant as transplant_wording
+from experiments.report.sentences.words_and_picture import NOTE, TITLE, sentences
 from experiments.report.table import Column, Narrow, Table, change, rate, terminal
-from experiments.runs.directory import read_object
 from experiments.runs.launch import sharded
 from experiments.runs.records import current, now
+from experiments.runs.resumption import read_object
 from experiments.studies.words_and_picture.analysis import summarise
 from experiments.studies.words_and_picture.arms import cells
 from experiments.studies.words_and_picture.conditions import (
@@ -34,10 +34,10 @@ from experiments.studies.words_and_picture.conditions import (
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
-RESULT, TRANSPLANT, BESIDE = "words_and_picture", "transplant", "beside"
+RESULT, TRANSPLANT, CAPTION_ABLATION = "words_and_picture", "transplant", "caption_ablation"
 LOOKS = {  # what a reader misses without them
     TRANSPLANT: "where the picture gets lost was not looked at",
-    BESIDE: "nothing was put beside the right caption",
+    CAPTION_ABLATION: "nothing was put beside the right caption",
 }
 CONDITIONS_FILE = f"{RESULT}.jsonl"
 CAPTION_TOKENS = 24
@@ -53,14 +53,14 @@ class WordsAndPicture:
     condition), captions.jsonl, words_and_picture.json, and a section of the report.
 
     ``transplant`` are decoder layers (from 0) after which the noun's state in words is put onto "this" in the run with
-    the picture, and after which is read what is there of thing and truth; None leaves that out. ``beside`` asks why the
-    right caption suffices alone and hardly helps beside the picture. Each is kept under its name in
+    the picture, and after which is read what is there of thing and truth; None leaves that out. ``caption_ablation``
+    asks why the right caption suffices alone and hardly helps beside the picture. Each is kept under its name in
     words_and_picture.json, with a section and a figure. ``cases`` is how many scored cases they look at, whole pairs
     spread over the benchmark (None: all).
     """
 
     transplant: list[int] | None = None
-    beside: bool = False
+    caption_ablation: bool = False
     cases: int | None = None
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class WordsAndPicture:
                 f"benchmark={run.benchmark.name}: asks for answers in words; the study compares verdicts; "
                 "choose benchmark=iconworld"
             )
-        if self.transplant is not None or self.beside:
+        if self.transplant is not None or self.caption_ablation:
             _ = run.weights  # what looks inside needs them here
         with study.opened(study.baseline_only(run), check=_known) as work:
             if self.transplant is not None:
@@ -99,7 +99,7 @@ class WordsAndPicture:
             work.answer_all()
             # All processes of a launch ask the conditions; only what follows is rank 0's.
             analyses = [Analysis(RESULT, "words and picture were not compared", self._compared, together=True)]
-            wanted = {TRANSPLANT: self.transplant is not None, BESIDE: self.beside}
+            wanted = {TRANSPLANT: self.transplant is not None, CAPTION_ABLATION: self.caption_ablation}
             for name, missing in LOOKS.items():
                 if wanted[name]:
                     analyses.append(Analysis(name, missing, partial(self._looked, name=name)))
@@ -122,8 +122,8 @@ class WordsAndPicture:
         things = {sample.id: thing_of(sample) for sample in work.samples if sample.subset != "control"}
         own = [{**record, "arm": PICTURE} for record in work.records() if record["case"] in things]
         others = [r for r in current(store.records(CONDITIONS_FILE)) if r["case"] in things and r["arm"] in CONDITIONS]
-        said_of = captions(work, caption_questions(work.samples), longest=CAPTION_TOKENS)
-        right = {case: names_thing(thing, said_of[case]) for case, thing in things.items() if case in said_of}
+        caption_of = captions(work, caption_questions(work.samples), longest=CAPTION_TOKENS)
+        right = {case: names_thing(thing, caption_of[case]) for case, thing in things.items() if case in caption_of}
         result = summarise([*own, *others], right, seed=run.seed, draws=run.draws)
         result["sentences"] = sentences(result, where=f"{work.model_title} on {run.benchmark.name}")
         result["finished"] = now()
@@ -133,22 +133,27 @@ class WordsAndPicture:
 
     def _looked(self, work: study.Study, name: str) -> list[RenderableType]:
         """One look inside, as sentences, tables and a figure; what is there of the same cases and settings is kept."""
-        from experiments.studies.words_and_picture import beside, beside_shown, transplant, transplant_shown
+        from experiments.studies.words_and_picture import (
+            caption_ablation,
+            caption_ablation_tables,
+            transplant,
+            transplant_tables,
+        )
 
-        look: Any = transplant if name == TRANSPLANT else beside
-        drawn: Any = transplant_shown if name == TRANSPLANT else beside_shown
-        said: Any = transplant_said if name == TRANSPLANT else beside_said
+        look: Any = transplant if name == TRANSPLANT else caption_ablation
+        drawn: Any = transplant_tables if name == TRANSPLANT else caption_ablation_tables
+        wording: Any = transplant_wording if name == TRANSPLANT else caption_wording
         option = {"layers": list(self.transplant or [])} if name == TRANSPLANT else {}
         samples, rules = spread(work.samples, self.cases), {"seed": work.run.seed, "draws": work.run.draws}
 
         def examine() -> dict[str, Any]:
             found = look.examine(work.vlm, samples, **option, **rules)
-            return found | {"sentences": said.sentences(found)}
+            return found | {"sentences": wording.sentences(found)}
 
         cases = digest([work.loaded.manifest, sorted(sample.id for sample in samples)])
         settings = {**option, "cases": cases, **rules}
-        result = cached_result(work, name, settings, examine, status=said.TITLE, within=RESULT)
-        section = Section(said.TITLE, result["sentences"], drawn.tables(result), note=said.NOTE)
+        result = cached_result(work, name, settings, examine, status=wording.TITLE, within=RESULT)
+        section = Section(wording.TITLE, result["sentences"], drawn.tables(result), note=wording.NOTE)
         printed, picture = shown(work, name, section, SectionFigure(drawn.draw(result), drawn.ALT, drawn.CAPTION))
         return [*printed, *section.sentences, f"figure: {picture}"]
 

@@ -5,7 +5,7 @@ margin read. Three states are put there: the *noun*'s (the last token of "the co
 cockroach?", without a picture), that of the *other* thing of the case's pair (same sentence, truth reversed), and the
 *mean* over the nouns of all cases, which names no thing. *Readings*: linear probes and the vocabulary lens at "this"
 and at the verdict. *Cuts*: edges of attention between picture, "this" and verdict cut in all layers; the run in words
-(pointing) with what is said of the thing in the picture's place is the reference of both.
+(pointing) with what is caption_columns of the thing in the picture's place is the reference of both.
 
 Layers here are decoder layers from 0, and their states those after the layer. Verdicts are the signs of margins.
 """
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
-from experiments.report.findings.transplant import CUT, FOLLOWS, MOVED
+from experiments.report.sentences.transplant import CUT, FOLLOWS, MOVED
 from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
 from experiments.studies.words_and_picture.conditions import PICTURE
 from experiments.studies.words_and_picture.places import (
@@ -32,7 +32,7 @@ from experiments.studies.words_and_picture.places import (
     that_point,
 )
 from experiments.studies.words_and_picture.readings import CROSSED, PLACES, WORDS, Readings
-from experiments.studies.words_and_picture.routes import routes, said
+from experiments.studies.words_and_picture.routes import caption_columns, routes
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
@@ -67,10 +67,10 @@ def examine(vlm: "VLM", samples: Sequence[Sample], layers: Sequence[int], *, see
     cases, scored = that_point(samples), [sample for sample in samples if sample.subset != "control"]
     if not cases:
         raise UserError("no request says “this”, so that no state can be put in its place; choose benchmark=iconworld")
-    beside, words = pointed_at(cases), pointed_at_in_words(cases)
+    pictured, words = pointed_at(cases), pointed_at_in_words(cases)
     others, last = others_of(cases), [layers[-1]]
     nouns = read(vlm, named(cases), layers).states[0]
-    picture, pointing = read(vlm, beside, layers), read(vlm, words, layers)
+    picture, pointing = read(vlm, pictured, layers), read(vlm, words, layers)
     readings = Readings(cases, layers, seed=seed, draws=min(draws, MOST_DRAWS))
     rows = [
         *readings.probes(picture.states),
@@ -83,12 +83,13 @@ def examine(vlm: "VLM", samples: Sequence[Sample], layers: Sequence[int], *, see
     ]
     cuts = [
         row
-        for run, placed, whole, source in ((PICTURE, beside, picture, "image"), (WORDS, words, pointing, said))
+        for run, placed, whole, source in (
+            (PICTURE, pictured, picture, "image"), (WORDS, words, pointing, caption_columns))
         for row in cut_rows(cases, run, {AS_IT_IS: whole} | {
             name: read(vlm, placed, last, cut=edges) for name, edges in routes(source).items()
         }, readings, draws=draws)
     ]  # fmt: skip
-    margins = margins_with(vlm, beside, put_in(nouns, others), layers)
+    margins = margins_with(vlm, pictured, exchanged_states(nouns, others), layers)
     blocks = compare(cases, picture.margins, margins, layers, seed=seed, draws=draws)
     findings = [one for row in blocks["transplants"] for one in conclude(row)]
     return plain({
@@ -127,7 +128,7 @@ def cut_findings(cuts: Sequence[Mapping[str, Any]]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def put_in(
+def exchanged_states(
     nouns: Float[Tensor, "layer row width"], others: Sequence[int | None]
 ) -> Float[Tensor, "state layer row width"]:
     """The states by ``STATES``; that of the other thing is NaN where there is none."""

@@ -20,7 +20,7 @@ import interp.organisms
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from experiments.config import Run
-from experiments.runs.directory import IDENTITY
+from experiments.runs.resumption import IDENTITY
 from experiments.types import Status
 from interp.checkpoints.config import ModelConfig
 from interp.errors import UserError

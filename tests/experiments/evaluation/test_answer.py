@@ -18,8 +18,8 @@ from experiments.evaluation.answer import MEMORY, Answering
 from experiments.evaluation.arms import by_prefill
 from experiments.evaluation.study import limited
 from experiments.evaluation.training import examples, learned
-from experiments.runs.directory import open_run
 from experiments.runs.launch import Launch
+from experiments.runs.resumption import open_run
 from experiments.studies.vrtuning.arms import NewAdapter
 from interp.errors import UserError
 from interp.speed import prefills

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config import Run
-from experiments.runs.directory import IDENTITY
+from experiments.runs.resumption import IDENTITY
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import MethodFault, check_answers

@@ -13,8 +13,8 @@ import torch
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
 from experiments.evaluation.training import examples, learned, learned_in
-from experiments.runs.directory import open_run
 from experiments.runs.launch import Launch
+from experiments.runs.resumption import open_run
 from experiments.serving.served import served
 from interp.errors import UserError
 from interp.tensor_file import read_tensors

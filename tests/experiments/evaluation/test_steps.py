@@ -16,9 +16,9 @@ from experiments.evaluation.arms import undescribed
 from experiments.evaluation.steps import STEPS
 from experiments.evaluation.study import limited, opened
 from experiments.report.cases import payload
-from experiments.report.page import cost_said
-from experiments.runs.directory import PREDICTIONS, open_run
-from experiments.runs.saved import read_run
+from experiments.report.page import cost_sentences
+from experiments.runs.resumption import PREDICTIONS, open_run
+from experiments.runs.saved_run import read_run
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
@@ -106,7 +106,7 @@ def test_steps_stand_in_record_report_and_cost(tmp_path: Path) -> None:
     assert cost["before"]["known_seconds"] == cost["before"]["step_seconds"] > 0  # verbalise had asked them
     assert cost["oracle"]["steps"] == 0
     assert (folder / STEPS).is_file()
-    (said,) = (one for one in cost_said(cost) if one.startswith("before:"))
+    (said,) = (one for one in cost_sentences(cost) if one.startswith("before:"))
     assert "before: 1 questions a case before its answer" in said
     assert said.endswith("times the baseline's.")
     assert said.replace("'", "&#39;") in (folder / "report.html").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from experiments.config import Run
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study, limited
 from experiments.evaluation.study import run as evaluate_run
-from experiments.runs.directory import RunStore, open_run
+from experiments.runs.resumption import RunStore, open_run
 from experiments.types import Kind, Loaded
 from interp import output_head
 from interp.attention.record import record_attention

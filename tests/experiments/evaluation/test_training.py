@@ -19,8 +19,8 @@ from experiments.benchmarks.mossbench import MOSSBench
 from experiments.config import Run
 from experiments.evaluation.study import limited
 from experiments.evaluation.training import FOLDS, check, examples, learned, learned_in, learning_folds
-from experiments.runs.directory import open_run
 from experiments.runs.launch import Launch
+from experiments.runs.resumption import open_run
 from experiments.types import Benchmark, Kind, Loaded, Sample
 from interp.batching import BatchContext
 from interp.errors import UserError

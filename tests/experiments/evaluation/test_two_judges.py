@@ -91,9 +91,9 @@ def test_what_people_labelled_has_no_second_judge(tmp_path: Path) -> None:
 
 
 def test_a_long_list_says_how_many_more_there_are(tmp_path: Path) -> None:
-    from experiments.report.findings.refusal import differing
+    from experiments.report.sentences.refusal import differing
     from experiments.report.two_judges import two_judges as section
-    from experiments.runs.saved import SavedRun
+    from experiments.runs.saved_run import SavedRun
 
     count = LISTED + 4
     lines = with_second(made("b" * count, {"vcd": "r" * count}), "c" * count)

@@ -20,7 +20,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.batching import prompt_of
 from experiments.exploring.experiment import Change
-from experiments.runs.saved import read_run
+from experiments.runs.saved_run import read_run
 from interp import (
     Queries,
     direct_logit_attribution,

@@ -10,8 +10,8 @@ from experiments.evaluation.scoring import with_published_rows
 from experiments.metrics.refusal.as_published import RULES, as_published
 from experiments.metrics.refusal.results import evaluate
 from experiments.report import refusal
-from experiments.report.findings.published import sentence
-from experiments.report.findings.refusal import worded
+from experiments.report.sentences.published import sentence
+from experiments.report.sentences.refusal import worded
 from interp.errors import UserError
 from tests.experiments.refused import records
 

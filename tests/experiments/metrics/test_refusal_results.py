@@ -17,7 +17,7 @@ from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
 from experiments.metrics.tests import wilson
 from experiments.report import glance, refusal
 from experiments.report import safety_figure as figures
-from experiments.report.findings.refusal import worded
+from experiments.report.sentences.refusal import worded
 from experiments.report.table import copies
 from experiments.report.terminal import results
 from interp.errors import UserError

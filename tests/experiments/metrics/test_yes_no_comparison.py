@@ -14,7 +14,7 @@ from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.rates import YesNoResamples
 from experiments.metrics.yes_no.results import evaluate
-from experiments.report.findings.yes_no import worded
+from experiments.report.sentences.yes_no import worded
 from tests.experiments.answered import frame, from_margins, world
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from experiments.organisms.biased_labels import label_probability
 from experiments.organisms.family_tables import causes, draw, gains, member_record
 from experiments.organisms.members import MEMBER_FILE, Member, train_members
-from experiments.report.findings.organism_family import sentences
+from experiments.report.sentences.organism_family import sentences
 from interp.errors import UserError
 from interp.loading import load
 from tests.experiments.compose import run_of

@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from experiments.planning.measure import measured
 from experiments.planning.models import Asked
+from experiments.planning.peak_memory import measured
 from tests.experiments.compose import run_of
 
 # They run forwards before the answer (two, one), search for it, or have a branch of another length beside it.
@@ -24,12 +24,12 @@ def plan(command: str, gib: float = 24.0) -> dict[str, Any]:
 
 def longer() -> dict[str, Any]:
     """Answers of eight tokens added up from three, and done."""
-    from experiments.planning import measure
+    from experiments.planning import peak_memory
 
     arms = " ".join(f"+method@arms.{arm}={arm} {setting}" for arm, setting in OTHER_ARMS.items())
     command = f"method=vcd max_new_tokens=8 {arms}"
     added = plan(command)["outcomes"]
-    measure.PLANNED_TOKENS = 8
+    peak_memory.PLANNED_TOKENS = 8
     return {"added": added, "done": plan(command)["outcomes"]}
 
 

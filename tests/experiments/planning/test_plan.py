@@ -18,11 +18,11 @@ import torch
 from rich.console import Console
 
 from experiments.command_line import for_hydra
-from experiments.planning import measure
+from experiments.planning import peak_memory
 from experiments.planning.advice import advice
-from experiments.planning.measure import Measured, Outcome, Stage, room_of
+from experiments.planning.model_calls import LEARNING, Scene, Step, signature, steps_of
 from experiments.planning.models import Asked, blueprint, build, known
-from experiments.planning.steps import LEARNING, Scene, Step, signature, steps_of
+from experiments.planning.peak_memory import Measured, Outcome, Stage, room_of
 from experiments.planning.task import Plan, assumptions
 from experiments.planning.task import table as drawn
 from experiments.studies.mechanism.study import Mechanism
@@ -241,7 +241,7 @@ def test_asking_for_a_plan_loads_no_torch() -> None:
     code = """
 import sys
 from experiments.planning import task
-from experiments.planning.measure import Measured, measured
+from experiments.planning.peak_memory import Measured, measured
 from tests.experiments.compose import run_of
 plan = task.Plan(gpu_gib=24)
 plan.prompts(run_of("benchmark=mossbench", "benchmark.root=nowhere"))
@@ -338,7 +338,7 @@ def test_free_memory_decides_not_the_cards_total(monkeypatch: pytest.MonkeyPatch
     first, second = advice(found, run_of("model=llava_1_5_7b"))[:2]
     assert first == "It does not fit: the weights alone need 13.0 GiB, and 4.8 GiB are usable."
     assert "model.device_map=auto spreads it over 3 such cards" in second
-    monkeypatch.setattr(measure, "free_memory", lambda _: None)
+    monkeypatch.setattr(peak_memory, "free_memory", lambda _: None)
     with pytest.raises(UserError, match=r"how much memory cuda:0 has is not known here; say it with task.gpu_gib"):
         room_of(None, ModelConfig("big", "a/b"))
 

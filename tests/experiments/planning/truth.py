@@ -12,8 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from experiments.planning.model_calls import Scene, Step
 from experiments.planning.models import Asked
-from experiments.planning.steps import Scene, Step
 from interp.batching import BatchRule
 
 SEED = 0
@@ -24,7 +24,7 @@ LEARNING = 8  # cases learned from: two batches, and as few as folds of whole qu
 
 def steps() -> dict[str, Step]:
     """The steps by name."""
-    from experiments.planning import steps as planned
+    from experiments.planning import model_calls as planned
     from experiments.studies.mechanism.study import Mechanism
     from mitigation.learned.probe_readout import TruthReadout
     from mitigation.method import Baseline
@@ -54,7 +54,7 @@ def steps() -> dict[str, Step]:
 
 
 def _train(settings: Any, scene: Scene, rows: int) -> object:
-    from experiments.planning.steps import training_step
+    from experiments.planning.model_calls import training_step
 
     return training_step(scene, settings, rows)
 
@@ -109,8 +109,8 @@ def warm(step: Step, folder: str) -> None:
 
 def planned(name: str, rows: int) -> dict[str, float]:
     """What the plan's recorder says of the same step."""
-    from experiments.planning.measure import placed
-    from experiments.planning.recorder import Recorder
+    from experiments.planning.memory_trace import Recorder
+    from experiments.planning.peak_memory import placed
     from experiments.shapes.device import world
 
     step = steps()[name]

@@ -10,7 +10,7 @@ from experiments.report.attention_figure import share_by_layer, subsets_by_layer
 from experiments.report.build import build
 from experiments.report.figures import in_dark
 from experiments.report.sections import CURVES, attention_section
-from experiments.runs.saved import read_run, thumbnail_name
+from experiments.runs.saved_run import read_run, thumbnail_name
 from tests.experiments.synthetic_run import predictions, write_run
 
 FOUND = {

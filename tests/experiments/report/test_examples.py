@@ -11,7 +11,7 @@ from experiments.report import heat
 from experiments.report.build import build
 from experiments.report.cases import attention_of_cases, payload
 from experiments.report.examples import Examples, examples
-from experiments.runs.saved import read_run
+from experiments.runs.saved_run import read_run
 from tests.experiments.synthetic_attention import write_attention
 from tests.experiments.synthetic_run import flips_of, predictions, write_run
 

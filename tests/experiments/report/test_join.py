@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.report.cases import attention_of_cases
-from experiments.runs.saved import read_run
+from experiments.runs.saved_run import read_run
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_attention import write_attention

@@ -11,7 +11,7 @@ import pytest
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.runs import inspect_log
 from experiments.runs.responses import Responses
-from experiments.runs.saved import read_run
+from experiments.runs.saved_run import read_run
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of, predictions, write_run

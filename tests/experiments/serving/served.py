@@ -14,8 +14,8 @@ from typing import Any
 from PIL import Image
 
 from experiments.config import Run
-from experiments.serving.listening import bound, configured
 from experiments.serving.served import served
+from experiments.serving.socket_server import bound, configured
 from experiments.serving.task import Serve
 from experiments.types import Sample
 

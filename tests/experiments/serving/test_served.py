@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.runs.saved import read_records
+from experiments.runs.saved_run import read_records
 from experiments.serving.served import check_model, served
 from experiments.serving.task import Serve, bound
 from interp.errors import UserError

@@ -20,7 +20,7 @@ from experiments.evaluation.matching import answered, image_donor, match_failure
 from experiments.evaluation.study import limited
 from experiments.judges.yes_no import anchored
 from experiments.metrics.findings import statement
-from experiments.report.findings.attention import sentences
+from experiments.report.sentences.attention import sentences
 from experiments.studies.attention.analysis import analyse_failures, self_test_once
 from experiments.studies.attention.summary import EFFECTS, contrasts, findings
 from experiments.studies.attention.tables import sentence_words

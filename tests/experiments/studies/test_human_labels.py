@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from experiments.evaluation.people import agreement_of_raters, share_said
+from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
 from experiments.metrics.agreement import agreement, kappa, krippendorff_alpha, mean_kappa_interval, pairwise_kappa
-from experiments.runs.directory import PREDICTIONS
 from experiments.runs.labels import answer_id, apply, read_labels
+from experiments.runs.resumption import PREDICTIONS
 from experiments.studies.human_labels import sentences, summarise_labels
 from interp.errors import UserError
 from tests.experiments.compose import run_of
@@ -91,10 +91,10 @@ def test_an_answer_that_two_arms_gave_counts_once_for_agreement(tmp_path: Path) 
     assert found["pairwise_kappa"] == [{"raters": ["anna", "ben"], "n": 4, "kappa": pytest.approx(0.5)}]
     used = apply(lines, labels).used
     assert used == 6
-    assert share_said(used, len(lines), found).startswith(
+    assert share_sentence(used, len(lines), found).startswith(
         "6 of 8 verdicts are people's (anna, ben), the others the judge's. Krippendorff's α 0.533"
     )
-    assert "anna and ben κ 0.500 on 4 answers." in share_said(used, len(lines), found)
+    assert "anna and ben κ 0.500 on 4 answers." in share_sentence(used, len(lines), found)
 
 
 @pytest.mark.parametrize("units", [[], [["a"], ["b"]], [["a", "a"], ["a", "a"]], [["a", "a"], ["b"]]])

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.runs.directory import write_json
+from experiments.runs.resumption import write_json
 from experiments.studies.languages import by_language, compare_languages, frame
 from interp.errors import UserError
 from tests.experiments.answered import records as yes_no_records

@@ -13,11 +13,11 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.evaluation.attention_log import prompts_of
-from experiments.report.findings.localise import sentences
+from experiments.report.sentences.localise import sentences
 from experiments.studies.localise.cases import JOIN, PICTURE, QUESTIONS, SENTENCE, WORDS, Cases, split
 from experiments.studies.localise.examination import LocaliseSettings, examine
-from experiments.studies.localise.shown import curves_figure, figures, parts_figure, tables
 from experiments.studies.localise.study import Localise
+from experiments.studies.localise.tables import curves_figure, figures, parts_figure, tables
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.tools.part_effects import Part, random_alike

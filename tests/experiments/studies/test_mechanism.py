@@ -11,7 +11,7 @@ from scipy.stats import t as student_t
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.metrics.findings import side, statement
-from experiments.report.findings.mechanism import notes, sentences
+from experiments.report.sentences.mechanism import notes, sentences
 from experiments.report.table import terminal
 from experiments.studies.mechanism import figure, tables
 from experiments.studies.mechanism.cases import (

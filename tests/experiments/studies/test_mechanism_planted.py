@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.report.findings.mechanism import sentences
+from experiments.report.sentences.mechanism import sentences
 from experiments.studies.mechanism.examination import Examination, ExaminationSettings
 from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.interventions import effect_at

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.metrics.yes_no import results
-from experiments.report.findings.mitigation_selection import summary
-from experiments.report.findings.yes_no import worded
+from experiments.report.sentences.mitigation_selection import summary
+from experiments.report.sentences.yes_no import worded
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
     ChosenShift,

@@ -58,13 +58,13 @@ def test_cells_come_from_the_contract_and_gaps_have_reasons(
     said = rows["llava_1_5_7b"]["works"]
     number = page["notes"].index(CROSS) + 1
     assert (said["generate"], said["maps"]) == (
-        {"said": "yes", "notes": []},
-        {"said": "n/a", "notes": [number]},
+        {"answer": "yes", "notes": []},
+        {"answer": "n/a", "notes": [number]},
     )
-    assert (said["lora"]["said"], said["captum"]) == ("yes", {"said": "not run", "notes": []})
+    assert (said["lora"]["answer"], said["captum"]) == ("yes", {"answer": "not run", "notes": []})
     assert page["notes"][said["lora"]["notes"][0] - 1] == "not merged"
-    assert rows["qwen2_vl_7b"]["works"]["generate"]["said"] == "not run"
-    assert {cell["said"] for name, cell in rows["api_gpt_4o"]["works"].items() if name != "generate"} == {"n/a"}
+    assert rows["qwen2_vl_7b"]["works"]["generate"]["answer"] == "not run"
+    assert {cell["answer"] for name, cell in rows["api_gpt_4o"]["works"].items() if name != "generate"} == {"n/a"}
     assert (rows["llava_organism"]["notes"], len(rows["llava_1_5_7b"]["notes"])) == ([], 1)
     shown = capsys.readouterr().out
     assert f"[{number}] {CROSS}" in shown

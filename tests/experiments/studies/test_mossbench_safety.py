@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from experiments.metrics.refusal.results import evaluate
-from experiments.report.findings.mossbench_safety import sentence
-from experiments.runs.directory import write_json
+from experiments.report.sentences.mossbench_safety import sentence
+from experiments.runs.resumption import write_json
 from experiments.studies.paper_tables.mossbench_safety import finding, records_by_model, safety_correlation
 from interp.errors import UserError
 from tests.experiments.compose import run_of

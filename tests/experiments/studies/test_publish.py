@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from experiments.config import Run
-from experiments.runs.saved import read_run
+from experiments.runs.saved_run import read_run
 from experiments.studies.publish import Publish, card
 from interp.errors import UserError
 from interp.tensor_file import read_tensors

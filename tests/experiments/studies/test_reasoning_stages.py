@@ -12,7 +12,7 @@ from experiments.benchmarks.iconworld.concepts import Thing
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.matching import is_unsafe_twin
-from experiments.report.findings.reasoning_stages import sentences
+from experiments.report.sentences.reasoning_stages import sentences
 from experiments.studies.reasoning_stages.analysis import stage_counts, summarise
 from experiments.studies.reasoning_stages.conditions import CONDITIONS, CautiousCases, cautious_cases, conditions
 from experiments.studies.reasoning_stages.oracles import DescriptionOracle, IconWorldOracle, Perception

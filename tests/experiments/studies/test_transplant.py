@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.benchmarks.iconworld import IconWorld
-from experiments.report.findings.transplant import sentences
+from experiments.report.sentences.transplant import sentences
 from experiments.studies.words_and_picture.places import (
     Read,
     margins_with,
@@ -21,7 +21,7 @@ from experiments.studies.words_and_picture.places import (
     that_point,
 )
 from experiments.studies.words_and_picture.readings import Readings, row_of
-from experiments.studies.words_and_picture.routes import other_words, question, routes, said, this
+from experiments.studies.words_and_picture.routes import caption_columns, other_words, question, routes, this
 from experiments.studies.words_and_picture.transplant import (
     AS_IT_IS,
     NOUN,
@@ -32,9 +32,9 @@ from experiments.studies.words_and_picture.transplant import (
     cut_findings,
     cut_rows,
     examine,
-    put_in,
+    exchanged_states,
 )
-from experiments.studies.words_and_picture.transplant_shown import draw, tables
+from experiments.studies.words_and_picture.transplant_tables import draw, tables
 from experiments.types import Sample
 from interp.errors import UserError
 from interp.loading import load
@@ -98,7 +98,7 @@ def test_the_other_thing_is_the_pairs_and_its_transplant_is_that_of_a_hook_by_ha
     others = others_of(cases)
     assert others == [1, 0, 3, 2, None]
     placed, words = pointed_at(cases), named(cases)
-    states = put_in(read(vlm, words, LAYERS).states[0], others)
+    states = exchanged_states(read(vlm, words, LAYERS).states[0], others)
     found = margins_with(vlm, placed, states, LAYERS)[STATES.index(OTHER)]
     assert found[:, 4].isnan().all()
     assert not found[:, :4].isnan().any()
@@ -129,7 +129,7 @@ def test_the_other_thing_is_the_pairs_and_its_transplant_is_that_of_a_hook_by_ha
 
 def test_the_mean_is_the_same_for_every_case() -> None:
     nouns = torch.arange(12.0).reshape(1, 3, 4)
-    noun, other, mean = put_in(nouns, [1, 0, None])
+    noun, other, mean = exchanged_states(nouns, [1, 0, None])
     assert torch.equal(noun, nouns)
     assert torch.equal(other[0, :2], nouns[0, [1, 0]])
     assert other[0, 2].isnan().all()
@@ -172,11 +172,14 @@ def test_what_is_said_is_what_the_intervals_carry() -> None:
     assert "below .5 after layer 0 (after 0: 0." in told[4]
     assert len(told) == 5
     result = claims({"noun": 1.0, "other": -1.0, "mean": 0.0})
-    for run, source in (("with the picture", "picture"), ("in words, pointing", "what is said of the thing")):
+    for run, source in (
+        ("with the picture", "picture"),
+        ("in words, pointing", "what is caption_columns of the thing"),
+    ):
         cut = {row["cut"]: row for row in tables(result)[2].records() if row["run"] == run}
-        assert cut["“this” → verdict"]["minus nothing cut: said"] == "fell"
-        assert cut[f"{source} → verdict"]["minus nothing cut: said"] == "no change of more than .02"
-    moved = {(row["at “this”"], row["after layer"]): row["minus the picture: said"] for row in
+        assert cut["“this” → verdict"]["minus nothing cut: caption_columns"] == "fell"
+        assert cut[f"{source} → verdict"]["minus nothing cut: caption_columns"] == "no change of more than .02"
+    moved = {(row["at “this”"], row["after layer"]): row["minus the picture: caption_columns"] for row in
              tables(result)[0].records()}  # fmt: skip
     assert moved["the noun's state in words", "0"] == "rose"
     assert moved["the pair's other thing", "0"] == "fell"
@@ -266,18 +269,18 @@ def test_ends_of_the_cut_edges_are_the_words_that_they_are_named_after(vlm: VLM)
             return str(vlm.tokenizer.decode([row.input_ids[column] for column in columns]))
 
         assert words(this(row)).strip() == "this"
-        before = words(said(row)).strip()
+        before = words(caption_columns(row)).strip()
         assert before == "" if one.prompt.image is not None else before.endswith(("is a balloon.", "bread."))
         assert words(question(row)).strip().startswith(("Do you think", "Given the image"))
-        assert sorted([*this(row), *other_words(row), *said(row)]) == row.columns("user")
+        assert sorted([*this(row), *other_words(row), *caption_columns(row)]) == row.columns("user")
 
 
-@pytest.mark.parametrize(("source", "placed"), [("image", pointed_at), (said, pointed_at_in_words)])
+@pytest.mark.parametrize(("source", "placed"), [("image", pointed_at), (caption_columns, pointed_at_in_words)])
 def test_every_edge_behind_the_source_is_on_one_way(source: Any, placed: Any, vlm: VLM) -> None:
     """Either to "this" or to the other words, the template's among them, the last of which is the verdict's."""
     (one,) = placed(pairs(1)[:1])
     row = segment(vlm, [one.prompt], vlm.encode([one.prompt])).rows[0]
-    last, begins = len(row.labels) - 1, said(row) if source is said else row.columns(IMAGE)
+    last, begins = len(row.labels) - 1, caption_columns(row) if source is caption_columns else row.columns(IMAGE)
 
     def columns(end: Any) -> list[int]:
         if not isinstance(end, str):

@@ -12,7 +12,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.traces import Traces
 from experiments.config import Run
 from experiments.evaluation import study
-from experiments.runs.directory import RunStore
+from experiments.runs.resumption import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.side_effects import compare_shares, image_shares
 from experiments.studies.vrtuning.sources import Jsonl, build_data

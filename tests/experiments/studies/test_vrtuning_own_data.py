@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from experiments.benchmarks.mmsafeaware import PREFIX
-from experiments.runs.directory import read_object
+from experiments.runs.resumption import read_object
 from experiments.studies.vrtuning.sources import Jsonl, OwnTable, apart, build_data
 from interp.errors import UserError
 from tests.conftest import REPOSITORY

@@ -20,7 +20,7 @@ from experiments.benchmarks.iconworld.parts import TAG, part_of
 from experiments.benchmarks.iconworld.scene import Scene
 from experiments.config import Run
 from experiments.metrics.parts import HELD_OUT
-from experiments.report.findings.words_and_picture import sentences
+from experiments.report.sentences.words_and_picture import sentences
 from experiments.report.table import terminal
 from experiments.studies.words_and_picture.analysis import summarise
 from experiments.studies.words_and_picture.conditions import CONDITIONS, QUESTION, caption_questions, in_words

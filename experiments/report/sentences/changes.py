@@ -1,0 +1,100 @@
+"""What is said of a difference, in words; ``metrics.findings.statement`` decides it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.findings import SMALL, Answer, wider, within
+from experiments.report.table import Cell, change
+
+_WORDS = {
+    Answer.ROSE: "rose",
+    Answer.FELL: "fell",
+    Answer.NO_CHANGE: "no change of more than {small}",
+    Answer.NOT_SHOWN: "not shown",
+    Answer.TOO_FEW: "too few",
+    Answer.CANNOT_TELL: "cannot be told",
+}
+
+
+def statement_text(
+    entry: Mapping[str, Any] | None,
+    *,
+    of_rates: bool = True,
+    unit: str = "cases",
+    rose: str = Answer.ROSE.value,
+    fell: str = Answer.FELL.value,
+    noun: str = "change",
+) -> str:
+    """The statement on ``entry``, a change as metrics.json keeps it: "rose", "a change is not shown (…)", and so on.
+
+    Args:
+        of_rates: whether δ is told in points; else as a plain number.
+        unit: what ``needed`` and ``n`` of the entry count.
+        rose: what is said where the interval lies above 0.
+        fell: the same below 0.
+        noun: what the entry is, such as "difference".
+    """
+    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+    if entry is None or answer is Answer.CANNOT_TELL:
+        return f"whether there is a {noun} cannot be told"
+    if answer in (Answer.ROSE, Answer.FELL):
+        return (rose if answer is Answer.ROSE else fell) + by_less(entry, of_rates=of_rates)
+    if answer is Answer.NO_CHANGE:
+        return f"no {noun} of more than {_small(of_rates=of_rates)}"
+    if answer is Answer.TOO_FEW:
+        return too_few(entry)
+    return f"a {noun} is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
+
+
+def deciding(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
+    """``entry`` with the interval and the statement that its arm is judged by: the simultaneous one if not studied."""
+    both = None if studied else entry.get("simultaneous")
+    return entry if both is None else {**entry, **both, "by_template": None}
+
+
+def interval_name(entry: Mapping[str, Any] | None, *, studied: bool) -> str:
+    """What the interval is called that ``deciding`` shows."""
+    return "simultaneous interval" if entry and not studied and "simultaneous" in entry else "interval"
+
+
+def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
+    """The words " by less than 2 points" where a change that rose or fell is that small, else empty."""
+    return f" by less than {_small(of_rates=of_rates)}" if within(wider(entry)) else ""
+
+
+def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
+    """Why nothing is concluded: how many clusters (or pairs) there are, and how many it takes.
+
+    ``sides`` is 1 where the entry does not compare two groups of cases.
+    """
+    groups = min(one["clusters"] for one in (entry, entry.get("by_template")) if one is not None)
+    counted = f"{groups} independent group{'' if groups == 1 else 's'} of cases"
+    return f"too few cases to tell ({counted}{' on the smaller side' * (sides > 1)}; it takes {FEWEST})"
+
+
+def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "cases") -> str:
+    """How many cases a change of 5 points would need, in brackets; empty where it is unknown or as many were there."""
+    if not entry.get("needed") or entry["needed"] <= entry["n"]:
+        return ""
+    five = "5 points" if of_rates else ".05"
+    return f" (to show one of {five} would take about {entry['needed']:,} {unit}; there were {entry['n']:,})"
+
+
+def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
+    """The statement on ``entry`` in a few words, for tables and brackets."""
+    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+    return _WORDS[answer].format(small=_small(of_rates=of_rates))
+
+
+def compared(heading: str, entry: Mapping[str, Any] | None, *, digits: int | None = None) -> dict[str, Cell]:
+    """Two cells of a record: a difference under ``heading``, and what is said of it, by the simultaneous interval.
+
+    In points, or as a plain number where ``digits`` are given.
+    """
+    shown = entry and deciding(entry, studied=False)
+    return {heading: change(shown, digits=digits), f"{heading}: said": Cell(word(shown, of_rates=digits is None))}
+
+
+def _small(*, of_rates: bool) -> str:
+    return f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")

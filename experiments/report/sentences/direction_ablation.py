@@ -1,0 +1,73 @@
+"""Sentences of arms with a direction removed, from the contents of ``ablation.json``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.metrics.findings import Answer, Finding
+from experiments.report.numbers import change, percent
+from experiments.report.sentences.changes import by_less
+
+_CAUTION = {
+    Answer.ROSE: "over-caution rises",
+    Answer.FELL: "over-caution falls",
+    Answer.NO_CHANGE: "over-caution does not change by more than 2 points",
+    Answer.NOT_SHOWN: "that over-caution changes is not shown",
+    Answer.TOO_FEW: "there are too few cases to tell whether over-caution changes",
+    Answer.CANNOT_TELL: "whether over-caution changes cannot be told",
+}
+_HARM = {answer: text.replace("over-caution", "harmful compliance") for answer, text in _CAUTION.items()}
+MEANING = {  # over-caution, harmful compliance; of any other two answers, both are told
+    (Answer.FELL, Answer.ROSE): (
+        "What over-refuses is what protects: less over-caution is paid for with harmful compliance"
+    ),
+    (Answer.FELL, Answer.FELL): "Both errors fall: the direction did harm on either side",
+    (Answer.ROSE, Answer.ROSE): "Both errors rise: the direction did good on either side",
+    (Answer.ROSE, Answer.FELL): (
+        "The arm is more cautious than the model was: what was removed held the readiness to comply as well"
+    ),
+}
+ALIKE = {
+    Answer.NOT_SHOWN: "no control is shown to do the same",
+    Answer.YES: "so does {alike}, so it is not owed to this direction alone",
+}
+AGREEMENT = {Answer.YES: "agree", Answer.NO: "do not agree"}
+
+
+def rates(arms: Mapping[str, Any], ablation: str, sides: Mapping[str, str]) -> str:
+    """Over-caution and harmful compliance of the arm ``ablation``, against the baseline."""
+    now, before = arms[ablation], arms["baseline"]
+    parts = [
+        f"{percent(now[side]['rate'])}% of {sides[f'{side}_words']} against {percent(before[side]['rate'])}% under the "
+        f"baseline ({change(now[side]['change'])})"
+        for side in ("caution", "harm")
+    ]
+    return f"Without the direction ({ablation}): {parts[0]}, and {parts[1]}; {now['n']} of {now['n_of']} cases."
+
+
+def meaning(caution: Finding, harm: Finding, control: Finding, arms: Mapping[str, Any]) -> str:
+    """What the changes of both errors mean together, and whether removing something else does the same."""
+    small = [_by_less(error) for error in (caution, harm)]
+    both = f"{_CAUTION[caution.answer]}{small[0]}, and {_HARM[harm.answer]}{small[1]}"
+    meant = both[0].upper() + both[1:]
+    if not any(small):
+        meant = MEANING.get((caution.answer, harm.answer), meant)
+    if control.answer is Answer.NOT_APPLICABLE:
+        return f"{meant}."
+    listed = ", ".join(
+        f"{name} {percent(arms[name]['caution']['rate'])}/{percent(arms[name]['harm']['rate'])}"
+        for name in control.evidence["controls"]
+    )
+    control_note = ALIKE[control.answer].format(alike=" and ".join(control.evidence["alike"]))
+    return f"{meant}; {control_note} (over-caution/harmful compliance in %: {listed})."
+
+
+def _by_less(error: Finding) -> str:
+    return by_less(error.evidence["change"]) if error.answer in (Answer.ROSE, Answer.FELL) else ""
+
+
+def twins(finding: Finding) -> str:
+    """Whether two arms that should answer alike do."""
+    twin = finding.evidence
+    first, second = twin["arms"]
+    largest = f"their margins differ by {twin['largest']:.1e} logits at most"
+    return f"{first} and {second} {AGREEMENT[finding.answer]}: {largest} ({twin['n']} cases)."

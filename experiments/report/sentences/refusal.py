@@ -1,0 +1,262 @@
+"""What was found on a refusal benchmark, in English: findings and metrics in, sentences out. Decides nothing."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from experiments.metrics.findings import Answer
+from experiments.metrics.refusal import findings as rules
+from experiments.report.numbers import brief, change, percent, percent_interval, points, share, within
+from experiments.report.sentences.changes import deciding, interval_name, statement_text, too_few
+from experiments.report.sentences.limits import conditions, finding_of, limit_sentences, limits
+
+_BETTER = (
+    "So {arm} is better here: benign requests are refused less often, and harmful ones not less often by more than "
+    "{margin} points (one-sided 95% bound of the change {bound})"
+)
+_WORSE = "{arm} is not better here: benign requests are refused more often{too}"
+_UNSHOWN = "That {arm} is better is not shown: {why}"
+_BENIGN_UNSHOWN = {
+    Answer.NO_CHANGE: "refusals of benign requests do not change by more than 2 points",
+    Answer.NOT_SHOWN: "that benign requests are refused less often is not shown",
+    Answer.TOO_FEW: "{few}",
+}
+_CONTRAST_LESS = "harmful requests are refused less often too"
+_CONTRAST_UNSHOWN = (
+    "that harmful requests are not refused less often by more than {margin} points is not shown (one-sided 95% bound "
+    "of the change {bound})"
+)
+_UNMEASURED = (
+    "What that means for safety is not measured here: the harmful twins of these requests were not run, so this is "
+    "about benign requests alone"
+)
+_REASONS = {
+    rules.BENIGN: "refusals of benign requests lower, {interval} without 0 ({change})",
+    rules.SAFETY_KEPT: "refusals of harmful twins not lower by more than {margin} points (one-sided 95% bound of the "
+    "change: {bound})",
+}
+_NO_TWINS = "the harmful twins were not run"
+_NO_BENIGN = "no benign request was answered by both"
+_UNKNOWN = (
+    "Of {missing} of {n_of} SUBSET cases it is not known whether {arm} refused (no response, or the judge failed); "
+    "with them its refusal rate could be anything from {low} to {high}."
+)
+_LIMITS = {
+    **{f"{rules.MISSING}: {subset}": _UNKNOWN.replace("SUBSET", subset) for subset in ("benign", "contrast")},
+    rules.EMPTY: "{count} cases without a response of {arm} are counted as refusals, which is the published convention "
+    "and not ours.",
+    rules.BLOCKED: "{count} requests that the provider blocked are counted as refusals of {arm}.",
+    rules.PARTIAL: "{count} partial refusals of {arm} are counted as refusals; the other way of counting is beside.",
+    rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a slight change of readiness moves it a lot.",
+    rules.WIDE: "To show a change of 5 points, about {needed} benign cases are needed; {n} were compared.",
+}
+
+
+def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> dict[str, Any]:
+    """metrics.json: the metrics with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
+
+    Args:
+        metrics: of ``experiments.metrics.refusal.results.evaluate``.
+        where: model and benchmark in words, for the summary's first sentence.
+        caveat: a sentence that the caveats begin with.
+    """
+    return limit_sentences(
+        metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
+    )
+
+
+def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:
+    """Exactly two sentences about ``arm``, with numbers, 95% intervals and denominators.
+
+    Args:
+        metrics: the contents of metrics.json (``arms``, ``comparisons`` and ``findings`` are read).
+        arm: the arm under study; one without a comparison, such as the baseline, is described by itself.
+        where: model and benchmark in words.
+    """
+    lead = f"{where}: " if where else ""
+    block = metrics["arms"][arm]
+    comparison = (metrics.get("comparisons") or {}).get(arm)
+    if comparison is None:
+        return [lead + _rates(arm, block), _by_type(block)]
+    return [lead + _changes(metrics, arm, comparison), _conclusion(metrics, arm, comparison)]
+
+
+def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
+    """What limits the summary, a sentence each: ``text`` first, then what the numbers themselves show."""
+    apart = [f"{name}: {reason}." for name, reason in (metrics.get("not_applicable") or {}).items()]
+    of_arm = limits(metrics, arm, _LIMITS, grouped=rules.WIDE)
+    about, both = metrics.get("judge") or {}, metrics.get("two_judges")
+    first = [_stands_in(about["name"], **about["stands_in"])] if about.get("stands_in") else []
+    first += [_by_two_judges(both, arm)] if both else []
+    return first + ([text] if text else []) + of_arm + apart + _of_judge(metrics)
+
+
+def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
+    """Both conditions of *better*, and whether ``arm`` meets them, the one that decided marked."""
+    better = finding_of(metrics, rules.BETTER, arm)
+    if better.answer is Answer.CANNOT_TELL:
+        alone = finding_of(metrics, rules.CONTRAST, arm).answer is Answer.CANNOT_TELL
+        return ["not judged: " + (_NO_TWINS if alone else _NO_BENIGN)]
+    benign, studied = metrics["comparisons"][arm]["delta"]["benign"], arm == metrics["study"]
+    numbers = _margin_and_bound(metrics, arm) | {
+        "interval": interval_name(benign, studied=studied),
+        "change": change(deciding(benign, studied=studied)),
+    }
+    met = {
+        rules.BENIGN: finding_of(metrics, rules.BENIGN, arm).answer is Answer.FELL,
+        rules.SAFETY_KEPT: finding_of(metrics, rules.SAFETY_KEPT, arm).answer is Answer.YES,
+    }
+    return conditions(met, better.evidence["decided"], _REASONS, numbers)
+
+
+def _margin_and_bound(metrics: Mapping[str, Any], arm: str) -> dict[str, str]:
+    bound = metrics["comparisons"][arm]["contrast_lower_bound"]
+    return {"margin": f"{100 * metrics['method']['safety_margin']:g}",
+            "bound": "not available" if bound is None else points(bound)}  # fmt: skip
+
+
+def _of_judge(metrics: Mapping[str, Any]) -> list[str]:
+    """What the judge has learned from, and its measured error."""
+    about, corrected = metrics.get("judge") or {}, metrics.get("corrected")
+    return [
+        *([_learned(**about["learned"], judge=about["name"])] if about.get("learned") else []),
+        *([_uncorrected(about["name"], about["uncorrected"])] if about.get("uncorrected") else []),
+        *(correction(corrected) if corrected else []),
+    ]
+
+
+def correction(corrected: Mapping[str, Any]) -> list[str]:
+    """The rates corrected for the judge's error (``experiments.metrics.judge_error``), a sentence an arm.
+
+    Where the correction is unstable, one sentence that says why there is none.
+    """
+    if corrected["unstable"]:
+        return [f"The rates are not corrected for the error of {corrected['judge']}: {corrected['unstable']}."]
+    error = (
+        f"Corrected for the error of {corrected['judge']} on XSTest (sensitivity {share(corrected['sensitivity'])}, "
+        f"specificity {share(corrected['specificity'])})"
+    )
+    return [f"{error}, {arm} refuses {_corrected(rates)}." for arm, rates in corrected["arms"].items()]
+
+
+def _uncorrected(judge: str, languages: Sequence[str]) -> str:
+    """That the error of a shipped judge says nothing of answers in other languages than English."""
+    return (
+        f"The rates are not corrected for the error of {judge}: it was measured in English alone, and some of the "
+        f"requests are in {', '.join(languages)}."
+    )
+
+
+def differing(block: Mapping[str, Any]) -> str:
+    """On how many answers two judges differ (``experiments.metrics.refusal.two_judges``)."""
+    cells = [one for of_arm in block["arms"].values() for one in of_arm.values()]
+    count, n = (sum(one[key] for one in cells) for key in ("differ", "n"))
+    return f"{block['judge']} and {block['second']} differ on {count} of {n} answers."
+
+
+def _by_two_judges(block: Mapping[str, Any], arm: str) -> str:
+    rates = [
+        f"{' or '.join(share(one[key] / one['n']) for key in ('refused', 'refused_second'))} of {one['n']} {subset} "
+        "requests"
+        for subset, one in block["arms"].get(arm, {}).items()
+    ]
+    own = f" By the one or the other, {arm} refuses {' and '.join(rates)}." if rates else ""
+    return f"{differing(block)}{' The report lists them first.' if block['differ'] else ''}{own}"
+
+
+def _stands_in(judge: str, asked: str, missing: str, get: str) -> str:
+    return (
+        f"judge={asked} was asked for and {judge} judged: the language model {missing} is not here; `{get}` fetches it."
+    )
+
+
+def _learned(judge: str, known: int, asked: int) -> str:
+    """That the judge has learned from answers to the benchmark's own prompts."""
+    return (
+        f"{judge} has learned from labelled answers to {known} of the {asked} prompts asked here, so it agrees better "
+        "with people here than its measured error says, and better than it would on other prompts."
+    )
+
+
+def _corrected(rates: Mapping[str, Any]) -> str:
+    parts = []
+    for subset, rate in rates.items():
+        beyond = ", where the formula leaves the scale" if rate["impossible"] else ""
+        models = f"; by its error on single models {percent_interval(rate['by_model'])}" if rate["by_model"] else ""
+        words = f"{percent(rate['rate'])}% [{percent_interval(rate['interval'])}{models}]"
+        parts.append(f"{words} of {subset} requests{beyond}")
+    return " and ".join(parts)
+
+
+def _rates(arm: str, block: Mapping[str, Any]) -> str:
+    parts = []
+    for subset, words in (("benign", "benign"), ("contrast", "harmful")):
+        n, n_of = block["n_by_subset"][subset]
+        if n:
+            parts.append(
+                f"{share(block['refusal_rate'][subset])} of {n} {words} requests{within(block['intervals'][subset])}"
+                + (f" (n of N: {n} of {n_of})" if n < n_of else "")
+            )
+    if not parts:
+        return f"{arm} has no judged answer to any of {block['n_of']} cases."
+    return f"{arm} refuses {' and '.join(parts)}."
+
+
+def _by_type(block: Mapping[str, Any]) -> str:
+    parts = [
+        f"{type_} {share(cells['benign']['rate'])} of {cells['benign']['n']}"
+        for type_, cells in block["by_type"].items()
+        if cells["benign"] and cells["benign"]["n"]
+    ]
+    listed = "; ".join(parts) if parts else "there is no benign case"
+    if block["refusal_rate"]["difference"] is None:
+        return f"By type of stimulus, of benign requests: {listed}."
+    apart = statement_text(
+        block["apart"],
+        rose="harmful requests are refused more often, which is the part of its refusals that is of use",
+        fell="benign requests are refused more often than harmful ones",
+        noun="difference",
+    )
+    return (
+        f"By type of stimulus, of benign requests: {listed}; refusals of harmful requests minus those of benign ones: "
+        f"{change(block['apart'])}: {apart}."
+    )
+
+
+def _changes(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
+    """Refusals of benign requests, then of their harmful twins, each with what may be said of its change."""
+    delta, before, studied = comparison["delta"], comparison["against"], arm == metrics["study"]
+    if comparison["n"] == 0:
+        return f"{arm} and {before} have no judged case in common (0 of {comparison['n_of']}): nothing can be compared."
+    parts = []
+    for subset, words in (("benign", "benign"), ("contrast", "harmful")):
+        if delta[subset]:
+            entry = deciding(delta[subset], studied=studied)
+            parts.append(
+                f"{share(entry['to'])} of {entry['n']} {words} requests are refused, against {share(entry['from'])} "
+                f"under {before} ({brief(entry)}: {statement_text(entry)})"
+            )
+    return f"Under {arm}, {'; '.join(parts)}; {comparison['n']} of {comparison['n_of']} cases were compared."
+
+
+def _conclusion(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
+    """Whether the arm is better: fewer benign requests refused, and harmful ones as before."""
+    better, benign, contrast, kept = (
+        finding_of(metrics, question, arm)
+        for question in (rules.BETTER, rules.BENIGN, rules.CONTRAST, rules.SAFETY_KEPT)
+    )
+    numbers = _margin_and_bound(metrics, arm)
+    if better.answer is Answer.CANNOT_TELL:
+        return f"{_UNMEASURED if contrast.answer is Answer.CANNOT_TELL else _NO_BENIGN.capitalize()}."
+    if better.answer is Answer.YES:
+        return f"{_BETTER.format(arm=arm, **numbers)}."
+    if benign.answer is Answer.ROSE:
+        return f"{_WORSE.format(arm=arm, too=', and harmful ones too' if contrast.answer is Answer.ROSE else '')}."
+    why = []
+    if benign.answer is not Answer.FELL:
+        why.append(_BENIGN_UNSHOWN[benign.answer].format(few=too_few(comparison["delta"]["benign"])))
+    if contrast.answer is Answer.FELL:
+        why.append(_CONTRAST_LESS if benign.answer is Answer.FELL else _CONTRAST_LESS.removesuffix(" too"))
+    elif kept.answer is not Answer.YES:
+        why.append(_CONTRAST_UNSHOWN.format(**numbers))
+    return f"{_UNSHOWN.format(arm=arm, why=', and '.join(why))}."

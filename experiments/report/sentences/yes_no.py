@@ -1,0 +1,228 @@
+"""What was found on a yes/no benchmark, in English: findings and metrics in, sentences out. Decides nothing.
+
+Three sentences make the summary. The first answers the user's question: at equal safety, how many harmless requests get
+an answer? The second says what the arm's own verdicts do, the third how well its margins tell safe from unsafe.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from experiments.metrics.findings import Answer, Finding, deciding_statement
+from experiments.metrics.yes_no import findings as rules
+from experiments.report.numbers import brief, change, fixed, points, share, within
+from experiments.report.sentences.changes import deciding, interval_name, more_cases, statement_text, too_few, word
+from experiments.report.sentences.limits import conditions, finding_of, limit_sentences, limits
+from interp.errors import UserError
+
+_HEADLINE = {
+    Answer.ROSE: ": at equal safety, more harmless requests get an answer{small}",
+    Answer.FELL: ": at equal safety, fewer harmless requests get an answer{small}",
+    Answer.NO_CHANGE: ": no change of more than 2 points",
+    Answer.NOT_SHOWN: ": a difference is not shown{needed}",
+    Answer.TOO_FEW: "; {few}, so nothing is concluded",
+}
+_CANNOT_TELL = "At equal safety, whether {arm} answers more harmless requests than {before} cannot be told: {missing}"
+_DISAGREE = (
+    "in more than 1% of the answers of {arms} the verdict goes against the sign of the margin, so the margins are not "
+    "what the verdicts were chosen by"
+)
+_REASONS = {
+    rules.MATCHED: "at the baseline's unsafe accuracy, over-safety accuracy higher, {interval} without 0 ({matched})",
+    rules.UNSAFE_KEPT: "unsafe accuracy not lower by more than {margin} points (one-sided 95% bound of the change: "
+    "{bound})",
+    rules.OVERALL: "overall accuracy higher, interval without 0 ({overall})",
+}
+_LIMITS = {
+    rules.MISSING: "{missing} of {n_of} cases have no answer of {arm}; with them its overall accuracy could be "
+    "anything from {low} to {high}.",
+    rules.ABSENT: "No {absent} case has an answer of {arm}: overall is the mean of {present} alone.",
+    rules.DISAGREE: "In {wrong} of {n} answers of {arm} the verdict goes against the sign of the margin; nothing is "
+    "concluded from its margins.",
+    rules.CEILING: "d′ of {arm} comes from rates close to 0 or 1, where a mere shift of the threshold moves it a lot.",
+}
+_SUBSETS = {"typical": "typical", "attack": "attack", "over_safety": "over-safety"}
+
+
+def worded(metrics: Mapping[str, Any], *, where: str = "", caveat: str = "") -> dict[str, Any]:
+    """metrics.json: the metrics with ``summary``, ``caveats`` and every comparison's ``wins_reasons``.
+
+    Args:
+        metrics: of ``experiments.metrics.yes_no.results.evaluate``.
+        where: model and benchmark in words ("llava_organism on iconworld"), for the summary's first sentence.
+        caveat: a sentence that the caveats begin with, as for a model whose answers mean nothing here.
+    """
+    return limit_sentences(
+        metrics, sentences=partial(sentences, where=where), caveats=partial(caveats, text=caveat), reasons=reasons
+    )
+
+
+def sentences(metrics: Mapping[str, Any], arm: str, *, where: str = "") -> list[str]:
+    """Sentences about ``arm``, with numbers, 95% intervals and denominators; a terminal shows the first two.
+
+    Args:
+        metrics: the contents of metrics.json (``arms``, ``comparisons`` and ``findings`` are read).
+        arm: the arm under study; one without a comparison, such as the baseline, is described by itself.
+        where: model and benchmark in words.
+
+    Raises:
+        UserError: ``arm`` is not one of the arms.
+    """
+    if arm not in metrics["arms"]:
+        raise UserError(f"arm {arm!r} is not in these metrics; known: {', '.join(metrics['arms'])}; name one of them")
+    lead = f"{where}: " if where else ""
+    comparison = (metrics.get("comparisons") or {}).get(arm)
+    if comparison is None:
+        return [lead + _accuracies(arm, metrics["arms"][arm]), _discrimination(metrics["arms"][arm])]
+    return [
+        lead + _headline(metrics, arm, comparison),
+        _verdicts(arm, comparison),
+        *_order(metrics, arm, comparison),
+    ]
+
+
+def caveats(metrics: Mapping[str, Any], arm: str, *, text: str = "") -> list[str]:
+    """What limits the summary, a sentence each: unreadable answers, then ``text``, then what else the numbers show."""
+    return _silent(metrics, arm) + ([text] if text else []) + limits(metrics, arm, _LIMITS, values=_absent)
+
+
+def _silent(metrics: Mapping[str, Any], arm: str) -> list[str]:
+    """How many answers count as wrong without saying Yes or No: of ``arm``, and of what it is compared with."""
+    comparison = (metrics.get("comparisons") or {}).get(arm)
+    arms = [arm] if comparison is None else [arm, str(comparison["against"])]
+    found = [(name, finding_of(metrics, rules.SILENT, name)) for name in arms]
+    if all(one.answer is not Answer.YES for _, one in found):
+        return []
+    counts = [f"{one.evidence['silent']} of {one.evidence['n']} answers of {name}" for name, one in found]
+    return [f"{' and '.join(counts)} hold no readable Yes or No and count as wrong."]
+
+
+def reasons(metrics: Mapping[str, Any], arm: str) -> list[str]:
+    """The three conditions of a win, and whether ``arm`` meets them, the one that decided marked."""
+    comparison, studied = metrics["comparisons"][arm], arm == metrics["study"]
+    delta, lowest = comparison["delta"], comparison["unsafe_lower_bound"]
+    matched = delta["matched_over_safety"]
+    numbers = {
+        "interval": interval_name(matched, studied=studied),
+        "matched": change(matched and deciding(matched, studied=studied)),
+        "overall": change(delta["overall"]),
+        "margin": f"{100 * metrics['method']['unsafe_margin']:g}",
+        "bound": "not available" if lowest is None else points(lowest),
+    }
+    met = {
+        rules.MATCHED: deciding_statement(matched, studied=studied) is Answer.ROSE,
+        rules.UNSAFE_KEPT: finding_of(metrics, rules.UNSAFE_KEPT, arm).answer is Answer.YES,
+        rules.OVERALL: deciding_statement(delta["overall"], studied=True) is Answer.ROSE,
+    }
+    return conditions(met, finding_of(metrics, rules.WINS, arm).evidence["decided"], _REASONS, numbers)
+
+
+def _absent(limit: Finding) -> dict[str, str]:
+    """Which subsets have no answer, and which have one."""
+    if limit.question != rules.ABSENT:
+        return {}
+    absent = [name for subset, name in _SUBSETS.items() if limit.evidence[subset]]
+    present = [name for subset, name in _SUBSETS.items() if not limit.evidence[subset]]
+    return {"absent": " and no ".join(absent), "present": " and ".join(present) or "nothing"}
+
+
+def _headline(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
+    """How many harmless requests are answered at the baseline's strictness, and what may be said of the change."""
+    before, entry = comparison["against"], comparison["delta"]["matched_over_safety"]
+    entry = entry and deciding(entry, studied=arm == metrics["study"])
+    if comparison["n"] == 0:
+        return f"{arm} and {before} have no case in common (0 of {comparison['n_of']}), so nothing can be compared."
+    answer = finding_of(metrics, rules.MATCHED, arm).answer
+    if answer is Answer.CANNOT_TELL or entry is None:
+        return _CANNOT_TELL.format(arm=arm, before=before, missing=_missing(metrics, arm, comparison)) + "."
+    strictness = metrics["arms"][arm]["matched_over_safety"]["strictness"]
+    few = too_few(entry)
+    if entry["missed"] < rules.FEWEST_MISSED:
+        few = (f"too few cases to tell ({before} misses {entry['missed']} unsafe "
+               f"request{'s' * (entry['missed'] != 1)}; a comparison at its "
+               f"strictness takes {rules.FEWEST_MISSED})")  # fmt: skip
+    small = " (by less than 2 points)" if "by less than" in statement_text(entry) else ""
+    return (
+        f"At the {before}'s strictness ({share(strictness)} of unsafe requests caught), {arm} answers "
+        f"{share(entry['to'])} of {entry['n_safe']} harmless requests, the {before} {share(entry['from'])}, "
+        f"{brief(entry, named=True)}" + _HEADLINE[answer].format(small=small, needed=more_cases(entry), few=few) + "."
+    )
+
+
+def _verdicts(arm: str, comparison: Mapping[str, Any]) -> str:
+    """What became of both kinds of case in the verdicts."""
+    delta, before = comparison["delta"], comparison["against"]
+    parts = []
+    for quantity, words in (("unsafe", "catches {to} of {n} unsafe requests"),
+                            ("over_safety", "answers {to} of {n} harmless ones")):  # fmt: skip
+        if entry := delta[quantity]:
+            text = words.format(to=share(entry["to"]), n=entry["n"])
+            parts.append(f"{text} (the {before} {share(entry['from'])}; {_change(entry)})")
+    if not parts:
+        return f"{arm} gives no verdict."
+    return f"In its own verdicts, at its own strictness, {arm} {' and '.join(parts)}."
+
+
+def _order(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> list[str]:
+    """How well safe and unsafe are told apart: by the margins where they can be read, else by the verdicts."""
+    delta, before = comparison["delta"], comparison["against"]
+    auroc, d_prime = delta["auroc"], delta["d_prime"]
+    if finding_of(metrics, rules.DISCRIMINATION, arm).answer is Answer.CANNOT_TELL:
+        if not d_prime:
+            return []
+        return [f"d′, which a mere shift of the threshold can move, goes from {fixed(d_prime['from'], 2)} to "
+                f"{fixed(d_prime['to'], 2)} ({change(d_prime, of_rates=False)})."]  # fmt: skip
+    auroc = deciding(auroc, studied=arm == metrics["study"])
+    return [f"Over all levels of strictness: of an unsafe and a harmless request, {arm} ranks the harmless one safer "
+            f"with probability {fixed(auroc['to'], 3)} (AUROC; 0.5 is a guess), the {before} with "
+            f"{fixed(auroc['from'], 3)} ({_change(auroc, of_rates=False)})."]  # fmt: skip
+
+
+def _change(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
+    """A change with its interval, if it has one, and its statement in a word."""
+    return f"{brief(entry, of_rates=of_rates)}, {word(entry, of_rates=of_rates)}"
+
+
+def _missing(metrics: Mapping[str, Any], arm: str, comparison: Mapping[str, Any]) -> str:
+    """Why nothing is read from the margins."""
+    pair = (arm, comparison["against"])
+    wrong = [name for name in pair if finding_of(metrics, rules.DISAGREE, name).answer is Answer.YES]
+    if wrong:
+        return _DISAGREE.format(arms=" and ".join(wrong))
+    notes = [metrics["arms"][name]["auroc_note"] for name in pair]
+    note = next(filter(None, notes), "not available: no case has a margin in both")
+    return f"it takes margins, and there are verdicts alone (AUROC is {note})"
+
+
+def _accuracies(arm: str, block: Mapping[str, Any]) -> str:
+    accuracy, intervals, n = block["accuracy"], block["intervals"], block["n_by_subset"]
+    if block["n"] == 0:
+        return f"{arm} has no answer to any of {block['n_of']} cases."
+    parts = []
+    if accuracy["over_safety"] is not None:
+        parts.append(f"calls {share(accuracy['over_safety'])} of {n['over_safety'][0]} safe cases safe"
+                     f"{within(intervals['over_safety'])}")  # fmt: skip
+    if accuracy["unsafe"] is not None:
+        parts.append(f"calls {share(accuracy['unsafe'])} of {n['typical'][0] + n['attack'][0]} unsafe cases unsafe"
+                     f"{within(intervals['unsafe'])}")  # fmt: skip
+    parts.append(f"reaches an overall accuracy (the plain mean of the subsets) of {share(accuracy['overall'])}"
+                 f"{within(intervals['overall'])}")  # fmt: skip
+    listed = ", ".join(parts[:-1]) + f" and {parts[-1]}"
+    return f"{arm} {listed}, on {block['n']} of {block['n_of']} cases."
+
+
+def _discrimination(block: Mapping[str, Any]) -> str:
+    if block["d_prime"] is None:
+        return (
+            "How well safe and unsafe are told apart is not available, for that takes answers to cases of both kinds."
+        )
+    verdicts = f"d′ is {fixed(block['d_prime'], 2)} and the criterion {fixed(block['criterion'], 2)}"
+    verdicts += " (negative means prone to say “unsafe”)"
+    if block["auroc"] is None:
+        return f"From its verdicts, {verdicts}; AUROC is {block['auroc_note']}."
+    interval = block["intervals"]["auroc"]
+    spread = "" if interval is None else f", 95% interval {fixed(interval[0], 3)} to {fixed(interval[1], 3)}"
+    return (
+        f"Its margin ranks a random unsafe case above a random safe one with a chance of {fixed(block['auroc'], 3)} "
+        f"(AUROC{spread}; 0.5 would be guessing), and in its verdicts {verdicts}."
+    )

@@ -1,0 +1,244 @@
+"""The queue: who is answered with whom, who is refused, and that one's fault is not another's."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from experiments.serving.decoding import Answer, Row
+from experiments.serving.request_queue import Asked, Failed, Full, Waiting
+from experiments.serving.requests import Decoding
+from interp.batching import BatchRule
+from interp.errors import UserError
+from interp.vlm import VLM, Generation, Prompt
+from tests.tiny import picture
+
+GREEDY = Decoding(2)
+
+
+@dataclass
+class Watched:
+    """Answers as the model does, notes who was asked together, and waits for ``gate`` first."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    batches: list[list[str]] = field(default_factory=list)
+    fault: Callable[[Prompt], Exception | None] = lambda _: None
+
+    def generate(self, vlm: VLM, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Generation:
+        assert self.gate.wait(30)
+        self.batches.append([prompt.key for prompt in prompts])
+        for prompt in prompts:
+            if (error := self.fault(prompt)) is not None:
+                raise error
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+
+
+class Heard:
+    """What a row was told."""
+
+    def __init__(self) -> None:
+        self._said = threading.Event()
+        self.said: Any = None
+
+    def __call__(self, said: Any) -> None:
+        assert not self._said.is_set()  # once
+        self.said = said
+        self._said.set()
+
+    def wait(self) -> Any:
+        assert self._said.wait(30)
+        return self.said
+
+
+def waiting_for(vlm: VLM, **options: Any) -> Waiting:
+    given: dict[str, Any] = {"most": 8, "most_pixels": 10_000_000, "gather": 0.0} | options
+    return Waiting(vlm, BatchRule(rows=given.pop("rows", 4)), **given)
+
+
+@pytest.fixture
+def queue(vlm: VLM) -> Iterator[Waiting]:
+    found = waiting_for(vlm)
+    yield found
+    found.close()
+
+
+def asked(method: Any, key: str, *, image: Image.Image | None = None, **fields: Any) -> tuple[Asked, Heard]:
+    heard = Heard()
+    row = Row(Prompt("the cat", picture() if image is None else image, key=key))
+    return Asked(fields.pop("name", "m"), method, row, fields.pop("decoding", GREEDY), heard), heard
+
+
+def blocked(queue: Waiting, method: Watched) -> Heard:
+    """A first request, which is being answered until the gate opens."""
+    first, heard = asked(method, "first")
+    queue.put([first])
+    while queue._asked:
+        time.sleep(0.001)
+    return heard
+
+
+def test_those_with_equal_settings_are_answered_together_and_the_oldest_is_next(queue: Waiting) -> None:
+    method = Watched()
+    first = blocked(queue, method)
+    settings = {"a": GREEDY, "b": Decoding(1), "c": GREEDY, "d": Decoding(1), "e": GREEDY}
+    rows = [asked(method, key, decoding=decoding) for key, decoding in settings.items()]
+    rows.append(asked(method, "f", name="other"))
+    queue.put([one for one, _ in rows])
+    method.gate.set()
+    answers = [heard.wait() for heard in (first, *(heard for _, heard in rows))]
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert method.batches == [["first"], ["a", "c", "e"], ["b", "d"], ["f"]]
+
+
+def test_a_batch_has_no_more_rows_than_the_run_allows(queue: Waiting) -> None:
+    method = Watched()
+    first = blocked(queue, method)
+    rows = [asked(method, str(number)) for number in range(6)]
+    queue.put([one for one, _ in rows])
+    method.gate.set()
+    for heard in (first, *(heard for _, heard in rows)):
+        heard.wait()
+    assert [len(batch) for batch in method.batches] == [1, 4, 2]
+
+
+def test_a_full_queue_refuses_all_or_nothing(queue: Waiting) -> None:
+    method = Watched()
+    blocked(queue, method)
+    queue.put([asked(method, str(number))[0] for number in range(7)])
+    with pytest.raises(Full):
+        queue.put([asked(method, "x")[0], asked(method, "y")[0]])
+    last, heard = asked(method, "z")
+    queue.put([last])
+    with pytest.raises(Full):
+        queue.put([asked(method, "x")[0]])
+    method.gate.set()
+    assert isinstance(heard.wait(), Answer)
+
+
+def test_large_pictures_fill_the_queue_too(vlm: VLM) -> None:
+    queue, method = waiting_for(vlm, most_pixels=1000), Watched()
+    blocked(queue, method)
+    queue.put([asked(method, "large", image=Image.new("RGB", (40, 40)))[0]])  # alone it is let in
+    with pytest.raises(Full):
+        queue.put([asked(method, "more")[0]])
+    method.gate.set()
+    queue.close()
+
+
+def test_who_has_left_is_not_asked_and_takes_no_room(queue: Waiting) -> None:
+    method = Watched()
+    first = blocked(queue, method)
+    gone = [asked(method, str(number))[0] for number in range(8)]
+    queue.put(gone)
+    for one in gone:
+        one.given_up = True
+    stays, heard = asked(method, "stays")
+    queue.put([stays])
+    method.gate.set()
+    first.wait()
+    assert isinstance(heard.wait(), Answer)
+    assert method.batches == [["first"], ["stays"]]
+
+
+def test_one_request_that_fails_takes_no_other_with_it(queue: Waiting) -> None:
+    faults = {"user": UserError("not this one"), "crash": RuntimeError("a bug")}
+    method = Watched(fault=lambda prompt: faults.get(prompt.key))
+    first = blocked(queue, method)
+    rows = {key: asked(method, key) for key in ("well", "user", "crash", "fine")}
+    queue.put([one for one, _ in rows.values()])
+    method.gate.set()
+    first.wait()
+    found = {key: heard.wait() for key, (_, heard) in rows.items()}
+    assert isinstance(found["well"], Answer)
+    assert isinstance(found["fine"], Answer)
+    assert str(found["user"]) == "not this one"
+    assert isinstance(found["crash"], Failed)
+
+
+def test_memory_that_runs_out_halves_the_batch(queue: Waiting) -> None:
+    method = Watched()
+    method.fault = lambda _: MemoryError() if len(method.batches[-1]) > 2 else None
+    first = blocked(queue, method)
+    rows = [asked(method, str(number)) for number in range(4)]
+    queue.put([one for one, _ in rows])
+    method.gate.set()
+    assert all(isinstance(heard.wait(), Answer) for heard in (first, *(heard for _, heard in rows)))
+    assert [len(batch) for batch in method.batches] == [1, 4, 2, 2]
+
+
+def test_a_picture_that_the_processor_cannot_take_is_the_clients_fault(vlm: VLM, monkeypatch: Any) -> None:
+    def refuse(prompts: Sequence[Prompt]) -> Any:
+        raise ValueError("absolute aspect ratio must be smaller than 200")
+
+    queue = waiting_for(vlm)
+    one, heard = asked(Watched(), "x")
+    monkeypatch.setattr(vlm, "inputs", refuse)
+    one.method.gate.set()
+    queue.put([one])
+    found = heard.wait()
+    assert isinstance(found, UserError)
+    assert "aspect ratio" in str(found)
+    queue.close()
+
+
+def test_requests_that_come_in_step_are_gathered(vlm: VLM) -> None:
+    queue, method = waiting_for(vlm, gather=0.2), Watched()
+    method.gate.set()
+    rows = [asked(method, str(number)) for number in range(4)]
+    began = time.monotonic()
+    for one, _ in rows:
+        queue.put([one])
+        time.sleep(0.02)
+    for _, heard in rows:
+        heard.wait()
+    assert [len(batch) for batch in method.batches] == [4]
+    assert time.monotonic() - began < 5  # and a full batch waits for nobody
+    queue.close()
+
+
+def test_nobody_waits_for_more_than_there_lately_were(vlm: VLM) -> None:
+    queue, method = waiting_for(vlm, gather=600.0), Watched()
+    method.gate.set()
+    rows = {key: asked(method, key) for key in "abcdef"}
+    for key in "cd":
+        rows[key][0].given_up = True
+    queue.put([rows[key][0] for key in "abcd"])  # a full batch, of which two are answered
+    rows["b"][1].wait()
+    for key in "ef":
+        queue.put([rows[key][0]])
+        time.sleep(0.02)
+    assert isinstance(rows["f"][1].wait(), Answer)
+    assert method.batches == [["a", "b"], ["e", "f"]]
+    queue.close()
+
+
+def test_nobody_waits_for_those_that_gave_up(vlm: VLM) -> None:
+    queue, method = waiting_for(vlm), Watched()
+    first = blocked(queue, method)
+    queue._gather = 600.0
+    gone = [asked(method, key)[0] for key in "gh"]
+    queue.put(gone)
+    for one in gone:
+        one.given_up = True
+    method.gate.set()
+    first.wait()
+    last, heard = asked(method, "last")
+    queue.put([last])
+    assert isinstance(heard.wait(), Answer)
+    queue.close()
+
+
+def test_closing_gives_up_what_runs_and_what_waits(vlm: VLM) -> None:
+    queue, method = waiting_for(vlm), Watched()
+    blocked(queue, method)
+    queue.put([asked(method, "waits")[0]])
+    threading.Timer(0.1, method.gate.set).start()
+    queue.close()
+    assert not queue._thread.is_alive()
+    assert method.batches == [["first"]]
+    with pytest.raises(Full):
+        queue.put([asked(method, "late")[0]])
