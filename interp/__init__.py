@@ -55,6 +55,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from interp.answer_metric import logit_difference
     from interp.attention.check import check_recorder
     from interp.attention.record import Queries, record_attention
     from interp.attention.tables import image_share, normalised, patch_map, weights_of, word_masses
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from interp.hooks.residual import edit_residual, residuals
     from interp.hooks.sublayers import activations, edit_activations, load_activations, save_activations
     from interp.loading import load
-    from interp.logit_difference import logit_difference
     from interp.margin import Metric
     from interp.measured_grid import measure_places
     from interp.output_head import float32_head, native_head
@@ -117,15 +117,15 @@ _NAMES = {
     "hooks.sublayers": ("activations", "edit_activations", "load_activations", "save_activations"),
     "tools.lens": ("logit_lens",),
     "tools.logit_attribution": ("direct_logit_attribution",),
-    "first_scores": ("Metric",),
-    "metric": ("logit_difference",),
+    "margin": ("Metric",),
+    "answer_metric": ("logit_difference",),
     "tools.part_effects": ("Part", "part_attribution", "part_effects", "part_set_effects"),
     "tools.patching": ("misaligned", "patch"),
     "figures.attention": ("head_grid", "image_overlay", "layer_curves", "layer_groups", "text_heat"),
     "tools.probes": ("Probe", "probe"),
     "prompt": ("Prompt",),
     "attention.check": ("check_recorder",),
-    "places": ("measure_places",),
+    "measured_grid": ("measure_places",),
     "segments": ("segment",),
     "speed.vision_cache": ("FeatureCache", "shared_features"),
     "loading": ("load",),

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from interp.answer_metric import logit_difference
 from interp.errors import UserError
-from interp.logit_difference import logit_difference
 from interp.tools.attribution import (
     integrated_gradients,
     mean_colour,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from interp.answer_metric import logit_difference
 from interp.hooks.residual import last_layer, residuals
-from interp.logit_difference import logit_difference
 from interp.tools.lens import lens_logits, logit_lens
 from interp.vlm import VLM, Prompt
 from tests import families

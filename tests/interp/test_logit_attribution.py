@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp.answer_metric import logit_difference
 from interp.errors import UserError
-from interp.logit_difference import logit_difference
 from interp.tools.logit_attribution import direct_logit_attribution
 from interp.vlm import VLM, Prompt
 from tests.families import FAMILIES, every_family

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from interp.answer_metric import logit_difference
 from interp.errors import UserError
 from interp.hooks.residual import last_layer
-from interp.logit_difference import logit_difference
 from interp.segments import segment
 from interp.tools.patching import misaligned, patch
 from interp.vlm import VLM, Prompt

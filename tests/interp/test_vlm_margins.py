@@ -7,8 +7,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from interp.answer_metric import logit_difference
 from interp.errors import UserError
-from interp.logit_difference import logit_difference
 from interp.vlm import VLM, AnswerIds, Prompt, answer_ids
 from tests import families
 from tests.tiny import picture, tiny_tokenizer
