@@ -101,17 +101,20 @@ def _listed(index: Any) -> Any:
 
 
 @contextmanager
-def world(*, values: bool = False, fused: bool = False, capacity: int | None = None) -> Iterator[World]:
+def world(
+    *, values: bool = False, fused: bool = False, float64: bool = True, capacity: int | None = None
+) -> Iterator[World]:
     """The devices ``pretend:<n>`` while open, for this process alone; see the module's docstring.
 
-    ``capacity`` is in bytes a device; None for as much as is asked for.
+    ``capacity`` is in bytes a device; None for as much as is asked for. Without ``float64`` a tensor of that type
+    raises TypeError on the device, as on Apple's MPS.
 
     Raises:
         Unsupported: a torch without the private hook.
     """
     _register()
     # The engine knows of one such device, and would look for threads of the others.
-    with opened(World(values, fused, Ledger(capacity))) as found:
+    with opened(World(values, fused, float64, Ledger(capacity))) as found:
         with _Dispatch(), _Functions(), torch.autograd.set_multithreading_enabled(False):
             yield found
 

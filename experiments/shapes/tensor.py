@@ -89,6 +89,7 @@ class World:
 
     values: bool
     fused: bool = False
+    float64: bool = True
     ledger: Ledger = field(default_factory=Ledger)
     waits: list[Wait] = field(default_factory=list)
     _seen: dict[Any, Any] = field(default_factory=dict)
@@ -221,7 +222,14 @@ class World:
     def _wrapped(self, found: Any, device: torch.device, storage: Storage | None = None) -> Any:
         if not isinstance(found, Tensor) or isinstance(found, Pretended):
             return found
+        self._check_type(found.dtype)
         return Pretended(self.forgotten(found), device, storage)
+
+    def _check_type(self, dtype: torch.dtype) -> None:
+        if dtype in (torch.float64, torch.complex128) and not self.float64:
+            raise TypeError(
+                "this device has no float64, as Apple's MPS has none; use float32, or move to the CPU first"
+            )
 
     def forgotten(self, held: Tensor) -> Tensor:
         """``held`` without its values, where this world has none."""
@@ -263,6 +271,7 @@ class World:
         if device.type != NAME:
             return func(self._host(held), **options, device=device)
         dtype = options.get("dtype", held.dtype)
+        self._check_type(dtype)
         if held.is_meta and not dtype.is_floating_point:
             return Pretended(torch.zeros(held.shape, dtype=dtype), device)
         if not held.is_meta and dtype.is_floating_point and not self.values:

@@ -2,7 +2,8 @@
 
 ``python -m tests.two_devices.job <family> [cell ...]``: the family's small model, whose answers are held against the
 CPU's; and before it, where there is one, the model of seven billion parameters, which has no values. LLaVA has its
-head on the first device too, as a head is that shares its weights with the embeddings.
+head on the first device too, as a head is that shares its weights with the embeddings. Neither device has float64, as
+Apple's MPS has none.
 """
 
 import json
@@ -65,7 +66,7 @@ def told(kind: str, name: str, run: Any) -> None:
 def shapes(family: str, *cells: str) -> None:
     """Every cell on a model without values, with its head on either device."""
     for kind, head in (("shapes", 1), ("head_first", 0))[: 1 + (family == "llava")]:
-        with world():
+        with world(float64=False):
             vlm = on_two_devices(seven_billion(family), head=head)
             for name in cells or CELLS:
                 told(kind, name, lambda vlm=vlm, name=name: refusal(found(name, vlm, 336)))
@@ -80,7 +81,7 @@ def values(family: str, *cells: str) -> None:
     """Every cell on a small model, on the CPU and on two devices."""
     plain = VLM(*FAMILIES[family](), name=family)
     expected = {name: found(name, plain, 64) for name in cells or CELLS}
-    with world(values=True):
+    with world(values=True, float64=False):
         vlm = on_two_devices(VLM(*FAMILIES[family](), name=family))
         for name, answer in expected.items():
             told("values", name, lambda name=name, answer=answer: difference(answer, found(name, vlm, 64)))

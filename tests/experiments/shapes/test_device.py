@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from interp.tools.gradients import same_functions
 from experiments.shapes.device import TOKEN, DeviceMismatch, Unsupported, world
 
-def refused(run):
+def refused(run, by=DeviceMismatch):
     try:
         run()
-    except DeviceMismatch:
+    except by:
         return True
     return False
 
@@ -74,6 +74,15 @@ try:
         view = numbers[:1]
         view += 1
         assert numbers.tolist() == [2.0, 3.0] and numbers.argmax().item() == 1
+        assert numbers.double().tolist() == [2.0, 3.0]
+
+    with world(values=True, float64=False):  # as on Apple's MPS
+        numbers = torch.ones(2, device="pretend:0")
+        for run in (numbers.double, lambda: torch.ones(2, dtype=torch.float64).to("pretend:0"),
+                    lambda: torch.zeros(2, dtype=torch.float64, device="pretend:0"),
+                    lambda: torch.stack([numbers, numbers]).mean(dtype=torch.float64)):
+            assert refused(run, TypeError)
+        assert numbers.cpu().double().tolist() == [1.0, 1.0]
     print("as hardware")
 except Unsupported as error:
     print("unsupported:", error)
