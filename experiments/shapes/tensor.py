@@ -227,9 +227,7 @@ class World:
 
     def _check_type(self, dtype: torch.dtype) -> None:
         if dtype in (torch.float64, torch.complex128) and not self.float64:
-            raise TypeError(
-                "this device has no float64, as Apple's MPS has none; use float32, or move to the CPU first"
-            )
+            raise TypeError("this device has no float64, nor has Apple's MPS; use float32, or move to the CPU first")
 
     def forgotten(self, held: Tensor) -> Tensor:
         """``held`` without its values, where this world has none."""
