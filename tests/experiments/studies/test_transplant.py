@@ -174,12 +174,12 @@ def test_what_is_said_is_what_the_intervals_carry() -> None:
     result = claims({"noun": 1.0, "other": -1.0, "mean": 0.0})
     for run, source in (
         ("with the picture", "picture"),
-        ("in words, pointing", "what is caption_columns of the thing"),
+        ("in words, pointing", "what is said of the thing"),
     ):
         cut = {row["cut"]: row for row in tables(result)[2].records() if row["run"] == run}
-        assert cut["“this” → verdict"]["minus nothing cut: caption_columns"] == "fell"
-        assert cut[f"{source} → verdict"]["minus nothing cut: caption_columns"] == "no change of more than .02"
-    moved = {(row["at “this”"], row["after layer"]): row["minus the picture: caption_columns"] for row in
+        assert cut["“this” → verdict"]["minus nothing cut: said"] == "fell"
+        assert cut[f"{source} → verdict"]["minus nothing cut: said"] == "no change of more than .02"
+    moved = {(row["at “this”"], row["after layer"]): row["minus the picture: said"] for row in
              tables(result)[0].records()}  # fmt: skip
     assert moved["the noun's state in words", "0"] == "rose"
     assert moved["the pair's other thing", "0"] == "fell"
