@@ -6,7 +6,7 @@
         ConstantShift(1.0).generate(vlm, prompts, max_new_tokens=8)  # chooses from the logits that were read above
     print(store.computed, store.reused)
 
-A prefill is the forward of a batch of prompts: its keys and values, and the logits of the first answer token. With a
+A prefill is the forward of a batch of prompts: its KV cache, and the logits of the first answer token. With a
 picture it is most of a verdict's cost. ``generate`` stays whole; where it would read the prompts, it gets a copy of
 what was kept for the same inputs, the same weights and the same kind of branch. Nothing is computed otherwise, so
 answers and margins have the same bits. A forward that is recorded, edited, adapted or differentiated is neither kept
