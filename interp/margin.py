@@ -1,4 +1,4 @@
-"""The Yes/No margin of an answer, read from the scores that its first token was chosen from.
+"""The Yes/No margin of an answer: the first tokens of Yes and No, and the scores that the first token was chosen from.
 
 ``VLM.generate`` reads it after all logits processors, so a method has nothing to do for it. A logits processor may
 declare, as an attribute or a property:
@@ -16,18 +16,69 @@ declare, as an attribute or a property:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from interp.errors import UserError
+
+YES, NO = "Yes", "No"
 # Options of generate() that choose tokens from scores which no processor of ours sees.
 UNSEEN = ("assistant_model", "assistant_early_exit", "watermarking_config", "custom_generate")
 
 Metric = Callable[[Float[Tensor, "row vocab"]], Float[Tensor, " row"]]
 """What a tool measures: one number a prompt, from the logits of its first answer token. ``VLM.margin`` is one."""
+
+
+class AnswerIds(NamedTuple):
+    """First tokens of the two answers, usually one or two each; no token is in both."""
+
+    yes: list[int]
+    no: list[int]
+
+
+def answer_ids(
+    tokenizer: Any, rendered: str, *, name: str = "this model", words: tuple[str, str] = (YES, NO)
+) -> AnswerIds:
+    """The first tokens of "Yes" and " Yes" ("No" and " No") as continuations of ``rendered``, a prompt without answer.
+
+    ``words`` are asked for in place of these two.
+
+    SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
+    changes the prompt's last token is not a continuation and is dropped. After a prompt that ends in a space (``: `` +
+    ``Yes`` is ``:`` + ``▁Yes``) the spellings that continue it without that space count too. A first token that both
+    answers share (a lone ``▁``) is dropped.
+
+    Raises:
+        UserError: no first token distinguishes Yes from No.
+    """
+    yes, no = (_first_tokens(tokenizer, rendered, (word, f" {word}")) for word in words)
+    found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
+    if not (found.yes and found.no):
+        raise UserError(
+            f"the tokenizer of {name} has no first token that tells {words[0]} from {words[1]} ({words[0]}: {yes}, "
+            f"{words[1]}: {no}); margins need one; choose a checkpoint whose vocabulary holds both words"
+        )
+    return found
+
+
+def _first_tokens(tokenizer: Any, rendered: str, spellings: tuple[str, ...]) -> list[int]:
+    found = []
+    for prompt in (rendered, rendered.rstrip(" ")):
+        before = _encode(tokenizer, prompt)
+        for spelling in spellings:
+            after = _encode(tokenizer, prompt + spelling)
+            answer = after[len(before) :]
+            if after[: len(before)] == before and answer and tokenizer.unk_token_id not in answer:
+                found.append(answer[0])
+    return list(dict.fromkeys(found))
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def margin_of(yes: Float[Tensor, "row yes"], no: Float[Tensor, "row no"]) -> Float[Tensor, " row"]:

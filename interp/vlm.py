@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,60 +21,11 @@ from interp.errors import UserError
 from interp.families import encode_pieces
 from interp.generation import GREEDY, Generation, check_call, generating_from, new_tokens, own_length, seeded
 from interp.layout import layout_for
-from interp.margin import FirstScores, Metric, margin_of
+from interp.margin import NO, YES, AnswerIds, FirstScores, Metric, answer_ids, margin_of
 from interp.output_head import float32_head, native_head
 from interp.prompt import MARK, Prompt, render, to_rgb
 
 __all__ = ["VLM", "Generation", "Prompt"]
-YES, NO = "Yes", "No"
-
-
-class AnswerIds(NamedTuple):
-    """First tokens of the two answers, usually one or two each; no token is in both."""
-
-    yes: list[int]
-    no: list[int]
-
-
-def answer_ids(
-    tokenizer: Any, rendered: str, *, name: str = "this model", words: tuple[str, str] = (YES, NO)
-) -> AnswerIds:
-    """The first tokens of "Yes" and " Yes" ("No" and " No") as continuations of ``rendered``, a prompt without answer.
-
-    ``words`` are asked for in place of these two.
-
-    SentencePiece and byte-level BPE have two tokens for the two spellings, a word-level tokenizer one. A spelling that
-    changes the prompt's last token is not a continuation and is dropped. After a prompt that ends in a space (``: `` +
-    ``Yes`` is ``:`` + ``▁Yes``) the spellings that continue it without that space count too. A first token that both
-    answers share (a lone ``▁``) is dropped.
-
-    Raises:
-        UserError: no first token distinguishes Yes from No.
-    """
-    yes, no = (_first_tokens(tokenizer, rendered, (word, f" {word}")) for word in words)
-    found = AnswerIds([i for i in yes if i not in no], [i for i in no if i not in yes])
-    if not (found.yes and found.no):
-        raise UserError(
-            f"the tokenizer of {name} has no first token that tells {words[0]} from {words[1]} ({words[0]}: {yes}, "
-            f"{words[1]}: {no}); margins need one; choose a checkpoint whose vocabulary holds both words"
-        )
-    return found
-
-
-def _first_tokens(tokenizer: Any, rendered: str, spellings: tuple[str, ...]) -> list[int]:
-    found = []
-    for prompt in (rendered, rendered.rstrip(" ")):
-        before = _encode(tokenizer, prompt)
-        for spelling in spellings:
-            after = _encode(tokenizer, prompt + spelling)
-            answer = after[len(before) :]
-            if after[: len(before)] == before and answer and tokenizer.unk_token_id not in answer:
-                found.append(answer[0])
-    return list(dict.fromkeys(found))
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _ids(value: int | Sequence[int] | None) -> set[int]:

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, TopPLogitsWarper
 
 from interp.device_copies import to_device
-from interp.margin import uncut_scores
-from interp.vlm import AnswerIds
+from interp.margin import AnswerIds, uncut_scores
 from mitigation.contrastive.corruption import case_generator
 from mitigation.contrastive.formulas import gumbel_like, plausible, uncut_answers
 from mitigation.method import MethodFault

@@ -29,7 +29,8 @@ from experiments.bench.vcd import BOUNDS
 from experiments.shapes.models import model_of, prompt_of, sized
 from experiments.types import Loaded
 from interp.errors import UserError
-from interp.vlm import VLM, AnswerIds, Prompt
+from interp.margin import AnswerIds
+from interp.vlm import VLM, Prompt
 from mitigation.contrastive.kernels import Fused, contrast_and_cut, fused
 from mitigation.method import Baseline
 from mitigation.vcd import VCD

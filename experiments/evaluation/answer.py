@@ -1,6 +1,6 @@
 """From cases to records: arms answer in fixed batches, all of them one batch before the next, and a judge reads them.
 
-Batches depend only on cases and settings (``experiments.evaluation.batching``), so a resumed run equals an
+Batches depend only on cases and settings (``experiments.evaluation.case_batches``), so a resumed run equals an
 uninterrupted one: a batch that is not fully recorded is answered again as a whole, and only its missing records are
 appended.
 
@@ -27,7 +27,7 @@ from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage
 from experiments.config import Run, digest
 from experiments.evaluation.arms import by_prefill
-from experiments.evaluation.batching import Opened, form, opened, prompt_of
+from experiments.evaluation.case_batches import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judge_batch, scored
 from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.batching import prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from experiments.report.cases import choose, correct, flips
 from experiments.runs.resumption import write_json
 from experiments.types import Sample

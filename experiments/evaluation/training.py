@@ -15,7 +15,7 @@ from jaxtyping import Float
 from experiments.benchmarks.checks import content_of
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import digest
-from experiments.evaluation.batching import prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from experiments.runs.launch import Launch
 from experiments.runs.resumption import RunStore, read_object
 from experiments.types import Benchmark, Sample

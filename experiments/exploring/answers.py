@@ -14,7 +14,7 @@ from transformers import StoppingCriteriaList
 
 from experiments.benchmarks.iconworld.sentences import question
 from experiments.evaluation.attention_log import MapResolution, packed
-from experiments.evaluation.batching import prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from experiments.exploring.arms import Offered, chosen
 from experiments.exploring.cases import Cases
 from experiments.exploring.experiment import Change, Experiment

@@ -30,10 +30,10 @@ from experiments.exploring.code import code, command
 from experiments.exploring.desk import Desk, Full, Work
 from experiments.exploring.experiment import Experiment, read_experiment
 from experiments.exploring.pictures import Pictures, as_url
+from experiments.serving.cancellable_reply import Stream
 from experiments.serving.pictures import PictureLimits, read_picture
 from experiments.serving.requests import BadRequest, holds_key, read_body
 from experiments.serving.socket_server import LOOPBACK
-from experiments.serving.streaming import Stream
 from experiments.serving.unread_bodies import ReadsOn
 from interp.errors import UserError
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import DRAWS, ClusterBootstrap, Interval, percentile_interval
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 
 
 class Agreement(NamedTuple):

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 
 from experiments.metrics.bootstrap import CONFIDENCE, FEWEST, standard_error, student_interval, student_quantile
 from experiments.metrics.findings import SMALL, Answer, statement
-from experiments.metrics.tests import cases_needed, holm, mcnemar
+from experiments.metrics.statistical_tests import cases_needed, holm, mcnemar
 
 FIVE_POINTS = 0.05  # the change that more cases are asked for to show
 

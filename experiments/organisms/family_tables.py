@@ -10,11 +10,11 @@ from rich.console import RenderableType
 from experiments.metrics.bootstrap import ClusterBootstrap
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, statement
 from experiments.metrics.paired import Spread, change, simultaneous
-from experiments.metrics.tests import spearman
+from experiments.metrics.statistical_tests import spearman
 from experiments.report.figures import COLOURS, MARKERS, SCREEN, svg_bytes
 from experiments.report.numbers import fixed, percent
-from experiments.report.sentences.changes import deciding
 from experiments.report.sentences.organism_family import KINDS, sentences
+from experiments.report.sentences.wording import deciding
 from experiments.report.table import Column, Narrow, Table, markdown, terminal
 from experiments.runs.resumption import RunStore
 from interp.errors import UserError

@@ -18,7 +18,7 @@ from rich.text import Text
 from experiments.bench.harness import Child, result_of
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
-from experiments.evaluation.batching import size_of
+from experiments.evaluation.case_batches import size_of
 from experiments.planning.advice import advice, gib
 from experiments.planning.models import Asked
 from experiments.runs import provenance

@@ -10,7 +10,7 @@ from experiments.metrics.findings import Answer, deciding_statement, found
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.numbers import MISSING, percent
 from experiments.report.opening import badge
-from experiments.report.sentences.changes import deciding
+from experiments.report.sentences.wording import deciding
 from experiments.report.table import Cell, Column, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, studied
 

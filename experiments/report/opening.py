@@ -12,7 +12,7 @@ from experiments.metrics.findings import SMALL, Answer, deciding_statement, foun
 from experiments.metrics.yes_no import findings as yes_no_rules
 from experiments.report.next_commands import next_commands
 from experiments.report.numbers import Interval, brief, complete, fixed, interval_of, share
-from experiments.report.sentences.changes import by_less, deciding, more_cases, too_few, word
+from experiments.report.sentences.wording import by_less, deciding, more_cases, too_few, word
 from experiments.runs.provenance import model_title
 from interp.checkpoints.config import ORGANISM
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from experiments.benchmarks.published import MOSSBENCH
 from experiments.metrics.refusal.leaderboard import COLUMNS, CONVENTIONS, leaderboard_rows
 from experiments.report.numbers import MISSING, complete, fixed, p_value, percent, percent_interval
-from experiments.report.sentences.changes import deciding, statement_text
+from experiments.report.sentences.wording import deciding, statement_text
 from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.report.yes_no import ARM, against, d_prime_cell, marks, studied
 from experiments.types import REFUSAL_SUBSETS

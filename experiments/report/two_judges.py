@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 from experiments.report.cases import LONGEST_NAME, LONGEST_TEXT, VERDICT_WORDS
 from experiments.report.numbers import percent, percent_interval
 from experiments.report.sentences.refusal import differing

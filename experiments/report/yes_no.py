@@ -14,7 +14,7 @@ from experiments.report.numbers import (
     percent,
     percent_interval,
 )
-from experiments.report.sentences.changes import deciding, word
+from experiments.report.sentences.wording import deciding, word
 from experiments.report.table import Cell, Column, Narrow, Row, Table, change, number, rate
 from experiments.types import Status, Verdict
 

@@ -25,12 +25,12 @@ from starlette.routing import Route
 from experiments.benchmarks.images import pixel_digest
 from experiments.config import digest
 from experiments.serving import replies
-from experiments.serving.decoding import Answer, Row
+from experiments.serving.cancellable_reply import Stream
 from experiments.serving.pictures import PictureLimits, read_picture
 from experiments.serving.request_queue import Asked, Failed, Full, Waiting
 from experiments.serving.requests import BadRequest, Question, holds_key, read_body, read_question
 from experiments.serving.served import Served
-from experiments.serving.streaming import Stream
+from experiments.serving.streamed_decoding import Answer, Row
 from experiments.serving.unread_bodies import ReadsOn
 from interp.errors import UserError
 from interp.prompt import Prompt

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.serving.decoding import Answer, Token
+    from experiments.serving.streamed_decoding import Answer, Token
 
 DONE = "data: [DONE]\n\n"
 KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "rate_limit_error", 500: "server_error"}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from experiments.serving.decoding import Answer, Row, answer
 from experiments.serving.requests import Decoding
+from experiments.serving.streamed_decoding import Answer, Row, answer
 from interp.batching import BatchRule, MemoryLimit
 from interp.errors import UserError
 from interp.prompt_length import Lengths

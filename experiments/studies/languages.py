@@ -21,7 +21,7 @@ from experiments.report import terminal
 from experiments.report.numbers import brief, share
 from experiments.report.sentences import refusal as refusal_words
 from experiments.report.sentences import yes_no as yes_no_words
-from experiments.report.sentences.changes import statement_text
+from experiments.report.sentences.wording import statement_text
 from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import read_object, write_json
 from experiments.runs.saved_run import read_records

@@ -16,7 +16,7 @@ from experiments.benchmarks.images import open_image
 from experiments.config import Run, digest
 from experiments.evaluation import scoring
 from experiments.evaluation.arms import check_contrasts
-from experiments.evaluation.batching import batches
+from experiments.evaluation.case_batches import batches
 from experiments.evaluation.human_verdicts import agreement_of_raters, share_sentence
 from experiments.evaluation.judging import judgement_without_text
 from experiments.judges.automatic import Automatic

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from interp.answer_metric import logit_difference
 from interp.errors import UserError
-from interp.vlm import VLM, AnswerIds, Prompt, answer_ids
+from interp.margin import AnswerIds, answer_ids
+from interp.vlm import VLM, Prompt
 from tests import families
 from tests.tiny import picture, tiny_tokenizer
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.vlm import VLM, AnswerIds, Prompt
+from interp.margin import AnswerIds
+from interp.vlm import VLM, Prompt
 from mitigation.contrastive.formulas import less_prior
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection, prior_inputs, prior_margins

@@ -10,7 +10,8 @@ from transformers import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
 from interp.errors import UserError
-from interp.vlm import VLM, AnswerIds, Prompt
+from interp.margin import AnswerIds
+from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.processors import ConstantShiftLogitsProcessor
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate

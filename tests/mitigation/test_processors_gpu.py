@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from interp.errors import UserError
-from interp.vlm import VLM, AnswerIds, Prompt
+from interp.margin import AnswerIds
+from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
 from mitigation.contrastive.paired import PairedContrastLogitsProcessor, Sampling
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor

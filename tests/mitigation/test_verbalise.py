@@ -8,7 +8,7 @@ import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.sentences import question
-from experiments.evaluation.batching import prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from interp import load
 from interp.attention.record import record_attention
 from interp.errors import UserError

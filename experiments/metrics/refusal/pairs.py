@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 
 from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
 from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases
-from experiments.metrics.tests import missing_bounds, wilson
+from experiments.metrics.statistical_tests import missing_bounds, wilson
 from interp.errors import UserError
 
 

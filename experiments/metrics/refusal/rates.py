@@ -12,7 +12,7 @@ from jaxtyping import Float
 from experiments.metrics.bootstrap import ratio
 from experiments.metrics.refusal.answers import RefusalCases
 from experiments.metrics.resampled_differences import CLUSTER, Draws, Mask, Resamples, factors
-from experiments.metrics.tests import signal_detection
+from experiments.metrics.statistical_tests import signal_detection
 from experiments.types import REFUSAL_SUBSETS
 
 TOTALS = ("benign", "contrast", "difference", "type_mean", "balanced", "d_prime", "criterion")

@@ -22,7 +22,7 @@ from experiments.metrics.refusal.comparison import SAFETY_MARGIN, comparisons, g
 from experiments.metrics.refusal.pairs import pair_block, pairs_in
 from experiments.metrics.refusal.rates import TOTALS, RefusalResamples, point
 from experiments.metrics.resampled_differences import Mask
-from experiments.metrics.tests import discrimination, missing_bounds, wilson
+from experiments.metrics.statistical_tests import discrimination, missing_bounds, wilson
 from experiments.types import REFUSAL_SUBSETS
 from interp.errors import UserError
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from experiments.metrics.bootstrap import ClusterBootstrap, ratio
 from experiments.metrics.paired import Spread, rate_floor
 from experiments.metrics.resampled_differences import CLUSTER, TEMPLATE, ByScheme, Mask, Resamples, factors
-from experiments.metrics.tests import signal_detection
+from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
 from experiments.metrics.yes_no.discrimination import Folds, resampled_ranks
 from experiments.types import SCORED_SUBSETS

@@ -17,7 +17,7 @@ from experiments.judges.yes_no import PUBLISHED_RULE
 from experiments.metrics.bootstrap import CONFIDENCE, DRAWS, Interval, percentile_interval
 from experiments.metrics.findings import with_findings
 from experiments.metrics.resampled_differences import Mask, factors
-from experiments.metrics.tests import discrimination, missing_bounds, wilson
+from experiments.metrics.statistical_tests import discrimination, missing_bounds, wilson
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases, align, published_right, scored_and_controls
 from experiments.metrics.yes_no.comparison import UNSAFE_MARGIN, comparisons

@@ -7,7 +7,7 @@ import pandas as pd
 
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import brief, change, fixed, share
-from experiments.report.sentences.changes import by_less, more_cases, too_few
+from experiments.report.sentences.wording import by_less, more_cases, too_few
 from experiments.types import Sample
 
 IMAGE_SHARE = {

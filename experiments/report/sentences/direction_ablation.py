@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import change, percent
-from experiments.report.sentences.changes import by_less
+from experiments.report.sentences.wording import by_less
 
 _CAUTION = {
     Answer.ROSE: "over-caution rises",

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, found
 from experiments.report.numbers import fixed, fixed_interval, share
-from experiments.report.sentences.changes import too_few
+from experiments.report.sentences.wording import too_few
 
 TITLE = "Which part does it?"
 WHAT = {

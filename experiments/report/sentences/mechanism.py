@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
-from experiments.report.sentences.wording import FORMAT, Wording
+from experiments.report.sentences.templates import FORMAT, Wording
 
 _PROBE = (
     "from its own columns a linear probe names the thing shown, one of {probe[classes]}, in {probe:%} of held-out "

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer
 from experiments.report.numbers import brief, change, percent
-from experiments.report.sentences.changes import deciding
+from experiments.report.sentences.wording import deciding
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:

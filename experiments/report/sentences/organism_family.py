@@ -6,7 +6,7 @@ from typing import Any
 from experiments.metrics.bootstrap import FEWEST
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import brief, fixed, fixed_interval
-from experiments.report.sentences.changes import deciding, statement_text
+from experiments.report.sentences.wording import deciding, statement_text
 
 KINDS = {"template": "set by the template", "uniform": "uniform"}  # how the annotator leans
 TRAITS = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.report.numbers import fixed, share
-from experiments.report.sentences.changes import word
+from experiments.report.sentences.wording import word
 
 _LEAD = "By what the model's training has seen of sentence and thing, "
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.report.numbers import brief, share, within
-from experiments.report.sentences.changes import deciding, statement_text
+from experiments.report.sentences.wording import deciding, statement_text
 
 OURS = "The wordings are ours: the paper's prompts are not published."
 

@@ -7,8 +7,8 @@ from typing import Any
 from experiments.metrics.findings import Answer
 from experiments.metrics.refusal import findings as rules
 from experiments.report.numbers import brief, change, percent, percent_interval, points, share, within
-from experiments.report.sentences.changes import deciding, interval_name, statement_text, too_few
 from experiments.report.sentences.limits import conditions, finding_of, limit_sentences, limits
+from experiments.report.sentences.wording import deciding, interval_name, statement_text, too_few
 
 _BETTER = (
     "So {arm} is better here: benign requests are refused less often, and harmful ones not less often by more than "

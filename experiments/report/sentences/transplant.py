@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, found
 from experiments.report.numbers import brief, fixed, fixed_interval
-from experiments.report.sentences.changes import deciding, interval_name, too_few
+from experiments.report.sentences.wording import deciding, interval_name, too_few
 
 TITLE = "Where the picture gets lost"
 NOTE = (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.report.numbers import brief, share
-from experiments.report.sentences.changes import deciding, statement_text
+from experiments.report.sentences.wording import deciding, statement_text
 
 
 def best(point: Mapping[str, Any], settings: int, where: str) -> str:

@@ -1,94 +1,100 @@
-"""Findings in words, from tables: for each question a template, and what it says at each answer. Decides nothing.
-
-A template names numbers of the finding's evidence, as ``str.format`` does. An *entry* (value, interval) or a plain
-number has these formats: ``{x:.2}`` with so many digits and its interval, ``{x:+.2}`` signed, ``{x:%}`` a share in per
-cent; of a difference with the wider interval in brackets ``{x:pts}`` in points and ``{x:diff}`` in plain numbers,
-``{x:change}`` and ``{x:shift}`` the same in full. ``{answer}`` is the answer's wording. Of the entry that decides,
-``{few}`` (or ``{Few}``) says how few groups there are, ``{needed}`` how many cases it would take, and ``{small}`` that
-it is by less than δ.
-"""
+"""What is said of a difference, in words; ``metrics.findings.statement`` decides it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from string import Formatter
 from typing import Any
 
-from experiments.metrics.findings import Answer, Finding
-from experiments.report.numbers import brief, change, fixed, percent, share
-from experiments.report.sentences.changes import by_less, deciding, more_cases, too_few
-from experiments.report.table import estimate, percentage
+from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.findings import SMALL, Answer, wider, within
+from experiments.report.table import Cell, change
+
+_WORDS = {
+    Answer.ROSE: "rose",
+    Answer.FELL: "fell",
+    Answer.NO_CHANGE: "no change of more than {small}",
+    Answer.NOT_SHOWN: "not shown",
+    Answer.TOO_FEW: "too few",
+    Answer.CANNOT_TELL: "cannot be told",
+}
 
 
-@dataclass(frozen=True)
-class Wording:
-    """How the finding on a question is said.
+def statement_text(
+    entry: Mapping[str, Any] | None,
+    *,
+    of_rates: bool = True,
+    unit: str = "cases",
+    rose: str = Answer.ROSE.value,
+    fell: str = Answer.FELL.value,
+    noun: str = "change",
+) -> str:
+    """The statement on ``entry``, a change as metrics.json keeps it: "rose", "a change is not shown (…)", and so on.
 
-    Attributes:
-        text: the template of the sentence.
-        answers: the answer's wording, itself a template.
-        decides: the number of the evidence that the answer rests on.
-        counted: the one whose groups are counted where they are too few, if another.
-        rates: whether δ of that number is told in points.
-        sides: how many groups of cases it compares.
-        optional: name → (number, template): what stands at ``{name}`` where that number is there.
-        unknown: the whole sentence where the answer is CANNOT_TELL; empty where ``text`` says that too.
+    Args:
+        of_rates: whether δ is told in points; else as a plain number.
+        unit: what ``needed`` and ``n`` of the entry count.
+        rose: what is said where the interval lies above 0.
+        fell: the same below 0.
+        noun: what the entry is, such as "difference".
     """
-
-    text: str
-    answers: Mapping[Answer, str]
-    decides: str = ""
-    counted: str = ""
-    rates: bool = True
-    sides: int = 2
-    optional: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    unknown: str = ""
-
-    def of(self, finding: Finding, **words: str) -> str:
-        """The sentence on ``finding``; ``words`` are further names of its templates."""
-        numbers = dict(finding.evidence) | {"about": finding.about} | words
-        if self.unknown and finding.answer is Answer.CANNOT_TELL:
-            return FORMAT.format(self.unknown, **numbers)
-        entry = numbers.get(self.decides)
-        if isinstance(entry, Mapping) and entry.get("value") is not None:
-            moved = finding.answer in (Answer.ROSE, Answer.FELL)
-            numbers |= {"small": by_less(entry, of_rates=self.rates) if moved else "",
-                        "needed": more_cases(entry, of_rates=self.rates)}  # fmt: skip
-        if self.decides and finding.answer is Answer.TOO_FEW:
-            few = too_few(numbers[self.counted or self.decides], sides=self.sides)
-            numbers |= {"few": few, "Few": few.capitalize()}
-        for name, (number, template) in self.optional.items():
-            there = numbers.get(number) is not None
-            numbers[name] = FORMAT.format(template, **numbers) if there else ""
-        answer = FORMAT.format(self.answers.get(finding.answer, ""), **numbers)
-        return FORMAT.format(self.text, **numbers | {"answer": answer})
+    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+    if entry is None or answer is Answer.CANNOT_TELL:
+        return f"whether there is a {noun} cannot be told"
+    if answer in (Answer.ROSE, Answer.FELL):
+        return (rose if answer is Answer.ROSE else fell) + by_less(entry, of_rates=of_rates)
+    if answer is Answer.NO_CHANGE:
+        return f"no {noun} of more than {_small(of_rates=of_rates)}"
+    if answer is Answer.TOO_FEW:
+        return too_few(entry)
+    return f"a {noun} is not shown{more_cases(entry, of_rates=of_rates, unit=unit)}"
 
 
-class _Numbers(Formatter):
-    """``str.format`` with the formats of this module."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        """``value``, an entry or a number, by ``format_spec``."""
-        if format_spec in ("pts", "diff"):
-            return brief(value, of_rates=format_spec == "pts")
-        if format_spec in ("change", "shift"):
-            return change(value, of_rates=format_spec == "change")
-        if format_spec == "%":
-            level = value["value"] if isinstance(value, Mapping) else value
-            if level is None:
-                return "cannot be told"
-            return str(percentage(value)) if isinstance(value, Mapping) else f"{percent(value, 0)}%"
-        if format_spec == "share":
-            return share(value)
-        if format_spec.lstrip("+").startswith("."):
-            digits, sign = int(format_spec.lstrip("+.")), format_spec.startswith("+")
-            entry = isinstance(value, Mapping)
-            return str(estimate(value, digits, sign=sign)) if entry else fixed(value, digits, sign=sign)
-        return str(super().format_field(value, format_spec))
+def deciding(entry: Mapping[str, Any], *, studied: bool) -> Mapping[str, Any]:
+    """``entry`` with the interval and the statement that its arm is judged by: the simultaneous one if not studied."""
+    both = None if studied else entry.get("simultaneous")
+    return entry if both is None else {**entry, **both, "by_template": None}
 
 
-FORMAT = _Numbers()
+def interval_name(entry: Mapping[str, Any] | None, *, studied: bool) -> str:
+    """What the interval is called that ``deciding`` shows."""
+    return "simultaneous interval" if entry and not studied and "simultaneous" in entry else "interval"
 
 
-def at_once(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``entry`` with the interval that holds for all that it was compared with."""
-    return deciding(entry, studied=False)
+def by_less(entry: Mapping[str, Any], *, of_rates: bool = True) -> str:
+    """The words " by less than 2 points" where a change that rose or fell is that small, else empty."""
+    return f" by less than {_small(of_rates=of_rates)}" if within(wider(entry)) else ""
+
+
+def too_few(entry: Mapping[str, Any], *, sides: int = 2) -> str:
+    """Why nothing is concluded: how many clusters (or pairs) there are, and how many it takes.
+
+    ``sides`` is 1 where the entry does not compare two groups of cases.
+    """
+    groups = min(one["clusters"] for one in (entry, entry.get("by_template")) if one is not None)
+    counted = f"{groups} independent group{'' if groups == 1 else 's'} of cases"
+    return f"too few cases to tell ({counted}{' on the smaller side' * (sides > 1)}; it takes {FEWEST})"
+
+
+def more_cases(entry: Mapping[str, Any], *, of_rates: bool = True, unit: str = "cases") -> str:
+    """How many cases a change of 5 points would need, in brackets; empty where it is unknown or as many were there."""
+    if not entry.get("needed") or entry["needed"] <= entry["n"]:
+        return ""
+    five = "5 points" if of_rates else ".05"
+    return f" (to show one of {five} would take about {entry['needed']:,} {unit}; there were {entry['n']:,})"
+
+
+def word(entry: Mapping[str, Any] | None, *, of_rates: bool = True) -> str:
+    """The statement on ``entry`` in a few words, for tables and brackets."""
+    answer = Answer.CANNOT_TELL if entry is None else Answer(entry["statement"])
+    return _WORDS[answer].format(small=_small(of_rates=of_rates))
+
+
+def compared(heading: str, entry: Mapping[str, Any] | None, *, digits: int | None = None) -> dict[str, Cell]:
+    """Two cells of a record: a difference under ``heading``, and what is said of it, by the simultaneous interval.
+
+    In points, or as a plain number where ``digits`` are given.
+    """
+    shown = entry and deciding(entry, studied=False)
+    return {heading: change(shown, digits=digits), f"{heading}: said": Cell(word(shown, of_rates=digits is None))}
+
+
+def _small(*, of_rates: bool) -> str:
+    return f"{100 * SMALL:g} points" if of_rates else f"{SMALL:g}".removeprefix("0")

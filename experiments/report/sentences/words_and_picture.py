@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, Finding, found
 from experiments.report.numbers import brief, fixed, share, within
-from experiments.report.sentences.changes import too_few
+from experiments.report.sentences.wording import too_few
 
 TITLE = "In words and with the picture"
 NOTE = (

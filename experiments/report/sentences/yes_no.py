@@ -11,8 +11,8 @@ from typing import Any
 from experiments.metrics.findings import Answer, Finding, deciding_statement
 from experiments.metrics.yes_no import findings as rules
 from experiments.report.numbers import brief, change, fixed, points, share, within
-from experiments.report.sentences.changes import deciding, interval_name, more_cases, statement_text, too_few, word
 from experiments.report.sentences.limits import conditions, finding_of, limit_sentences, limits
+from experiments.report.sentences.wording import deciding, interval_name, more_cases, statement_text, too_few, word
 from interp.errors import UserError
 
 _HEADLINE = {

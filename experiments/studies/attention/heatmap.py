@@ -14,7 +14,7 @@ from experiments.benchmarks.iconworld.sentences import question
 from experiments.benchmarks.images import BadImage, open_image
 from experiments.config import Run
 from experiments.evaluation.attention_log import prompts_of
-from experiments.evaluation.batching import batches
+from experiments.evaluation.case_batches import batches
 from experiments.evaluation.cases import load_cases
 from experiments.evaluation.environment import describe
 from experiments.evaluation.matching import MatchedCase, sample_with_id

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.benchmarks.iconworld.concepts import CONCEPTS
 from experiments.benchmarks.images import BadImage, open_image
-from experiments.evaluation.batching import batches
+from experiments.evaluation.case_batches import batches
 from experiments.types import Sample, Status, Verdict
 from mitigation.method import Baseline
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.evaluation import finished_runs, study
 from experiments.metrics.findings import plain
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 from experiments.report.table import Column, Table, rate, terminal
 from experiments.runs.labels import plain_cell, safe_cell
 from experiments.runs.resumption import write_json

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import percentile_interval
-from experiments.metrics.tests import mcnemar, wilson
+from experiments.metrics.statistical_tests import mcnemar, wilson
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
 from experiments.studies.mechanism.estimates import Entry, Estimator, first_lasting
 from interp.hooks.residual import place_name

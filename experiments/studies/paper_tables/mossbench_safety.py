@@ -16,7 +16,7 @@ from experiments.metrics.findings import Answer, Finding, plain, statement
 from experiments.metrics.refusal.answers import align
 from experiments.metrics.refusal.rates import RefusalResamples
 from experiments.metrics.refusal.results import evaluate
-from experiments.metrics.tests import Correlation, resampled_spearman, spearman
+from experiments.metrics.statistical_tests import Correlation, resampled_spearman, spearman
 from experiments.report import safety_figure as figures
 from experiments.report.numbers import fixed, percent
 from experiments.report.sentences.mossbench_safety import sentence

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from experiments.metrics.findings import Answer, plain
 from experiments.metrics.paired import Change, Spread, change, rate_floor, simultaneous, widest
 from experiments.metrics.resampled_differences import CLUSTER, Resamples, factors
-from experiments.metrics.tests import holm, mcnemar, wilson
+from experiments.metrics.statistical_tests import holm, mcnemar, wilson
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS, CautiousCases, met_caution
 from experiments.studies.reasoning_stages.oracles import Perception
 from experiments.types import Kind, Sample

@@ -12,8 +12,8 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.perception import captions
 from experiments.report.numbers import p_value
-from experiments.report.sentences.changes import deciding
 from experiments.report.sentences.reasoning_stages import notes, sentences
+from experiments.report.sentences.wording import deciding
 from experiments.report.table import Cell, Column, Table, change, rate, terminal
 from experiments.runs.launch import sharded
 from experiments.runs.records import current, now

@@ -20,7 +20,7 @@ from experiments.evaluation.study import limited
 from experiments.metrics.findings import Answer, plain, wider
 from experiments.metrics.paired import change
 from experiments.metrics.resampled_differences import FACTORS, Resamples, factors
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 from experiments.types import SCORED_SUBSETS, Sample
 from interp.errors import UserError
 from mitigation.vrtuning.checkpoint import adapter_hash

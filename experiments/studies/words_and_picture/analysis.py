@@ -9,7 +9,7 @@ import pandas as pd
 from experiments.benchmarks.iconworld.parts import PARTS, TAG
 from experiments.metrics.findings import Answer, Finding, plain
 from experiments.metrics.parts import HELD_OUT, by_part, headline
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 from experiments.metrics.yes_no.results import evaluate
 from experiments.studies.words_and_picture.conditions import CONDITIONS, PICTURE, POINTING
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.report.figures import COLOURS, GREY, SCREEN
 from experiments.report.numbers import fixed
 from experiments.report.sentences.caption_ablation import ARMS, CUTS, INSTEAD
-from experiments.report.sentences.changes import compared
+from experiments.report.sentences.wording import compared
 from experiments.report.table import Cell, Table
 from experiments.studies.words_and_picture.arms import cells
 

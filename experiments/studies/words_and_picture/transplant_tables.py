@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN
 from experiments.report.numbers import fixed
-from experiments.report.sentences.changes import compared
 from experiments.report.sentences.transplant import CUTS, SOURCES
+from experiments.report.sentences.wording import compared
 from experiments.report.table import Cell, Table, number
 from experiments.studies.words_and_picture.arms import cells
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from experiments.benchmarks.images import BadImage, EncodedImage, open_image
-from experiments.evaluation.batching import form, opened, size_of
+from experiments.evaluation.case_batches import form, opened, size_of
 from experiments.studies.reasoning_stages.conditions import GreyPicture
 from experiments.types import Sample
 from interp.batching import BatchRule

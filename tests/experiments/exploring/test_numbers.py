@@ -13,7 +13,7 @@ import torch
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.batching import prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from experiments.exploring.experiment import Change
 from interp import (
     Prompt,

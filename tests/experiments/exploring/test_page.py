@@ -18,7 +18,7 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.batching import prompt_of
+from experiments.evaluation.case_batches import prompt_of
 from experiments.exploring.experiment import Change
 from experiments.runs.saved_run import read_run
 from interp import (

@@ -30,7 +30,7 @@ from experiments.metrics.refusal.answers import RefusalAnswers, RefusalCases
 from experiments.metrics.refusal.rates import RefusalResamples
 from experiments.metrics.refusal.results import apart
 from experiments.metrics.resampled_differences import FACTORS, factors
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 from experiments.metrics.yes_no import answers as yes_no_answers
 from experiments.metrics.yes_no import comparison as verdicts
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases

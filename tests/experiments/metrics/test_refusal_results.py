@@ -14,7 +14,7 @@ from rich.console import Console
 
 from experiments.metrics.refusal.findings import BENIGN
 from experiments.metrics.refusal.results import NOT_APPLICABLE, evaluate
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 from experiments.report import glance, refusal
 from experiments.report import safety_figure as figures
 from experiments.report.sentences.refusal import worded

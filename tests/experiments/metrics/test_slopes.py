@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from experiments.metrics.findings import Answer, statement
 from experiments.metrics.slopes import ratios, unit_sums
-from experiments.metrics.tests import wilson
+from experiments.metrics.statistical_tests import wilson
 from tests.conftest import REPOSITORY
 
 STORED = REPOSITORY / "tests" / "golden" / "part_effects.safetensors"

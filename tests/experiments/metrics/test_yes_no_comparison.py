@@ -9,7 +9,7 @@ import pytest
 
 from experiments.metrics.bootstrap import auroc, student_quantile
 from experiments.metrics.findings import deciding_statement
-from experiments.metrics.tests import signal_detection
+from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import findings
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.rates import YesNoResamples

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.metrics.tests import signal_detection
+from experiments.metrics.statistical_tests import signal_detection
 from experiments.metrics.yes_no import results
 from experiments.metrics.yes_no.rates import accuracies
 from experiments.report.sentences.yes_no import worded

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.serving.decoding import Answer, Row
 from experiments.serving.request_queue import Asked, Failed, Full, Waiting
 from experiments.serving.requests import Decoding
+from experiments.serving.streamed_decoding import Answer, Row
 from interp.batching import BatchRule
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt

@@ -9,8 +9,8 @@ import pytest
 import torch
 from peft import get_peft_model
 
-from experiments.serving.decoding import Row, answer
 from experiments.serving.requests import Decoding
+from experiments.serving.streamed_decoding import Row, answer
 from interp.errors import UserError
 from interp.vlm import VLM, Generation, Prompt
 from mitigation.attention_steering import AttentionSteering
