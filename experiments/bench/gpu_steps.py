@@ -4,8 +4,11 @@
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 import xml.etree.ElementTree as ElementTree
@@ -461,7 +464,16 @@ def main(part: str, shape: str, device: str, seconds: str, out: str) -> None:
     Path(out).write_text(json.dumps([asdict(reading) for reading in found]), encoding="utf-8")
 
 
+def end_with(parent: int) -> None:
+    """Kills this process and all it started once ``parent`` is gone: a killed call would leave the card in use."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    if os.getpgrp() == os.getpid():  # the task makes each step the head of a group
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     try:
         main(*sys.argv[1:])
     except UserError as error:

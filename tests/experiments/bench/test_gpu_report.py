@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -286,6 +287,28 @@ def test_every_step_runs_on_a_cpu(step: Step, tmp_path: Path) -> None:
     assert outcome.readings
     if step.part in ("tests", "tools", "prove"):
         assert [reading for reading in outcome.readings if reading.met is False] == []
+
+
+@pytest.mark.slow  # imports torch in a process of a process
+def test_a_step_ends_with_the_call_that_was_killed() -> None:
+    step = """
+import os, time
+from threading import Thread
+from experiments.bench.gpu_steps import end_with
+Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+    call = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {step!r}], start_new_session=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", call], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    started = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    started.wait(timeout=10)
 
 
 def test_nothing_of_it_is_imported_before_it_runs() -> None:
