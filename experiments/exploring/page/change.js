@@ -74,10 +74,9 @@ function otherPicture() {
 
 /* A grid over the picture: drag, or arrow keys and space. */
 function painter(put) {
-  const canvas = el("canvas", { width: 216, height: 216, class: "painter", tabindex: 0, role: "application", "aria-label": "12 by 12 cells of the picture; arrow keys move, space paints" });
-  const cells = new Set(state.change.grey);
-  let at = 0, painting = null, focused = false;
-  const image = byId("picture");
+  const canvas = el("canvas", { width: 216, height: 216, class: "painter", "aria-label": "12 by 12 cells of the picture; arrow keys move, space paints" });
+  const cells = new Set(state.change.grey), image = byId("picture");
+  let painting = null;
   const draw = () => {
     const context = canvas.getContext("2d"), side = canvas.width / CELLS;
     context.fillStyle = "#ffffff";
@@ -85,36 +84,18 @@ function painter(put) {
     if (!image.hidden && image.complete && image.naturalWidth) context.drawImage(image, 0, 0, 216, 216);
     context.fillStyle = "rgb(127, 127, 127)";
     for (const cell of cells) context.fillRect((cell % CELLS) * side, Math.floor(cell / CELLS) * side, side, side);
-    if (focused) {
-      context.strokeStyle = "#d95f02";
-      context.lineWidth = 3;
-      context.strokeRect((at % CELLS) * side + 1.5, Math.floor(at / CELLS) * side + 1.5, side - 3, side - 3);
-    }
   };
+  const words = (cell) => (cells.has(cell) ? "grey" : "clear");
   const toggle = (cell, on) => {
     if (on) cells.add(cell);
     else cells.delete(cell);
     put({ grey: [...cells].sort((a, b) => a - b) });
     draw();
+    return words(cell);
   };
-  const under = (event) => {
-    const box = canvas.getBoundingClientRect(), place = (value, start, size) => Math.min(CELLS - 1, Math.max(0, Math.floor(((value - start) / size) * CELLS)));
-    return place(event.clientY, box.top, box.height) * CELLS + place(event.clientX, box.left, box.width);
-  };
-  canvas.addEventListener("pointerdown", (event) => { at = under(event); painting = !cells.has(at); toggle(at, painting); canvas.setPointerCapture(event.pointerId); });
-  canvas.addEventListener("pointermove", (event) => { if (painting !== null) toggle(under(event), painting); });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { painting = null; });
-  canvas.addEventListener("focus", () => { focused = true; draw(); });
-  canvas.addEventListener("blur", () => { focused = false; draw(); });
-  canvas.addEventListener("keydown", (event) => {
-    const row = Math.floor(at / CELLS), column = at % CELLS;
-    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (move) at = Math.min(CELLS - 1, Math.max(0, row + move[0])) * CELLS + Math.min(CELLS - 1, Math.max(0, column + move[1]));
-    else if (event.key === " ") toggle(at, !cells.has(at));
-    else return;
-    event.preventDefault();
-    say(`row ${Math.floor(at / CELLS) + 1}, column ${(at % CELLS) + 1}, ${cells.has(at) ? "grey" : "clear"}`);
-    draw();
+  walkable(canvas, CELLS, CELLS, {
+    pick: (cell, dragged = false) => { const on = !cells.has(cell); painting = dragged ? on : null; return toggle(cell, on); },
+    over: (cell) => { if (cell === null) painting = null; else if (painting !== null) toggle(cell, painting); return cell === null ? "" : words(cell); },
   });
   if (image.complete) draw();
   else image.addEventListener("load", draw, { once: true });

@@ -54,10 +54,60 @@ function beforeAndAfter(rows) {
       el("tr", { class: "after" }, el("th", { scope: "row", text: `${arm}, after` }), el("td", { class: "track" }, bar(after, "now")), el("td", {}, number(after)), el("td", {}, el("bdi", { text: says || "–" })))])));
 }
 
+/* Lets the pointer and the arrow keys go over the cells of a canvas. on.over is told of each cell that is reached (null: none is any
+   more), on.pick of each that is pressed, with a pointer or by space or Enter. The cell that has the keyboard's attention is framed. */
+function walkable(canvas, rows, columns, on) {
+  let at = 0, plain = null;
+  const context = canvas.getContext("2d");
+  const under = (event) => {
+    const box = canvas.getBoundingClientRect(), place = (share, count) => Math.min(count - 1, Math.max(0, Math.floor(share * count)));
+    return place((event.clientY - box.top) / box.height, rows) * columns + place((event.clientX - box.left) / box.width, columns);
+  };
+  const unframe = () => {
+    if (plain) {
+      context.clearRect(0, 0, canvas.width, canvas.height);
+      context.drawImage(plain, 0, 0);
+    }
+    plain = null;
+  };
+  const frame = () => {
+    const wide = canvas.width / columns, high = canvas.height / rows;
+    plain = el("canvas", { width: canvas.width, height: canvas.height });
+    plain.getContext("2d").drawImage(canvas, 0, 0);
+    context.strokeStyle = "#d95f02";
+    context.lineWidth = 3;
+    context.strokeRect((at % columns) * wide + 1.5, Math.floor(at / columns) * high + 1.5, wide - 3, high - 3);
+  };
+  const reached = (act) => { unframe(); const words = act(at); frame(); say(`row ${Math.floor(at / columns) + 1}, column ${(at % columns) + 1}${words ? `, ${words}` : ""}`); };
+  canvas.tabIndex = 0;
+  canvas.setAttribute("role", "application");
+  canvas.addEventListener("pointerdown", (event) => { at = under(event); unframe(); on.pick(at, true); canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointermove", (event) => { unframe(); on.over(under(event)); });
+  for (const end of ["pointerup", "pointercancel", "pointerleave"]) canvas.addEventListener(end, () => on.over(null));
+  canvas.addEventListener("focus", () => { if (canvas.matches(":focus-visible")) frame(); });
+  canvas.addEventListener("blur", () => { unframe(); on.over(null); });
+  canvas.addEventListener("keydown", (event) => {
+    const row = Math.floor(at / columns), column = at % columns;
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (move) at = Math.min(rows - 1, Math.max(0, row + move[0])) * columns + Math.min(columns - 1, Math.max(0, column + move[1]));
+    else if (event.key !== " " && event.key !== "Enter") return;
+    event.preventDefault();
+    reached(move ? on.over : on.pick);
+  });
+}
+
 /* From blue (less Yes) over white to orange (more Yes). */
 function diverging(share) {
   const size = Math.min(1, Math.abs(share)), end = share < 0 ? [33, 102, 172] : [217, 95, 2];
   return end.map((value) => Math.round(247 + size * (value - 247)));
+}
+
+/* A node on the colour of its share, with letters that can be read on it. */
+function coloured(node, share) {
+  const parts = diverging(share), [red, green, blue] = parts.map((value) => (value / 255) ** 2.2);
+  node.style.background = `rgb(${parts.join(", ")})`;
+  node.style.color = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.18 ? "#ffffff" : "#000000";
+  return node;
 }
 
 /* A signed map over the picture: where something there speaks for Yes, and where for No. */
@@ -69,13 +119,8 @@ function signedMap(map, words) {
 
 function signedWords(words) {
   const most = Math.max(...words.map(([, value]) => Math.abs(value)), 1e-9);
-  return el("p", { class: "heatwords" }, ...words.flatMap(([word, value]) => {
-    const [red, green, blue] = diverging(value / most);
-    const node = el("span", { class: "inked", title: `${word}: ${exact(value)}`, "data-value": exact(value) }, el("bdi", { text: word }), el("small", { text: ` ${signed(value)}` }));
-    node.style.background = `rgb(${red}, ${green}, ${blue})`;
-    node.style.color = Math.abs(value / most) > 0.6 && value < 0 ? "#ffffff" : "#1a1a1a";
-    return [node, " "];
-  }));
+  return el("p", { class: "heatwords" }, ...words.flatMap(([word, value]) => [coloured(el("span", { class: "inked", title: `${word}: ${exact(value)}`, "data-value": exact(value) },
+    el("bdi", { text: word }), el("small", { text: ` ${signed(value)}` })), value / most), " "]));
 }
 
 /* Effects of a row and a column as a table of coloured numbers. */
@@ -83,11 +128,5 @@ function effectGrid(rows, columns, values, words) {
   const most = Math.max(...values.flat().filter((value) => value !== null).map(Math.abs), 1e-9);
   return el("div", { class: "wide", role: "group", tabindex: 0, "aria-label": words }, el("table", { class: "grid" }, el("caption", { text: words }), el("thead", {}, el("tr", {}, el("td", {}),
     ...columns.map((name) => el("th", { scope: "col", text: name })))), el("tbody", {}, ...rows.map((name, at) => el("tr", {}, el("th", { scope: "row", text: name }),
-    ...values[at].map((value) => {
-      const cell = el("td", {}, number(value));
-      const [red, green, blue] = diverging((value ?? 0) / most);
-      cell.style.background = `rgb(${red}, ${green}, ${blue})`;
-      cell.style.color = (value ?? 0) / most < -0.6 ? "#ffffff" : "#1a1a1a";
-      return cell;
-    }))))));
+    ...values[at].map((value) => coloured(el("td", {}, number(value)), (value ?? 0) / most)))))));
 }

@@ -36,7 +36,7 @@ function drawLook() {
   whose.value = state.arm;
   whose.addEventListener("change", () => { state.arm = Number(whose.value); lookAround(); });
   byId("looked").replaceChildren(...[
-    el("p", { class: "small", text: "Click a word: the colours show where its attention lies. Point at a patch: the words that look at it light up. Attention shows where a model looks, not why it answers." }),
+    el("p", { class: "small", text: "Click a word: the colours show where its attention lies. Point at a patch, or go there with the arrow keys: the words that look at it light up. Attention shows where a model looks, not why it answers." }),
     chips, el("div", { class: "controls" }, "layer ", layer, " ", label, " ", heads, state.asked.arms.length > 1 ? whose : null), views,
     el("figure", {}, curve(block.layers.map(String), share, "share of the verdict's attention on the picture, by decoder layer"), el("figcaption", { class: "small", text: "share of the verdict’s attention on the picture, by decoder layer; the first token, a sink, is left out" }))].filter(Boolean));
   draw();
@@ -49,8 +49,8 @@ function drawMap(place, block, chips) {
     const found = weights(block, "image", cellsOf(block), token, layer, group);
     const canvas = painted(image, block.grid, found, most, 300, mapWords(block.grid, found));
     canvas.classList.add("map");
-    canvas.addEventListener("pointermove", (event) => lightWords(block, canvas, event, chips));
-    canvas.addEventListener("pointerleave", () => { for (const button of chips.querySelectorAll("button")) button.style.removeProperty("--share"); });
+    const light = (cell) => lightWords(block, cell, chips);
+    walkable(canvas, ...block.grid, { over: light, pick: light });
     parts.push(canvas);
     if (block.layers.length > 1) {
       parts.push(el("div", { class: "layers", role: "group", "aria-label": "layer by layer" }, ...layerRuns(block).map((run) => el("figure", {},
@@ -60,15 +60,13 @@ function drawMap(place, block, chips) {
   place.replaceChildren(el("div", { class: "maps" }, el("div", {}, ...parts), el("div", {}, bars(block, token, layer, group), words(block, token, layer, group))));
 }
 
-/* Which words look at the patch under the pointer. */
-function lightWords(block, canvas, event, chips) {
-  const box = canvas.getBoundingClientRect(), [rows, columns] = block.grid;
-  const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
-  const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+/* Which words look at a patch; null: none is pointed at. The two that look most are said. */
+function lightWords(block, cell, chips) {
   const buttons = [...chips.querySelectorAll("button")];
-  const shares = buttons.map((button) => weights(block, "image", rows * columns, Number(button.dataset.token), state.layer, state.group)[row * columns + column]);
-  const most = Math.max(...shares, 1e-9);
-  buttons.forEach((button, at) => button.style.setProperty("--share", shares[at] / most));
+  const shares = buttons.map((button) => (cell === null ? 0 : weights(block, "image", cellsOf(block), Number(button.dataset.token), state.layer, state.group)[cell]));
+  const most = Math.max(...shares, 1e-9), order = buttons.map((_, at) => at).sort((a, b) => shares[b] - shares[a]);
+  buttons.forEach((button, at) => { if (cell === null) button.style.removeProperty("--share"); else button.style.setProperty("--share", shares[at] / most); });
+  return `looked at most by ${order.slice(0, 2).map((at) => buttons[at].textContent).join(" and ")}`;
 }
 
 /* What looks closer, each one click: measured on the model as it is, without an arm. */

@@ -2,7 +2,8 @@
 async function learn() {
   state.known = await ask("state");
   const { model } = state.known;
-  byId("model").textContent = model.failed ? `the model could not be loaded: ${model.failed}` : model.ready ? `${model.name} · ${model.layers} decoder layers · ${model.dtype}` : `${model.name} is being loaded …`;
+  const words = model.failed ? `the model could not be loaded: ${model.failed}` : model.ready ? `${model.name} · ${model.layers} decoder layers · ${model.dtype}` : `${model.name} is being loaded …`;
+  if (byId("model").textContent !== words) byId("model").textContent = words; /* a status is read out each time it is set */
   byId("open-run").hidden = !state.known.run;
   if (model.ready) {
     drawCloser();

@@ -12,7 +12,9 @@ from typing import Any
 from PIL import Image
 
 from experiments.exploring.app import Server
+from experiments.exploring.desk import Desk
 from experiments.exploring.task import Explore
+from interp.errors import UserError
 from tests.experiments.compose import run_of
 from tests.experiments.serving.served import hosted
 
@@ -87,13 +89,20 @@ class Explored:
 
 
 @contextmanager
-def exploring(vlm: Any, *overrides: str) -> Iterator[Explored]:
-    """The server of ``forestlens explore <overrides>`` about ``vlm``."""
+def exploring(vlm: Any, *overrides: str, failing: str = "") -> Iterator[Explored]:
+    """The server of ``forestlens explore <overrides>`` about ``vlm``; ``failing``: why it cannot be loaded."""
     run = run_of("task=explore", "task.megapixels=2", *overrides)
     task = run.task
     assert isinstance(task, Explore)
     server = task.server(run, vlm)
-    with hosted(server, server.desk.close, ready=lambda: server.desk.vlm is not None) as port:
+    if failing:
+
+        def fail() -> Any:
+            raise UserError(failing)
+
+        server.desk.close()
+        server.desk = Desk(fail, run.batch_rule)
+    with hosted(server, server.desk.close, ready=lambda: bool(server.desk.vlm or server.desk.failed)) as port:
         yield Explored(port, server)
 
 

@@ -49,13 +49,30 @@ from tests.experiments.exploring.explored import CASE, TEXT, Explored, exploring
 
 pytestmark = pytest.mark.browser
 AXE = os.environ.get("AXE_CORE")
+HEAR = """
+window.heard = [];
+new MutationObserver((changes) => {
+  const places = new Set(changes.flatMap((change) => [change.target, ...change.addedNodes]).map(
+    (node) => (node.closest ? node : node.parentElement)?.closest("[role=status], [role=alert], [aria-live]")));
+  for (const place of places) if (place?.textContent) window.heard.push(place.textContent);
+}).observe(document, { subtree: true, childList: true, characterData: true });
+"""
 
 
 @contextmanager
 def tab_on(
-    browser: Any, page: Explored, *, fragment: str = "", expecting: str = "nothing", **context: Any
+    browser: Any,
+    page: Explored,
+    *,
+    fragment: str = "",
+    expecting: str = "nothing",
+    ready: str = "canvas.map",
+    **context: Any,
 ) -> Iterator[Any]:
-    """The page, answered; fails on any error in the console but an expected one, dialog, or request to elsewhere."""
+    """The page, answered; fails on any error in the console but an expected one, dialog, or request to elsewhere.
+
+    What its live regions say is collected in ``heard`` of the window.
+    """
     trouble: list[str] = []
     place = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, "accept_downloads": True, **context})
     tab = place.new_page()
@@ -64,9 +81,10 @@ def tab_on(
     tab.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
     own = (f"http://127.0.0.1:{page.port}/", "data:", "blob:")
     tab.on("request", lambda sent: None if sent.url.startswith(own) else trouble.append(sent.url))
+    tab.add_init_script(HEAR)
     try:
         tab.goto(f"{page.address}{fragment}")
-        tab.wait_for_selector("canvas.map", timeout=120_000)
+        tab.wait_for_selector(ready, timeout=120_000)
         yield tab
         assert not [one for one in trouble if expecting not in one], trouble
     finally:
@@ -198,21 +216,97 @@ def test_everything_is_there_by_keyboard_and_fits_narrow_screens(browser: Any, p
         assert tab.evaluate("document.documentElement.scrollWidth") <= 320
 
 
-@pytest.mark.skipif(not AXE, reason="axe-core is not at hand: set $AXE_CORE to its axe.min.js (npm pack axe-core)")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400, 320])
-def test_axe_finds_nothing(browser: Any, page: Explored, width: int, scheme: str) -> None:
+def test_a_result_is_announced_once(browser: Any, page: Explored) -> None:
+    with tab_on(browser, page) as tab:
+
+        def heard() -> list[str]:
+            return list(tab.evaluate("heard.splice(0)"))
+
+        model, answers = heard()[-2:]
+        assert "decoder layers" in model
+        assert answers.startswith("baseline: No., margin")
+        tab.click("#go")
+        tab.locator("#sides .dial").nth(1).wait_for()
+        tab.wait_for_selector("canvas.map")
+        assert heard() == [answers]
+        tried(tab)
+        (said,) = heard()
+        assert said.startswith("baseline: from −0.06 to −0.06; vcd: from")
+        act(tab, "lens", "#closer", ".curve")
+        assert heard() == ["by layer: what would it say?: done"]
+        tab.fill("#text", " ")
+        tab.click("#go")
+        tab.wait_for_selector(".trouble")
+        assert [one for one in heard() if one] == ["there are no words yet; type what you would ask about the picture"]
+
+
+def test_a_patch_and_the_words_that_look_at_it_are_reached_by_keyboard(tab: Any) -> None:
+    plain = tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()")
+    tab.focus("canvas.map")
+    tab.keyboard.press("ArrowDown")
+    assert re.match(r"row 2, column 1, looked at most by \S+ and \S+", tab.locator("#said").inner_text())
+    assert tab.locator("button.token[style*='--share']").count() > 5
+    tab.keyboard.press("Tab")
+    assert tab.locator("button.token[style*='--share']").count() == 0
+    assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") == plain
+
+
+SIZES = pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in (1280, 400, 320) for s in ("light", "dark")])
+needs_axe = pytest.mark.skipif(
+    not AXE, reason="axe-core is not at hand: set $AXE_CORE to its axe.min.js (npm pack axe-core)"
+)
+
+
+def violations(tab: Any) -> list[Any]:
+    """What axe finds with everything unfolded, and whatever does not fit the width."""
     assert AXE is not None
-    viewport = {"width": width, "height": 900}
-    with tab_on(browser, page, viewport=viewport, color_scheme=scheme, bypass_csp=True) as tab:
-        tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-        tab.click("#apply")
-        tab.wait_for_selector("table.effects")
+    tab.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+    tab.evaluate(Path(AXE).read_text(encoding="utf-8"))
+    found = tab.evaluate("axe.run(document)")["violations"]
+    wide, room = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] + [wide] * (wide > room)
+
+
+@needs_axe
+@SIZES
+def test_axe_finds_nothing(browser: Any, page: Explored, width: int, scheme: str) -> None:
+    options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
+    with tab_on(browser, page, **options) as tab:
+        tab.click("#draw")
+        other_chosen(tab)
+        tried(tab)
+        for action, place in (("windows", "#sweeps"), ("patch", "#sweeps")):
+            act(tab, action, place, "*")
+            assert violations(tab) == []
         for action in ("lens", "heads", "occlude", "attribution"):
             act(tab, action, "#closer", "h3 ~ *:nth-child(3)")
-            tab.evaluate(Path(AXE).read_text(encoding="utf-8"))
-            found = tab.evaluate("axe.run(document)")["violations"]
-            assert not found, [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
+            assert violations(tab) == []
+        tab.click("#code")
+        tab.wait_for_selector("pre.python")
+        assert violations(tab) == []
+
+
+@needs_axe
+@SIZES
+def test_axe_finds_nothing_where_nothing_is_asked_and_where_it_failed(
+    browser: Any, page: Explored, width: int, scheme: str
+) -> None:
+    options: dict[str, Any] = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
+    with tab_on(browser, page, **options) as tab:
+        tab.click("#draw")
+        tab.click("#draw-it")
+        tab.locator("#looked", has_text="Ask first").wait_for()
+        assert violations(tab) == []  # empty
+        tab.fill("#text", " ")
+        tab.click("#go")
+        tab.wait_for_selector("#sides .trouble")
+        assert violations(tab) == []  # refused
+    with tab_on(browser, page, fragment="x", expecting="401", ready="#key[open]", **options) as tab:
+        assert violations(tab) == []  # without the right token
+    with exploring(None, failing="no weights here; name another model") as broken:
+        with tab_on(browser, broken, ready="#sides .trouble", **options) as tab:
+            assert "could not be loaded: no weights here" in tab.locator("#model").inner_text()
+            assert violations(tab) == []  # failed
 
 
 def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_the_record(
