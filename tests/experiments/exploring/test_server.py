@@ -2,7 +2,9 @@
 
 import json
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
+from experiments.evaluation.training import FOLDER
 from experiments.exploring import explore
 from experiments.exploring.arms import arms_of
 from experiments.exploring.desk import MOST_WAITING, NO_MEMORY, REPLACED
@@ -90,6 +94,65 @@ def test_a_picture_of_twenty_thousand_pixels_a_side_is_refused_unread(page: Expl
     assert status == 400
     assert "pixels" in found["error"]
     assert time.monotonic() - begun < 5
+    status, found = page.send("/api/picture", {"url": data_url(Image.new("RGB", (1_500, 1_400)))})
+    assert (status, "2,000,000" in found["error"]) == (400, True)  # the page's own bound (task.megapixels)
+    assert page.send("/api/picture", {"url": data_url(Image.new("RGB", (1_500, 1_300)))})[0] == 200
+
+
+def test_no_name_of_a_picture_is_ever_a_path(page: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (20, 20)).save(tmp_path / "secret.png")
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    for path in (str(tmp_path / "secret.png"), "../secret.png", (tmp_path / "secret.png").as_uri()):
+        for name in (path, f"case:{path}", f"own:{path}", f"drawn:{path}:1"):
+            status, found = page.send("/api/show", {"name": name})
+            assert (status, len(found["error"]) > 20, "secret.png" in found.get("url", "")) == (400, True, False), name
+            assert page.refused("ask", picture=name)
+        assert page.send("/api/picture", {"url": path})[0] == 400
+
+
+def test_nothing_goes_to_another_machine(page: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[Any] = []
+    whole = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        reached.append(address)
+        whole(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: pytest.fail(f"looked up {given}"))
+    for action in ("ask", *ACTIONS):
+        asked = {"action": action, "picture": CASE, "text": TEXT, "other": OTHER}
+        with socket.socket() as connection:
+            connection.connect(("127.0.0.1", page.port))
+            body = json.dumps({"tab": "a", "experiment": asked}).encode()
+            head = (
+                f"POST /api/work HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {page.server.token}\r\n"
+                f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            connection.sendall(head.encode() + body)
+            heard = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert b'{"done"' in heard
+    assert {address[0] for address in reached} == {"127.0.0.1"}
+    assert len(reached) == 1 + len(ACTIONS)
+
+
+@pytest.mark.slow
+def test_the_command_listens_on_this_machine_alone_and_ctrl_c_ends_it() -> None:
+    psutil = pytest.importorskip("psutil")
+    command = [sys.executable, "-m", "experiments.run", "task=explore", "task.port=0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = next(
+            int(found[1]) for line in process.stdout if (found := re.search(r"127\.0\.0\.1:(\d+)/#token", line))
+        )
+        heard = [one.laddr for one in psutil.Process(process.pid).net_connections("inet") if one.status == "LISTEN"]
+        assert heard == [("127.0.0.1", port)]
+    finally:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out.endswith("stopped exploring\n"), "Traceback" in err) == (0, True, False)
 
 
 def test_bodies_and_words_have_bounds(page: Explored) -> None:
@@ -133,13 +196,19 @@ def test_a_planted_target_is_never_imported(tmp_path: Path, organism: VLM, monke
             "method": {"_target_": "planted.Rule"},
         },
         "../../x": {"_target_": "mitigation.learned.probe_readout.TruthReadout"},
+        str(tmp_path / "x"): {"_target_": "mitigation.learned.probe_readout.TruthReadout"},
         "vcd": {"_target_": "mitigation.vcd.VCD", "alpha": 3.0, "shift": 0.5},
     }
+    (folder / FOLDER).mkdir()
+    for place in (tmp_path / "x", folder / FOLDER / "../../x"):  # what such names would read, were they paths
+        save_file({"weight": torch.ones(1)}, f"{place}.safetensors")
     environment["config"] = {"arms": arms, "benchmark": {"_target_": "planted.Rule"}}
     (folder / "environment.json").write_text(json.dumps(environment))
     with exploring(organism, f"task.run={folder}", "method=baseline") as page:
         _, found = page.send("/api/state")
-        assert {"evil", "file", "inner", "../../x"} <= set(found["refused_arms"])
+        assert {"evil", "file", "inner"} <= set(found["refused_arms"])
+        for outside in ("../../x", str(tmp_path / "x")):
+            assert found["refused_arms"][outside] == "this run has no single file of what it learned"
         assert page.server.arms["vcd"].made == "Shifted(method=VCD(alpha=3.0), shift=0.5)"
         assert found["model"]["not_live"].startswith("This run is of")
         (folder / "report.html").write_text("<script>alert('a stranger')</script>")
