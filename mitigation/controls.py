@@ -7,79 +7,49 @@ Yes (``YesBias``). Two null controls: the cutoff alone (``CutoffOnly``) and the 
 nor transformers; generating does.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
+from mitigation.branches import Contrast, Inputs
 from mitigation.threshold import ConstantShift, matching_shift
-from mitigation.validation import check_alpha, check_beta
-from mitigation.vcd import contrasted
+from mitigation.validation import check_beta
 
 if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
 
 
 @dataclass(frozen=True)
-class _Contrast:
-    """``alpha`` is the weight of the contrast, ``beta`` the plausibility cutoff, as in ``mitigation.vcd.VCD``."""
-
-    alpha: float = 1.0
-    beta: float | None = 0.1
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_beta(self.beta)
-
-    def _answers(
-        self, vlm: "VLM", prompts: "Sequence[Prompt]", second: Mapping[str, Any], max_new_tokens: int
-    ) -> "Generation":
-        return contrasted(
-            vlm,
-            prompts,
-            vlm.encode(prompts),
-            second,
-            alpha=self.alpha,
-            beta=self.beta,
-            max_new_tokens=max_new_tokens,
-        )
-
-
-@dataclass(frozen=True)
-class TextOnly(_Contrast):
+class TextOnly(Contrast):
     """Contrasts with the same prompt without its picture: (1 + α)·l(picture, text) − α·l(text), with the cutoff.
 
     VCD's gain over this control is due to the distorted picture.
     """
 
-    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins of the contrasted scores before the cutoff.
+    pictured: ClassVar[str] = "it contrasts with the same words without theirs"
+
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """The inputs without pictures.
 
         Raises:
-            UserError: a prompt has no image, or the family does not support prompts without one or contrasting.
+            UserError: the family does not support prompts without one.
         """
-        from mitigation.contrastive.corruption import NONE, corrupt_inputs
-
-        blind = corrupt_inputs(vlm, prompts, kind=NONE, step=0, seed=0)
-        return self._answers(vlm, prompts, blind, max_new_tokens)
+        return [vlm.encode([replace(prompt, image=None) for prompt in prompts])]
 
 
 @dataclass(frozen=True)
-class SelfContrast(_Contrast):
+class SelfContrast(Contrast):
     """Contrasts with the same picture: the logits cancel, and only the cutoff remains.
 
     Costs a second forward per token, as VCD does. Under greedy decoding its answers must equal the baseline's.
     """
 
-    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins of the contrasted scores.
-
-        Raises:
-            UserError: the family does not support contrasting.
-        """
-        return self._answers(vlm, prompts, vlm.encode(prompts), max_new_tokens)
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """The same inputs."""
+        return [encoded]
 
 
 @dataclass(frozen=True)

@@ -195,16 +195,20 @@ class OwnFile:
             ruling = OwnRuleLogitsProcessor(own)
             return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling])
         if kind == "contrast":
-            from mitigation.prior_correction import answers_by_rule
+            from mitigation.branches import answers_by_scores
             from mitigation.processors import same_shape
 
             second = vlm.encode([replace(module.second(prompt), key=prompt.key) for prompt in prompts])
 
-            def contrasted(clean: Any, others: Any, step: int) -> Any:
-                return same_shape(own(clean, others[0], step), clean, "contrast(clean, other, step)")
+            def contrasted(logits: Any, step: int) -> Any:
+                returned = own(logits.clean, logits.others[0], step)
+                return same_shape(returned, logits.clean, "contrast(clean, other, step)")
 
-            beta = getattr(module, "BETA", None)
-            return answers_by_rule(vlm, prompts, [second], contrasted, beta=beta, max_new_tokens=max_new_tokens)
+            return answers_by_scores(
+                *(vlm, prompts, vlm.encode(prompts), [second], contrasted),
+                beta=getattr(module, "BETA", None),
+                max_new_tokens=max_new_tokens,
+            )
         if kind == "edit":
             from interp.hooks.residual import edit_residual, last_layer
 

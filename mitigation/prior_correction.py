@@ -18,20 +18,20 @@ Importing this module loads neither torch nor transformers; generating does.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from interp.errors import UserError
+from mitigation.branches import BranchLogits, BranchMethod, Inputs
 from mitigation.validation import check_beta, check_pictured, check_prior, check_seed, check_weight
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from interp.vlm import VLM, Generation, Prompt
-    from mitigation.contrastive.processors import Branch, Rule
+    from interp.vlm import VLM, Prompt
 
 GREY = (127, 127, 127)
 NOISE_STEP = 999
@@ -40,7 +40,7 @@ WORTH = 1.25
 
 
 @dataclass(frozen=True)
-class PriorCorrection:
+class PriorCorrection(BranchMethod):
     """Greedy answers by log p(token | picture) − ``weight`` × log p(token | ``prior``), over the plausible tokens.
 
     If the model's most likely first token is Yes or No, the corrected margin decides between the two: the margin with
@@ -60,6 +60,8 @@ class PriorCorrection:
     pictures: int = 4
     beta: float | None = 0.1
     seed: int = 0
+    score_settings: ClassVar[tuple[str, ...]] = ("weight", "beta")
+    pictured: ClassVar[str] = "prior correction takes the sentence's part out of what the picture gives"
 
     def __post_init__(self) -> None:
         check_weight(self.weight, least=0.0)
@@ -67,23 +69,18 @@ class PriorCorrection:
         check_beta(self.beta)
         check_seed(self.seed)
 
-    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Answers with corrected margins.
-
-        Raises:
-            UserError: a prompt has no image, or the family does not support prompts without one (``none``) or
-                contrasting.
-        """
-        check_pictured(prompts, "prior correction takes the sentence's part out of what the picture gives")
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """``prior_inputs``; none at a weight of 0."""
         if not self.weight:
-            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+            return []
+        return prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed)
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """log p(token | picture) − weight × log p(token | prior)."""
         from mitigation.contrastive.formulas import less_prior
 
-        def rule(clean: "Tensor", priors: "Tensor", step: int) -> "Tensor":
-            return less_prior(clean, priors, weight=self.weight, answers=None if step else vlm.answer_ids)
-
-        priors = prior_inputs(vlm, prompts, self.prior, pictures=self.pictures, seed=self.seed)
-        return answers_by_rule(vlm, prompts, priors, rule, beta=self.beta, max_new_tokens=max_new_tokens)
+        answers = None if step else logits.answers
+        return less_prior(logits.clean, logits.others, weight=self.weight, answers=answers)
 
 
 def grey_picture(size: tuple[int, int]) -> "Image":
@@ -101,7 +98,7 @@ def prior_inputs(
     One entry for ``none`` and ``blank``, else ``pictures`` entries.
 
     Raises:
-        UserError: as ``PriorCorrection.generate``.
+        UserError: a prompt has no image, or the family does not support prompts without one (``none``).
     """
     from mitigation.contrastive.corruption import NONE, bank_picture, corrupt_inputs, diffuse_images
 
@@ -132,32 +129,12 @@ def prior_margins(
     One batch, one forward per picture. Use with ``vlm.score(prompts)`` in ``prior_share``.
 
     Raises:
-        UserError: as ``PriorCorrection.generate``.
+        UserError: as ``prior_inputs``.
     """
     import torch
 
     inputs = prior_inputs(vlm, prompts, prior, pictures=pictures, seed=seed)
     return torch.stack([vlm.score(prompts, encoded=encoded) for encoded in inputs]).mean(0)
-
-
-def answers_by_rule(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    others: "Sequence[Mapping[str, Any] | Branch]",
-    rule: "Rule",
-    *,
-    beta: float | None,
-    max_new_tokens: int,
-) -> "Generation":
-    """Greedy answers by ``rule`` over ``prompts`` and the branches ``others``, with margins before the cutoff.
-
-    See ``mitigation.contrastive.processors.RuleLogitsProcessor``.
-    """
-    from mitigation.contrastive.processors import RuleLogitsProcessor
-
-    encoded, answers = vlm.encode(prompts), [token for ids in vlm.answer_ids for token in ids]
-    ruling = RuleLogitsProcessor(vlm.model, encoded["input_ids"], others, rule, beta=beta, answers=answers)
-    return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
 
 
 class PriorShare(NamedTuple):

@@ -4,13 +4,12 @@ Importing this module loads neither torch nor transformers; generating does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from interp.errors import UserError
+from mitigation.branches import Contrast, Inputs, keeps_logits
 from mitigation.validation import (
-    check_alpha,
-    check_beta,
     check_branch,
     check_noise_kind,
     check_noise_step,
@@ -25,7 +24,7 @@ SHORT = 32  # new tokens up to which two prefills cost more than the steps after
 
 
 @dataclass(frozen=True)
-class VCD:
+class VCD(Contrast):
     """Greedy decoding from (1 + α)·l(image) − α·l(distorted image) over the tokens that pass the plausibility cutoff.
 
     ``alpha`` is the weight of the contrast (0: none), ``beta`` the cutoff relative to the most likely token (None:
@@ -36,23 +35,21 @@ class VCD:
     ``branch`` is how the second image is run; the answers are the same. ``paired``: both images in one batch of twice
     the rows, which reads the weights once. ``sequential``: a separate forward at each step; on a CPU, after the first
     step, only where more than one token passes the cutoff. ``auto``: sequential while something records or edits the
-    model's forwards, which must see the clean image alone, and for answers of at most ``SHORT`` tokens while prefills
-    are shared (``interp.speed.prefills``), which a batch of both images cannot be; paired otherwise. The ``Generation``
-    says which.
+    model's forwards, which must see the clean image alone, while logits are kept (``mitigation.branches``), and for
+    answers of at most ``SHORT`` tokens while prefills are shared (``interp.speed.prefills``), which a batch of both
+    images cannot be; paired otherwise. The ``Generation`` says which.
     ``lazy``: only where more than one token passes the cutoff. Lazy answers have no margins, because the contrasted
     margin is unknown if the first step was skipped; use another branch for AUROC and tables of margins.
     """
 
-    alpha: float = 1.0
-    beta: float | None = 0.1
     noise_step: int = 500
     seed: int = 0
     noise: str = "diffusion"
     branch: str = "auto"
+    pictured: ClassVar[str] = "VCD contrasts two pictures"
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_beta(self.beta)
+        super().__post_init__()
         check_noise_step(self.noise_step)
         check_seed(self.seed)
         check_noise_kind(self.noise)
@@ -77,7 +74,12 @@ class VCD:
         if self.branch != "auto":
             return self.branch
         shares = max_new_tokens <= SHORT and shares_prefills(vlm)
+        shares = shares or keeps_logits()
         return "sequential" if shares or is_followed(vlm) or attention_is_watched(vlm.model) else "paired"
+
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """The inputs with the second picture."""
+        return [self.noised(vlm, prompts, encoded)]
 
     def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
         """Greedy answers with margins of the contrasted scores before the cutoff, which would make ties.
@@ -88,7 +90,7 @@ class VCD:
             UserError: a prompt has no image, the model does not support contrasting (see
                 ``VisualContrastiveLogitsProcessor``), or attention is recorded with a paired branch.
         """
-        check_pictured(prompts, "VCD contrasts two pictures")
+        check_pictured(prompts, self.pictured)
         vlm.require("vcd")
         from interp.speed.prefills import shares_prefills
         from interp.speed.vision_cache import features_together
@@ -99,15 +101,13 @@ class VCD:
             branch = self._pairable(vlm)
         noised = self.noised(vlm, prompts, encoded)
         if branch == "paired":
-            generation = self._paired(vlm, prompts, encoded, noised, max_new_tokens)
-        else:
-            lazy = branch == "lazy"
-            # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
-            alike = self.noise == "diffusion" and not lazy and vlm.layout.geometry != "measured"
-            alike = alike and not shares_prefills(vlm)
-            with features_together(vlm, (encoded, noised) if alike else None):
-                settings: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta, "lazy": lazy}
-                generation = contrasted(vlm, prompts, encoded, noised, **settings, max_new_tokens=max_new_tokens)
+            return replace(self._paired(vlm, prompts, encoded, noised, max_new_tokens), branch=branch)
+        lazy = branch == "lazy"
+        # The pictures keep their size, and both are asked for; not of a prefill that other arms may have read.
+        alike = self.noise == "diffusion" and not lazy and vlm.layout.geometry != "measured"
+        alike = alike and not shares_prefills(vlm)
+        with features_together(vlm, (encoded, noised) if alike else None):
+            generation = self.answers(vlm, prompts, encoded, [noised], max_new_tokens, lazy=lazy)
         return replace(generation, branch=branch)
 
     def _pairable(self, vlm: "VLM") -> str:
@@ -153,38 +153,3 @@ class VCD:
         inputs = pair_inputs(vlm.model, encoded, noised)
         both = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[pairing], encoded=inputs)
         return both.first(len(prompts))
-
-
-def contrasted(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    encoded: Mapping[str, Any],
-    second: Mapping[str, Any],
-    *,
-    alpha: float,
-    beta: float | None,
-    lazy: bool = False,
-    max_new_tokens: int,
-) -> "Generation":
-    """Greedy answers to ``prompts`` (``encoded``), contrasted with the inputs ``second``, which may be other prompts.
-
-    Margins are of the contrasted scores before the cutoff. With ``lazy`` they are NaN, and ``skips`` is set. Else, on a
-    CPU, only steps after the first are left out where the contrast cannot change the choice: to look costs nothing
-    there, while an accelerator would be waited for.
-    """
-    from mitigation.contrastive.pixels import can_select
-    from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
-
-    later = not lazy and beta is not None and vlm.device.type == "cpu" and can_select(second, vlm.model.config)
-    processor = VisualContrastiveLogitsProcessor(
-        vlm.model,
-        second,
-        alpha=alpha,
-        beta=beta,
-        lazy=lazy or later,
-        first=later,
-        prompt_ids=encoded["input_ids"],
-        ends=vlm.end_ids,
-    )
-    generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[processor], encoded=encoded)
-    return replace(generation, skips=asdict(processor.skips)) if lazy else generation

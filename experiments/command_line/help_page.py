@@ -79,6 +79,7 @@ MENU = {  # heading → what stands under it; what is in conf/ and in none of th
     "Tools": (
         "task=report",
         "task=rejudge",
+        "task=regrid",
         "task=failure_modes",
         "task=human_labels",
         "task=judge_validation",

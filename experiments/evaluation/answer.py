@@ -36,6 +36,7 @@ from experiments.runs.stopping import written_first
 from experiments.types import AnsweredElsewhere, Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
+from mitigation.branches import keeping_logits
 from mitigation.method import OWES, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
 from mitigation.steps import recorded_by
@@ -44,12 +45,14 @@ if TYPE_CHECKING:
     from interp.speed.prefills import PrefillStore
     from interp.speed.vision_cache import FeatureCache
     from interp.vlm import VLM, Generation, Prompt
+    from mitigation.contrastive.kept_steps import KeptSteps
     from mitigation.method import Method
 
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
 SKIPS = "skips.jsonl"
 COST = "cost.jsonl"  # a line a batch: its cases, tokens, seconds, and what its steps took
+LOGITS = "logits.jsonl"  # a line a case and arm: its kept logits (``mitigation.kept_logits``)
 MEMORY = "memory.jsonl"  # a line whenever memory ran out: the arm, and its batch size from then on
 
 
@@ -104,6 +107,7 @@ class Answering:
     vlm: "VLM | None"
     store: RunStore
     console: Console
+    keep_logits: bool = False
 
     def answer(
         self,
@@ -165,10 +169,14 @@ class Answering:
                         if shares:
                             self.prefills.turn()
                         try:
-                            with written_first(), self.batching(name):
+                            kept: dict[str, dict[str, Any]] = {}
+                            keeper = partial(_keep, kept) if self.keep_logits and file == PREDICTIONS else None
+                            with written_first(), self.batching(name), keeping_logits(keeper):
                                 answered = list(self._answer_batch(arm, wanted, [shown[one.id] for one in wanted]))
                                 fresh = [line for line in answered if line["case"] not in known]
                                 lines = [r | {"settings": arm.settings[r["case"]]} | stamp for r in fresh]
+                                logits = [records.of_key(r) | kept[r["case"]] for r in lines if r["case"] in kept]
+                                self.store.append(logits, LOGITS)  # first: an answer has its logits
                                 self.store.append(lines, file)
                         except MethodFault as fault:
                             if on_fault is None:
@@ -186,7 +194,7 @@ class Answering:
             for place, batch in enumerate(everything):
                 places |= {arm.key(sample): at * len(everything) + place for sample in batch}
         self.store.gather(file, places)
-        for other in (SKIPS, STEPS, COST, MEMORY):
+        for other in (SKIPS, STEPS, COST, MEMORY, LOGITS):
             self.store.gather(other)
 
     def _recorded(
@@ -412,6 +420,11 @@ def _due(arms: Iterable[_Arm], batch: Sequence[Sample], *, each_costs: bool) -> 
     """The cases of the batch that some arm is asked now."""
     wanted = {sample.id for arm in arms for sample in arm.to_ask(batch, each_costs=each_costs)}
     return [sample for sample in batch if sample.id in wanted]
+
+
+def _keep(found: dict[str, dict[str, Any]], generation: "Generation", steps: "KeptSteps") -> None:
+    """Puts a batch's kept logits into ``found``, by case."""
+    found |= dict(zip(generation.keys or (), steps.lines(generation.token_ids), strict=True))
 
 
 def _identity(run: Run, vlm: "VLM | None") -> list[object]:

@@ -21,6 +21,11 @@ def key(record: dict[str, Any]) -> Key:
     return record["case"], record["arm"], record["settings"]
 
 
+def of_key(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a record that ``key`` is made of."""
+    return {name: record[name] for name in ("case", "arm", "settings")}
+
+
 def current(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The current records: a later one of a case and arm replaces the earlier one, at its position."""
     latest: dict[tuple[str, str], dict[str, Any]] = {}

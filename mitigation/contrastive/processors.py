@@ -17,7 +17,7 @@ from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.kernels import fused
-from mitigation.contrastive.second_branch import LazyBranch, SecondBranch, Skips
+from mitigation.contrastive.second_branch import LazyBranch, SecondBranch, Skips, bare, check_inputs
 from mitigation.validation import check_alpha, check_beta
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]
@@ -51,7 +51,136 @@ class Branch(Protocol):
         ...
 
 
-class VisualContrastiveLogitsProcessor(LogitsProcessor):
+class RuleLogitsProcessor(LogitsProcessor):
+    """Applies ``rule`` to the scores of ``generate`` and of the branches ``others``, then the plausibility cutoff.
+
+    ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (other
+    pictures, other words, or no picture; row by row), or a branch that is there already. ``answers`` are the tokens of
+    Yes and No: if the most likely first token is one of them, the cutoff does not apply between them. Costs one forward
+    per token for each branch that is given by its inputs.
+
+    With ``lazy``, branches (all given by their inputs) are run only where several tokens pass the cutoff, since the
+    choice is that of the clean scores elsewhere; ``rule`` then gets some of the rows. With ``first`` too, they are
+    never left out at the first step, whose scores margins are made of, and ``rule`` gets all rows. A row that has one
+    of the tokens ``ends`` is neither run nor counted; without ``ends``, every row is to the last step.
+
+    Raises:
+        UserError: as ``VisualContrastiveLogitsProcessor``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompt_ids: Int[Tensor, "row position"],
+        others: Sequence[Mapping[str, Any] | Branch],
+        rule: Rule,
+        *,
+        beta: float | None,
+        answers: Sequence[int] = (),
+        lazy: bool = False,
+        first: bool = False,
+        ends: Collection[int] = (),
+    ) -> None:
+        check_beta(beta)
+        if lazy and beta is None:
+            raise UserError("lazy=True with beta=None; without a cutoff no step can be skipped; set beta or lazy=False")
+        own = [SecondBranch(model, other, blind=True) for other in others if isinstance(other, Mapping)]
+        if wrong := [len(branch.prompt_ids) for branch in own if len(branch.prompt_ids) != len(prompt_ids)]:
+            raise UserError(
+                f"{wrong[0]} noised prompts for {len(prompt_ids)} clean ones; each row is contrasted with its own; "
+                "pass as many"
+            )
+        self._branches: list[Branch] = [*own, *(other for other in others if not isinstance(other, Mapping))]
+        self._lazy = [LazyBranch(branch) for branch in own] if lazy else []
+        self._steps = Steps(prompt_ids, self._branches[0].speaker)
+        self._rule, self._beta, self._answers, self._first = rule, beta, answers, first
+        self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
+        self._first_scores: Tensor | None = None
+        self._skips = Skips()
+
+    @property
+    def first_scores(self) -> Float[Tensor, "row vocab"]:
+        """The last call's scores of the first step, float32, before the cutoff.
+
+        Lazy without ``first``: the clean scores of the rows whose first step was skipped.
+
+        Raises:
+            UserError: there was no call.
+        """
+        if self._first_scores is None:
+            raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
+        self._steps.check()
+        return self._first_scores
+
+    @property
+    def unscored(self) -> str:
+        """Why there are no margins: a lazy branch would mix clean with contrasted ones, which gives a wrong AUROC."""
+        return LAZY if self._lazy and not self._first else ""
+
+    @property
+    def skips(self) -> Skips:
+        """The cost of the last call. In eager mode nothing is skipped, and ended rows are counted too."""
+        return self._skips
+
+    def __call__(
+        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The rule's scores in float32, −inf for tokens that are implausible by the clean ``scores``."""
+        generated = self._steps.follow(input_ids, scores)
+        step = generated.shape[1]
+        if not step:
+            self._skips = Skips()
+        if self._lazy:
+            kept = plausible(scores, beta=self._beta)
+            ruled = self._where_needed(generated, scores, kept)
+            cut = ruled.masked_fill(~kept, -torch.inf)
+        else:
+            self._skips = Skips(steps=self._skips.steps + len(scores), prefills=len(scores))
+            others = [branch.extend(generated[:, -1:]) if step else branch.start() for branch in self._branches]
+            ruled, cut = self._ruled(scores, torch.stack(others), step)
+        if step:
+            return cut
+        self._first_scores = ruled
+        return uncut_answers(cut, ruled, self._answers) if self._answers else cut
+
+    def _ruled(self, scores: Tensor, others: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """The rule's scores, and these after the cutoff."""
+        ruled = self._rule(scores.float(), others, step)
+        return ruled, ruled.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
+
+    def _where_needed(
+        self, generated: Int[Tensor, "row new"], scores: Float[Tensor, "row vocab"], kept: Bool[Tensor, "row vocab"]
+    ) -> Float[Tensor, "row vocab"]:
+        """The clean scores, and the rule's in rows with several plausible tokens (and in their groups)."""
+        step = generated.shape[1]
+        for lazy in self._lazy if not step else ():
+            lazy.reset()
+        ended = torch.isin(generated, self._ends).any(dim=1)
+        several, alive = _true_rows(kept.sum(dim=1) > 1, ~ended)
+        whole = self._first and not step
+        unsure = set(alive) if whole else set(several) & set(alive)
+        ruled, asked = scores.float(), 0
+        consulted = [lazy.consult(generated, unsure=unsure, alive=alive) for lazy in self._lazy]
+        for group in zip(*consulted, strict=True):  # of every branch the same rows
+            rows, where, _ = group[0]
+            asked += len(rows & set(alive))
+            others = torch.stack([branch.logits for branch in group])
+            if where is None:
+                ruled = self._rule(scores.float(), others, step)
+            else:
+                own = self._rule(scores.float().index_select(0, where), others, step)
+                ruled = ruled.index_copy(0, where, own)
+        before, started = self._skips, self._lazy[0].started
+        self._skips = Skips(
+            steps=before.steps + len(alive),
+            skipped=before.skipped + len(alive) - asked,
+            prefills=started,
+            skipped_prefills=len(scores) - started,
+        )
+        return ruled
+
+
+class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
     """Visual contrastive decoding (Leng et al. 2023, arXiv 2311.16922) in plain ``generate``::
 
         noised = diffuse_images(inputs, ["my-photo"], step=500, seed=0)
@@ -101,152 +230,20 @@ class VisualContrastiveLogitsProcessor(LogitsProcessor):
         kernel: str = "torch",
     ) -> None:
         check_alpha(alpha)
-        check_beta(beta)
         self._fused = fused(kernel)
-        if lazy and beta is None:
-            raise UserError("lazy=True with beta=None; without a cutoff no step can be skipped; set beta or lazy=False")
         self.alpha, self.beta = alpha, beta
-        self.branch = SecondBranch(model, noised, blind=prompt_ids is not None)
-        self._lazy = LazyBranch(self.branch) if lazy else None
-        self._first = first
-        self._steps = Steps(self.branch.prompt_ids if prompt_ids is None else prompt_ids, self.branch.speaker)
-        self._ends = torch.tensor([*ends], dtype=torch.long, device=self._steps.prompt_ids.device)
-        if len(self.branch.prompt_ids) != self._steps.rows:
-            raise UserError(
-                f"{len(self.branch.prompt_ids)} noised prompts for {self._steps.rows} clean ones; each row is "
-                f"contrasted with its own; pass as many"
-            )
-        self._first_scores: Tensor | None = None
-        self._skips = Skips()
+        if prompt_ids is None:
+            check_inputs(bare(model), noised)
+        prompts = noised["input_ids"] if prompt_ids is None else prompt_ids
+        super().__init__(model, prompts, [noised], self._contrast, beta=beta, lazy=lazy, first=first, ends=ends)
+        self.branch = self._branches[0]
 
-    @property
-    def first_scores(self) -> Float[Tensor, "row vocab"]:
-        """The last call's contrasted scores of the first step, float32, before the cutoff.
+    def _contrast(self, clean: Tensor, others: Tensor, step: int) -> Tensor:
+        return contrast(clean, others[0], alpha=self.alpha)
 
-        Lazy without ``first``: the clean scores of the rows whose first step was skipped.
-
-        Raises:
-            UserError: there was no call.
-        """
-        if self._first_scores is None:
-            raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
-        self._steps.check()
-        return self._first_scores
-
-    @property
-    def unscored(self) -> str:
-        """Why there are no margins: a lazy branch would mix clean with contrasted ones, which gives a wrong AUROC."""
-        return LAZY if self._lazy and not self._first else ""
-
-    @property
-    def skips(self) -> Skips:
-        """The cost of the last call. In eager mode nothing is skipped, and ended rows are counted too."""
-        return self._skips
-
-    def __call__(
-        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
-    ) -> Float[Tensor, "row vocab"]:
-        """The contrasted scores in float32, −inf for tokens that are implausible by the clean ``scores``."""
-        generated = self._steps.follow(input_ids, scores)
-        first = not generated.shape[1]
-        if first:
-            self._skips = Skips()
-        if self._lazy is None:
-            noised = self._consult(generated, len(scores))
-            if first:
-                self._first_scores = contrast(scores, noised, alpha=self.alpha)
-            return self._fused(scores, noised, alpha=self.alpha, beta=self.beta)
-        kept = plausible(scores, beta=self.beta)
-        contrasted = self._where_needed(self._lazy, generated, scores, kept)
-        if first:
-            self._first_scores = contrasted
-        return contrasted.masked_fill(~kept, -torch.inf)
-
-    def _consult(self, generated: Int[Tensor, "row new"], rows: int) -> Float[Tensor, "row vocab"]:
-        self._skips = Skips(steps=self._skips.steps + rows, prefills=rows)
-        return self.branch.extend(generated[:, -1:]) if generated.shape[1] else self.branch.start()
-
-    def _where_needed(
-        self,
-        lazy: LazyBranch,
-        generated: Int[Tensor, "row new"],
-        scores: Float[Tensor, "row vocab"],
-        kept: Bool[Tensor, "row vocab"],
-    ) -> Float[Tensor, "row vocab"]:
-        """The clean scores, contrasted in rows with several plausible tokens (and in their groups)."""
-        if not generated.shape[1]:
-            lazy.reset()
-        ended = torch.isin(generated, self._ends).any(dim=1)
-        several, alive = _true_rows(kept.sum(dim=1) > 1, ~ended)
-        whole = self._first and not generated.shape[1]
-        unsure = set(alive) if whole else set(several) & set(alive)
-        contrasted, asked = scores.float(), 0
-        for rows, where, logits in lazy.consult(generated, unsure=unsure, alive=alive):
-            asked += len(rows & set(alive))
-            if where is None:
-                contrasted = contrast(scores, logits, alpha=self.alpha)
-            else:
-                own = contrast(scores.index_select(0, where), logits, alpha=self.alpha)
-                contrasted = contrasted.index_copy(0, where, own)
-        before = self._skips
-        self._skips = Skips(
-            steps=before.steps + len(alive),
-            skipped=before.skipped + len(alive) - asked,
-            prefills=lazy.started,
-            skipped_prefills=len(scores) - lazy.started,
-        )
-        return contrasted
-
-
-class RuleLogitsProcessor(LogitsProcessor):
-    """Applies ``rule`` to the scores of ``generate`` and of the branches ``others``, then the plausibility cutoff.
-
-    ``prompt_ids`` are the prompts that generation starts from, ``others`` the inputs of each further branch (other
-    pictures, other words, or no picture; row by row), or a branch that is there already. ``answers`` are the tokens of
-    Yes and No: if the most likely first token is one of them, the cutoff does not apply between them. Costs one forward
-    per token for each branch that is given by its inputs.
-
-    Raises:
-        UserError: as ``VisualContrastiveLogitsProcessor``.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        prompt_ids: Int[Tensor, "row position"],
-        others: Sequence[Mapping[str, Any] | Branch],
-        rule: Rule,
-        *,
-        beta: float | None,
-        answers: Sequence[int] = (),
-    ) -> None:
-        self._branches: list[Branch] = [
-            SecondBranch(model, other, blind=True) if isinstance(other, Mapping) else other for other in others
-        ]
-        self._steps = Steps(prompt_ids, self._branches[0].speaker)
-        self._rule, self._beta, self._answers = rule, beta, answers
-        self._first_scores: Tensor | None = None
-
-    @property
-    def first_scores(self) -> Float[Tensor, "row vocab"]:
-        """The last call's scores of the first step, float32, before the cutoff."""
-        assert self._first_scores is not None
-        self._steps.check()
-        return self._first_scores
-
-    def __call__(
-        self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
-    ) -> Float[Tensor, "row vocab"]:
-        """The rule's scores, −inf for tokens that are implausible by the clean ``scores``."""
-        generated = self._steps.follow(input_ids, scores)
-        step = generated.shape[1]
-        others = [branch.extend(generated[:, -1:]) if step else branch.start() for branch in self._branches]
-        ruled = self._rule(scores.float(), torch.stack(others), step)
-        cut = ruled.masked_fill(~plausible(scores, beta=self._beta), -torch.inf)
-        if step:
-            return cut
-        self._first_scores = ruled
-        return uncut_answers(cut, ruled, self._answers) if self._answers else cut
+    def _ruled(self, scores: Tensor, others: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        cut = self._fused(scores, others[0], alpha=self.alpha, beta=self.beta)
+        return cut if step else self._contrast(scores, others, step), cut
 
 
 class Steps:

@@ -40,8 +40,7 @@ class SecondBranch:
     """
 
     def __init__(self, model: Any, inputs: Mapping[str, Any], *, blind: bool = False) -> None:
-        if hasattr(model, "get_base_model"):  # a peft wrapper; the inner model contains the adapter's layers
-            model = model.get_base_model()
+        model = bare(model)
         layout = layout_for(model)
         check_inputs(model, inputs, blind=blind)
         self._model, self._along = model, layout.along
@@ -184,6 +183,11 @@ def _kept_deltas(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for module, deltas in held:
             module.rope_deltas = deltas
+
+
+def bare(model: Any) -> Any:
+    """The model inside a peft wrapper, whose layers contain the adapter's; another model as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:

@@ -6,21 +6,21 @@ Importing this module loads neither torch nor transformers; generating does.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from interp.errors import UserError
-from mitigation.prior_correction import answers_by_rule
-from mitigation.validation import check_beta, check_number, check_pictured
+from mitigation.branches import BranchLogits, BranchMethod, Inputs
+from mitigation.validation import check_beta, check_number
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
     from interp.image_grid import Box
-    from interp.vlm import VLM, Generation, Prompt
+    from interp.vlm import VLM, Prompt
 
 SIDE = 384
 """The mask is computed on a picture of this width and height, as in the authors' code."""
@@ -29,7 +29,7 @@ BLUR = 0.02
 
 
 @dataclass(frozen=True)
-class AGLA:
+class AGLA(BranchMethod):
     """AGLA's decoding (An et al., CVPR 2025, arXiv 2406.12718): f + α·f′, f′ with all but the matching parts black.
 
     In the paper a separate matching model (BLIP's image-text matching, with GradCAM) says which parts of the picture
@@ -51,6 +51,8 @@ class AGLA:
     keep: float = 0.8
     maps: str | None = field(default=None, repr=False)
     digest: str = field(init=False, default="")
+    score_settings: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    pictured: ClassVar[str] = "AGLA shows parts of it"
 
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, least=0.0)
@@ -64,26 +66,25 @@ class AGLA:
             object.__setattr__(self, "digest", digest_of(file))
             object.__setattr__(self, "_maps", _read(file))
 
-    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins by this rule, before the cutoff.
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """The inputs with all but the matching parts black; none at α = 0.
 
         Raises:
-            UserError: a prompt has no image, ``maps`` has none for its key, or (without ``maps``) the family's image
-                tokens stand for no place in the picture.
+            UserError: ``maps`` has none for a prompt's key, or (without ``maps``) the family's image tokens stand for
+                no place in the picture.
         """
-        check_pictured(prompts, "AGLA shows parts of it")
         if not self.alpha:
-            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
+            return []
         parts = [
             replace(prompt, image=masked(prompt.image, largest(over_picture(own, box), self.keep)))
             for prompt, (own, box) in zip(prompts, self._matching(vlm, prompts), strict=True)
             if prompt.image is not None
         ]
+        return [vlm.encode(parts)]
 
-        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            return clean + self.alpha * others[0]
-
-        return answers_by_rule(vlm, prompts, [vlm.encode(parts)], rule, beta=self.beta, max_new_tokens=max_new_tokens)
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """f + α·f′."""
+        return logits.clean + self.alpha * logits.others[0]
 
     def _matching(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "list[tuple[np.ndarray, Box]]":
         """A map for each prompt, and the part of the picture that it covers."""

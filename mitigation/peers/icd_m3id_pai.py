@@ -7,11 +7,12 @@ transformers; generating does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation.prior_correction import answers_by_rule, prior_inputs
-from mitigation.validation import check_alpha, check_beta, check_gamma, check_pictured
+from mitigation.branches import BranchLogits, BranchMethod, Contrast, Inputs
+from mitigation.prior_correction import prior_inputs
+from mitigation.validation import check_alpha, check_beta, check_gamma
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ DISTURBANCE = "You are a confused objects detector to provide a fuzzy overview o
 
 
 @dataclass(frozen=True)
-class InstructionContrast:
+class InstructionContrast(Contrast):
     """ICD (Wang et al. 2024, arXiv 2403.18715): (1 + α)·l − α·l′, l′ under a disturbing instruction.
 
     Picture and question stay; ``disturbance`` is the system prompt of l′, in place of the prompt's own. ``alpha`` = 1
@@ -33,35 +34,26 @@ class InstructionContrast:
     InstructBLIP the authors pass the disturbance to the Q-Former instead, which is not implemented here.
     """
 
-    alpha: float = 1.0
-    beta: float | None = 0.1
     disturbance: str = DISTURBANCE
+    uncut: ClassVar[bool] = True
+    pictured: ClassVar[str] = "ICD is about what an instruction makes of a picture"
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        check_beta(self.beta)
+        super().__post_init__()
         if not self.disturbance.strip():
             raise UserError("disturbance=''; ICD contrasts with another instruction; give it some words")
 
-    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with margins before the cutoff.
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """The inputs under the disturbing instruction.
 
         Raises:
             UserError: the family has no system prompt.
         """
-        from mitigation.contrastive.formulas import contrast
-
-        check_pictured(prompts, "ICD is about what an instruction makes of a picture")
-        disturbed = vlm.encode([replace(prompt, system=self.disturbance) for prompt in prompts])
-
-        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            return contrast(clean, others[0], alpha=self.alpha)
-
-        return answers_by_rule(vlm, prompts, [disturbed], rule, beta=self.beta, max_new_tokens=max_new_tokens)
+        return [vlm.encode([replace(prompt, system=self.disturbance) for prompt in prompts])]
 
 
 @dataclass(frozen=True)
-class M3ID:
+class M3ID(BranchMethod):
     """M3ID (Favero et al. 2024, arXiv 2403.14003, algorithm 1): l_c + 1[max p_c < θ]·(e^{λt} − 1)·(l_c − l_u).
 
     l are log-probabilities with (c) and without (u) the picture; ``forgetting`` is λ = 0.02, ``threshold`` θ = 0.3 (the
@@ -76,6 +68,8 @@ class M3ID:
     threshold: float = 0.3
     from_picture: bool = False
     beta: float | None = None
+    score_settings: ClassVar[tuple[str, ...]] = ("forgetting", "threshold", "from_picture", "beta")
+    pictured: ClassVar[str] = "M3ID compares the answers with and without it"
 
     def __post_init__(self) -> None:
         check_beta(self.beta)
@@ -83,39 +77,29 @@ class M3ID:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
                 raise UserError(f"{name}={value!r}; {name} lies between 0 and {most:g}; 0 changes nothing")
 
-    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
-        """Greedy answers with corrected margins.
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """The inputs without pictures; none where nothing is corrected.
 
         Raises:
-            UserError: the family does not support prompts without a picture.
+            UserError: the family does not support prompts without a picture, or has no image tokens to count from.
         """
+        if not (self.forgetting and self.threshold):
+            return []
+        if self.from_picture:
+            vlm.layout.require_image_tokens(vlm.name)
+        return prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """Algorithm 1."""
         from mitigation.contrastive.formulas import m3id
 
-        check_pictured(prompts, "M3ID compares the answers with and without it")
-        if not (self.forgetting and self.threshold):
-            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-        start = self._start(vlm, prompts)
-
-        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            place = start.to(clean.device, non_blocking=True) + step
-            return m3id(clean, others[0], forgetting=self.forgetting, threshold=self.threshold, place=place)
-
-        blind = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
-        return answers_by_rule(vlm, prompts, blind, rule, beta=self.beta, max_new_tokens=max_new_tokens)
-
-    def _start(self, vlm: "VLM", prompts: "Sequence[Prompt]") -> "Tensor":
-        """t of the first token, by row: 1, plus the number of prompt tokens after the picture."""
-        import torch
-
-        if not self.from_picture:
-            return torch.ones(1, 1, dtype=torch.long)
-        ids = vlm.encode(prompts)["input_ids"]
-        image = ids == vlm.layout.image_token_id(vlm.model.config)
-        return 1 + image.flip(1).long().argmax(dim=1, keepdim=True)
+        start = 1 + (logits.after_image if self.from_picture else logits.after_image.new_zeros(1, 1))
+        settings = {"forgetting": self.forgetting, "threshold": self.threshold}
+        return m3id(logits.clean, logits.others[0], place=start.to(logits.clean.device) + step, **settings)
 
 
 @dataclass(frozen=True)
-class PAI:
+class PAI(BranchMethod):
     """PAI (Liu et al. 2024, arXiv 2407.21771): raises attention to the picture, and subtracts the text-only logits.
 
     Attention logits A on image tokens become A + ``alpha``·|A| at the prompt's last and the generated tokens, in the
@@ -130,6 +114,8 @@ class PAI:
     gamma: float = 1.1
     first_layer: int = 2
     beta: float | None = 0.1
+    score_settings: ClassVar[tuple[str, ...]] = ("gamma", "beta")
+    pictured: ClassVar[str] = "PAI raises the attention that it gets"
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
@@ -151,17 +137,14 @@ class PAI:
         if not layers:
             raise UserError(f"first_layer={self.first_layer}; {vlm.name} has fewer layers; choose an earlier one")
         with steer_attention(vlm, self.alpha, layers=layers, relative=True):
-            return self._guided(vlm, prompts, max_new_tokens)
+            return super().generate(vlm, prompts, max_new_tokens=max_new_tokens)
 
-    def _guided(self, vlm: "VLM", prompts: "Sequence[Prompt]", max_new_tokens: int) -> "Generation":
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
+        """The inputs without pictures; none at γ = 1."""
+        return [] if self.gamma == 1 else prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """γ·log p − (γ − 1)·log p of the text alone."""
         from mitigation.contrastive.formulas import guided
 
-        check_pictured(prompts, "PAI raises the attention that it gets")
-        if self.gamma == 1:
-            return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-
-        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            return guided(clean, others[0], gamma=self.gamma)
-
-        blind = prior_inputs(vlm, prompts, "none", pictures=1, seed=0)
-        return answers_by_rule(vlm, prompts, blind, rule, beta=self.beta, max_new_tokens=max_new_tokens)
+        return guided(logits.clean, logits.others[0], gamma=self.gamma)

@@ -5,10 +5,10 @@ Importing this module loads neither torch nor transformers; generating does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation.prior_correction import answers_by_rule
+from mitigation.branches import BranchLogits, BranchMethod
 from mitigation.validation import check_beta, check_layers, check_number, check_pictured
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ONLY:
+class ONLY(BranchMethod):
     """ONLY (Wan et al., ICCV 2025, arXiv 2507.00898): f + α₁·f̃ where f̃ agrees, else (1 + α₂)·f − α₂·f̃.
 
     f are the model's logits, f̃ textually enhanced ones from the same forward. f̃ agrees where Σ|p − p̃| over the
@@ -39,6 +39,7 @@ class ONLY:
     gamma: float = 0.2
     layer: int = 0
     beta: float | None = 0.1
+    pictured: ClassVar[str] = "ONLY compares attention to the picture with attention to the text"
 
     def __post_init__(self) -> None:
         check_number("alpha_1", self.alpha_1, least=0.0)
@@ -57,13 +58,15 @@ class ONLY:
             UserError: a prompt has no image, the family has no image tokens in its sequence or norms behind its
                 sublayers, or there is no such layer.
         """
-        from mitigation.contrastive.formulas import agreeing
         from mitigation.peers.only_logits import text_enhanced
 
-        check_pictured(prompts, "ONLY compares attention to the picture with attention to the text")
-
-        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            return agreeing(clean, others[0], alpha_1=self.alpha_1, alpha_2=self.alpha_2, gamma=self.gamma)
-
+        check_pictured(prompts, self.pictured)
         with text_enhanced(vlm, self.layer) as branch:
-            return answers_by_rule(vlm, prompts, [branch], rule, beta=self.beta, max_new_tokens=max_new_tokens)
+            return self.answers(vlm, prompts, vlm.encode(prompts), [branch], max_new_tokens)
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """f + α₁·f̃ or (1 + α₂)·f − α₂·f̃."""
+        from mitigation.contrastive.formulas import agreeing
+
+        weights = {"alpha_1": self.alpha_1, "alpha_2": self.alpha_2, "gamma": self.gamma}
+        return agreeing(logits.clean, logits.others[0], **weights)

@@ -5,10 +5,10 @@ Importing this module loads neither torch nor transformers; generating does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from interp.errors import UserError
-from mitigation.prior_correction import answers_by_rule
+from mitigation.branches import BranchLogits, BranchMethod
 from mitigation.validation import check_number, check_pictured
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VISTA:
+class VISTA(BranchMethod):
     """VISTA (Li et al., ICML 2025, arXiv 2502.03628): a visual steering vector, and self-logits augmentation.
 
     The vector of layer l is the prompt's last state after it, with the picture less without (equation 4). ``strength``
@@ -38,6 +38,8 @@ class VISTA:
     gamma: float = 0.3
     window: int = 5
     normed: bool = False
+    score_settings: ClassVar[tuple[str, ...]] = ("gamma",)
+    pictured: ClassVar[str] = "VISTA steers towards what it adds"
 
     def __post_init__(self) -> None:
         check_number("strength", self.strength, least=0.0)
@@ -54,14 +56,12 @@ class VISTA:
         """
         from mitigation.peers.vista_states import steered_by_picture
 
-        check_pictured(prompts, "VISTA steers towards what it adds")
-
-        def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
-            return (1 - self.gamma) * clean + self.gamma * others[0]
-
+        check_pictured(prompts, self.pictured)
         with steered_by_picture(
             vlm, prompts, self.strength, window=self.window if self.gamma else 0, normed=self.normed
         ) as branch:
-            if not self.gamma:
-                return vlm.generate(prompts, max_new_tokens=max_new_tokens)
-            return answers_by_rule(vlm, prompts, [branch], rule, beta=None, max_new_tokens=max_new_tokens)
+            return self.answers(vlm, prompts, vlm.encode(prompts), [branch] if self.gamma else [], max_new_tokens)
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """(1 − γ)·f + γ·the layers' mean."""
+        return (1 - self.gamma) * logits.clean + self.gamma * logits.others[0]

@@ -1,0 +1,216 @@
+"""Methods that only change scores: which branches they ask beside the prompt, and a formula of all branches' logits.
+
+    @dataclass(frozen=True)
+    class TextOnly(BranchMethod):
+        alpha: float = 1.0
+        beta: float | None = 0.1
+        score_settings: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+
+        def branches(self, vlm, prompts, encoded):
+            return [vlm.encode([replace(prompt, image=None) for prompt in prompts])]
+
+        def scores(self, logits, step):
+            return (1 + self.alpha) * logits.clean - self.alpha * logits.others[0]
+
+``answers_by_scores`` runs them: greedy, sampled (``mitigation.wrappers.Sampled``), shifted, served. Their logits can be
+kept (``keeping_logits``), for the same formula with other settings afterwards (``task=regrid``). Importing this module
+loads neither torch nor transformers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mitigation.validation import check_alpha, check_beta, check_pictured
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp.vlm import VLM, Generation, Prompt
+    from mitigation.contrastive.kept_steps import KeptSteps
+    from mitigation.contrastive.processors import Branch
+
+    Branches = Sequence["Inputs | Branch"]
+    Keeper = Callable[[Generation, KeptSteps], None]
+
+Inputs = Mapping[str, Any]  # of a batch, from ``vlm.encode``
+_KEEPER: "ContextVar[Keeper | None]" = ContextVar("keeper_of_logits", default=None)
+
+
+@dataclass(frozen=True)
+class BranchLogits:
+    """The raw float32 logits of one step: ``clean`` [row vocab] after the prompts, ``others`` [branch row vocab].
+
+    ``answers`` are the first tokens of Yes and of No. ``after_image`` [row 1] counts the prompt's tokens after its
+    picture; 0 where the sequence has no image tokens.
+    """
+
+    clean: "Tensor"
+    others: "Tensor"
+    answers: tuple[Sequence[int], Sequence[int]]
+    after_image: "Tensor"
+
+
+class BranchMethod:
+    """A method by its branches and a formula. A frozen dataclass that inherits this has both, and no ``generate``.
+
+    ``beta`` is the plausibility cutoff (None: none). ``score_settings`` names the settings that ``scores`` and the
+    cutoff alone read: with others of these, kept logits can be scored again. ``pictured`` says why a prompt needs a
+    picture, "" if it does not. ``uncut`` is whether the cutoff leaves both answers, if the most likely first token is
+    one of them (``mitigation.contrastive.formulas.uncut_answers``).
+    """
+
+    beta: float | None = None
+    score_settings: ClassVar[tuple[str, ...]] = ()
+    pictured: ClassVar[str] = ""
+    uncut: ClassVar[bool] = True
+
+    def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> "Branches":
+        """The inputs of each further branch, row by row: other pictures, other words, or no picture.
+
+        None at all: the model answers as it is. ``encoded`` are the inputs of ``prompts``.
+
+        Raises:
+            UserError: the family cannot be asked so.
+        """
+        raise NotImplementedError
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """The scores [row vocab] that the token of ``step`` (from 0) is chosen from, before the cutoff.
+
+        A pure function: of a row's scores, only that row's logits and the settings decide.
+        """
+        raise NotImplementedError
+
+    def generate(self, vlm: "VLM", prompts: "Sequence[Prompt]", *, max_new_tokens: int) -> "Generation":
+        """Greedy answers with margins of the scores before the cutoff.
+
+        Raises:
+            UserError: a prompt has no image where it needs one, or the family cannot be asked so.
+        """
+        if self.pictured:
+            check_pictured(prompts, self.pictured)
+        encoded = vlm.encode(prompts)
+        return self.answers(vlm, prompts, encoded, self.branches(vlm, prompts, encoded), max_new_tokens)
+
+    def answers(
+        self,
+        vlm: "VLM",
+        prompts: "Sequence[Prompt]",
+        encoded: Inputs,
+        others: "Branches",
+        max_new_tokens: int,
+        *,
+        lazy: bool = False,
+    ) -> "Generation":
+        """``answers_by_scores`` of this method, with these ``others``."""
+        return answers_by_scores(
+            *(vlm, prompts, encoded, others, self.scores),
+            beta=self.beta,
+            uncut=self.uncut,
+            lazy=lazy,
+            max_new_tokens=max_new_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Contrast(BranchMethod):
+    """(1 + α)·l − α·l′ against one other branch, over the tokens that pass the plausibility cutoff.
+
+    ``alpha`` is the weight of the contrast (0: none), ``beta`` the cutoff relative to the most likely token (None:
+    none).
+    """
+
+    alpha: float = 1.0
+    beta: float | None = 0.1
+    score_settings: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    uncut: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        check_beta(self.beta)
+
+    def scores(self, logits: BranchLogits, step: int) -> "Tensor":
+        """(1 + α)·clean − α·other (Leng et al. 2023, arXiv 2311.16922, equation 3)."""
+        from mitigation.contrastive.formulas import contrast
+
+        return contrast(logits.clean, logits.others[0], alpha=self.alpha)
+
+
+def answers_by_scores(
+    vlm: "VLM",
+    prompts: "Sequence[Prompt]",
+    encoded: Inputs,
+    others: "Branches",
+    scores: "Callable[[BranchLogits, int], Tensor]",
+    *,
+    beta: float | None,
+    uncut: bool = True,
+    lazy: bool = False,
+    max_new_tokens: int,
+) -> "Generation":
+    """Answers to ``prompts`` (``encoded``) by ``scores`` over the logits of the branches ``others``, then the cutoff.
+
+    A branch is given by its inputs, and costs a forward per token, or is there already
+    (``mitigation.contrastive.processors.Branch``). On a CPU, steps after the first are left out where the cutoff leaves
+    one token: to look costs nothing there, while an accelerator would be waited for. With ``lazy`` the first one too:
+    margins are NaN then, ``skips`` is set, and ``scores`` must not read ``after_image``.
+    """
+    if not others:
+        return vlm.generate(prompts, max_new_tokens=max_new_tokens, encoded=encoded)
+    from mitigation.contrastive.processors import RuleLogitsProcessor
+
+    answers, after_image = vlm.answer_ids, _after_image(vlm, encoded["input_ids"])
+    keeper, kept = _KEEPER.get(), None
+    if keeper is not None and not lazy:
+        from mitigation.contrastive.kept_steps import KeptSteps
+
+        kept = KeptSteps(after_image, answers, beta)
+
+    def rule(clean: "Tensor", others: "Tensor", step: int) -> "Tensor":
+        if kept is not None:
+            kept.add(clean, others, step)
+        return scores(BranchLogits(clean, others, answers, after_image), step)
+
+    later = kept is None and beta is not None and vlm.device.type == "cpu"
+    later = later and all(isinstance(other, Mapping) for other in others)
+    ruling = RuleLogitsProcessor(
+        *(vlm.model, encoded["input_ids"], others, rule),
+        beta=beta,
+        answers=[token for ids in answers for token in ids] if uncut else [],
+        lazy=lazy or later,
+        first=not lazy,
+        ends=vlm.end_ids,
+    )
+    generation = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[ruling], encoded=encoded)
+    if keeper is not None and kept is not None:
+        keeper(generation, kept)
+    return replace(generation, skips=asdict(ruling.skips)) if lazy else generation
+
+
+@contextmanager
+def keeping_logits(keeper: "Keeper | None") -> "Iterator[None]":
+    """While open, ``keeper`` gets the logits of every branch and step of what a ``BranchMethod`` answers.
+
+    Then no step is left out; None changes nothing.
+    """
+    token = _KEEPER.set(keeper)
+    try:
+        yield
+    finally:
+        _KEEPER.reset(token)
+
+
+def keeps_logits() -> bool:
+    """Whether a block of ``keeping_logits`` is open."""
+    return _KEEPER.get() is not None
+
+
+def _after_image(vlm: "VLM", ids: "Tensor") -> "Tensor":
+    """By row, how many tokens of the prompt come after its picture."""
+    token = getattr(vlm.model.config, vlm.layout.image_token, None) if vlm.layout.image_token else None
+    if token is None or vlm.layout.cross_attended:
+        return ids.new_zeros(len(ids), 1)
+    return (ids == token).flip(1).long().argmax(dim=1, keepdim=True)
