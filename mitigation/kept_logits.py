@@ -47,10 +47,8 @@ def replayed(method: BranchMethod, answers: Sequence[KeptAnswer]) -> Replayed:
     may pass the cutoff.
     """
     steps: dict[tuple[int, ...], tuple[KeptAnswer, Step]] = {}
-    for one, at, step in ((one, at, step) for one in answers for at, step in enumerate(one.steps)):
-        known = steps.get(one.tokens[:at])
-        if known is None or len(known[1]["ids"]) < len(step["ids"]):  # with a lower cutoff, more was kept
-            steps[one.tokens[:at]] = one, step
+    for one in sorted(answers, key=_breadth):  # with a lower cutoff, more was kept
+        steps |= {one.tokens[:at]: (one, step) for at, step in enumerate(one.steps)}
     complete = {one.tokens for one in answers}
     taken: tuple[int, ...] = ()
     margin, sure = math.nan, True
@@ -70,6 +68,10 @@ def replayed(method: BranchMethod, answers: Sequence[KeptAnswer]) -> Replayed:
                 cut = uncut_answers(cut, ruled, [at for some in logits.answers for at in some])
         taken = (*taken, ids[int(cut.argmax())])
     return Replayed(margin, taken if sure and taken in complete else None)
+
+
+def _breadth(one: KeptAnswer) -> int:
+    return sum(len(step["ids"]) for step in one.steps[:1])
 
 
 def _restored(one: KeptAnswer, step: Step) -> tuple[BranchLogits, list[int]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import ImageOps
 
 from interp.hooks.residual import LayerStates, edit_residual, residuals
 from interp.vlm import VLM, Prompt
@@ -37,7 +38,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_there_is_one_of_each_kind() -> None:
-    assert METHODS == ["my_rule.py", "my_contrast.py", "my_edit.py", "my_prompt.py", "my_class.py"]
+    assert METHODS == ["my_rule.py", "my_contrast.py", "my_branches.py", "my_edit.py", "my_prompt.py", "my_class.py"]
     assert all(len(FILES[name].splitlines()) < 20 for name in METHODS)
     assert len(FILES["my_rule.py"].splitlines()) <= 8
     assert LEARNERS == ["my_direction.py", "my_threshold.py"]
@@ -61,6 +62,10 @@ def test_each_is_what_it_says(written: Path, vlm: VLM) -> None:
         torch.testing.assert_close(rule, plain - 0.5 * plain.mean(), atol=1e-4, rtol=1e-4)
         contrast = OwnFile(str(written / "my_contrast.py"), {"alpha": 2.0}).generate(vlm, PROMPTS, max_new_tokens=1)
         torch.testing.assert_close(contrast.margins, 3 * plain - 2 * mirrored, atol=1e-4, rtol=1e-4)
+        inverted = vlm.score([replace(p, image=ImageOps.invert(p.image)) for p in PROMPTS])
+        both = OwnFile(str(written / "my_branches.py"), {"weight": 2.0}).generate(vlm, PROMPTS, max_new_tokens=2)
+        mirror = vlm.score([replace(p, image=ImageOps.mirror(p.image)) for p in PROMPTS])
+        torch.testing.assert_close(both.margins, plain - mirror - inverted, atol=1e-4, rtol=1e-4)
     same = OwnFile(str(written / "my_edit.py"), {"keep": 1.0}).generate(vlm, PROMPTS, max_new_tokens=1)
     torch.testing.assert_close(same.margins, plain, atol=1e-5, rtol=1e-5)
     asked = OwnFile(str(written / "my_prompt.py"))

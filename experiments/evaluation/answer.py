@@ -175,8 +175,8 @@ class Answering:
                                 answered = list(self._answer_batch(arm, wanted, [shown[one.id] for one in wanted]))
                                 fresh = [line for line in answered if line["case"] not in known]
                                 lines = [r | {"settings": arm.settings[r["case"]]} | stamp for r in fresh]
-                                logits = [records.of_key(r) | kept[r["case"]] for r in lines if r["case"] in kept]
-                                self.store.append(logits, LOGITS)  # first: an answer has its logits
+                                if logits := [records.of_key(r) | kept[r["case"]] for r in lines if r["case"] in kept]:
+                                    self.store.append(logits, LOGITS)  # first: an answer has its logits
                                 self.store.append(lines, file)
                         except MethodFault as fault:
                             if on_fault is None:
@@ -194,7 +194,7 @@ class Answering:
             for place, batch in enumerate(everything):
                 places |= {arm.key(sample): at * len(everything) + place for sample in batch}
         self.store.gather(file, places)
-        for other in (SKIPS, STEPS, COST, MEMORY, LOGITS):
+        for other in (SKIPS, STEPS, COST, MEMORY, *([LOGITS] if self.keep_logits else [])):
             self.store.gather(other)
 
     def _recorded(

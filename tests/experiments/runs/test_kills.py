@@ -35,7 +35,8 @@ def outcome(said: dict[str, Any]) -> tuple[bytes, str, dict[str, Any]]:
     assert (folder / "report.html").stat().st_size > 1000
     assert json.loads((folder / ".hydra/identity.json").read_text())["finished"]
     assert not [path.name for path in folder.iterdir() if ".part" in path.name or path.name.endswith(".merged")]
-    assert sorted(path.name for path in folder.glob("*.jsonl")) == ["development.jsonl", "predictions.jsonl"]
+    lines = sorted(path.name for path in folder.glob("*.jsonl"))
+    assert lines == ["cost.jsonl", "development.jsonl", "predictions.jsonl"]
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["finished"]
     return (folder / "predictions.jsonl").read_bytes(), (folder / "metrics.json").read_text(), environment
