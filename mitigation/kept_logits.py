@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from interp.first_scores import margin_of
+from interp.margin import margin_of
 from mitigation.branches import BranchLogits, BranchMethod
 from mitigation.contrastive.formulas import plausible, uncut_answers
 

@@ -30,8 +30,8 @@ from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
 from experiments.report.numbers import fixed, fixed_interval, percent
 from experiments.report.table import Cell, Column, Narrow, Row, Table, terminal
 from experiments.runs import records
-from experiments.runs.directory import open_run
-from experiments.runs.saved import SavedRun, read_run
+from experiments.runs.resumption import open_run
+from experiments.runs.saved_run import SavedRun, read_run
 from experiments.types import SCORED_SUBSETS, Status
 from interp.errors import UserError
 from mitigation.branches import BranchMethod

@@ -12,7 +12,7 @@ from rich.console import Console
 from experiments.evaluation import study
 from experiments.evaluation.answer import LOGITS
 from experiments.report.table import terminal
-from experiments.runs.directory import read_object
+from experiments.runs.resumption import read_object
 from experiments.studies import regrid
 from interp.errors import UserError
 from tests.experiments.compose import run_of
