@@ -96,7 +96,7 @@ import torch
 
 def learn(vlm, prompts, safe):
     one = torch.arange(3.0)
-    tensors = {"one": one, "same": one, "exact": one.double(), "ids": torch.tensor([5, 7])}
+    tensors = {"one": one, "same": one, "exact": one.double(), "ids": torch.tensor([5, 7]), "safe": torch.tensor(safe)}
     return tensors | {"count": len(prompts), "share": sum(safe) / len(safe)}
 
 def rule(scores, step, *, learned, factor=1.0):
@@ -108,6 +108,7 @@ def rule(scores, step, *, learned, factor=1.0):
     out, method = tmp_path / "learned.safetensors", own_method(str(tmp_path / "mine.py"), {"factor": 3.0})
     taught = method.learn(vlm, *cases, out=out)
     about = read_tensors(out, OwnLearner.KIND).about
+    assert read_tensors(out, OwnLearner.KIND).tensors["safe"].tolist() == cases[1]
     assert (about["numbers"]["count"], about["n"], about["revision"]) == (10, 10, vlm.revision)
     assert method.read(out) == taught
     assert taught.learned_digest in repr(taught)
