@@ -110,9 +110,11 @@ def test_a_killed_call_leaves_a_record_that_the_next_one_goes_on_with(
     record.write_bytes(record.read_bytes() + b'{"step": "slow", "seco')
     found = recorded(record)
     assert [(outcome.step, outcome.why_not) for outcome in found] == [("good", "")]
+    gpu_report.appended(record, Outcome("long", why_not=BEGUN))
+    assert [outcome.step for outcome in recorded(record)] == ["good", "long"]
     monkeypatch.setitem(CODE, "bad", CODE["good"])
     assert "| bad | d | 3 s |" in made_up("task.only=[bad]")
-    assert [outcome.step for outcome in recorded(record)] == ["good", "bad"]
+    assert [outcome.step for outcome in recorded(record)] == ["good", "bad", "long"]
 
 
 def test_what_a_call_was_killed_in_comes_after_what_was_not_tried(
