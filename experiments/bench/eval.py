@@ -37,7 +37,7 @@ from interp.errors import UserError
 from mitigation.controls import TextOnly
 from mitigation.method import Baseline
 from mitigation.prior_correction import PriorCorrection
-from mitigation.prompting import ContextPrompt
+from mitigation.prompting import ContextPrompt, SafetyPrompt
 from mitigation.threshold import ConstantShift
 from mitigation.vcd import VCD
 
@@ -81,7 +81,7 @@ def _as_file(sample: Sample, folder: Path, number: int) -> Sample:
     return replace(sample, image=path, prompt=f"{words} {sample.prompt}".strip())
 
 
-SIZES = ("tiny", "170m", "7b", "7b_qwen", "small", "small_qwen")
+SIZES = ("tiny", "smol", "170m", "7b", "7b_qwen", "small", "small_qwen")
 LEAST = {"cpu": 3.0, "cuda": 8.0}  # required speed-up over the loop, by device
 LEAST_SERVED = 0.8  # required of the server, of the answers a second that a study gives to the same two arms
 ARMS: dict[str, Any] = {"baseline": Baseline(), "vcd": VCD(), "prompt": ContextPrompt(), "shift": ConstantShift(0.5)}
@@ -97,6 +97,15 @@ ARM_SETS: dict[str, dict[str, Any]] = {
         "yes_bias": ConstantShift(0.5),
         "calibrated_shift": ConstantShift(-0.5),
         "prompt": ContextPrompt(),
+    },
+    # Those of +exp=papers, likewise.
+    "papers": {
+        "baseline": Baseline(),
+        "vcd_cli": VCD(),
+        "text_only": TextOnly(),
+        "calibrated_shift": ConstantShift(-0.5),
+        "prompt": ContextPrompt(),
+        "safety_prompt": SafetyPrompt(),
     },
     # Settings of VCD and of prior correction that +exp=mitigation_selection chooses among.
     "selection": {
@@ -124,7 +133,8 @@ ASKED_APART = (APART, "+ features")
 class EvalBench(Bench):
     """The task: ``cases`` under some ``arms``, in turns by every variant.
 
-    ``few`` are four: baseline, VCD, a prompt, a shift. ``vcd_llava`` and ``selection`` are those of these experiments.
+    ``few`` are four: baseline, VCD, a prompt, a shift. ``vcd_llava``, ``papers`` and ``selection`` are those of these
+    experiments.
     What is said on the command line (``batch_size``, ``batch_tokens``, ``image_workers``, ``max_new_tokens``) holds for
     the study's answering. On a GPU the study's peak of memory is recorded. So many ``clients`` (0: none) also ask the
     server, for answers of the plain model and of VCD, beside a study of these two arms that shares no features.
@@ -152,7 +162,7 @@ class EvalBench(Bench):
         from experiments.shapes.models import model_of
 
         with TemporaryDirectory() as folder:
-            benchmark: Any = EvalCases(self.cases, None if self.size == "tiny" else folder)
+            benchmark: Any = EvalCases(self.cases, None if self.size in ("tiny", "smol") else folder)
             loaded = benchmark.load()
             arms = ARM_SETS[self.arms]
             studied = next(arm for arm in arms if arm.startswith("vcd"))

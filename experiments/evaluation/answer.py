@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from experiments.config import Run, digest
 from experiments.evaluation.arms import by_prefill
 from experiments.evaluation.case_batches import Opened, form, opened, prompt_of
 from experiments.evaluation.judging import judge_batch, scored
+from experiments.evaluation.shift_ranges import RANGES, ranged, take_over
 from experiments.evaluation.steps import STEPS, StepStore
 from experiments.runs import records
 from experiments.runs.resumption import PREDICTIONS, RunStore
@@ -37,7 +38,7 @@ from experiments.types import AnsweredElsewhere, Sample, Status
 from interp.batching import BatchContext, merged, out_of_memory
 from interp.errors import UserError
 from mitigation.branches import keeping_logits
-from mitigation.method import OWES, MethodFault, abilities, check_answers
+from mitigation.method import OWES, Baseline, MethodFault, abilities, check_answers
 from mitigation.own_file import line_in
 from mitigation.steps import recorded_by
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from interp.vlm import VLM, Generation, Prompt
     from mitigation.contrastive.kept_steps import KeptSteps
     from mitigation.method import Method
+    from mitigation.threshold import ConstantShift
 
 BASELINE = "baseline"
 PREFILLS = ("prefills", "prefills_reused")
@@ -108,6 +110,8 @@ class Answering:
     store: RunStore
     console: Console
     keep_logits: bool = False
+    ranging: bool = False  # whether the baseline's answers are noted with their ranges, for ``take_over``
+    _ranges: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def answer(
         self,
@@ -175,8 +179,12 @@ class Answering:
                                 answered = list(self._answer_batch(arm, wanted, [shown[one.id] for one in wanted]))
                                 fresh = [line for line in answered if line["case"] not in known]
                                 lines = [r | {"settings": arm.settings[r["case"]]} | stamp for r in fresh]
-                                if logits := [records.of_key(r) | kept[r["case"]] for r in lines if r["case"] in kept]:
-                                    self.store.append(logits, LOGITS)  # first: an answer has its logits
+                                for notes, found in ((LOGITS, kept), (RANGES, self._ranges)):
+                                    if noted := [
+                                        records.of_key(r) | found[r["case"]] for r in lines if r["case"] in found
+                                    ]:
+                                        self.store.append(noted, notes)  # first: an answer has its notes
+                                self._ranges.clear()
                                 self.store.append(lines, file)
                         except MethodFault as fault:
                             if on_fault is None:
@@ -194,7 +202,8 @@ class Answering:
             for place, batch in enumerate(everything):
                 places |= {arm.key(sample): at * len(everything) + place for sample in batch}
         self.store.gather(file, places)
-        for other in (SKIPS, STEPS, COST, MEMORY, *([LOGITS] if self.keep_logits else [])):
+        own = [*([LOGITS] if self.keep_logits else []), *([RANGES] if self.ranging else [])]
+        for other in (SKIPS, STEPS, COST, MEMORY, *own):
             self.store.gather(other)
 
     def _recorded(
@@ -205,6 +214,17 @@ class Answering:
             if line["arm"] in latest:
                 latest[line["arm"]][line["case"]] = line
         return {name: _Arm(name, one, self.settings(one, samples), latest[name]) for name, one in arms.items()}
+
+    def take_over(self, arm: str, shift: "ConstantShift", samples: Sequence[Sample]) -> list[Sample]:
+        """Records the answers under a constant that are the baseline's; returns the cases that have to be asked."""
+        asked, tokens = take_over(self.store, arm, shift, self.settings(shift, samples), samples)
+        left = {sample.id for sample in asked}
+        taken = [sample.id for sample in samples if sample.id not in left]
+        if taken and self.store.launch.first:
+            plain = self.cost()[BASELINE]
+            line = {"arm": arm, "first": taken[0], "cases": len(taken), "tokens": tokens, "seconds": 0.0}
+            self.store.append([line | {"known_seconds": len(taken) * plain["seconds"] / plain["cases"]}], COST)
+        return asked
 
     def batching(self, work: str) -> AbstractContextManager[object]:
         """While open, ``vlm.batches`` forms batches by the run's rule, for an arm's answers or any other ``work``.
@@ -316,7 +336,10 @@ class Answering:
         margins = self.run.benchmark.kind == "yes_no" and self.run.endpoint is None
 
         def answers(part: "Sequence[Prompt]") -> "Generation":
-            given = method.generate(vlm, part, max_new_tokens=self._new_tokens)
+            if self.ranging and arm == BASELINE and isinstance(method, Baseline):
+                given = ranged(vlm, part, self._new_tokens, self._ranges)
+            else:
+                given = method.generate(vlm, part, max_new_tokens=self._new_tokens)
             check_answers(method, given, part, margins=margins)
             return given
 

@@ -232,6 +232,7 @@ class Study:
         if first:
             methods |= self._fitted(fitted)
         ordered = {arm: methods[arm] for arm in self._entering() if arm in methods}
+        self.answering.ranging = any(arm in fitted for arm in last) and self.run.endpoint is None
         self.answering.answer(ordered, self.samples, on_fault=self._leave)
         for arm in last:
             if arm in self.not_applicable:
@@ -292,13 +293,14 @@ class Study:
         return found
 
     def _cross_fitted(self, arm: str) -> Iterator["_Share"]:
-        """The cases of each fold, with a constant that is fitted on the answers to those of the others."""
+        """Cases of each fold, with a constant that is fitted on the others' answers: those that it may answer anew."""
         shifts = training.cross_fitted(self.run.arms[arm], self.store.records(PREDICTIONS), study=self.run.arm)
         label = f"{arm}: in each of {len(shifts)} folds of the cases, one constant, fitted on those of the others"
         self.console.print(label, highlight=False, soft_wrap=True, markup=False)
         for fold, shift in shifts.items():
             members = [sample for sample in self.samples if training.fold_of(sample.cluster) == fold]
-            yield _Share(shift, members, f"{arm}, fold {fold + 1} of {len(shifts)}")
+            asked = self.answering.take_over(arm, shift, members)
+            yield _Share(shift, asked, f"{arm}, fold {fold + 1} of {len(shifts)}")
 
     def in_folds(self, arm: str) -> bool:
         """Whether the arm learns from the cases themselves, fold by fold, because there is no development split."""

@@ -208,6 +208,9 @@ QWEN_VISION: dict[str, Any] = {
 }
 
 
+ORGANISMS = {"tiny": "llava", "smol": "smol"}  # trained, and no shapes with random weights
+
+
 def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM":
     """The model of one size, which tells the words of ``texts`` apart; never ends an answer where weights are random.
 
@@ -219,8 +222,8 @@ def model_of(size: str, texts: Sequence[str], *, device: str, seed: int) -> "VLM
     from interp.checkpoints.word_level import SPECIAL
     from interp.loading import load
 
-    if size == "tiny":
-        return load("organism:llava", device=device)
+    if size in ORGANISMS:
+        return load(f"organism:{ORGANISMS[size]}", device=device)
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" or size == "170m" else torch.float32
     if size.endswith("_qwen"):

@@ -87,8 +87,8 @@ def test_on_a_gpu_the_peak_is_recorded(size: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task.size=huge", "task.size=huge: known are tiny, 170m, 7b, 7b_qwen"),
-        ("task.arms=all", "task.arms=all: known are few, vcd_llava, selection"),
+        ("task.size=huge", "task.size=huge: known are tiny, smol, 170m, 7b, 7b_qwen"),
+        ("task.arms=all", "task.arms=all: known are few, vcd_llava, papers, selection"),
         ("task.cases=0", "cases=0"),
         ("task.repeats=0", "repeats=0"),
         ("task.seconds=-1", "seconds=-1"),

@@ -16,6 +16,7 @@ from PIL import Image
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.config import Run
+from experiments.evaluation import shift_ranges
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.study import Study, limited
 from experiments.evaluation.study import run as evaluate_run
@@ -26,6 +27,7 @@ from interp.attention.record import record_attention
 from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.method import Baseline
+from mitigation.threshold import ConstantShift
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of
 
@@ -266,6 +268,47 @@ def test_without_a_development_split_the_shift_is_cross_fitted(
     shifts = {round(margins["calibrated_shift"][case] - margin, 3) for case, margin in margins["baseline"].items()}
     assert len(shifts) > 1
     assert not (folder / "development.jsonl").exists()
+
+
+@pytest.mark.parametrize("protocol", ["generate", "score"])
+def test_a_cross_fitted_shift_asks_only_where_the_first_token_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    asked: list[str] = []
+    generate = ConstantShift.generate
+
+    def counted(self: ConstantShift, vlm: VLM, prompts: Sequence[Prompt], **options: Any) -> Any:
+        asked.extend(prompt.key for prompt in prompts)
+        return generate(self, vlm, prompts, **options)
+
+    monkeypatch.setattr(ConstantShift, "generate", counted)
+    words = ("method=calibrated_shift", "limit=60", "draws=20", "attention=false", f"protocol={protocol}")
+    run = replace(run_of(*words, f"output_root={tmp_path}"), benchmark=WithoutDevelopment())
+    folder = evaluate(run)
+    few, found = list(asked), {record["case"]: record for record in shifted(folder)}
+    asked.clear()
+    monkeypatch.setattr(shift_ranges, "_same", lambda *_: False)
+    everything = {record["case"]: record for record in shifted(evaluate(replace(run, name="apart")))}
+    assert len(asked) == len(found) == len(everything) == 60
+    flipped = [case for case, record in everything.items() if record["response"] != baseline(folder)[case]["response"]]
+    assert 0 < len(few) < 30
+    assert set(flipped) <= set(few)
+    for case, record in everything.items():
+        assert found[case]["margin"] == pytest.approx(record["margin"], abs=1e-5)
+        assert found[case]["margin_unshifted"] == pytest.approx(record["margin_unshifted"], abs=1e-5)
+        same = {name: value for name, value in record.items() if not name.startswith("margin")}
+        assert {name: value for name, value in found[case].items() if not name.startswith("margin")} == same
+    cost = json.loads((folder / "environment.json").read_text())["cost"]["calibrated_shift"]
+    assert cost["cases"] == 60
+    assert cost["seconds"] > cost["shared_seconds"]
+
+
+def shifted(folder: Path) -> list[dict[str, Any]]:
+    return [record for record in lines(folder) if record["arm"] == "calibrated_shift"]
+
+
+def baseline(folder: Path) -> dict[str, dict[str, Any]]:
+    return {record["case"]: record for record in lines(folder) if record["arm"] == "baseline"}
 
 
 def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path, tmp_path: Path) -> None:
