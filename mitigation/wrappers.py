@@ -4,7 +4,7 @@ Both pass the method a VLM whose ``generate`` adds a logits processor after the 
 loads neither torch nor transformers; generating does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
 
     from interp.vlm import VLM, Generation, Prompt
+
+    Added = Callable[[VLM, Sequence[Prompt], Mapping[str, Any], Sequence[LogitsProcessor]], LogitsProcessor]
 
 
 class WrappedVLM:
@@ -45,26 +47,20 @@ class WrappedVLM:
 class ProcessingVLM(WrappedVLM):
     """A VLM whose ``generate`` runs an additional logits processor last.
 
-    ``used``: whether anything was generated through it.
+    ``added(vlm, prompts, encoded, own)`` makes it, for the model, the prompts, their inputs (of a paired batch, those
+    of both halves) and the method's own processors. ``used``: whether anything was generated through this.
     """
 
-    def __init__(self, vlm: "VLM") -> None:
+    def __init__(self, vlm: "VLM", added: "Added") -> None:
         super().__init__(vlm)
-        self.used = False
+        self._added, self.used = added, False
 
     def around(self, other: "VLM") -> "ProcessingVLM":
         """The same wrapper around another model, for a method that answers with its own model."""
         self.used = True
-        return self._like(other)
-
-    def _like(self, other: "VLM") -> "ProcessingVLM":
-        raise NotImplementedError
-
-    def _added(
-        self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
-    ) -> "LogitsProcessor":
-        """The processor that runs after the method's ``own``."""
-        raise NotImplementedError
+        found: ProcessingVLM = object.__new__(type(self))
+        found.__dict__ = self.__dict__ | {"_vlm": with_model(self._vlm, other)}
+        return found
 
     def generate(
         self,
@@ -78,7 +74,7 @@ class ProcessingVLM(WrappedVLM):
         self.used = True
         encoded = self.encode(prompts) if encoded is None else encoded
         own = list(logits_processor or ())
-        processors = [*own, self._added(prompts, encoded, own)]
+        processors = [*own, self._added(self._vlm, prompts, encoded, own)]
         return super().generate(prompts, encoded=encoded, logits_processor=processors, **options)
 
 
@@ -127,7 +123,7 @@ class Shifted:
         Raises:
             UserError: the method does not answer through ``vlm.generate``, or an answer has no margin to shift.
         """
-        shifting = _ShiftingVLM(vlm, self.shift)
+        shifting = ProcessingVLM(vlm, self._shifting)
         generation = self.method.generate(cast("VLM", shifting), prompts, max_new_tokens=max_new_tokens)
         if not shifting.used:
             raise UserError(
@@ -141,6 +137,11 @@ class Shifted:
                 "first_scores"
             )
         return generation
+
+    def _shifting(self, vlm: "VLM", prompts: Any, encoded: Any, own: "Sequence[LogitsProcessor]") -> "LogitsProcessor":
+        from mitigation.processors import ConstantShiftLogitsProcessor
+
+        return ConstantShiftLogitsProcessor(vlm.answer_ids, shift=self.shift, after=own)
 
 
 @dataclass(frozen=True)
@@ -170,24 +171,6 @@ class ShiftedTrainable:
     def read(self, out: Path) -> Shifted:
         """See ``TrainableMethod.read``."""
         return Shifted(self.method.read(out), self.shift)
-
-
-class _ShiftingVLM(ProcessingVLM):
-    """A VLM that shifts the first token's scores."""
-
-    def __init__(self, vlm: "VLM", shift: float) -> None:
-        super().__init__(vlm)
-        self._shift = shift
-
-    def _like(self, other: "VLM") -> "_ShiftingVLM":
-        return _ShiftingVLM(with_model(self._vlm, other), self._shift)
-
-    def _added(
-        self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
-    ) -> "LogitsProcessor":
-        from mitigation.processors import ConstantShiftLogitsProcessor
-
-        return ConstantShiftLogitsProcessor(self._vlm.answer_ids, shift=self._shift, after=own)
 
 
 @dataclass(frozen=True)
@@ -222,7 +205,7 @@ class Sampled:
         Raises:
             UserError: ``method`` raises it, or does not answer through ``vlm.generate``.
         """
-        sampling = _SamplingVLM(vlm, self.temperature, self.seed)
+        sampling = ProcessingVLM(vlm, self._sampling)
         generation = self.method.generate(cast("VLM", sampling), prompts, max_new_tokens=max_new_tokens)
         if not sampling.used:
             raise UserError(
@@ -231,23 +214,11 @@ class Sampled:
             )
         return generation
 
-
-class _SamplingVLM(ProcessingVLM):
-    """A VLM that samples the tokens."""
-
-    def __init__(self, vlm: "VLM", temperature: float, seed: int) -> None:
-        super().__init__(vlm)
-        self._temperature, self._seed = temperature, seed
-
-    def _like(self, other: "VLM") -> "_SamplingVLM":
-        return _SamplingVLM(with_model(self._vlm, other), self._temperature, self._seed)
-
-    def _added(
-        self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
+    def _sampling(
+        self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: Any
     ) -> "LogitsProcessor":
         from mitigation.processors import CaseSampler
 
         # A paired branch stacks noised rows below clean ones; each pair shares one draw.
-        copies = len(encoded["input_ids"]) // len(prompts)
-        keys = [prompt.key for prompt in prompts] * copies
-        return CaseSampler(keys, temperature=self._temperature, seed=self._seed)
+        keys = [prompt.key for prompt in prompts] * (len(encoded["input_ids"]) // len(prompts))
+        return CaseSampler(keys, temperature=self.temperature, seed=self.seed)

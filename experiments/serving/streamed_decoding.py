@@ -96,11 +96,8 @@ class _WatchedVLM(ProcessingVLM):
     """A VLM whose first ``generate`` is watched; methods that ask again, for a margin, do so unwatched."""
 
     def __init__(self, vlm: "VLM", watch: "_Watch") -> None:
-        super().__init__(vlm)
+        super().__init__(vlm, lambda vlm, prompts, encoded, own: watch.begin(encoded))
         self.watch = watch
-
-    def _like(self, other: "VLM") -> "_WatchedVLM":
-        return _WatchedVLM(other, self.watch)
 
     def encode(self, prompts: "Sequence[Prompt]") -> Any:
         """``VLM.encode``; a method with a decoding loop of its own encodes the prompts in order, and nothing else."""
@@ -117,11 +114,6 @@ class _WatchedVLM(ProcessingVLM):
         generation = super().generate(prompts, stopping_criteria=stopping, **options)
         self.watch.made = generation.token_ids[: len(self.watch.rows)]
         return generation
-
-    def _added(
-        self, prompts: "Sequence[Prompt]", encoded: Mapping[str, Any], own: "Sequence[LogitsProcessor]"
-    ) -> LogitsProcessor:
-        return self.watch.begin(encoded)
 
 
 class _Watch:
