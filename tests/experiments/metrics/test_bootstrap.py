@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from statsmodels.stats.multitest import multipletests
 
-from experiments.metrics import bootstrap, tests
+from experiments.metrics import bootstrap
+from experiments.metrics import statistical_tests as tests
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
 UNSAFE, SAFE = 1026, 497  # MMSafeAware's published cases
