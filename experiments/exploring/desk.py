@@ -5,6 +5,7 @@ Nothing is remembered of a browser tab but its latest piece of work: a newer one
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 8
+TOLD_EVERY = 0.1  # seconds between two words on how far a piece of work is
 REPLACED = "a newer request of this page took its place"
 NO_MEMORY = (
     "not enough memory for this; take a smaller picture, fewer layers or a shorter text; the model is still there"
@@ -129,13 +131,23 @@ class Desk:
         """The last event of a piece of work: what it found, or why not, in a sentence."""
         vlm = self.vlm
         assert vlm is not None
+        forwards, told = 0, time.monotonic()
+
+        def stop() -> bool:
+            nonlocal forwards, told
+            forwards += 1
+            if time.monotonic() - told > TOLD_EVERY:
+                told = time.monotonic()
+                work.tell({"forwards": forwards})
+            return bool(work.dropped)
+
         try:
             with (
                 vlm.batches.by(self._rule, on_lowered=lambda rows: None),
-                vlm.batches.stopping(lambda: bool(work.dropped)),
+                vlm.batches.stopping(stop),
             ):
                 vlm.batches.go_on()
-                return {"done": work.do(vlm)}
+                return {"done": work.do(vlm), "forwards": forwards}
         except Stopped:
             return {"error": work.dropped, "stopped": True}
         except UserError as error:

@@ -17,6 +17,7 @@ function listen() {
   const drawer = () => { byId("drawer").hidden = !byId("drawer").hidden; byId("draw").setAttribute("aria-expanded", String(!byId("drawer").hidden)); };
   on("go", go);
   on("stop", () => state.working && state.working.abort());
+  addEventListener("keydown", (event) => { if (event.key === "Escape" && state.working) state.working.abort(); });
   on("choose", () => byId("file").click());
   on("draw", drawer);
   on("draw-it", () => choose(`drawn:${byId("sign").checked ? "no-" : ""}${byId("thing").value}:${byId("seed").value}`, true));

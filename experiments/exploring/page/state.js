@@ -19,6 +19,16 @@ async function api(name, body, signal) {
 }
 const ask = async (name, body) => (await api(name, body)).json();
 
+/* How far the work is: of as many forwards as the same took the last time, where there was one. */
+const usual = {};
+function progressed(action, forwards) {
+  const bar = byId("progress"), all = usual[action];
+  bar.hidden = false;
+  if (all) Object.assign(bar, { max: all, value: Math.min(all, forwards) });
+  else bar.removeAttribute("value");
+  byId("waiting").textContent = `working … ${forwards}${all ? ` of ${all}` : ""} forwards`;
+}
+
 /* One piece of work for the model; on is told each event. A newer one takes the place of an older one. */
 async function work(experiment, on = () => {}) {
   if (state.working) state.working.abort();
@@ -39,7 +49,10 @@ async function work(experiment, on = () => {}) {
         if ("waiting" in event) {
           byId("waiting").textContent = event.loading ? "the model is being loaded …" : event.waiting ? `${event.waiting} before this one` : "";
         } else if (event.begun) byId("waiting").textContent = "working …";
-        else if ("done" in event) return event.done;
+        else if ("done" in event) {
+          usual[experiment.action] = event.forwards;
+          return event.done;
+        } else if ("forwards" in event) progressed(experiment.action, event.forwards);
         else if ("error" in event) throw new Error(event.error);
         else on(event);
       }
@@ -50,7 +63,7 @@ async function work(experiment, on = () => {}) {
     if (state.working === control) {
       state.working = null;
       byId("waiting").textContent = "";
-      byId("stop").hidden = true;
+      byId("stop").hidden = byId("progress").hidden = true;
     }
   }
 }

@@ -6,6 +6,7 @@ Some actions on the first organism by default; all on both organisms, with VCD a
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -249,6 +250,34 @@ def test_a_patch_and_the_words_that_look_at_it_are_reached_by_keyboard(tab: Any)
     tab.keyboard.press("Tab")
     assert tab.locator("button.token[style*='--share']").count() == 0
     assert tab.locator("canvas.map").evaluate("canvas => canvas.toDataURL()") == plain
+
+
+def test_a_long_call_says_how_far_it_is_and_is_stopped_in_its_middle(
+    tab: Any, page: Explored, organism: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm, margin = organism.layout.module(organism.model, "final_norm"), organism.score([prompt()])
+    whole, forwards = norm.forward, 0
+
+    def slow(states: torch.Tensor) -> Any:
+        nonlocal forwards
+        forwards += 1
+        time.sleep(0.2)
+        return whole(states)
+
+    act(tab, "windows", "#sweeps", ".curve")
+    with monkeypatch.context() as patched:
+        patched.setattr(norm, "forward", slow)
+        tab.click('[data-action="windows"]')
+        tab.locator("#waiting", has_text=re.compile(r"working … \d of \d forwards")).wait_for()
+        bar = tab.locator("#progress")
+        assert 0 < bar.evaluate("bar => bar.value") < bar.evaluate("bar => bar.max")
+        tab.keyboard.press("Escape")
+        tab.locator("#sweeps .trouble", has_text="stopped").wait_for()
+        while page.server.desk._running is not None:
+            time.sleep(0.01)
+    assert 0 < forwards < 6
+    assert not bar.is_visible()
+    assert torch.equal(organism.score([prompt()]), margin)
 
 
 SIZES = pytest.mark.parametrize(("width", "scheme"), [(w, s) for w in (1280, 400, 320) for s in ("light", "dark")])
