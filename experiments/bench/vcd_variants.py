@@ -52,7 +52,7 @@ class TokenTimes(BaseStreamer):
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def set_bias(self, value: Tensor) -> None:
+    def put(self, value: Tensor) -> None:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:

@@ -122,7 +122,7 @@ def clustered(n: int) -> YesNoCases:
 def verdict_answers(of: YesNoCases, margin: np.ndarray, *, ranked: bool) -> YesNoAnswers:
     yes = margin > 0
     ranking = margin if ranked else np.full(len(margin), np.nan)
-    return YesNoAnswers(kept=np.full(len(margin), True), right=yes != of.unsafe, said_yes=yes, said_no=~yes,
+    return YesNoAnswers(kept=np.full(len(margin), True), right=yes != of.unsafe, answered_yes=yes, answered_no=~yes,
                         margin=ranking, ranking=ranking, fold=None, disagreeing=(0, len(margin)),
                         published_right=None, status=Counter(), verdict=Counter())  # fmt: skip
 
