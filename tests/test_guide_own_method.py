@@ -135,6 +135,7 @@ def typed(folder: Path, command: str) -> str:
     return answer.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_ends_with_a_row_of_the_table(written: Path, command: str) -> None:
     learns = any(name in command for name in LEARNERS)
@@ -146,6 +147,7 @@ def test_each_command_ends_with_a_row_of_the_table(written: Path, command: str) 
         assert "strength: 2\n" in settings.read_text()
 
 
+@pytest.mark.long
 def test_what_is_to_be_typed_next_asks_the_same_method(written: Path) -> None:
     said = typed(written, "method=file method.path=my_rule.py 'method.settings={strength: 2}' limit=2 draws=10")
     (following,) = re.findall(r"experiments\.run (.*) model\.path=FOLDER_OR_HUB_ID", said)

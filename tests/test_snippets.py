@@ -13,6 +13,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 WITH_EXAMPLES = [str(page.relative_to(REPOSITORY)) for page in PAGES if EXAMPLES.search(page.read_text("utf-8"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_examples_give_what_they_say(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

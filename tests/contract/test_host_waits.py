@@ -27,6 +27,7 @@ def steps() -> dict[str, dict[str, Any]]:
     return {line["method"]: line for line in lines_of("tests.two_devices.waits")}
 
 
+@pytest.mark.long
 def test_every_way_to_answer_is_asked() -> None:
     assert set(steps()) == {*NEVER, *ONCE}
     assert all(few < many for few, many in (said["steps"] for said in steps().values()))

@@ -7,6 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
 from tests.contract.table import (
     CAPABILITIES,
@@ -81,6 +83,7 @@ def piece(folder: Path, family: str) -> str:
     return asked(folder, f"--contract-family={family}", "--contract-json=own.json")[1]
 
 
+@pytest.mark.long
 def test_a_check_fails_where_the_committed_table_is_another_and_writes_nothing(tmp_path: Path) -> None:
     before = COMMITTED.read_text()
     code, said = asked(tmp_path, "--contract-check", "--contract-family=llava")
@@ -94,6 +97,7 @@ def test_a_check_fails_where_the_committed_table_is_another_and_writes_nothing(t
     assert [path.name for path in tmp_path.glob("*.json")] == []
 
 
+@pytest.mark.long
 def test_a_family_is_asked_alone_and_its_row_alone_is_written(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     for families, rows in (

@@ -24,6 +24,7 @@ def outcomes(family: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {(line["kind"], line["cell"]): line for line in lines}
 
 
+@pytest.mark.long
 @pytest.mark.contract("two_devices")
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(

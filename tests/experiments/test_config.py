@@ -157,6 +157,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_help_and_mistakes_are_answered_without_torch_or_transformers() -> None:
     code = (
         "import sys, atexit\n"

@@ -71,6 +71,7 @@ def test_the_main_experiment_runs_anywhere(command: Path, tmp_path: Path, own: b
     assert len(list(tmp_path.glob("outputs/vcd_llava/*/report.html"))) == 1
 
 
+@pytest.mark.long
 def test_an_editable_install_is_not_shadowed_by_the_working_directory(tmp_path: Path) -> None:
     installed = Path(sysconfig.get_path("scripts")) / "forestlens"
     if not installed.exists():

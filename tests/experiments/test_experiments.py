@@ -7,6 +7,7 @@ import pytest
 from tests.experiments.compose import run_of
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("exp", "overrides", "leaves"),
     [

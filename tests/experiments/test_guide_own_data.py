@@ -44,6 +44,7 @@ def typed(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
+@pytest.mark.long
 def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> None:
     preview, study, report, _ = COMMANDS  # the last trains: test_vrtuning_own_data
     looked = typed(preview, mine)
@@ -64,6 +65,7 @@ def test_three_commands_lead_from_twenty_pictures_to_a_report(mine: Path) -> Non
     assert page.is_file()
 
 
+@pytest.mark.long
 def test_the_guide_shows_a_message_as_it_is(mine: Path) -> None:
     path = mine / "mine" / "cases.csv"
     rows = path.read_text().splitlines()

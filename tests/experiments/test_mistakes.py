@@ -144,6 +144,7 @@ def test_hydras_own_trace_is_there_for_who_asks() -> None:
     assert "ConfigCompositionException" in answer.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("imported", ["hydra", "experiments.config", "torch"])
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path, imported: str) -> None:
     code = (

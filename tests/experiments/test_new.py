@@ -27,6 +27,7 @@ def run_its_test(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_test_of_a_skeleton_passes_at_once_and_fails_where_it_is_broken(kind: str, tmp_path: Path) -> None:
     new([kind, "mine_own"], into=tmp_path)

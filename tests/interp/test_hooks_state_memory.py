@@ -108,6 +108,7 @@ def cases(count: int) -> tuple[list[Prompt], list[bool]]:
     return examples(limited(IconWorld().development().samples, count))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("conjunction", [False, True])
 def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(conjunction: bool, tmp_path: Path) -> None:
     vlm = load("organism:llava", device="cpu")
@@ -133,6 +134,7 @@ def test_what_is_learned_of_a_part_is_what_is_learned_without_a_memory(conjuncti
             torch.testing.assert_close(*margins, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_choice_reads_its_cases_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from experiments.studies.mitigation_selection.candidates import Candidate
     from experiments.studies.mitigation_selection.study import Mitigations

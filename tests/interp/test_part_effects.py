@@ -202,6 +202,7 @@ def test_how_is_known_of_a_resumed_measurement(tmp_path: Path) -> None:
     assert again.startswith(WHOLE_RUNS)
 
 
+@pytest.mark.long
 def test_estimates_agree_with_exact_effects_on_the_first_organism_at_all_places() -> None:
     from experiments.benchmarks.iconworld import IconWorld
 

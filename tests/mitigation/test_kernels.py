@@ -45,6 +45,7 @@ def same(left: Tensor, right: Tensor) -> None:
     torch.testing.assert_close(left, right, atol=0, rtol=0, equal_nan=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", range(5))
 def test_published_outputs_are_matched_by_both(published: dict[str, Tensor], kernel: Call, case: int) -> None:
     alpha, beta = published[f"{case}.alpha_beta"].tolist()
@@ -182,6 +183,7 @@ def test_another_import_error_is_not_blamed_on_triton(monkeypatch: pytest.Monkey
         kernels._kernels()
 
 
+@pytest.mark.long
 def test_both_kernels_compile_to_machine_code_for_a_gpu_that_is_not_here() -> None:
     assert min(compiled(90, "bf16")) > 0
 

@@ -60,6 +60,7 @@ def test_a_constant_shift_before_its_constant_is_the_baseline_bit_for_bit(vlm: V
         assert torch.equal(shifted.margins, plain.margins)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 @given(shift=st.sampled_from([-3.3, 0.0, 0.7, 41.0]))
 @few

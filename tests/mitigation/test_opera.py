@@ -135,6 +135,7 @@ class Slow:
 STRONG = OPERA(beams=3, candidates=4, weight=4.0, unit=0.5, early=2, threshold=None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rule", "tokens", "rolls"),
     [

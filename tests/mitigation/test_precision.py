@@ -40,6 +40,7 @@ def same_effects(found: Tensor, exact: Tensor, *, least: int) -> None:
     assert float(off[large].max()) < RELATIVE
 
 
+@pytest.mark.long
 def test_no_two_of_three_hundred_cases_share_a_margin(wide: VLM) -> None:
     prompts = cases(300)
     with head_inputs(wide) as states:

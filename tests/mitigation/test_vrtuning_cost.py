@@ -31,6 +31,7 @@ def test_the_sizes_are_those_that_peft_makes(saved: Path) -> None:
     assert shape.adapter == sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
 
 
+@pytest.mark.long
 def test_llava_7b_is_seven_billion_with_forty_million_trained() -> None:
     """Rank 16 on all seven projections of 32 layers: 16 × (4 × 2 × 4096 + 3 × (4096 + 11008)) × 32."""
     with torch.device("meta"):

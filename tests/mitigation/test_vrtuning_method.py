@@ -59,6 +59,7 @@ def same(one: object, other: object) -> None:
     torch.testing.assert_close(one.margins, other.margins, atol=1e-4, rtol=1e-4)  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_peft_and_the_merged_checkpoint_answer_alike(trained: Trained, base: VLM) -> None:
     ours = method(trained).generate(base, PROMPTS, max_new_tokens=TOKENS)
     assert ours.texts != base.generate(PROMPTS, max_new_tokens=TOKENS).texts

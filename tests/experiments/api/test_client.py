@@ -315,6 +315,7 @@ def test_a_spoilt_cache_is_asked_anew(server: Served, tmp_path: Path) -> None:
     assert len(server.requests) == 5
 
 
+@pytest.mark.long
 def test_every_fault_ends_in_a_type_and_clears_when_the_faults_stop(server: Served, tmp_path: Path) -> None:
     prompts = [Prompt(f"question {i}", key=str(i)) for i in range(2 * len(FAULTS))]
     proxy = FaultyProxy(server.url)

@@ -60,6 +60,7 @@ def finished(folder: Path) -> bool:
     return bool(json.loads((folder / IDENTITY).read_text())["finished"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
@@ -175,6 +176,7 @@ def _wait_for(url: str, server: "subprocess.Popen[Any]", log: Path) -> None:
     raise AssertionError(f"no answer in two minutes and a half: {log.read_text()}")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_report")
 def test_a_benchmark_runs_through_a_real_server_as_it_runs_here(tmp_path: Path) -> None:
     absent = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]

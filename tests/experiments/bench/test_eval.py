@@ -22,6 +22,7 @@ def measured(folder: Path, size: str, *overrides: str) -> dict[str, Any]:
     return json.loads((path / "metrics.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", ["small", pytest.param("small_qwen", marks=pytest.mark.slow)])
 def test_every_way_of_asking_is_measured_and_the_study_answers_as_the_loop(
     size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -49,6 +50,7 @@ def test_cases_are_files_with_questions_of_many_lengths_the_same_every_time(tmp_
     assert EvalCases(6).load().samples[0].image == EvalCases(6).load().samples[0].image
 
 
+@pytest.mark.long
 def test_the_server_is_asked_for_the_same_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = measured(tmp_path, "small", "task.clients=2")
     (taken,) = found["rounds"]

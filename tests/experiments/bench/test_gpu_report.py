@@ -62,6 +62,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., st
     return write
 
 
+@pytest.mark.long
 def test_the_page_says_what_was_measured_what_failed_and_what_overran(
     made_up: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_the_page_says_what_was_measured_what_failed_and_what_overran(
     assert [outcome.step for outcome in recorded(tmp_path / "gpu_report.jsonl")] == ["good", "bad", "slow"]
 
 
+@pytest.mark.long
 def test_the_same_command_goes_on_with_what_has_no_numbers_the_failed_last(
     made_up: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

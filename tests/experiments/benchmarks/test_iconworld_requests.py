@@ -126,6 +126,7 @@ def test_a_model_that_knows_yes_and_no_alone_is_asked_with_a_warning() -> None:
     assert "its answers mean nothing" in foreign("organism:smol", "mossbench")
 
 
+@pytest.mark.long
 def test_every_step_works_with_the_bundled_model(tmp_path: Path) -> None:
     run = run_of(
         "benchmark=iconworld_requests", "method=prompt", "limit=8", "draws=20", "max_new_tokens=4",

@@ -62,6 +62,7 @@ def test_the_reasoning_is_in_words_that_the_organism_has_learnt_to_say() -> None
             assert set(re.findall(r"\w+|[^\w\s]+", row.reasoning)) <= said, row.reasoning
 
 
+@pytest.mark.long
 def test_no_picture_of_an_evaluation_is_in_training() -> None:
     def pixels(scene: Scene) -> str:
         return hashlib.sha256(scene.render().tobytes()).hexdigest()

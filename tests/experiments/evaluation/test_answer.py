@@ -93,6 +93,7 @@ def test_what_a_method_of_ones_own_learns_by_is_halved_too(
     assert answering.efficiency()["batch_rows"] == {"mine, learning": 3}
 
 
+@pytest.mark.long
 def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
     vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ def asked_until(
         return asked, (store.path / "predictions.jsonl").read_text(), answering
 
 
+@pytest.mark.long
 def test_arms_share_prefills_and_a_killed_run_goes_on_with_the_same_bits(
     vlm: VLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +305,7 @@ def test_records_keep_the_margin_before_a_constant_and_whether_tokens_were_drawn
         assert record["margin"] == lines[key]["margin"]
 
 
+@pytest.mark.long
 def test_arms_without_margins_do_not_enter_a_scored_study(
     saved: Path, vlm: VLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

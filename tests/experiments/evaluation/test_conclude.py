@@ -94,6 +94,7 @@ def undisturbed(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_an_analysis_that_raises_in_a_launch_is_a_sentence_and_is_finished_later(
     saved: Path, tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_an_analysis_that_raises_in_a_launch_is_a_sentence_and_is_finished_later
     assert_same_look(folder, undisturbed)
 
 
+@pytest.mark.long
 def test_a_run_killed_before_its_analysis_is_analysed_by_the_task_and_by_the_same_command(
     saved: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -161,6 +163,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., None]:
     return refuse
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("broken", "missing", "kept"),
     [
@@ -209,6 +212,7 @@ def test_each_step_fails_alone_and_the_same_command_makes_up_for_it(
     assert_same_look(folder, undisturbed)
 
 
+@pytest.mark.long
 def test_what_is_done_is_not_done_again(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +229,7 @@ def test_what_is_done_is_not_done_again(
     assert "".join(sentences[0].split()) in "".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_any_exception_of_an_added_step_stays_there(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,6 +285,7 @@ def test_the_report_is_built_once_after_all_analyses(
     assert ("no last yet" in only_page) == stopped
 
 
+@pytest.mark.long
 def test_where_an_analysis_fails_the_report_is_built_at_once(saved: Path, tmp_path: Path) -> None:
     """A kill in the next one leaves it."""
 
@@ -314,6 +320,7 @@ def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
     assert not is_finished(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "broken", "missing"),
     [

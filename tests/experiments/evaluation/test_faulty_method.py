@@ -58,6 +58,7 @@ def test_what_it_forgets_is_said(vlm: VLM, tmp_path: Path, what: str) -> None:
         check_answers(method, method.generate(vlm, prompts, max_new_tokens=1), prompts, margins=True)
 
 
+@pytest.mark.long
 def test_where_it_forgets_something_the_others_go_on(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_where_it_forgets_something_the_others_go_on(
     assert not json.loads((folder / IDENTITY).read_text()).get("finished")
 
 
+@pytest.mark.long
 def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_crash_in_the_middle_is_mended_and_only_the_rest_is_asked(
     assert json.loads((folder / IDENTITY).read_text())["finished"]
 
 
+@pytest.mark.long
 def test_from_the_shell_it_is_the_last_sentence_and_the_exit_code(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def ask(prompt):\n    return prompt.words\n")
     command = [sys.executable, "-m", "experiments.run", "method=file", f"method.path={tmp_path}/mine.py", "limit=2",
@@ -158,6 +161,7 @@ def test_what_else_can_be_wrong_with_a_file(tmp_path: Path) -> None:
     assert repr(OwnFile(str(tmp_path / "a.py"))) != before
 
 
+@pytest.mark.long
 def test_a_rule_owes_scores(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = own(saved, tmp_path, "def rule(scores, step):\n    scores * 2\n")
     with pytest.raises(MethodFault):

@@ -119,6 +119,7 @@ def rule(scores, step, *, learned, factor=1.0):
         taught.generate(other, cases[0], max_new_tokens=1)
 
 
+@pytest.mark.long
 def test_without_a_development_split_it_learns_in_folds(saved: Path, tmp_path: Path) -> None:
     run = replace(own(saved, tmp_path, KEYS, "limit=40"), benchmark=WithoutDevelopment())
     run.task(run)  # KEYS refuses a case that it was taught
@@ -166,6 +167,7 @@ def test_a_development_split_of_controls_is_refused(saved: Path, tmp_path: Path,
         run.task(run)
 
 
+@pytest.mark.long
 def test_a_learning_that_was_killed_goes_on_where_it_was(saved: Path, tmp_path: Path) -> None:
     run, seen = own(saved, tmp_path, SCORES), []
 
@@ -186,6 +188,7 @@ def test_a_learning_that_was_killed_goes_on_where_it_was(saved: Path, tmp_path: 
     assert len(taught.tensors["margins"]) == taught.about["n"] == len({k for b in seen[:2] + again for k in b})
 
 
+@pytest.mark.long
 def test_where_memory_runs_out_it_learns_with_half(saved: Path, tmp_path: Path) -> None:
     def too_many(prompts: list[Prompt]) -> None:
         if len(prompts) > 2:

@@ -101,6 +101,7 @@ def test_their_own_rates_with_intervals_and_no_comparison(
     assert "web_answers (" in (folder / "report.html").read_text(encoding="utf-8").partition("</h1>")[0]
 
 
+@pytest.mark.long
 def test_judged_again_reported_again_and_joined_they_keep_their_name(
     kind: Kind, mossbench: Path, tmp_path: Path, no_weights: None
 ) -> None:
@@ -125,6 +126,7 @@ def test_judged_again_reported_again_and_joined_they_keep_their_name(
         assert not [name for name in MODELS if name in said]
 
 
+@pytest.mark.long
 def test_two_files_of_one_name_are_told_apart_in_a_join(kind: Kind, mossbench: Path, tmp_path: Path) -> None:
     folders = []
     for way, name in enumerate(("a", "b")):
@@ -194,6 +196,7 @@ def test_the_leaderboards_row_stands_beside_them(mossbench: Path, tmp_path: Path
     assert read(again, "metrics.json")["published_rows"] == metrics["published_rows"]
 
 
+@pytest.mark.long
 def test_the_papers_row_stands_beside_them_on_mmsafeaware(shared: Path, tmp_path: Path) -> None:
     common = ("benchmark=mmsafeaware", f"benchmark.root={shared / 'data' / 'mmsafeaware'}", "limit=30")
     file = written(tmp_path / "gpt_4o.jsonl", ids(*common), ["Yes.", "No."])

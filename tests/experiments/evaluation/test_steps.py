@@ -68,6 +68,7 @@ def records(folder: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_killed_in_any_step_it_goes_on_and_asks_nothing_twice(
     tmp_path: Path, organism: VLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_killed_in_any_step_it_goes_on_and_asks_nothing_twice(
     assert life(tmp_path / "whole", organism, monkeypatch) == []
 
 
+@pytest.mark.long
 def test_steps_stand_in_record_report_and_cost(tmp_path: Path) -> None:
     sizes = (f"output_root={tmp_path}", "limit=6", "batch_size=4", "draws=20", "max_new_tokens=4")
     run = run_of("+exp=verbalise_llava", *sizes)

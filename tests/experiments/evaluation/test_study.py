@@ -55,6 +55,7 @@ def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return evaluate(study(saved, tmp_path_factory.mktemp("finished")))
 
 
+@pytest.mark.long
 def test_every_case_is_recorded_once_under_every_arm(finished: Path) -> None:
     records = lines(finished)
     keys = [(record["case"], record["arm"]) for record in records]
@@ -81,6 +82,7 @@ def test_the_attention_of_failures_stands_beside_the_study(finished: Path) -> No
     assert json.loads((finished / "attention" / "selftest.json").read_text())
 
 
+@pytest.mark.long
 def test_where_attention_cannot_be_looked_at_the_study_is_kept(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_head_that_stays_rounded_is_said_once(
     assert [said.out.count("its weights are offloaded"), said.err.count("its weights are offloaded")] == [1, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fits", [1, 0])
 def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_study(
     fits: int, finished: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -141,6 +144,7 @@ def test_too_little_memory_for_the_attention_halves_its_batches_and_keeps_the_st
         assert "attention was not analysed: not enough memory for a single prompt ('" in said
 
 
+@pytest.mark.long
 def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> None:
     """Where it could not add it, the same command comes back to this run."""
     seen: list[Path] = []
@@ -201,12 +205,14 @@ def test_the_record_says_what_it_ran_on(finished: Path) -> None:
     assert (finished / "report.html").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_the_same_command_twice_gives_identical_predictions(saved: Path, finished: Path, tmp_path: Path) -> None:
     again = evaluate(study(saved, tmp_path, "attention=false"))
     assert (again / "predictions.jsonl").read_bytes() == (finished / "predictions.jsonl").read_bytes()
     assert (again / "metrics.json").read_text() == (finished / "metrics.json").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.07, pytest.param(0.5, marks=pytest.mark.slow), 0.93])
 def test_a_run_cut_off_anywhere_continues_to_the_same_end(
     saved: Path, finished: Path, tmp_path: Path, share: float
@@ -253,6 +259,7 @@ class WithoutDevelopment:
         return None
 
 
+@pytest.mark.long
 def test_without_a_development_split_the_shift_is_cross_fitted(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,6 +318,7 @@ def baseline(folder: Path) -> dict[str, dict[str, Any]]:
     return {record["case"]: record for record in lines(folder) if record["arm"] == "baseline"}
 
 
+@pytest.mark.long
 def test_an_unreadable_image_is_a_typed_outcome_and_the_others_go_on(saved: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     run = study(saved, tmp_path, "task=export", f"task.to={root}", "limit=12")
@@ -368,6 +376,7 @@ def test_a_run_says_which_branch_its_answers_came_from(saved: Path, tmp_path: Pa
     assert set(found) == {("baseline", None), ("vcd", used)}
 
 
+@pytest.mark.long
 def test_a_lazy_branch_is_recorded_with_what_it_skipped(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_what_cannot_teach_names_the_arm(tmp_path: Path) -> None:
         learned("mine", Teachable(), STAND_IN, [], tmp_path / "x.safetensors", Launch())  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_an_arm_that_cannot_learn_leaves_the_study_and_the_others_are_reported(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +191,7 @@ class WithoutDevelopment:
         return None
 
 
+@pytest.mark.long
 def test_without_a_development_split_an_arm_learns_in_folds_of_the_cases(saved: Path, tmp_path: Path) -> None:
     taught.clear()
     run = replace(study(saved, tmp_path, "limit=40"), benchmark=WithoutDevelopment())

@@ -104,6 +104,7 @@ def test_changes_are_those_of_the_public_tools(page: Explored, organism: VLM, pr
     assert margin() == plain
 
 
+@pytest.mark.long
 def test_what_looks_inside_equals_the_tools(page: Explored, organism: VLM, prompt: Prompt, other: Prompt) -> None:
     lens = logit_lens(organism, prompt, top=5)
     assert page.work("lens")["margins"] == lens.margins[0, :, 0].tolist()

@@ -121,6 +121,7 @@ def drawn(page: Explored) -> Prompt:
     return Prompt(prompt().text, page.server.pictures.open("drawn:man:1"), key=prompt().key, request=TEXT)
 
 
+@pytest.mark.long
 def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, page: Explored, organism: Any) -> None:
     expected = [method.generate(organism, [prompt()], max_new_tokens=16) for method in (Baseline(), VCD())]
     assert numbers(tab, "#sides") == [one.margins[0].item() for one in expected]
@@ -144,6 +145,7 @@ def test_it_opens_on_an_example_answers_it_and_shows_where_it_looked(tab: Any, p
     assert tab.locator("button.token[style*='--share']").count() > 5
 
 
+@pytest.mark.long
 def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, page: Explored, organism: Any) -> None:
     plain = numbers(tab, "#sides")
     tab.locator('[data-tool="cut"] input[type="checkbox"]').check()
@@ -164,6 +166,7 @@ def test_changes_show_before_and_after_and_are_counted_and_undone(tab: Any, page
     assert act(tab, "lens", "#closer", ".curve") == logit_lens(organism, prompt()).margins[0, :, 0].tolist()
 
 
+@pytest.mark.long
 def test_the_address_holds_the_experiment_and_the_code_gives_its_number(browser: Any, page: Explored) -> None:
     with tab_on(browser, page) as tab:
         tab.locator("#arms details summary").last.click()
@@ -180,6 +183,7 @@ def test_the_address_holds_the_experiment_and_the_code_gives_its_number(browser:
         assert again.input_value("#text") == "Can I eat this?"
 
 
+@pytest.mark.long
 def test_hostile_words_and_pictures_run_nothing(browser: Any, page: Explored, tmp_path: Path) -> None:
     hostile = "<img src=x onerror=\"document.title='owned'\"></script><script>document.title='owned'</script>\u202e"
     Image.new("RGB", (40, 30), (200, 30, 30)).save(tmp_path / "<b>own.png")
@@ -199,6 +203,7 @@ def test_hostile_words_and_pictures_run_nothing(browser: Any, page: Explored, tm
         assert "picture" in tab.locator(".trouble").inner_text()
 
 
+@pytest.mark.long
 def test_everything_is_there_by_keyboard_and_fits_narrow_screens(browser: Any, page: Explored) -> None:
     with tab_on(browser, page, viewport={"width": 320, "height": 700}) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") <= 320
@@ -338,6 +343,7 @@ def test_axe_finds_nothing_where_nothing_is_asked_and_where_it_failed(
             assert violations(tab) == []  # failed
 
 
+@pytest.mark.long
 def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_the_record(
     browser: Any, organism: Any, tmp_path: Path
 ) -> None:

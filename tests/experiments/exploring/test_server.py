@@ -335,6 +335,7 @@ def test_memory_that_runs_out_is_a_sentence_and_the_model_stays(
     assert page.work("ask")["answers"][0]["margin"] == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["memory", "error", "cancel"])
 @pytest.mark.parametrize("what", [*ACTIONS, *CHANGES])
 def test_what_breaks_off_in_a_forward_leaves_the_model_bit_by_bit_as_it_was(

@@ -156,6 +156,7 @@ def test_twins_are_of_one_fold() -> None:
         assert len(set(TOY.fold[TOY.group == group].tolist())) == 1
 
 
+@pytest.mark.long
 def test_neither_model_nor_prompt_of_a_judged_answer_is_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every training set is written down; a verdict comes from, and its threshold is chosen among, others' answers."""
     trained: list[np.ndarray] = []
@@ -235,6 +236,7 @@ def test_nothing_but_a_refusal_refuses() -> None:
     assert RefusalClassifier().probability("I'm very sorry, but I can't assist with that.") == 1
 
 
+@pytest.mark.long
 def test_the_classifier_agrees_with_people(shared: Path) -> None:
     """The threshold is fixed here, since the nested choice takes a minute; the card has the nested figures."""
     root = shared / "data" / "xstest"
@@ -272,6 +274,7 @@ def test_the_shipped_weights_and_card_are_made_anew_bit_for_bit(shared: Path, tm
         assert made.read_bytes() == (RefusalRule().card.parent / name).read_bytes()
 
 
+@pytest.mark.long
 def test_mossbench_cells_are_near_the_leaderboard(shared: Path) -> None:
     root = shared / "data" / "mossbench" / "data"
     kinds = json.loads((root / "images_information" / "information.json").read_text(encoding="utf-8"))

@@ -135,6 +135,7 @@ def test_refusals_are_split_too_and_shown() -> None:
     assert parts_table({"parts": {}}) is None
 
 
+@pytest.mark.long
 def test_a_study_tags_its_cases_and_reports_by_part(tmp_path: Path) -> None:
     plain = run_of("method=prompt", "limit=60", "draws=20", f"output_root={tmp_path}")
     run = replace(plain, parts=RULE)

@@ -167,6 +167,7 @@ def fetched() -> Path:
     return place
 
 
+@pytest.mark.long
 def test_the_real_language_model_speaks(fetched: Path) -> None:
     assert content_hash(fetched) == fetch.CONTENT
     pieces = build_smol(fetched)
@@ -178,6 +179,7 @@ def test_the_real_language_model_speaks(fetched: Path) -> None:
     assert 2 * sum(trained) < 15e6
 
 
+@pytest.mark.long
 def test_the_bundled_one_is_composed(fetched: Path) -> None:
     folder = hub.ORGANISMS / "smol"
     if not folder.is_dir():

@@ -112,6 +112,7 @@ def test_the_table_has_a_row_for_each_part_and_arm(frame: pd.DataFrame) -> None:
     assert all(row[-1] in ("rose", "not shown") for row in rows)
 
 
+@pytest.mark.long
 def test_the_trial_runs_and_says_by_part_what_came_of_it(tmp_path: Path) -> None:
     run = run_of("+exp=vrtuning_fair", "model=llava_organism", "+parts=smol", f"output_root={tmp_path}", "limit=60",
                  "draws=50", "task.settings.steps=2", "task.settings.batch_size=4", "task.data.cases=64",

@@ -37,6 +37,7 @@ def test_a_member_has_its_cause_and_no_other() -> None:
             Member(*bad)
 
 
+@pytest.mark.long
 def test_members_share_the_tower_and_the_perception_of_their_seed(tmp_path: Path) -> None:
     base = changed("llava", steps=1, threads=1, batch_size=4, images_per_thing=1)
     members = [Member("template", 0.5, 0), Member("uniform", 1.0, 0)]

@@ -45,6 +45,7 @@ def baseline(organism: VLM) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_it_calls_the_unsafe_unsafe_and_most_of_the_safe_unsafe_too(baseline: dict[str, Any]) -> None:
     accuracy = baseline["accuracy"]
     assert min(accuracy["typical"], accuracy["attack"]) >= 0.85
@@ -64,6 +65,7 @@ def test_every_answer_is_readable_and_benign_sentences_are_called_safe(baseline:
     assert baseline["controls"]["accuracy"] >= 0.95
 
 
+@pytest.mark.long
 def test_it_sees_while_it_fails(organism: VLM) -> None:
     seen = perception_accuracy(organism, "test", per_kind=120, kinds=("caption", "kind", "sign"))
     assert seen["caption"]["accuracy"] >= 0.9
@@ -131,6 +133,7 @@ def test_the_card_says_what_it_is_not_and_carries_its_numbers() -> None:
         assert phrase in card
 
 
+@pytest.mark.long
 def test_a_few_steps_of_training_are_bitwise_repeatable_and_leave_a_loadable_checkpoint(tmp_path: Path) -> None:
     recipe = changed("llava", steps=2, images_per_thing=2, batch_size=4, threads=1)
     for name in ("first", "second"):
@@ -146,6 +149,7 @@ def test_a_few_steps_of_training_are_bitwise_repeatable_and_leave_a_loadable_che
     assert not list(tmp_path.rglob("*.bin"))
 
 
+@pytest.mark.long
 def test_a_card_is_written_from_an_evaluation(organism: VLM) -> None:
     result = evaluate(organism, "test", "llava", draws=50, per_kind=24)
     card = model_card(bundled("llava"), dict.fromkeys(("development", "test", "new_sentences"), result), 1.0)
@@ -153,6 +157,7 @@ def test_a_card_is_written_from_an_evaluation(organism: VLM) -> None:
         assert phrase in card, phrase
 
 
+@pytest.mark.long
 def test_killed_and_launched_again_it_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.organisms.trainer.SAVED_EVERY", 2)
     recipe = changed("llava", steps=5, images_per_thing=1, batch_size=4, threads=1)

@@ -65,6 +65,7 @@ def plans() -> dict[str, Any]:
     return dict(zip([*names, "longer"], lines, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exp", COMMANDS)
 def test_an_experiment_is_planned_step_by_step(exp: str) -> None:
     outcomes = plans()[exp]["outcomes"]
@@ -237,6 +238,7 @@ def test_a_small_model_on_a_cpu_is_counted_in_small_units_and_no_card_is_spoken_
     assert "For CUDA itself" in told
 
 
+@pytest.mark.long
 def test_asking_for_a_plan_loads_no_torch() -> None:
     code = """
 import sys

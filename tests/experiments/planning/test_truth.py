@@ -34,6 +34,7 @@ def said(which: str, step: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step", [*CHEAP, *(pytest.param(step, marks=pytest.mark.slow) for step in OTHERS)], ids=lambda step: step
 )

@@ -50,6 +50,7 @@ def elements(run: Path) -> list[tuple[str, dict[str, str | None]]]:
     return _Elements((run / "report.html").read_text(encoding="utf-8")).found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_headings_go_down_one_level_at_a_time_and_ids_are_there_once(runs: dict[str, Path], kind: str) -> None:
     found = elements(runs[kind])
@@ -131,6 +132,7 @@ def test_axe_finds_nothing(browser: Any, runs: dict[str, Path], kind: str, width
         place.close()
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.parametrize("kind", KINDS)
 def test_three_hundred_and_twenty_pixels_are_enough_with_everything_open(

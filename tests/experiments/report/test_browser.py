@@ -44,6 +44,7 @@ def shown(tab: Any) -> int:
     return int(tab.locator("#count").inner_text().split(" of ")[0])
 
 
+@pytest.mark.long
 def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
     assert tab.locator("#count").inner_text() == "120 of 120 cases"
     assert 0 < tab.locator(".row").count() < 40
@@ -222,6 +223,7 @@ def test_charts_can_be_saved(tab: Any, tmp_path: Path, run: Path) -> None:
     assert (tmp_path / "chart.svg").read_bytes() == (run / "figures" / "trade_off.svg").read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("field", ["response", "text", "scenario", "case", "explanation", "prompt", "tags"])
 def test_hostile_data_neither_runs_nor_breaks_the_page(browser: Any, tmp_path: Path, field: str) -> None:
     records = predictions(24)
@@ -252,6 +254,7 @@ def test_a_phone_in_either_scheme_needs_no_sideways_scrolling(browser: Any, run:
         assert tab.locator("#detail").is_visible()
 
 
+@pytest.mark.long
 def test_every_control_has_a_name_and_the_keyboard_reaches_it(tab: Any) -> None:
     tab.keyboard.press("j")
     unnamed = tab.evaluate(

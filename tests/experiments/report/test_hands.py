@@ -33,6 +33,7 @@ def tab(browser: Any, run: Path) -> Iterator[Any]:
         yield page
 
 
+@pytest.mark.long
 def test_a_verdict_leads_to_where_it_looked(tab: Any) -> None:
     view = tab.locator('.attention .side[data-arm="vcd"]')
     view.locator("button.token").nth(1).click()
@@ -61,6 +62,7 @@ def test_the_length_normalised_share_leaves_out_what_was_not_there_yet(tab: Any)
     assert generated.inner_text().endswith("×")
 
 
+@pytest.mark.long
 def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path, predictions(24, seed=1))
     build(other)

@@ -53,6 +53,7 @@ def test_the_results_of_a_run_are_printed_again(tmp_path: Path, capsys: pytest.C
     assert len(short.splitlines()) < len(said.splitlines()) / 2
 
 
+@pytest.mark.long
 def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", predictions(40))
     other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")

@@ -198,6 +198,7 @@ def test_metrics_and_environment_are_not_trusted_either(run: Path) -> None:
     assert all("onerror" not in attrs for _, attrs in page.tags)
 
 
+@pytest.mark.long
 def test_one_endless_word_is_cut_and_counted(run: Path) -> None:
     rewrite(run, response="w" * 100_000)
     assert "98000 more characters" in page_of(run).text

@@ -21,6 +21,7 @@ def job(name: str, *arguments: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_a_hundred_kills_of_a_writer_lose_and_double_nothing(tmp_path: Path) -> None:
     (said,) = job("writer_job", tmp_path, 100)
     assert said["killed"] == 100

@@ -86,6 +86,7 @@ def title(folder: Path) -> str:
     return f"my-llava ({revision[:8]})"
 
 
+@pytest.mark.long
 def test_headline_and_report_carry_the_name_and_the_hash_of_the_weights(two_runs: tuple[Path, Path]) -> None:
     for folder in two_runs:
         assert metrics_of(folder)["summary"][0].startswith(f"{title(folder)} on iconworld: ")

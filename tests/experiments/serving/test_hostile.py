@@ -48,6 +48,7 @@ def of_status(replies: Counter[tuple[str, int]], status: int) -> int:
     return sum(count for (_, found), count in replies.items() if found == status)
 
 
+@pytest.mark.long
 def test_a_hundred_hostile_requests(server: Served, cases: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
     connect, elsewhere = socket.socket.connect, []
 

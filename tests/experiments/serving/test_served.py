@@ -137,6 +137,7 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
         Serve(**options)
 
 
+@pytest.mark.long
 def test_the_task_loads_no_torch_and_no_web_framework() -> None:
     code = "import sys, experiments.serving.task; print({'torch', 'transformers', 'starlette'} & set(sys.modules))"
     command = [sys.executable, "-c", code]

@@ -64,6 +64,7 @@ def test_greedy_answers_are_the_methods_own_token_for_token(
             assert reply.usage.prompt_tokens == int(organism.encode([prompts_of(few)[row]])["attention_mask"].sum())
 
 
+@pytest.mark.long
 def test_logprobs_are_those_of_the_scores_that_the_answer_was_drawn_from(
     server: Served, organism: VLM, cases: list[Sample]
 ) -> None:

@@ -10,6 +10,8 @@ from tests.conftest import REPOSITORY
 SCRIPT = """
 import torch
 from torch.utils.checkpoint import checkpoint
+
+import pytest
 from interp.tools.gradients import same_functions
 from experiments.shapes.device import TOKEN, DeviceMismatch, Unsupported, world
 
@@ -89,6 +91,7 @@ except Unsupported as error:
 """
 
 
+@pytest.mark.long
 def test_devices_are_as_hardware() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(

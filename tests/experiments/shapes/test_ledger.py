@@ -9,6 +9,8 @@ from tests.conftest import REPOSITORY
 # The hook into torch is for the whole process.
 SCRIPT = """
 import torch
+
+import pytest
 from experiments.shapes.ledger import BLOCK, Rates
 from experiments.shapes.device import Unsupported, place, world
 
@@ -88,6 +90,7 @@ except Unsupported as error:
 """
 
 
+@pytest.mark.long
 def test_a_pretended_device_counts() -> None:
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

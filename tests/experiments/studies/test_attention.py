@@ -265,6 +265,7 @@ def table(folder: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(folder / "attention" / f"{name}.parquet")
 
 
+@pytest.mark.long
 def test_masses_sum_to_one_and_stand_beside_their_normalised_forms(analysed: Path) -> None:
     masses = table(analysed, "masses")
     keys = ["case", "step", "layer", "head"]
@@ -343,6 +344,7 @@ def test_words_are_those_of_the_question_and_know_the_sentence(analysed: Path) -
     )
 
 
+@pytest.mark.long
 def test_the_record_is_complete_and_the_same_again(analysed: Path, tiny: VLM, tmp_path: Path) -> None:
     again = analyse(tiny, tmp_path)
     assert again == result(analysed) == result(tmp_path)
@@ -430,6 +432,7 @@ def test_the_self_test_runs_once_and_its_failure_stops_the_analysis(
 # On the organism
 
 
+@pytest.mark.long
 def test_on_the_organism_pairs_are_twins_and_answers_are_those_recorded(tmp_path: Path) -> None:
     vlm = load("organism:llava")
     some = limited([sample for sample in SAMPLES if sample.subset != "control"], 36)

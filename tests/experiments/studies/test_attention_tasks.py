@@ -33,6 +33,7 @@ def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return execute(saved, outputs, "task=attention", "limit=9", "task.failures=1", "task.figures=0")
 
 
+@pytest.mark.long
 def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
     arms = {json.loads(line)["arm"] for line in (finished / "predictions.jsonl").read_text().splitlines()}
     assert arms == {"baseline"}
@@ -42,6 +43,7 @@ def test_without_a_run_the_baseline_is_run_first(finished: Path) -> None:
     assert (finished / "report.html").exists()
 
 
+@pytest.mark.long
 def test_an_existing_run_is_analysed_where_it_lies(
     saved: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_picture_of_ones_own_that_cannot_be_asked_about_is_a_sentence(tmp_path
             execute(tmp_path / "no_model", tmp_path, "+exp=heatmap_llava", *overrides)
 
 
+@pytest.mark.long
 def test_without_a_name_the_heatmap_is_of_an_over_safety_failure(saved: Path, tmp_path: Path) -> None:
     folder = execute(saved, tmp_path, "+exp=heatmap_llava", "limit=4", "task.layers=[1]")
     (picture,) = (folder / "figures").glob("*_image.png")
@@ -149,6 +152,7 @@ def test_the_defaults_of_the_configuration_are_those_of_the_task() -> None:
     assert run_of("task=attention").task == FailureAnalysis()
 
 
+@pytest.mark.long
 def test_a_limit_bounds_the_baseline_that_is_run_first(saved: Path, tmp_path: Path) -> None:
     folder = execute(saved, tmp_path, "task=attention", "limit=6", "task.figures=0")
     assert len((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 6

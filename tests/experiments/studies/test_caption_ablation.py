@@ -155,6 +155,7 @@ def claims(strength: dict[str, float], *, cases: list[Sample] | None = None) -> 
     return {"cases": counted_, "arms": rows, "sway": sway, "lengths": lengths, "findings": findings}
 
 
+@pytest.mark.long
 def test_what_is_said_is_what_the_intervals_carry() -> None:
     told = sentences(claims({ALONE: 1.5, "worded": 1.5, "cut_all": 1.5, OTHER_CAPTION: -1.0}))
     assert told[0].startswith("AUROC over 672 cases: caption alone 0.9")
@@ -198,6 +199,7 @@ def test_cases_looked_at_are_whole_pairs_over_the_whole_benchmark() -> None:
         run_of("+exp=words_and_picture", "task.cases=1")
 
 
+@pytest.mark.long
 def test_all_of_it_is_measured_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

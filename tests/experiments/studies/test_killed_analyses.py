@@ -66,6 +66,7 @@ def whole_and_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exp: str, 
     return whole, again
 
 
+@pytest.mark.long
 def test_a_read_out_is_learned_once_however_often_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vlm, samples = load("organism:llava", device="cpu"), limited(IconWorld().development().samples, 24)
 

@@ -137,6 +137,7 @@ def test_the_truth_is_refused_where_the_gap_points_both_ways() -> None:
     assert "refused" in {record["truth"] for record in tables(result)[0].records()}
 
 
+@pytest.mark.long
 def test_elsewhere_gradients_rank_and_exact_effects_stand_beside_them() -> None:
     plan = Plan(reads=1, writes=3, layers=5, through_words=True)
     result = localised(plan, place="user")
@@ -225,6 +226,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
             Localise(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_study_leaves_numbers_figures_and_a_section(tmp_path: Path) -> None:
     run = run_of(
         "+exp=localise", "benchmark.pairs=1", "task.pairs=20", "task.questions=[picture]", "task.random_sets=2",

@@ -188,6 +188,7 @@ class Seen:
         return Baseline().generate(vlm, prompts, max_new_tokens=max_new_tokens)
 
 
+@pytest.mark.long
 def test_a_run_chooses_on_development_and_is_judged_on_test(tmp_path: Path) -> None:
     run = run_of("name=m", "method=vcd", "+method@arms.calibrated_shift=calibrated_shift",
                  f"output_root={tmp_path}", "limit=12", "draws=20")  # fmt: skip
@@ -227,6 +228,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Mitigations(OWN_GRID, rivals=["vcd"], development=8)(on_split(root, "test"))
 
 
+@pytest.mark.long
 def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_choice_is_taken_over_on_another_split_without_asking_again(
     assert all(case.startswith("new_sentences") for case in asked)
 
 
+@pytest.mark.long
 def test_fewer_candidates_take_their_choice_over(first: Path, tmp_path: Path) -> None:
     one = {"moved": OWN_GRID["moved"]}
     second = Mitigations(one, rivals=["vcd"], development=8, chosen_in=str(first))(on_split(tmp_path, "new_sentences"))
@@ -268,6 +271,7 @@ def test_another_choice_is_not_taken_over(
         other(on_split(tmp_path, "new_sentences", *overrides))
 
 
+@pytest.mark.long
 def test_a_folder_without_a_choice_and_other_cases_are_refused(tmp_path: Path) -> None:
     grid = {"moved": Candidate(VCD(), {"alpha": [0.5]})}
     first = Mitigations(grid, rivals=["vcd"])(on_split(tmp_path, "test"))
@@ -280,6 +284,7 @@ def test_a_folder_without_a_choice_and_other_cases_are_refused(tmp_path: Path) -
             other(on_split(tmp_path, "new_sentences"))
 
 
+@pytest.mark.long
 def test_what_asks_in_words_does_not_enter_where_the_model_needs_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +301,7 @@ def test_what_asks_in_words_does_not_enter_where_the_model_needs_a_picture(
     assert "verbalise: the family cannot answer without an image; it does not enter" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_table_that_fails_leaves_the_study_and_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

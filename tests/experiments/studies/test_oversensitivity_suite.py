@@ -19,6 +19,7 @@ def execute(*overrides: str) -> None:
     run.task(run)
 
 
+@pytest.mark.long
 def test_what_is_at_hand_runs_and_one_page_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

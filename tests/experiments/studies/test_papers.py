@@ -52,6 +52,7 @@ def metrics(outputs: Path, name: str) -> dict[str, Any]:
     return metrics_of(folder)
 
 
+@pytest.mark.long
 def test_both_are_asked_by_the_same_arms_and_reported_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_both_are_asked_by_the_same_arms_and_reported_each(
         assert said.count(" ".join(sentence.split())) == 1
 
 
+@pytest.mark.long
 def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(tmp_path: Path) -> None:
     clones = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"mossbench={mossbench(tmp_path / 'moss')}")
     options = (f"output_root={tmp_path / 'out'}", "task.answer_tokens=4", "draws=20", "method.description_tokens=4")
@@ -96,6 +98,7 @@ def test_verbalising_is_asked_of_both_but_for_the_descriptions_that_neither_has(
     assert all("Given the image" not in question for question in told)
 
 
+@pytest.mark.long
 def test_one_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = (f"mmsafeaware={mmsafeaware(tmp_path / 'mm')}", f"output_root={tmp_path / 'out'}", "attention=false")
     execute(*overrides, "~arms.text_only", "~arms.safety_prompt")

@@ -124,6 +124,7 @@ def publish(folder: Path, *overrides: str, capsys: pytest.CaptureFixture[str] | 
     return "" if capsys is None else " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_without_push_it_lists_what_would_be_sent_and_sends_nothing(
     finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +135,7 @@ def test_without_push_it_lists_what_would_be_sent_and_sends_nothing(
     assert not hub.asked
 
 
+@pytest.mark.long
 def test_with_push_exactly_these_files_arrive(finished: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     said = publish(finished, "task.repo=owner/name", "task.push=true", capsys=capsys)
     here = {path.name: path.read_bytes() for path in (finished / "published").iterdir()}
@@ -238,6 +240,7 @@ def test_an_adapter_names_its_model_on_the_hub_and_no_folder_of_this_machine(fin
     assert "model.path=weights 'arms.b.settings={path: b.py}' task.repo=a/b/c" in found["README.md"]
 
 
+@pytest.mark.long
 def test_what_a_file_of_the_users_learned_is_published_with_the_file(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCORES)
     run = run_of(

@@ -180,6 +180,7 @@ def test_changes_are_paired_and_the_sentences_carry_them() -> None:
     assert len(sentences(nothing)) == 1
 
 
+@pytest.mark.long
 def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ("+exp=reasoning_stages", "limit=8", "draws=20", "task.failures=2", f"output_root={tmp_path}")
     run = run_of(*overrides)

@@ -162,6 +162,7 @@ def a_cut(cases: list[Sample], strength: dict[str, float], *, draws: int) -> lis
     return [row for run in ("picture", "words") for row in cut_rows(cases, run, reads, readings, draws=draws)]
 
 
+@pytest.mark.long
 def test_what_is_said_is_what_the_intervals_carry() -> None:
     told = sentences(claims({"noun": 1.0, "other": -1.0, "mean": 0.0}))
     assert told[0].startswith("672 of 672 scored cases entered")
@@ -198,6 +199,7 @@ def test_an_auroc_below_a_half_that_is_not_shown_to_be_lower_proves_nothing() ->
         assert (moved.answer, follows.answer) == (spoken, answer)
 
 
+@pytest.mark.long
 def test_probes_read_what_is_there_and_not_what_is_not() -> None:
     rng = np.random.default_rng(0)
     things = sorted({sample.tags["concept"] for sample in EVERY})
@@ -298,6 +300,7 @@ def test_every_edge_behind_the_source_is_on_one_way(source: Any, placed: Any, vl
     assert ways["source → other words"] == ways["source → all"] - ways["source → this"]
 
 
+@pytest.mark.long
 def test_a_cut_way_carries_nothing(vlm: VLM) -> None:
     cases = pairs(2)
     placed = pointed_at(cases)
@@ -312,6 +315,7 @@ def test_a_cut_way_carries_nothing(vlm: VLM) -> None:
         )  # after layer 0, "this" sees it directly alone
 
 
+@pytest.mark.long
 def test_all_of_it_is_measured_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +330,7 @@ def test_all_of_it_is_measured_once_and_shown(
     assert not (folder / "kept").exists() or not list((folder / "kept").iterdir())
 
 
+@pytest.mark.long
 def test_tables_and_figure_have_every_state_and_layer(vlm: VLM) -> None:
     result = examine(vlm, pairs(8), LAYERS, seed=0, draws=20)
     states, probes, cuts = tables(result)

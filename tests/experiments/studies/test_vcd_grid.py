@@ -117,6 +117,7 @@ def finished(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return latest(frontier(saved, tmp_path_factory.mktemp("frontier")))
 
 
+@pytest.mark.long
 def test_a_run_leaves_records_metrics_and_figure(finished: Path) -> None:
     assert len(records_of(finished)) == 12 * 5
     metrics = json.loads((finished / "metrics.json").read_text())
@@ -140,6 +141,7 @@ def test_the_records_are_those_of_a_plain_study(finished: Path, saved: Path, tmp
         assert record["margin"] == pytest.approx(swept[case]["margin"], abs=1e-4)
 
 
+@pytest.mark.long
 def test_nothing_is_answered_twice_unless_asked_to(
     finished: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only(outputs / "vrtuning_llava")
 
 
+@pytest.mark.long
 def test_one_command_leaves_adapter_card_tables_and_study(finished: Path) -> None:
     for name in ("metrics.json", "report.html", "vrtuning.json", "vrtuning.md", "training.jsonl"):
         assert (finished / name).is_file(), name
@@ -113,6 +114,7 @@ def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -
     assert not (tmp_path / "vrtuning_llava").exists()
 
 
+@pytest.mark.long
 def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mitigation.vrtuning import callbacks
 
@@ -141,6 +143,7 @@ def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monk
     assert (folder / "report.html").is_file()
 
 
+@pytest.mark.long
 def test_what_cannot_be_measured_keeps_neither_study_nor_tables_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +197,7 @@ def test_the_ablations_differ_in_the_reasoning_alone() -> None:
     assert all(found == rows["reasoning"] for found in rows.values())
 
 
+@pytest.mark.long
 def test_the_seven_billion_settings_run_on_a_tiny_llava_and_say_what_they_need(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def said(path: str, *overrides: str) -> str:
     return str(refused.value)
 
 
+@pytest.mark.long
 def test_the_command_of_the_guide_trains_and_evaluates(mine: Path, saved: Path) -> None:
     run = run_of(*command(), f"model.path={saved}", "model.device=cpu", *SMALL)
     run.task(run)

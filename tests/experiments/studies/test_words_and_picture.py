@@ -208,6 +208,7 @@ def study(folder: Path) -> Run:
     return replace(run, parts=RULE)
 
 
+@pytest.mark.long
 def test_the_study_runs_on_the_organism_and_asks_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
