@@ -10,8 +10,6 @@ from tests.conftest import REPOSITORY
 SCRIPT = """
 import torch
 from torch.utils.checkpoint import checkpoint
-
-import pytest
 from interp.tools.gradients import same_functions
 from experiments.shapes.device import TOKEN, DeviceMismatch, Unsupported, world
 

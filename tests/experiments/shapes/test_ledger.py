@@ -9,8 +9,6 @@ from tests.conftest import REPOSITORY
 # The hook into torch is for the whole process.
 SCRIPT = """
 import torch
-
-import pytest
 from experiments.shapes.ledger import BLOCK, Rates
 from experiments.shapes.device import Unsupported, place, world
 
