@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
 # The hook into torch is for the whole process.
