@@ -97,7 +97,7 @@ def bench(place: Place, name: str, *overrides: str) -> dict[str, Any]:
 def tests(place: Place) -> list[Reading]:
     """Every test marked ``gpu``; where all of them skipped, nothing is shown and the step fails, but on a CPU."""
     if find_spec("pytest") is None:
-        raise UserError("the tests need pytest, beartype and hypothesis; bring them, or leave the part tests out")
+        raise UserError("the tests need pytest, beartype, hypothesis and peft; bring them, or leave the part tests out")
     marked = [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
