@@ -235,15 +235,16 @@ class VisualContrastiveLogitsProcessor(RuleLogitsProcessor):
         if prompt_ids is None:
             check_inputs(bare(model), noised)
         prompts = noised["input_ids"] if prompt_ids is None else prompt_ids
-        super().__init__(model, prompts, [noised], self._contrast, beta=beta, lazy=lazy, first=first, ends=ends)
-        self.branch = self._branches[0]
 
-    def _contrast(self, clean: Tensor, others: Tensor, step: int) -> Tensor:
-        return contrast(clean, others[0], alpha=self.alpha)
+        def rule(clean: Tensor, others: Tensor, step: int) -> Tensor:  # no method: a cycle would keep the hook
+            return contrast(clean, others[0], alpha=alpha)
+
+        super().__init__(model, prompts, [noised], rule, beta=beta, lazy=lazy, first=first, ends=ends)
+        self.branch = self._branches[0]
 
     def _ruled(self, scores: Tensor, others: Tensor, step: int) -> tuple[Tensor, Tensor]:
         cut = self._fused(scores, others[0], alpha=self.alpha, beta=self.beta)
-        return cut if step else self._contrast(scores, others, step), cut
+        return cut if step else self._rule(scores, others, step), cut
 
 
 class Steps:
