@@ -13,6 +13,8 @@ import pytest
 
 from tests.contract.jobs import lines_of
 
+pytestmark = pytest.mark.long  # one job serves all of these, and takes half a minute
+
 NEVER = (
     *("baseline", "vcd_sequential", "vcd_paired", "constant_shift", "shifted_sequential", "shifted_paired", "cutoff"),
     *("prior_correction", "m3id", "sampled", "knockout", "pai", "only", "vista", "levelled"),
@@ -27,7 +29,6 @@ def steps() -> dict[str, dict[str, Any]]:
     return {line["method"]: line for line in lines_of("tests.two_devices.waits")}
 
 
-@pytest.mark.long
 def test_every_way_to_answer_is_asked() -> None:
     assert set(steps()) == {*NEVER, *ONCE}
     assert all(few < many for few, many in (said["steps"] for said in steps().values()))

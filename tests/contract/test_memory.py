@@ -11,6 +11,8 @@ import pytest
 
 from tests.contract.jobs import lines_of
 
+pytestmark = pytest.mark.long  # one job serves all of these, and takes half a minute
+
 LOOPS = (
     *("scores", "states", "gradients", "knockout", "patching"),
     *("mechanism_knockout", "mechanism_prior", "mechanism_ablation"),
@@ -29,7 +31,6 @@ def depths() -> list[dict[str, float]]:
     return [line for line in said() if line["kind"] == "memory"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("tool", "states"), [("score", 0.0), ("gradient_at_last", 0.0), ("gradient_at_first", 1.0)])
 def test_what_a_layer_adds(tool: str, states: float) -> None:
     """Neither keys and values nor what a gradient of weights needs; of checkpointed layers their input alone."""

@@ -14,6 +14,8 @@ from tests.contract.jobs import lines_of
 from tests.families import FAMILIES
 from tests.two_devices.cells import CELLS
 
+pytestmark = pytest.mark.long  # one job serves all of these, and takes half a minute
+
 further = pytest.mark.families  # all but LLaVA are asked by `make contract` alone
 
 
@@ -24,7 +26,6 @@ def outcomes(family: str) -> dict[tuple[str, str], dict[str, Any]]:
     return {(line["kind"], line["cell"]): line for line in lines}
 
 
-@pytest.mark.long
 @pytest.mark.contract("two_devices")
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(

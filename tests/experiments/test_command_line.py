@@ -23,6 +23,7 @@ def shown() -> str:
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_help_fits_a_terminal_and_lists_every_group_and_option(shown: str) -> None:
     assert shown.startswith("forestlens finds out why")
     assert max(map(len, shown.splitlines())) <= 80

@@ -35,6 +35,7 @@ def asks_for_a_file(method: str) -> bool:
     return "???" in (CONF / "method" / f"{method}.yaml").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exp", options("exp"))
 def test_every_experiment_composes_and_says_its_command(exp: str) -> None:
     run = run_of(f"+exp={exp}")
@@ -53,6 +54,7 @@ def test_every_task_composes_under_its_own_name(task: str) -> None:
     assert hasattr(importlib.import_module(module), name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [name for name in options("method") if not asks_for_a_file(name)])
 def test_every_method_composes_and_is_the_arm_under_study(method: str) -> None:
     run = run_of(f"method={method}")
@@ -66,6 +68,7 @@ def test_a_model_is_composed_wherever_it_is_put() -> None:
     assert judge.models.first == MODELS["api_vllm"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", options("model"))
 def test_every_model_composes(model: str) -> None:
     open_ = ("model.model=some/api", "model.base_url=http://127.0.0.1:8000/v1") if model == "api" else ()
@@ -181,6 +184,7 @@ def test_an_unknown_option_lists_those_that_exist() -> None:
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.long
 def test_another_method_takes_the_place_of_the_experiments_own() -> None:
     own = run_of("+exp=vcd_llava")
     assert (own.arm, own.config["method"]["noise_step"]) == ("vcd", 700)

@@ -99,6 +99,7 @@ def test_one_prompt_too_many_is_a_sentence_and_other_errors_are_themselves() -> 
         MemoryLimit(4, lambda rows: None).parts(PROMPTS, wrong)
 
 
+@pytest.mark.long
 def test_whatever_is_asked_in_batches_is_asked_again_in_smaller_ones(vlm: VLM) -> None:
     asked: list[int] = []
 

@@ -152,6 +152,7 @@ def tuned(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     return vlm, done.adapter, before
 
 
+@pytest.mark.long
 def test_a_further_adapter_is_trained_on_top_and_leaves_the_models_own(tuned: tuple[VLM, Path, list[Tensor]]) -> None:
     vlm, adapter, before = tuned
     after = vlm.model.state_dict().values()

@@ -144,6 +144,7 @@ def test_gradients_go_on_with_half_where_memory_runs_out(vlm: VLM, monkeypatch: 
     assert traces(vlm) == before
 
 
+@pytest.mark.long
 def test_a_batch_leaves_nothing_for_the_next() -> None:
     vlm = deep()
     gc.collect()

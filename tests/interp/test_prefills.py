@@ -93,6 +93,7 @@ def check_bits(vlm: VLM) -> None:
     assert not store.held
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", every_family())
 def test_arms_that_share_prefills_answer_with_the_same_bits(name: str) -> None:
     check_bits(VLM(*FAMILIES[name]()))

@@ -30,6 +30,7 @@ def test_signal_falls_and_the_variance_is_kept(step: int) -> None:
     assert step == 0 or share.signal < mixture(step - 1).signal
 
 
+@pytest.mark.long
 @given(STEPS, st.text(), st.integers())
 def test_a_case_has_one_noise(step: int, key: str, seed: int) -> None:
     pixels = torch.zeros(3, 4, 4)

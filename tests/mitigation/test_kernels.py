@@ -162,6 +162,7 @@ def test_the_twin_is_the_default_and_names_are_checked() -> None:
         fused("cuda")
 
 
+@pytest.mark.long
 def test_without_triton_the_twin_works_and_the_kernel_names_the_way_out() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"

@@ -98,6 +98,7 @@ def sixty() -> list[Prompt]:
     return examples(limited(scored, 60))[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method",
     [

@@ -65,6 +65,7 @@ def test_the_sentence_is_turned_down_and_the_picture_left(tmp_path: Path) -> Non
     assert float(alike[0].max() - alike[0].min()) > 5
 
 
+@pytest.mark.long
 def test_it_is_repeatable_and_refuses_what_cannot_teach_it(vlm: VLM, tmp_path: Path) -> None:
     own, method = learned(CARRIER, CALM, tmp_path, parts=1)
     again = PartScaling(parts=1).learn(own, *cases(CALM), out=tmp_path / "again.safetensors")

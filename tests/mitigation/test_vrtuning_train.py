@@ -43,6 +43,7 @@ def started(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_it_learns_and_leaves_a_checkpoint_alone(finished: Trained) -> None:
     assert finished.steps == len(finished.losses) == STEPS
     assert finished.losses[-1][1] < finished.losses[0][1]
@@ -74,6 +75,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert not any("require_grads" in hook.__qualname__ for hook in hooks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "tolerance"), [({"checkpointing": "on"}, 1e-5), ({"bf16": "on"}, 0.05)])
 def test_what_a_gpu_would_switch_on_trains_the_same(
     finished: Trained, options: dict[str, str], tolerance: float, tmp_path: Path
@@ -195,6 +197,7 @@ def test_four_bits_need_a_gpu(saved: Path, tmp_path: Path) -> None:
         train(tiny(), data().dataset, Settings(four_bit=True), tmp_path / "run")
 
 
+@pytest.mark.long
 def test_losses_go_to_trackio_through_trls_own_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = """
 import json, types
@@ -233,6 +236,7 @@ def test_what_is_not_installed_is_said_before_anything_loads(monkeypatch: pytest
     Settings(report_to="none")
 
 
+@pytest.mark.long
 def test_preferences_move_the_verdicts_apart(tmp_path: Path) -> None:
     """DPO starts at ln 2, where policy and reference agree, and falls."""
     dataset = data(preferences=True).dataset

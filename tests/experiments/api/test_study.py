@@ -101,6 +101,7 @@ def test_every_fault_is_typed_and_the_run_completes_when_they_stop(
     proxy.close()
 
 
+@pytest.mark.long
 def test_the_key_is_in_no_file_and_no_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_prompts_have_the_published_form() -> None:
     assert sample.prompt == f'{PREFIX}\n"{sample.text}"'
 
 
+@pytest.mark.long
 def test_splits_share_no_picture_and_no_id() -> None:
     seen: dict[str, str] = {}
     ids: set[str] = set()

@@ -116,6 +116,7 @@ def test_where_memory_runs_out_the_arm_goes_on_with_less_and_says_so(
     assert len((again.store.path / MEMORY).read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_arms_that_share_features_and_open_ahead_answer_with_the_same_bits(vlm: VLM, tmp_path: Path) -> None:
     arms = {"baseline": Baseline(), "vcd": VCD(branch="sequential")}
     with_all, answering, _ = answered(run_in(tmp_path), vlm, arms)
@@ -256,6 +257,7 @@ def test_a_token_budget_makes_other_batches_and_the_same_answers(vlm: VLM, tmp_p
         assert record["margin"] == pytest.approx(in_order[key]["margin"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_scored_verdicts_are_the_signs_of_the_generated_margins(vlm: VLM, tmp_path: Path) -> None:
     arms = {"baseline": Baseline(), "vcd": VCD()}
     generated, _, _ = answered(run_in(tmp_path), vlm, arms)
@@ -289,6 +291,7 @@ class Loop:
         return Generation([""] * len(prompts), [[]] * len(prompts), torch.zeros(len(prompts)), [True] * len(prompts))
 
 
+@pytest.mark.long
 def test_records_keep_the_margin_before_a_constant_and_whether_tokens_were_drawn(vlm: VLM, tmp_path: Path) -> None:
     arms = {"baseline": Baseline(), "vcd": VCD(), "shift": ConstantShift(2.0), "vcd_shifted": Shifted(VCD(), -1.0)}
     drawn = {"sampled": Sampled(ConstantShift(2.0)), "draws": Draws(), "loop": Loop()}
@@ -363,6 +366,7 @@ def test_settings_of_answering_are_checked_at_the_door(override: str, message: s
         run_of(override)
 
 
+@pytest.mark.long
 def test_what_cannot_change_an_answer_does_not_begin_a_new_run() -> None:
     assert run_of("image_workers=0", "feature_cache_mib=1").config_hash == run_of().config_hash
     assert run_of("protocol=score").config_hash != run_of().config_hash != run_of("batch_tokens=100").config_hash

@@ -299,6 +299,7 @@ def test_where_an_analysis_fails_the_report_is_built_at_once(saved: Path, tmp_pa
     assert analyses.unfinished(folder) == ["first"]
 
 
+@pytest.mark.long
 def test_where_not_even_the_failure_can_be_written_the_terminal_says_it(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -216,6 +216,7 @@ def test_changed_code_learns_again(vlm: VLM, tmp_path: Path, cases: tuple[list[P
         learned("mine", own_method(str(file)), vlm, samples, out, Launch())
 
 
+@pytest.mark.long
 def test_what_was_learned_is_served(saved: Path, tmp_path: Path) -> None:
     run = own(saved, tmp_path, SCORES)
     run.task(run)

@@ -207,6 +207,7 @@ def test_a_card_that_says_nothing_of_the_judge_is_refused(
         run.task(run)
 
 
+@pytest.mark.long
 def test_the_shipped_judges_bring_their_own_error(tmp_path: Path) -> None:
     arms = {"baseline": written(tmp_path / "careful.jsonl", careful())}
     for judge in (RefusalRule(), RefusalClassifier()):
@@ -241,6 +242,7 @@ def test_an_unstable_correction_is_said_instead(tmp_path: Path) -> None:
     assert metrics["corrected"]["arms"] == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("cross_fitted", "said"), [(True, False), (False, True)])
 def test_a_judge_that_has_learned_from_the_benchmarks_prompts_says_so(
     tmp_path: Path, cross_fitted: bool, said: bool

@@ -95,6 +95,7 @@ def test_where_attention_cannot_be_looked_at_the_study_is_kept(
     assert "attention was not analysed: the self-test failed by 0.3" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_a_head_that_stays_rounded_is_said_once(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +167,7 @@ def test_what_a_task_adds_belongs_to_the_run(saved: Path, tmp_path: Path) -> Non
     assert seen[0] == seen[1] != seen[2]
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_leaves_no_half_of_a_small_picture(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +367,7 @@ def test_the_arm_under_study_may_be_the_baseline_alone(saved: Path, tmp_path: Pa
     assert json.loads((folder / "metrics.json").read_text())["comparisons"] == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("branch", "used"), [("auto", "sequential"), ("paired", "paired"), ("sequential", "sequential")]
 )

@@ -90,6 +90,7 @@ def shifts(run: Run) -> dict[str, float]:
     return {case: margins[run.arm, case] - margin for (arm, case), margin in margins.items() if arm == "baseline"}
 
 
+@pytest.mark.long
 def test_an_arm_learns_once_on_the_development_split_and_answers(saved: Path, tmp_path: Path) -> None:
     assert isinstance(Teachable(), TrainableMethod)
     assert not isinstance(Taught(0.0, "", Path()), TrainableMethod)

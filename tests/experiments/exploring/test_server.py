@@ -87,6 +87,7 @@ def test_what_is_no_picture_is_refused_in_a_sentence(page: Explored, body: Any, 
     assert said in found["error"]
 
 
+@pytest.mark.long
 def test_a_picture_of_twenty_thousand_pixels_a_side_is_refused_unread(page: Explored) -> None:
     bomb = data_url(Image.new("1", (20_000, 20_000)))
     begun = time.monotonic()

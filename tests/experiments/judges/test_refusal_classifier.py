@@ -113,6 +113,7 @@ def test_what_are_no_weights_is_refused(change: dict[str, object], tmp_path: Pat
         RefusalClassifier(weights=str(tmp_path / "absent.json")).is_refusal("a")
 
 
+@pytest.mark.long
 def test_weights_are_the_pipeline_that_was_fitted() -> None:
     """Against scikit-learn's own pipeline on the same answers: one fit at each penalty, its coefficients averaged."""
     weights = fit(TOY, 0.5)

@@ -265,6 +265,7 @@ def test_no_change_of_a_rate_is_said_too_often_where_arms_differ_from_template_t
     check(said, studies)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("studies", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_no_change_of_a_refusal_rate_is_said_too_often(studies: int) -> None:
     said = simulated(partial(study_of_refusals, arms=1 if studies == SMALL else ARMS), studies, 2)

@@ -205,6 +205,7 @@ def test_neither_the_order_of_the_lines_nor_a_second_run_changes_a_number() -> N
 ANSWER = st.text(alphabet="ynn?ebxi", min_size=1, max_size=9)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.text(alphabet="taoc", min_size=1, max_size=9), st.data())
 def test_any_outcome_gives_finite_json_with_rates_inside_their_bounds(subsets: str, data: st.DataObject) -> None:

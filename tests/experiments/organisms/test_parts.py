@@ -22,6 +22,7 @@ def test_every_part_of_the_test_split_is_large_enough_to_say_something() -> None
     assert min(map(len, clusters.values())) >= 10
 
 
+@pytest.mark.long
 def test_the_model_brings_its_parts_and_any_other_can_borrow_them() -> None:
     case = next(s for s in IconWorld().load().samples if s.tags["template"] in HELD_OUT_TEMPLATES)
     for run in (run_of("model=smol_organism"), run_of("+parts=smol")):

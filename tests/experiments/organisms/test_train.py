@@ -70,6 +70,7 @@ def quiet(stage: str, step: int, steps: int, loss: float) -> None:
     assert loss > 0
 
 
+@pytest.mark.long
 def test_alignment_and_caution_change_the_adapter_and_seeing_the_projector(base: Path, tmp_path: Path) -> None:
     pieces = fresh(base, tmp_path)
     pieces.model.bfloat16()
@@ -102,6 +103,7 @@ def test_the_last_stage_has_its_own_share_of_unsafe(
     assert shares == [0.25, 0.75]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["align", "see", "caution"])
 def test_killed_and_launched_again_it_learns_the_same(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -125,6 +127,7 @@ def test_killed_and_launched_again_it_learns_the_same(
     assert not changed(state(whole), state(again))
 
 
+@pytest.mark.long
 def test_deterministic_algorithms_do_all_of_it_and_learn_the_same(base: Path, tmp_path: Path) -> None:
     plain, strict = fresh(base, tmp_path / "plain"), fresh(base, tmp_path / "strict")
     train(RECIPE, plain, tmp_path / "plain", quiet)

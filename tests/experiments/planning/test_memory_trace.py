@@ -119,6 +119,7 @@ def test_searches_one_after_the_other_grow_each_as_they_do_with_all_their_beams(
         recorded(*searched(1.0, 4)).longer(4, 8)
 
 
+@pytest.mark.long
 def test_what_cannot_be_told_is_refused() -> None:
     cache = Cache()
     for forwards in ([(None, 1.0)] * 3, answered(cache, tokens=5), answered(cache, tokens=2)):

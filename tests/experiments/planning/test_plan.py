@@ -76,6 +76,7 @@ def test_an_experiment_is_planned_step_by_step(exp: str) -> None:
     assert all(one["rows"] == one["asked"] for one in outcomes)  # so small a model fits
 
 
+@pytest.mark.long
 def test_states_below_a_cut_or_a_patch_are_held_beside_it() -> None:
     """``interp.speed.lower_layers`` keeps those of three layers, and patching the twin's too; an edit holds none."""
     peaks = {one["step"].partition(":")[0]: one["peak"] for one in plans()["mechanism"]["outcomes"]}
@@ -84,6 +85,7 @@ def test_states_below_a_cut_or_a_patch_are_held_beside_it() -> None:
     assert peaks["patching"] - peaks["directions"] >= 6 * state
 
 
+@pytest.mark.long
 def test_a_step_takes_as_long_as_all_that_the_study_runs_of_it() -> None:
     """A plan runs the last cuts and layers alone, and counts the others: between their share of layers and all."""
     seconds = {one["step"].partition(":")[0]: one["seconds"] for one in plans()["mechanism"]["outcomes"]}
@@ -94,12 +96,14 @@ def test_a_step_takes_as_long_as_all_that_the_study_runs_of_it() -> None:
     assert 4 + 9 * (4 + 3 + 2 + 1 + 0) / 4 < seconds["patching"] / forward < 4 + 9 * 5
 
 
+@pytest.mark.long
 def test_a_second_checkpoint_is_held_beside_the_first() -> None:
     peaks = {one["step"]: one["peak"] for one in plans()["direction_ablation"]["outcomes"]}
     twice = next(peak for step, peak in peaks.items() if step.startswith("answers: orthogonalised"))
     assert twice - peaks["answers: baseline"] > 0.9 * plans()["direction_ablation"]["weights"]
 
 
+@pytest.mark.long
 def test_a_longer_answer_adds_up_to_what_it_is() -> None:
     found = plans()["longer"]
     assert [one["step"].removeprefix("answers: ") for one in found["added"]] == ["baseline", "vcd", *OTHER_ARMS]
@@ -138,6 +142,7 @@ def test_weights_that_are_trained_in_four_bits_are_packed_before_they_are_weighe
     assert not stage.holds_weights(training, int(0.2 * 8 * 64 * 64))
 
 
+@pytest.mark.long
 def test_the_causal_tools_are_timed_with_all_their_windows_and_points() -> None:
     from experiments.studies.mechanism import examination as tools
     from interp.hooks.residual import last_layer
@@ -254,6 +259,7 @@ print({"torch", "transformers"} & set(sys.modules))
     assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every process starts bare")
 def test_the_planning_process_begins_with_what_is_loaded_and_neither_loads_torch_for_it() -> None:
     code = """
@@ -345,6 +351,7 @@ def test_free_memory_decides_not_the_cards_total(monkeypatch: pytest.MonkeyPatch
         room_of(None, ModelConfig("big", "a/b"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", known())
 def test_shipped_configurations_have_the_published_number_of_parameters(path: str) -> None:
     model = ModelConfig(path.rpartition("/")[2], path)

@@ -145,6 +145,7 @@ def test_three_hundred_and_twenty_pixels_are_enough_with_everything_open(
     tab.close()
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_the_list_opens_with_the_most_changed_case_and_leaves_the_page_where_it_is(
     browser: Any, runs: dict[str, Path]
@@ -161,6 +162,7 @@ def test_the_list_opens_with_the_most_changed_case_and_leaves_the_page_where_it_
     tab.close()
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_a_case_that_is_shown_first_leads_to_all_its_arms(browser: Any, runs: dict[str, Path]) -> None:
     tab = browser.new_page()
@@ -172,6 +174,7 @@ def test_a_case_that_is_shown_first_leads_to_all_its_arms(browser: Any, runs: di
     tab.close()
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_both_arms_maps_share_a_scale_and_every_layer_is_drawn(browser: Any, runs: dict[str, Path]) -> None:
     tab = browser.new_page()

@@ -53,6 +53,7 @@ def test_all_cases_are_there_and_few_rows_are_drawn(tab: Any) -> None:
     tab.locator('.row[data-case="icon/0119"]').wait_for()
 
 
+@pytest.mark.long
 def test_filters_narrow_and_clear(tab: Any) -> None:
     tab.select_option("#f-subset", "attack")
     assert shown(tab) == 30
@@ -66,6 +67,7 @@ def test_filters_narrow_and_clear(tab: Any) -> None:
     assert shown(tab) == 1
 
 
+@pytest.mark.long
 def test_flips_are_those_of_the_record(tab: Any, run: Path) -> None:
     found = flips_of(run)
     tab.select_option("#f-flip", "fixed")
@@ -76,6 +78,7 @@ def test_flips_are_those_of_the_record(tab: Any, run: Path) -> None:
     assert shown(tab) == 0  # no arm flips against itself
 
 
+@pytest.mark.long
 def test_outcomes_and_order_follow_the_arm(tab: Any, run: Path) -> None:
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     vcd = {line["case"]: line for line in lines if line["arm"] == "vcd"}
@@ -87,6 +90,7 @@ def test_outcomes_and_order_follow_the_arm(tab: Any, run: Path) -> None:
     assert tab.locator(".row").first.get_attribute("data-case") == lowest
 
 
+@pytest.mark.long
 def test_a_case_shows_both_arms_and_the_prompt_and_has_an_address(browser: Any, run: Path) -> None:
     with opened(browser, run / "report.html", fragment="#case=icon%2F0005&arm=prompt") as tab:
         assert tab.locator("#detail h3").inner_text().startswith("icon/0005")
@@ -119,6 +123,7 @@ def test_the_address_of_a_case_leads_to_the_case(browser: Any, run: Path, width:
         assert 0 <= tab.locator("#detail h3").bounding_box()["y"] < 200
 
 
+@pytest.mark.long
 def test_keys_move_search_and_help(tab: Any) -> None:
     tab.select_option("#f-sort", "")  # as in the benchmark
     tab.locator("#list").focus()
@@ -142,6 +147,7 @@ def test_keys_move_search_and_help(tab: Any) -> None:
     assert not beside.is_visible()
 
 
+@pytest.mark.long
 def test_unsafe_pictures_stay_blurred_until_asked_for(tab: Any, run: Path) -> None:
     found = [flip for flip in flips_of(run) if flip.records["vcd"]["subset"] == "typical"]
     unsafe = found[0].case if found else "icon/0000"
@@ -158,6 +164,7 @@ def test_unsafe_pictures_stay_blurred_until_asked_for(tab: Any, run: Path) -> No
     assert "blur" in tab.locator("#detail .veil img").evaluate(blurred)  # asked for again
 
 
+@pytest.mark.long
 def test_attention_by_token_layer_and_heads(tab: Any) -> None:
     tab.select_option("#f-outcome", "attention")
     assert shown(tab) == 2
@@ -180,6 +187,7 @@ def test_attention_by_token_layer_and_heads(tab: Any) -> None:
     assert "Made up." in panel.inner_text()
 
 
+@pytest.mark.long
 def test_labels_are_exported_as_the_importer_reads_them(tab: Any, run: Path, tmp_path: Path) -> None:
     tab.evaluate("location.hash = '#case=icon%2F0005&arm=vcd'")
     side = tab.locator('#detail .side[data-arm="vcd"]').first
@@ -216,6 +224,7 @@ def test_tables_can_be_copied(browser: Any, run: Path, form: str, begins: str) -
         assert "baseline" in words
 
 
+@pytest.mark.long
 def test_charts_can_be_saved(tab: Any, tmp_path: Path, run: Path) -> None:
     with tab.expect_download() as saved:
         tab.locator('figure[data-name="trade_off"] a[download]').click()

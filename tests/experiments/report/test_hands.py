@@ -78,12 +78,14 @@ def test_labels_do_not_reach_another_runs_answers(browser: Any, run: Path, tmp_p
         assert tab.locator("#labelled").inner_text() == "nothing labelled yet"
 
 
+@pytest.mark.long
 def test_a_case_outside_the_filter_is_said_to_be(tab: Any) -> None:
     tab.fill("#search", "icon/0007")
     tab.evaluate("location.hash = '#case=icon%2F0002&arm=vcd'")
     tab.locator("#said", has_text="not among those that the filters leave").wait_for()
 
 
+@pytest.mark.long
 def test_an_unusual_status_can_be_filtered(browser: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(12))
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
@@ -96,6 +98,7 @@ def test_an_unusual_status_can_be_filtered(browser: Any, tmp_path: Path) -> None
         assert tab.locator(".row").count() == 1
 
 
+@pytest.mark.long
 def test_models_of_different_depth_stand_side_by_side(browser: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path, predictions(12))
     write_attention(folder, ["icon/0001"], ["baseline"], layers=2, groups=1)
@@ -114,6 +117,7 @@ def test_models_of_different_depth_stand_side_by_side(browser: Any, tmp_path: Pa
         assert "NaN" not in tab.locator(".attention").inner_text()
 
 
+@pytest.mark.long
 def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
     folded = "[...document.querySelectorAll('#paired, #paired details:not(.how), #flips')].map((part) => part.open)"
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -122,6 +126,7 @@ def test_paper_holds_what_the_screen_folds_away(tab: Any) -> None:
     assert set(tab.evaluate(folded)) == {False}
 
 
+@pytest.mark.long
 def test_latex_has_its_signs_in_pairs(browser: Any, run: Path) -> None:
     with opened(browser, run / "report.html", permissions=["clipboard-read", "clipboard-write"]) as tab:
         tab.evaluate("for (const part of document.querySelectorAll('#arms details')) part.open = true")

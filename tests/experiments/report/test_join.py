@@ -32,6 +32,7 @@ def renamed(folder: Path, model: str) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_report_is_built_again_from_a_runs_files(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", predictions(40))
     report(f"run={folder}")
@@ -41,6 +42,7 @@ def test_a_report_is_built_again_from_a_runs_files(tmp_path: Path) -> None:
     assert (folder / "report.html").read_bytes() == first
 
 
+@pytest.mark.long
 def test_the_results_of_a_run_are_printed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", predictions(40))
     report(f"run={folder}", "verbose=true")
@@ -71,6 +73,7 @@ def test_runs_of_two_models_become_one_comparison(tmp_path: Path) -> None:
     assert len(read_run(folder).predictions) == 2 * 4 * 40
 
 
+@pytest.mark.long
 def test_attention_of_single_cases_is_joined_under_the_joined_arms(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", predictions(40))
     other = renamed(write_run(tmp_path / "other", predictions(40, seed=1)), "bigger")

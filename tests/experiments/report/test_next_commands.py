@@ -52,6 +52,7 @@ def after(words: list[str]) -> dict[str, str]:
     return next_commands(environment, "outputs/a run/now", refusals=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", TYPED)
 def test_each_composes_and_keeps_what_defines_the_run(folder: Path, what: str) -> None:
     words = shlex.split(TYPED[what])

@@ -56,6 +56,7 @@ def test_the_figure_shows_what_the_table_says(run: Path) -> None:
         assert f"{rate.arm} {rate.panel[:-4]} {percent(rate.rate)}% of {rate.n}" in said
 
 
+@pytest.mark.long
 def test_the_report_has_it_under_the_table(run: Path) -> None:
     html = build(run).read_text(encoding="utf-8")
     assert (run / "figures" / "by_own_subset.svg").is_file()

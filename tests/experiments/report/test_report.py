@@ -211,6 +211,7 @@ def test_bytes_that_are_no_utf8_are_shown_and_not_fatal(run: Path) -> None:
     assert "Yes, it is � safe." in page_of(run).text
 
 
+@pytest.mark.long
 def test_single_arm_has_nothing_to_compare(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, predictions(40, {"baseline": ARMS["baseline"]}), arm="baseline"))
     assert "Nothing to compare" in page.text
@@ -232,6 +233,7 @@ def test_without_margins_auroc_is_not_available_and_never_zero(tmp_path: Path) -
     assert auroc["alt"] == "AUROC of the margin. " + "; ".join(f"{arm}: n/a" for arm in ARMS) + "."
 
 
+@pytest.mark.long
 def test_failed_cases_leave_n_of_n_bounds_and_outcomes(tmp_path: Path) -> None:
     records = predictions(80)
     for record in records:

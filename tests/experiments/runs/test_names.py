@@ -118,6 +118,7 @@ def test_a_run_judged_again_keeps_its_name_and_hash(two_runs: tuple[Path, Path],
     assert metrics_of(folder)["summary"][0].startswith(f"{title(two_runs[0])} on iconworld, judged by ")
 
 
+@pytest.mark.long
 def test_an_adapter_on_the_same_weights_is_told_apart(tmp_path: Path) -> None:
     """Two runs of one model, each with an adapter of its own under the same arm's name."""
     folders = []

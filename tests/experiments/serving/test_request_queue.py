@@ -159,6 +159,7 @@ def test_one_request_that_fails_takes_no_other_with_it(queue: Waiting) -> None:
     assert isinstance(found["crash"], Failed)
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_halves_the_batch(queue: Waiting) -> None:
     method = Watched()
     method.fault = lambda _: MemoryError() if len(method.batches[-1]) > 2 else None

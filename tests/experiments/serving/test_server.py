@@ -104,6 +104,7 @@ def test_a_key_decides_about_the_noise_and_without_one_the_picture_does(
     assert chosen(metadata=None) == pytest.approx(chosen(metadata={"key": pixel_digest(picture)}), abs=1e-6)
 
 
+@pytest.mark.long
 def test_sampling_is_the_projects_own_and_choices_differ(server: Served, organism: VLM, cases: list[Sample]) -> None:
     few = cases[:8]
     warm = {"temperature": 1.5, "seed": 5, "max_tokens": 8}
@@ -229,6 +230,7 @@ def test_an_error_is_one_sentence_in_openais_form(
         assert "\n" not in reply["error"]["message"]
 
 
+@pytest.mark.long
 def test_the_endpoint_refuses_what_is_not_json_or_not_there(server: Served, cases: list[Sample]) -> None:
     body = question(cases[0])
     assert server.send(body, headers={"Content-Type": "text/plain"})[0] == 415
@@ -251,6 +253,7 @@ def test_a_refusal_reaches_a_client_that_sends_all_it_has_first(organism: VLM) -
         assert guarded.send(body, path="/v1/completions", headers=closing)[0] == 404
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("header", ["Expect: 100-continue", "X-Other: y"])
 def test_a_body_without_an_end_is_not_read_for_ever(server: Served, header: str) -> None:
     """Neither that of a client that waits to be asked for it, nor one that goes on."""
@@ -288,6 +291,7 @@ class Slow:
         return vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[_Slowly()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_the_model(talker: Served, cases: list[Sample], stream: bool) -> None:
     talker.server.served["slow"] = ServedModel("slow", Slow())

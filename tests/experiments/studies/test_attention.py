@@ -375,6 +375,7 @@ def test_under_ten_pairs_there_is_no_interval_and_nothing_is_concluded(
     assert f"; {failures} pair" in found["sentences"][0]
 
 
+@pytest.mark.long
 def test_layers_and_segments_can_be_chosen(tiny: VLM, tmp_path: Path) -> None:
     analyse(tiny, tmp_path, layers=[1], segments=["image_0"], figures=0)
     masses = table(tmp_path, "masses")

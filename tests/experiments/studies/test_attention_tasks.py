@@ -80,6 +80,7 @@ def test_a_run_of_something_else_is_refused(saved: Path, finished: Path, tmp_pat
         refused(copy, match)
 
 
+@pytest.mark.long
 def test_a_heatmap_is_drawn_of_the_named_case(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = execute(saved, tmp_path, "+exp=heatmap_llava", f"case={CASE}")
     assert folder.parent.name == "heatmap_llava"
@@ -110,6 +111,7 @@ def test_a_heatmap_is_drawn_of_a_picture_of_ones_own(
         assert unknown not in printed, "nobody said what is right"
 
 
+@pytest.mark.long
 def test_an_answer_without_the_picture_is_not_drawn_over_it(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

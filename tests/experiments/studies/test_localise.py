@@ -75,6 +75,7 @@ def values_of(result: dict[str, Any], block: str) -> list[float]:
     return [row["value"] for row in result[block][PICTURE]]
 
 
+@pytest.mark.long
 def test_one_planted_carrier_is_confirmed_and_restores_everything() -> None:
     result = localised(Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (2, 0))))
     said = said_of(result)
@@ -92,6 +93,7 @@ def test_one_planted_carrier_is_confirmed_and_restores_everything() -> None:
     assert "found among 12 parts on 10 units, measured on 10 others (20 pairs, seed 0)" in claim
 
 
+@pytest.mark.long
 def test_the_curve_says_two_where_two_are_needed() -> None:
     result = localised(Plan(carriers=((1, 0, 0.5), (2, 1, 0.5)), idle=((0, 1),)))
     assert {part for part, answer in said_of(result).items() if answer == "rose"} == {"L1H0", "L2H1"}
@@ -100,6 +102,7 @@ def test_the_curve_says_two_where_two_are_needed() -> None:
     assert result["smallest"][PICTURE]["0.8"] == 2
 
 
+@pytest.mark.long
 def test_redundant_carriers_behind_a_threshold_are_both_found() -> None:
     """With either head's red alone the clipped sum is in the middle: half each, and both together all."""
     samples = [replace(one, image=Plain(-1.0 if one.gold == "no" else 1.0)) for one in coloured_pairs()]
@@ -108,6 +111,7 @@ def test_redundant_carriers_behind_a_threshold_are_both_found() -> None:
     assert {part for part, answer in said.items() if answer == "rose"} == {"L1H0", "L1H1", "L3 MLP"}
 
 
+@pytest.mark.long
 def test_of_two_that_cancel_one_is_said_to_work_against() -> None:
     result = localised(Plan(carriers=((1, 0, 1.5), (2, 0, -0.5)), idle=((0, 1),)))
     said = said_of(result)
@@ -115,6 +119,7 @@ def test_of_two_that_cancel_one_is_said_to_work_against() -> None:
     assert "against it L2H0 −0.50" in sentences(result, seed=0)[0]
 
 
+@pytest.mark.long
 def test_no_part_is_named_where_the_picture_is_not_read_and_the_power_is_said() -> None:
     """Hardly anything of the gap goes through what the verdict reads of itself: its parts are inert."""
     plan = Plan(carriers=((1, 0, 1.0),), idle=((0, 1), (2, 0)))
@@ -126,6 +131,7 @@ def test_no_part_is_named_where_the_picture_is_not_read_and_the_power_is_said() 
     assert "a fifth would be shown with a chance of 1.00" in claim
 
 
+@pytest.mark.long
 def test_the_truth_is_refused_where_the_gap_points_both_ways() -> None:
     half = coloured_pairs(lift=1.0)
     turned = [

@@ -68,6 +68,7 @@ def cut(result: dict[str, Any], edge: str, layers: str) -> float:
     return value
 
 
+@pytest.mark.long
 def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     result = examined(planted(Plan(reads=0, heeds=1, writes=2, layers=3)))
     assert result["cases"]["subset"] == "over_safety"
@@ -88,6 +89,7 @@ def test_a_sentence_that_overrules_is_found_where_it_was_planted() -> None:
     assert "too few sentence forms to tell" in said[3]
 
 
+@pytest.mark.long
 def test_a_picture_that_misleads_is_not_laid_on_the_sentence() -> None:
     result = examined(planted(Plan(reads=0, heeds=None, writes=1, layers=2)), red_is_safe=False)
     assert result["cases"]["failures"] == result["cases"]["n"]

@@ -145,6 +145,7 @@ def test_a_file_that_cannot_be_written(written: Path) -> None:
         ModelTable(markdown=str(written.parent / "no" / "such.md"))(run_of("task=model_table"))
 
 
+@pytest.mark.long
 def test_no_torch_and_no_run_directory(tmp_path: Path) -> None:
     code = (
         "import sys, atexit\n"

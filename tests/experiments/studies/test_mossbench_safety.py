@@ -71,6 +71,7 @@ def test_a_model_without_twins_is_left_out() -> None:
     assert found.correlation.n == 5
 
 
+@pytest.mark.long
 def test_runs_become_a_figure_and_a_sentence(tmp_path: Path) -> None:
     folders = [
         write(tmp_path / name, f"model {name}", frame(SUBSETS, {"baseline": MODELS[name], "prompt": "r" * 40}))

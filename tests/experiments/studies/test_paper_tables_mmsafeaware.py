@@ -105,6 +105,7 @@ def test_missing_arms_and_other_benchmarks_are_refused_by_name() -> None:
         PaperTable(table=4)
 
 
+@pytest.mark.long
 def test_a_table_from_finished_runs_needs_no_model(
     tmp_path: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_table_from_finished_runs_needs_no_model(
         again.task(again)
 
 
+@pytest.mark.long
 def test_without_runs_the_study_is_run_first(tmp_path: Path) -> None:
     run = run_of("+exp=mmsafeaware_table2", "limit=2", "draws=20", f"output_root={tmp_path}")
     run.task(run)

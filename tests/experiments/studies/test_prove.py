@@ -65,6 +65,7 @@ def test_a_checkpoint_of_a_family_that_nobody_has_seen(tmp_path: Path, capsys: p
     assert "layers [1] have no attention" in shown
 
 
+@pytest.mark.long
 def test_what_is_refused_ends_with_exit_code_1_unless_it_is_not_required(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

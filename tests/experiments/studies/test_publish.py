@@ -150,6 +150,7 @@ def test_with_push_exactly_these_files_arrive(finished: Path, hub: Hub, capsys: 
     assert hub.repositories[-1].get("private") is False or hub.repositories[-1].get("visibility") == "public"
 
 
+@pytest.mark.long
 def test_a_hub_that_refuses_is_said_in_a_sentence(finished: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.refuses = True
     with pytest.raises(UserError, match=r"task\.repo=owner/name: the hub refused or was not reached \(.*403"):

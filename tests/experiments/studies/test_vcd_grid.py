@@ -127,6 +127,7 @@ def test_a_run_leaves_records_metrics_and_figure(finished: Path) -> None:
     assert "</svg>" in picture
 
 
+@pytest.mark.long
 def test_the_records_are_those_of_a_plain_study(finished: Path, saved: Path, tmp_path: Path) -> None:
     study = run_of(
         "method=vcd", "method.alpha=4", "method.noise_step=999", "benchmark.split=development", "limit=12", "draws=5",
