@@ -81,7 +81,7 @@ class Cases:
         return {"id": sample.id, "text": sample.text, "gold": sample.gold, "subset": sample.subset, "key": sample.id}
 
     def listed(self) -> dict[str, Any]:
-        """The run's cases and answers, as the report's page has them.
+        """The run's cases and answers, as the report's page has them, and what studies added to the report.
 
         Raises:
             UserError: no run was given.
@@ -90,8 +90,10 @@ class Cases:
             raise UserError("no run was given; start with run=<dir>, the folder of a finished run")
         from experiments.report.cases import payload
         from experiments.report.page import studied_arm
+        from experiments.report.sections import read_sections
 
-        return payload(self.saved, studied=studied_arm(self.saved), reference=self._reference(), attention=None)
+        cases = payload(self.saved, studied=studied_arm(self.saved), reference=self._reference(), attention=None)
+        return cases | {"sections": [[one.name, one.title] for one in read_sections(self.saved.directory)]}
 
     @property
     def nodes(self) -> Mapping[str, Any]:

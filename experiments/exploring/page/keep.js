@@ -68,7 +68,7 @@ async function openRun() {
   place.replaceChildren(el("p", { class: "small", text: state.known.model.not_live || `A click opens the case, with ${data.reference} and ${data.studied} live.` }), el("div", { class: "tools" },
     choice("of arm", "arm", data.arms.map((arm) => [arm, arm])), choice("subset", "subset", [["", "all"], ...[...new Set(data.cases.map((one) => one.subset))].map((name) => [name, name])]),
     choice("outcome", "outcome", [["wrong", "wrong"], ["right", "right"], ["fixed", "fixed"], ["broken", "broken"], ["", "all"]]), el("label", {}, "search ", search),
-    el("button", { type: "button", text: "the whole report", onclick: guarded("cases", async () => { location.href = (await ask("report")).address; }) })), found, list);
+    ...[["", "the whole report"], ...data.sections].map(([name, title]) => el("button", { type: "button", text: title, onclick: guarded("cases", async () => { location.href = (await ask("report")).address + (name && `#section-${name}`); }) }))), found, list);
   draw();
   byId("gallery").showModal();
 }

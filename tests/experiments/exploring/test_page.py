@@ -21,6 +21,7 @@ from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.images import open_image
 from experiments.evaluation.case_batches import prompt_of
 from experiments.exploring.experiment import Change
+from experiments.report.sections import Section, write_section
 from experiments.runs.saved_run import read_run
 from interp import (
     Queries,
@@ -354,6 +355,7 @@ def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_t
     )
     run.task(run)
     (folder,) = {path.parent for path in tmp_path.rglob("metrics.json")}
+    write_section(folder, "localise", Section("Which part does it?", ["One head."], [], note="Of half of the cases."))
     records = {(one["case"], one["arm"]): one for one in read_run(folder).predictions}
     with exploring(organism, f"task.run={folder}") as page, tab_on(browser, page) as tab:
         case = re.split(r"\s", tab.locator("#case").inner_text())[0]
@@ -375,6 +377,10 @@ def test_a_run_opens_on_its_failure_and_its_cases_are_live_with_the_numbers_of_t
         tab.click("text=explore this case")
         tab.locator("#case", has_text=opened).wait_for()
         tab.wait_for_selector("canvas.map")
+        tab.click("#open-run")
+        tab.click("text=Which part does it?")
+        tab.wait_for_url("**#section-localise")
+        assert "One head." in tab.locator("#section-localise").inner_text()
 
 
 def curve(tab: Any, place: str) -> list[float]:
