@@ -118,26 +118,26 @@ def parts(text: str, request: str = "") -> Parts:
 def phrase(description: str) -> str:
     """The noun phrase of a description's first sentence, as it stands there: "a cockroach"; "" if it has none."""
     sentences = [part for part in _SENTENCE_ENDS.split(description.strip()) if part.strip()]
-    words_so_far = " ".join((sentences[0] if sentences else "").split()).strip("\"'“”‘’ ").rstrip(".!?;:, ")
+    noun_phrase = " ".join((sentences[0] if sentences else "").split()).strip("\"'“”‘’ ").rstrip(".!?;:, ")
     opening = True  # the first word's capital is the sentence's
     for _ in range(3):
         for lead in _LEADS:
-            shorter = lead.sub("", words_so_far)
-            opening, words_so_far = opening and shorter == words_so_far, shorter or words_so_far
-    if _NOTHING.match(words_so_far):
+            shorter = lead.sub("", noun_phrase)
+            opening, noun_phrase = opening and shorter == noun_phrase, shorter or noun_phrase
+    if _NOTHING.match(noun_phrase):
         return ""
-    if (clause := _CLAUSE.match(words_so_far)) is not None:
+    if (clause := _CLAUSE.match(noun_phrase)) is not None:
         rest = clause["rest"] if _AFTER_VERB.match(clause["rest"]) else ""
-        words_so_far = f"{clause['thing']} {rest}".strip()
-    words_so_far = _ASIDE.split(words_so_far)[0]
-    words = words_so_far.split()
+        noun_phrase = f"{clause['thing']} {rest}".strip()
+    noun_phrase = _ASIDE.split(noun_phrase)[0]
+    words = noun_phrase.split()
     if len(words) > _LONGEST:
-        words_so_far = " ".join(words[:_LONGEST])
-        words_so_far = words_so_far.rpartition(",")[0] or words_so_far
-    words_so_far = words_so_far.strip().rstrip(",;:. ")
-    if opening and words_so_far and not _is_name(words_so_far):
-        words_so_far = words_so_far[0].lower() + words_so_far[1:]
-    return words_so_far
+        noun_phrase = " ".join(words[:_LONGEST])
+        noun_phrase = noun_phrase.rpartition(",")[0] or noun_phrase
+    noun_phrase = noun_phrase.strip().rstrip(",;:. ")
+    if opening and noun_phrase and not _is_name(noun_phrase):
+        noun_phrase = noun_phrase[0].lower() + noun_phrase[1:]
+    return noun_phrase
 
 
 def definite(thing: str) -> str:

@@ -74,8 +74,11 @@ class VCD(Contrast):
         if self.branch != "auto":
             return self.branch
         shares = max_new_tokens <= SHORT and shares_prefills(vlm)
-        shares = shares or keeps_logits()
-        return "sequential" if shares or is_followed(vlm) or attention_is_watched(vlm.model) else "paired"
+        return (
+            "sequential"
+            if shares or keeps_logits() or is_followed(vlm) or attention_is_watched(vlm.model)
+            else "paired"
+        )
 
     def branches(self, vlm: "VLM", prompts: "Sequence[Prompt]", encoded: Inputs) -> list[Inputs]:
         """The inputs with the second picture."""
