@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, TopPLogitsWarper
 from interp.device_copies import to_device
 from interp.margin import AnswerIds, uncut_scores
 from mitigation.contrastive.corruption import case_generator
-from mitigation.contrastive.formulas import gumbel_like, plausible, uncut_answers
+from mitigation.contrastive.formulas import plausible, uncut_answers
 from mitigation.method import MethodFault
 from mitigation.validation import check_beta, check_seed, check_shift, check_temperature
 
@@ -195,5 +195,7 @@ def same_shape(returned: Any, given: Float[Tensor, "row vocab"], function: str) 
 
 
 def gumbel(size: int, key: str, seed: int) -> Float[Tensor, " vocab"]:
-    """Standard Gumbel noise, float32 on the CPU, that depends only on ``key`` and ``seed``."""
-    return gumbel_like(torch.empty(size), case_generator(key, seed))
+    """Standard Gumbel noise −log(E), E exponential, float32 on the CPU, that depends only on ``key`` and ``seed``."""
+    drawn = torch.empty(size).exponential_(generator=case_generator(key, seed))
+    # It may draw 0, whose infinite noise would make NaN of a forbidden token.
+    return -drawn.clamp(min=torch.finfo(drawn.dtype).tiny).log()

@@ -142,17 +142,10 @@ class VCD(Contrast):
         noised: Mapping[str, Any],
         max_new_tokens: int,
     ) -> "Generation":
-        from interp.generation import GREEDY
-        from mitigation.contrastive.paired import (
-            PairedContrastLogitsProcessor,
-            pair_inputs,
-            refuse_recording,
-            refuse_uneven,
-        )
+        from mitigation.contrastive.paired import PairedContrastLogitsProcessor, pair_inputs, refuse_recording
 
         refuse_recording(vlm.model)
-        refuse_uneven(vlm.speaker.generation_config, GREEDY)
-        pairing = PairedContrastLogitsProcessor(alpha=self.alpha, beta=self.beta)
         inputs = pair_inputs(vlm.model, encoded, noised)
+        pairing = PairedContrastLogitsProcessor(vlm.model, inputs["input_ids"], alpha=self.alpha, beta=self.beta)
         both = vlm.generate(prompts, max_new_tokens=max_new_tokens, logits_processor=[pairing], encoded=inputs)
         return both.first(len(prompts))

@@ -154,18 +154,14 @@ def compared(
     vocabularies: Sequence[int],
     rounds: int = 9,
 ) -> list[Reading]:
-    """Microseconds a call of each kernel that ``make`` returns, with and without Gumbel noise."""
+    """Microseconds a call of each kernel that ``make`` returns."""
     found, worst, slower = [], 0.0, 0.0
     generator = torch.Generator(device).manual_seed(0)
-    for vocabulary, noise, row in product(vocabularies, (False, True), rows):
+    for vocabulary, row in product(vocabularies, rows):
         clean, noised = (
             3 * torch.randn(row, vocabulary, generator=generator, device=device).bfloat16() for _ in range(2)
         )
-        gumbel = -torch.empty(row, vocabulary, device=device).exponential_(generator=generator).log()
-        variants = {
-            name: partial(kernel, clean, noised, alpha=1.0, beta=0.1, gumbel=gumbel if noise else None)
-            for name, kernel in make().items()
-        }
+        variants = {name: partial(kernel, clean, noised, alpha=1.0, beta=0.1) for name, kernel in make().items()}
         scores = {name: variant() for name, variant in variants.items()}  # also compiles
         kept = scores["eager"].isfinite()
         worst = max(worst, *((one[kept] - scores["eager"][kept]).abs().max().item() for one in scores.values()))
@@ -174,8 +170,7 @@ def compared(
         for _ in range(rounds):
             turns.run()
         times = " / ".join(f"{1e6 * turns.median(name) / CALLS:.1f}" for name in variants)
-        case = f"{row} rows × {vocabulary}{', Gumbel' if noise else ''}"
-        found.append(Reading(f"{case}: {' / '.join(variants)}", f"{times} µs"))
+        found.append(Reading(f"{row} rows × {vocabulary}: {' / '.join(variants)}", f"{times} µs"))
         slower = max(slower, turns.ratio("Triton", "compile"))
     error = Reading(
         "largest error from eager torch, logits", f"{worst:.1e}", f"≤ {KERNEL_ERROR:.0e}", worst <= KERNEL_ERROR

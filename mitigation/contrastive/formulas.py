@@ -46,16 +46,6 @@ def plausible(clean: Float[Tensor, "row vocab"], *, beta: float | None) -> Bool[
     return clean >= math.log(beta) + clean.max(dim=-1, keepdim=True).values
 
 
-def gumbel_like(scores: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Standard Gumbel noise −log(E), E exponential, of the shape, type and device of ``scores``.
-
-    The argmax of scores plus this noise is an exact draw from their softmax (Gumbel 1954).
-    """
-    drawn = torch.empty_like(scores).exponential_(generator=generator)
-    # It may draw 0, whose infinite noise would make NaN of a forbidden token.
-    return -drawn.clamp(min=torch.finfo(scores.dtype).tiny).log()
-
-
 def uncut_answers(
     scores: Float[Tensor, "row vocab"], uncut: Float[Tensor, "row vocab"], answers: Sequence[int]
 ) -> Float[Tensor, "row vocab"]:

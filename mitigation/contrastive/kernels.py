@@ -25,20 +25,16 @@ def contrast_and_cut(
     *,
     alpha: float,
     beta: float | None,
-    gumbel: Float[Tensor, "row vocab"] | None = None,
 ) -> Float[Tensor, "row vocab"]:
-    """(1 + α)·clean − α·noised where ``plausible(clean, beta)``, −inf elsewhere, plus ``gumbel`` if given; float32.
+    """(1 + α)·clean − α·noised where ``plausible(clean, beta)``, −inf elsewhere; float32.
 
-    With standard Gumbel noise (−log(−log u)) the argmax of a row is a draw from the softmax of its scores; for
-    temperature T pass T times the noise. With a cutoff, a row with a NaN among its clean logits is all −inf.
+    With a cutoff, a row with a NaN among its clean logits is all −inf.
 
     Raises:
         UserError: α or β is out of range.
     """
     scores = contrast(clean, noised, alpha=alpha)
-    if beta is not None:
-        scores = scores.masked_fill(~plausible(clean, beta=beta), -torch.inf)
-    return scores if gumbel is None else scores + gumbel.float()
+    return scores if beta is None else scores.masked_fill(~plausible(clean, beta=beta), -torch.inf)
 
 
 def contrast_and_cut_triton(
@@ -47,7 +43,6 @@ def contrast_and_cut_triton(
     *,
     alpha: float,
     beta: float | None,
-    gumbel: Float[Tensor, "row vocab"] | None = None,
 ) -> Float[Tensor, "row vocab"]:
     """``contrast_and_cut`` in two kernel launches, or one without a cutoff. Accepts any strides;
     reads each tensor once, ``clean`` twice with a cutoff.
@@ -60,7 +55,11 @@ def contrast_and_cut_triton(
     """
     check_alpha(alpha)
     check_beta(beta)
-    _check_alike(clean, noised, gumbel)
+    if noised.shape != clean.shape or noised.device != clean.device:
+        raise UserError(
+            f"noised is {tuple(noised.shape)} on {noised.device}, clean {tuple(clean.shape)} on {clean.device}; "
+            "both are row × vocabulary on one device; move or slice them alike"
+        )
     kernels = _kernels()
     _check_place(clean, kernels)
     rows, vocab = clean.shape
@@ -69,17 +68,15 @@ def contrast_and_cut_triton(
     if scores.numel() == 0:
         return scores
     peaks = scores.new_empty((rows, chunks)) if beta is not None else scores
-    noise = scores if gumbel is None else gumbel
     grid = (rows, chunks)
     with torch.cuda.device_of(clean):  # launch on the tensors' device
         if beta is not None:
             kernels.chunk_peaks[grid](clean, *clean.stride(), peaks, vocab, chunks, CHUNK=kernels.CHUNK)
         kernels.contrast_chunk[grid](
-            *(clean, *clean.stride(), noised, *noised.stride(), noise, *noise.stride()),
+            *(clean, *clean.stride(), noised, *noised.stride()),
             *(peaks, scores, vocab, chunks),
             *(float(1 + alpha), float(alpha), 0.0 if beta is None else math.log(beta)),
             CUT=beta is not None,
-            GUMBEL=gumbel is not None,
             CHUNKS=1 << (chunks - 1).bit_length(),
             CHUNK=kernels.CHUNK,
             enable_fp_fusion=False,  # round both products, as torch does
@@ -115,20 +112,6 @@ def _kernels() -> ModuleType:
             "pip install 'forestlens[triton]', or take kernel='torch', which computes the same"
         ) from error
     return kernels_triton
-
-
-def _check_alike(clean: Tensor, noised: Tensor, gumbel: Tensor | None) -> None:
-    """Checks that all tensors have the same shape and device, which a kernel does not.
-
-    Raises:
-        UserError: they differ.
-    """
-    for name, other in (("noised", noised), ("gumbel", gumbel)):
-        if other is not None and (other.shape != clean.shape or other.device != clean.device):
-            raise UserError(
-                f"{name} is {tuple(other.shape)} on {other.device}, clean {tuple(clean.shape)} on {clean.device}; "
-                "all are row × vocabulary on one device; move or slice them alike"
-            )
 
 
 def _check_place(clean: Tensor, kernels: ModuleType) -> None:

@@ -38,9 +38,6 @@ def contrast_chunk(
     noised,
     noised_row,
     noised_token,
-    gumbel,
-    gumbel_row,
-    gumbel_token,
     peaks,
     scores,
     vocab,
@@ -49,7 +46,6 @@ def contrast_chunk(
     noised_weight,
     log_beta,
     CUT: tl.constexpr,
-    GUMBEL: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -67,6 +63,4 @@ def contrast_chunk(
         broken = tl.max((found != found).to(tl.int32), axis=0)
         peak = tl.where(broken != 0, float("nan"), tl.max(found, axis=0))
         contrasted = tl.where(own >= log_beta + peak, contrasted, float("-inf"))
-    if GUMBEL:
-        contrasted += tl.load(gumbel + row * gumbel_row + far * gumbel_token, mask=inside, other=0).to(tl.float32)
     tl.store(scores + row * vocab + token, contrasted, mask=inside)

@@ -5,26 +5,12 @@ halves of the scores and returns the same row for both, so that the same token i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import (
-    EncoderRepetitionPenaltyLogitsProcessor,
-    ExponentialDecayLengthPenalty,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from interp.errors import UserError
@@ -32,27 +18,18 @@ from interp.families import PER_TOKEN
 from interp.hooks.attention import NAME, SOFT_CAPPED_NAME
 from interp.layout import layout_for
 from interp.output_head import float32_head
-from mitigation.contrastive.formulas import contrast, gumbel_like
+from mitigation.contrastive.formulas import contrast
 from mitigation.contrastive.kernels import fused
+from mitigation.contrastive.processors import Steps
 from mitigation.contrastive.second_branch import check_inputs
-from mitigation.validation import check_alpha, check_beta, check_temperature
+from mitigation.validation import check_alpha, check_beta
 
 # Left padding values of tensors by token, for halves whose prompts differ in length. Other processor outputs are by
 # picture, or (the Q-Former's text) not padded on the left.
 _FILL = {"input_ids": None, "attention_mask": 0, "token_type_ids": 0, "mm_token_type_ids": 0}
 _FILL |= dict.fromkeys(PER_TOKEN, 0)
 _PLAIN: dict[str, Any] = {"do_sample": False, "temperature": 1.0, "top_k": None, "top_p": 1.0}
-
-
-# Settings that change finite scores before the contrast: name, neutral value and processor. The published method
-# contrasts raw logits. Processors that only forbid tokens (−inf) are harmless: forbidden stays forbidden.
-_UNEVEN: tuple[tuple[str, float | None, type[LogitsProcessor]], ...] = (
-    ("repetition_penalty", 1.0, RepetitionPenaltyLogitsProcessor),
-    ("encoder_repetition_penalty", 1.0, EncoderRepetitionPenaltyLogitsProcessor),
-    ("sequence_bias", None, SequenceBiasLogitsProcessor),
-    ("guidance_scale", 1.0, UnbatchedClassifierFreeGuidanceLogitsProcessor),
-    ("exponential_decay_length_penalty", None, ExponentialDecayLengthPenalty),
-)
+_ONE = ("num_beams", "num_return_sequences")
 
 
 class PairedOutput(NamedTuple):
@@ -69,11 +46,6 @@ def generate_paired(
     *,
     alpha: float,
     beta: float | None,
-    do_sample: bool = False,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    generator: torch.Generator | None = None,
     streamer: BaseStreamer | None = None,
     max_new_tokens: int,
     kernel: str = "torch",
@@ -82,35 +54,30 @@ def generate_paired(
 ) -> PairedOutput:
     """Visual contrastive decoding (arXiv 2311.16922) of ``inputs`` against ``noised``, both from the processor.
 
-    The tokens are those of ``VisualContrastiveLogitsProcessor``. Sampling is exact: transformers' own warpers
-    (``temperature``, then ``top_k`` and ``top_p``; 0 and 1 disable them) are applied to the contrasted scores, and the
-    argmax of score plus Gumbel noise from ``generator`` is a draw from their softmax. The checkpoint's own sampling
-    settings are ignored. Needs memory for twice the rows; adds no synchronisation with the device. ``streamer``
-    receives the clean rows. ``logits_processor`` run before the contrast, on both halves. ``kernel`` is one of
-    ``mitigation.contrastive.kernels``.
+    The tokens are those of ``VisualContrastiveLogitsProcessor``. ``logits_processor`` run after the contrast, on both
+    halves alike: end them with a ``mitigation.processors.CaseSampler`` (a key for each clean row) to sample. The
+    checkpoint's own sampling settings are ignored. Needs memory for twice the rows; adds no synchronisation with the
+    device. ``streamer`` receives the clean rows. ``kernel`` is one of ``mitigation.contrastive.kernels``.
 
     Raises:
         UserError: settings out of range, beams or several sequences per prompt, a penalty or bias (also from
             ``model.generation_config``: pass ``repetition_penalty=1.0``), right padding, prompts without image, inputs
             that do not fit together, or attention is being recorded or edited, which would see both halves.
     """
-    sampling = Sampling(temperature, top_k, top_p, generator) if do_sample else None
-    pairing = PairedContrastLogitsProcessor(alpha=alpha, beta=beta, sampling=sampling, kernel=kernel)
     refuse_recording(model)
-    own: Any = model.get_submodule(layout_for(model).lm_head.rpartition(".")[0]).generation_config
-    refuse_uneven(generate_kwargs.get("generation_config") or own, generate_kwargs, logits_processor or ())
-    options: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1} | generate_kwargs
-    for name in ("num_beams", "num_return_sequences"):
+    options: dict[str, Any] = dict.fromkeys(_ONE, 1) | generate_kwargs
+    for name in _ONE:
         if options[name] != 1:
             raise UserError(f"{name}={options[name]}; a pair of rows follows one sequence a prompt; leave {name} out")
     both = pair_inputs(model, inputs, noised)
+    pairing = PairedContrastLogitsProcessor(model, both["input_ids"], alpha=alpha, beta=beta, kernel=kernel)
     generate: Any = model.generate
     with float32_head(model):
         output = generate(
             **both,
             **options | _PLAIN,
             max_new_tokens=max_new_tokens,
-            logits_processor=LogitsProcessorList([*(logits_processor or ()), pairing]),
+            logits_processor=LogitsProcessorList([pairing, *(logits_processor or ())]),
             streamer=None if streamer is None else _CleanRows(streamer),
         )
     rows, width = inputs["input_ids"].shape
@@ -118,104 +85,55 @@ def generate_paired(
     return PairedOutput(sequences[:rows, both["input_ids"].shape[1] - width :], pairing.first_scores)
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling settings of transformers, and the generator of the noise (None: torch's global one)."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    generator: torch.Generator | None = None
-
-    def __post_init__(self) -> None:
-        check_temperature(self.temperature)
-        if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise UserError(f"top_k={self.top_k!r}; top_k is an integer, 0 or more; 0 keeps every token")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p!r}; top_p is a probability above 0; 1 keeps every token")
-
-    def warpers(self) -> LogitsProcessorList:
-        """The warpers of ``generate``, in its order."""
-        warpers = LogitsProcessorList()
-        if self.temperature != 1.0:
-            warpers.append(TemperatureLogitsWarper(float(self.temperature)))
-        if self.top_k:
-            warpers.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1.0:
-            warpers.append(TopPLogitsWarper(float(self.top_p)))
-        return warpers
-
-
 class PairedContrastLogitsProcessor(LogitsProcessor):
     """Contrasts the first half of the rows with the second and returns the result for both halves.
 
-    With ``sampling`` the result is the draw itself: 0 at its token, −inf elsewhere, for a greedy ``generate`` to pick.
-    Use it for one ``generate`` call: prompts that are one token longer than the last step would look like the next
-    step. ``kernel`` is one of ``mitigation.contrastive.kernels``. Earlier processors apply to both halves; the caller
-    of ``generate`` must reject penalties (``refuse_uneven``).
+    ``prompt_ids`` are those of both halves (``pair_inputs``). ``kernel`` is one of ``mitigation.contrastive.kernels``.
 
     Raises:
-        UserError: settings out of range, an odd number of rows, or noise from another device than the scores'.
+        UserError: settings out of range; while generating, as ``VisualContrastiveLogitsProcessor``.
     """
 
     def __init__(
-        self, *, alpha: float, beta: float | None, sampling: Sampling | None = None, kernel: str = "torch"
+        self,
+        model: Any,
+        prompt_ids: Int[Tensor, "row position"],
+        *,
+        alpha: float,
+        beta: float | None,
+        kernel: str = "torch",
     ) -> None:
         check_alpha(alpha)
         check_beta(beta)
         self.alpha, self.beta = alpha, beta
-        self._sampling, self._warpers = sampling, sampling.warpers() if sampling else None
         self._fused = fused(kernel)
-        self._length: int | None = None
+        self._steps = Steps(prompt_ids, model)
         self._first_scores: Tensor | None = None
 
     @property
-    def sampled(self) -> bool:
-        """Whether it draws the tokens."""
-        return self._sampling is not None
-
-    @property
     def first_scores(self) -> Float[Tensor, "pair vocab"]:
-        """The last call's first contrasted scores, float32, before cutoff and sampling.
+        """The last call's first contrasted scores, float32, before the cutoff.
 
         Raises:
             UserError: there was no call.
         """
         if self._first_scores is None:
             raise UserError("no scores yet; they are kept at the first step of generate(); generate first")
+        self._steps.check()
         return self._first_scores
 
     def __call__(
         self, input_ids: Int[Tensor, "row position"], scores: Float[Tensor, "row vocab"]
     ) -> Float[Tensor, "row vocab"]:
-        """The pairs' contrasted scores or draws, for both halves."""
-        if len(scores) % 2:
-            raise UserError(f"{len(scores)} rows; a pair is two: first all clean rows, then as many noised ones")
+        """The pairs' contrasted scores, for both halves."""
+        generated = self._steps.follow(input_ids, scores)
         clean, noised = scores.chunk(2)
         # For a token that is forbidden in both halves, −inf − (−inf) would give NaN.
         noised = noised.clamp(min=torch.finfo(noised.dtype).min / max(1.0, self.alpha))
-        before, self._length = self._length, input_ids.shape[1]
-        if before is None or self._length != before + 1:
+        if not generated.shape[1]:
             self._first_scores = contrast(clean, noised, alpha=self.alpha)
         result = self._fused(clean, noised, alpha=self.alpha, beta=self.beta)
-        if self._sampling is not None:
-            result = self._draw(input_ids[: len(result)], result)
         return torch.cat([result, result])
-
-    def _draw(
-        self, input_ids: Int[Tensor, "pair position"], scores: Float[Tensor, "pair vocab"]
-    ) -> Float[Tensor, "pair vocab"]:
-        assert self._sampling is not None
-        assert self._warpers is not None
-        generator = self._sampling.generator
-        if generator is not None and generator.device.type != scores.device.type:
-            raise UserError(
-                f"a generator on {generator.device} for scores on {scores.device}; moving its noise would wait for the "
-                f"device at every step; pass torch.Generator(device='{scores.device.type}')"
-            )
-        warped = self._warpers(cast(torch.LongTensor, input_ids), scores)
-        drawn = (warped + gumbel_like(warped, generator)).argmax(dim=1, keepdim=True)
-        return torch.full_like(warped, -torch.inf).scatter(1, drawn, 0.0)
 
 
 def pair_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], noised: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,28 +200,6 @@ def _widen(tokens: Int[Tensor, "row _ *rest"], width: int, fill: int | None) -> 
         return tokens
     left = tokens[:, :1].expand(-1, missing, *tokens.shape[2:])
     return torch.cat([left if fill is None else torch.full_like(left, fill), tokens], dim=1)
-
-
-def refuse_uneven(
-    config: GenerationConfig, given: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
-) -> None:
-    """Rejects settings and processors that change finite scores before the contrast.
-
-    Args:
-        config: generation settings.
-        given: settings of this call, which override ``config``.
-        processors: logits processors that run before the contrast.
-
-    Raises:
-        UserError: a penalty, a bias or guidance.
-    """
-    kinds = {type(processor) for processor in processors}
-    for name, neutral, kind in _UNEVEN:
-        if kind in kinds or given.get(name, getattr(config, name, None)) not in (None, neutral):
-            raise UserError(
-                f"{kind.__name__} runs before contrastive decoding, which contrasts unchanged scores; set "
-                f"{name}={neutral} and leave that processor out"
-            )
 
 
 def refuse_recording(model: PreTrainedModel) -> None:

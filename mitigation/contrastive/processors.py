@@ -17,7 +17,7 @@ from interp.errors import UserError
 from interp.hooks.forward import is_paused, only_listens
 from mitigation.contrastive.formulas import contrast, plausible, uncut_answers
 from mitigation.contrastive.kernels import fused
-from mitigation.contrastive.second_branch import LazyBranch, SecondBranch, Skips, bare, check_inputs
+from mitigation.contrastive.second_branch import LazyBranch, SecondBranch, Skips, bare, check_inputs, speaker_of
 from mitigation.validation import check_alpha, check_beta
 
 Rule = Callable[[Tensor, Tensor, int], Tensor]
@@ -35,12 +35,7 @@ UNEVEN = (
 
 @runtime_checkable
 class Branch(Protocol):
-    """Other logits for the same continuation, step by step, as ``SecondBranch`` gives them.
-
-    ``speaker`` is the module with the output head.
-    """
-
-    speaker: Any
+    """Other logits for the same continuation, step by step, as ``SecondBranch`` gives them."""
 
     def start(self) -> Tensor:
         """Raw float32 logits [row vocab] for the first token."""
@@ -92,7 +87,7 @@ class RuleLogitsProcessor(LogitsProcessor):
             )
         self._branches: list[Branch] = [*own, *(other for other in others if not isinstance(other, Mapping))]
         self._lazy = [LazyBranch(branch) for branch in own] if lazy else []
-        self._steps = Steps(prompt_ids, self._branches[0].speaker)
+        self._steps = Steps(prompt_ids, model)
         self._rule, self._beta, self._answers, self._first = rule, beta, answers, first
         self._ends = torch.tensor([*ends], dtype=torch.long, device=prompt_ids.device)
         self._first_scores: Tensor | None = None
@@ -254,9 +249,9 @@ class Steps:
     waiting, so that on an accelerator an error can come one step late.
     """
 
-    def __init__(self, prompt_ids: Int[Tensor, "row position"], speaker: torch.nn.Module) -> None:
+    def __init__(self, prompt_ids: Int[Tensor, "row position"], model: Any) -> None:
         self.prompt_ids = prompt_ids
-        self._clean = CleanLogits(speaker)
+        self._clean = CleanLogits(speaker_of(model))
         self._seen: Tensor | None = None
         # Whether unexpected tokens came, and whether scores were changed.
         self._wrong = torch.zeros(2, dtype=torch.bool, device=prompt_ids.device)

@@ -33,7 +33,7 @@ class SecondBranch:
 
     ``inputs`` are the processor's outputs for the whole batch, with the pictures replaced: ``input_ids`` and
     ``attention_mask`` (left-padded), ``pixel_values``, and the other inputs of the family's first forward. ``blind``
-    allows prompts without a picture. ``speaker`` is the module with the output head.
+    allows prompts without a picture.
 
     Raises:
         UserError: right padding or missing images.
@@ -43,9 +43,7 @@ class SecondBranch:
         model = bare(model)
         layout = layout_for(model)
         check_inputs(model, inputs, blind=blind)
-        self._model, self._along = model, layout.along
-        # InstructBLIP's outer forward embeds picture and prompt; the inner model decodes.
-        self.speaker = model.get_submodule(layout.lm_head.rpartition(".")[0])
+        self._model, self._along, self.speaker = model, layout.along, speaker_of(model)
         self._prompts = _prompts(model, layout, inputs)
         self.reset()
 
@@ -188,6 +186,12 @@ def _kept_deltas(model: PreTrainedModel) -> Iterator[None]:
 def bare(model: Any) -> Any:
     """The model inside a peft wrapper, whose layers contain the adapter's; another model as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def speaker_of(model: Any) -> Any:
+    """The module with the output head; nested in InstructBLIP, whose outer forward embeds and inner one decodes."""
+    model = bare(model)
+    return model.get_submodule(layout_for(model).lm_head.rpartition(".")[0])
 
 
 def check_inputs(model: PreTrainedModel, inputs: Mapping[str, Any], *, blind: bool = False) -> None:

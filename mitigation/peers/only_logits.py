@@ -66,7 +66,6 @@ class TextEnhanced(OwnBranch):
     """A branch (``mitigation.contrastive.processors.Branch``) without forwards of its own."""
 
     def __init__(self, vlm: "VLM", layer: int) -> None:
-        self.speaker = vlm.speaker
         self.follower = Follower(vlm)
         self._vlm, self._layer = vlm, layer
         self._forward: Forward | None = None

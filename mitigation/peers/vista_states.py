@@ -76,7 +76,6 @@ class EarlierLayers(OwnBranch):
         layers: Sequence[int],
         normed: bool,
     ) -> None:
-        self.speaker = vlm.speaker
         self._vlm, self._vectors, self._strength = vlm, vectors, strength
         self._layers, self._normed = layers, normed
         self._states: dict[int, Tensor] = {}

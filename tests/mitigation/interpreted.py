@@ -25,7 +25,7 @@ def interpreter() -> Iterator[Call]:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
             pool.submit(os.getpid).result()  # it has started, with that in its environment
-        yield lambda clean, noised, gumbel=None, **settings: _asked(pool, clean, noised, gumbel, settings)
+        yield lambda clean, noised, **settings: _asked(pool, clean, noised, settings)
 
 
 def compiled(architecture: int, dtype: str) -> list[int]:
@@ -34,9 +34,9 @@ def compiled(architecture: int, dtype: str) -> list[int]:
         return pool.submit(_compiled, architecture, dtype).result()
 
 
-def _asked(pool: ProcessPoolExecutor, clean: Tensor, noised: Tensor, gumbel: Tensor | None, settings: Any) -> Tensor:
-    given = {"clean": clean, "noised": noised, "gumbel": gumbel}
-    tensors = save({name: one.contiguous() for name, one in given.items() if one is not None})
+def _asked(pool: ProcessPoolExecutor, clean: Tensor, noised: Tensor, settings: Any) -> Tensor:
+    given = {"clean": clean, "noised": noised}
+    tensors = save({name: one.contiguous() for name, one in given.items()})
     return load(pool.submit(_answered, tensors, settings).result())["scores"]
 
 
@@ -59,9 +59,9 @@ def _compiled(architecture: int, dtype: str) -> list[int]:
     with install_import_hook("mitigation", "beartype.beartype"):
         from mitigation.contrastive import kernels_triton
 
-    pointers = {"clean": dtype, "noised": dtype, "gumbel": "fp32", "peaks": "fp32", "scores": "fp32"}
+    pointers = {"clean": dtype, "noised": dtype, "peaks": "fp32", "scores": "fp32"}
     weights = ("clean_weight", "noised_weight", "log_beta")
-    constants = {"CUT": True, "GUMBEL": True, "CHUNKS": 128, "CHUNK": kernels_triton.CHUNK}
+    constants = {"CUT": True, "CHUNKS": 128, "CHUNK": kernels_triton.CHUNK}
     target, sizes = GPUTarget("cuda", architecture, 32), []
     for kernel in (kernels_triton.chunk_peaks, kernels_triton.contrast_chunk):
         signature = {name: "fp32" if name in weights else "i32" for name in kernel.arg_names}

@@ -6,7 +6,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
-from transformers import LogitsProcessor, MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from interp.attention.record import record_attention
@@ -14,18 +20,28 @@ from interp.errors import UserError
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.formulas import contrast
 from mitigation.contrastive.kernels import contrast_and_cut
-from mitigation.contrastive.paired import PairedContrastLogitsProcessor, Sampling, generate_paired, pair_inputs
+from mitigation.contrastive.paired import PairedContrastLogitsProcessor, generate_paired, pair_inputs
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
+from mitigation.processors import CaseSampler
 from mitigation.vcd import VCD
 from tests.mitigation.conftest import TOKENS, answer, contrasting, generate
 from tests.mitigation.family_laws import case
 
 DRAWS = 20_000
+WARPERS = {"temperature": TemperatureLogitsWarper, "top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}
 
 
 def paired(vlm: VLM, inputs: Any, noised: Any, **options: Any) -> Any:
     options = {"alpha": 2.0, "beta": 0.1, "max_new_tokens": TOKENS, "eos_token_id": None, "pad_token_id": 0} | options
     return generate_paired(vlm.model, inputs, noised, **options)
+
+
+def pairing(vlm: VLM, ids: Tensor, *, alpha: float = 1.0, beta: float | None = 0.1) -> PairedContrastLogitsProcessor:
+    return PairedContrastLogitsProcessor(vlm.model, ids, alpha=alpha, beta=beta)
+
+
+def sampler(rows: int) -> CaseSampler:
+    return CaseSampler([str(row) for row in range(rows)], temperature=1.0, seed=0)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.1), (3.0, None), (2.0, 0.01)])
@@ -63,13 +79,12 @@ def test_draws_follow_the_distribution_that_transformers_samples_from(
         law = generate(vlm, inputs, processor, do_sample=True, max_new_tokens=1, **off | settings).scores[0]
     clean, worse = vlm.model(**inputs).logits[0, -1], vlm.model(**noised).logits[0, -1]
     scores = torch.cat([row.detach().expand(DRAWS, -1) for row in (clean, worse)])
-    noise = torch.Generator().manual_seed(0)
-    pairing = PairedContrastLogitsProcessor(alpha=alpha, beta=0.1, sampling=Sampling(**off | settings, generator=noise))
-
-    drawn = pairing(torch.zeros(2 * DRAWS, 1, dtype=torch.long), scores)
+    ids = torch.zeros(2 * DRAWS, 1, dtype=torch.long)
+    drawn = pairing(vlm, ids, alpha=alpha, beta=0.1)(ids, scores)
+    for one in [*(WARPERS[name](value) for name, value in settings.items()), sampler(DRAWS)]:
+        drawn = one(ids, drawn)
 
     assert torch.equal(drawn[:DRAWS], drawn[DRAWS:])
-    assert (drawn.isfinite().sum(dim=1) == 1).all()
     counts = drawn[:DRAWS].argmax(dim=1).bincount(minlength=len(clean))
     expected = law[0].softmax(dim=0)
     assert counts[expected == 0].sum() == 0
@@ -83,30 +98,13 @@ def test_draws_follow_the_distribution_that_transformers_samples_from(
 
 def test_sampled_answers_repeat_with_their_seed_and_differ_without(vlm: VLM, inputs: Any, noised: Any) -> None:
     def sampled(seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        options = {"do_sample": True, "temperature": 3.0, "generator": generator}
-        return paired(vlm, inputs, noised, beta=0.01, **options).sequences
+        drawing = CaseSampler(["a", "b", "c"], temperature=3.0, seed=seed)
+        return paired(vlm, inputs, noised, beta=0.01, logits_processor=[drawing]).sequences
 
     state = torch.random.get_rng_state()
     assert torch.equal(sampled(1), sampled(1))
     assert not torch.equal(sampled(1), sampled(2))
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-def test_steps_of_a_sampled_answer_are_drawn_anew(vlm: VLM, inputs: Any, noised: Any) -> None:
-    pairing = PairedContrastLogitsProcessor(alpha=0.0, beta=None, sampling=Sampling(generator=torch.Generator()))
-    ids, even = torch.zeros(2 * 64, 1, dtype=torch.long), torch.zeros(2 * 64, 50)
-    first, second = (pairing(ids, even)[:64].argmax(dim=1) for _ in range(2))
-    assert (first == second).float().mean() < 0.2
-    assert (first[1:] == first[:-1]).float().mean() < 0.2
-
-
-def test_a_draw_of_zero_makes_no_forbidden_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exponential draws may be 0, of which infinite noise would come, and not a number at a token that is −inf."""
-    monkeypatch.setattr(Tensor, "exponential_", lambda self, *_, **__: self.zero_())
-    pairing = PairedContrastLogitsProcessor(alpha=0.0, beta=0.5, sampling=Sampling(generator=torch.Generator()))
-    scores = torch.tensor([[-4.0, 1.0, 2.0]]).repeat(2, 1)
-    assert pairing(torch.zeros(2, 1, dtype=torch.long), scores)[0].argmax() == 2
 
 
 def test_only_the_clean_rows_are_streamed(vlm: VLM, prompts: list[Prompt], inputs: Any, noised: Any) -> None:
@@ -138,12 +136,13 @@ def test_forbidden_tokens_stay_forbidden_also_without_a_cutoff(vlm: VLM, inputs:
     assert not torch.isin(answer(output, inputs), torch.tensor(banned)).any()
 
 
-def test_other_processors_run_before_the_contrast(vlm: VLM, inputs: Any, noised: Any) -> None:
+def test_other_processors_run_after_the_contrast(vlm: VLM, inputs: Any, noised: Any) -> None:
     class Count(LogitsProcessor):
         rows: int = 0
 
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             self.rows = len(scores)
+            assert torch.equal(*scores.chunk(2))
             return scores
 
     count = Count()
@@ -157,14 +156,10 @@ def test_other_processors_run_before_the_contrast(vlm: VLM, inputs: Any, noised:
     ("options", "message"),
     [
         ({"repetition_penalty": 1.3}, r"repetition_penalty=1\.0"),
-        ({"logits_processor": [RepetitionPenaltyLogitsProcessor(1.3)]}, r"repetition_penalty=1\.0"),
         ({"num_beams": 2}, "num_beams=2; .*leave num_beams out"),
         ({"num_return_sequences": 2}, "num_return_sequences=2; .*leave"),
         ({"alpha": -1.0}, r"alpha=-1\.0"),
         ({"beta": 2.0}, r"beta=2\.0"),
-        ({"do_sample": True, "temperature": 0.0}, r"temperature=0\.0"),
-        ({"do_sample": True, "top_k": -1}, "top_k=-1; .*0 or more"),
-        ({"do_sample": True, "top_p": 0.0}, r"top_p=0\.0; .*above 0"),
         ({"kernel": "fortran"}, "unknown kernel 'fortran'"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, dict) else "",
@@ -197,8 +192,9 @@ def test_halves_that_do_not_fit_are_refused(vlm: VLM, prompts: list[Prompt], inp
         paired(vlm, dict(inputs) | {"attention_mask": right}, noised)
     with pytest.raises(UserError, match="no pixel_values"):
         paired(vlm, vlm.encode([Prompt(p.text) for p in prompts]), noised)
-    with pytest.raises(UserError, match="3 rows; a pair is two"):
-        PairedContrastLogitsProcessor(alpha=1.0, beta=0.1)(torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, 5))
+    ids = torch.zeros(4, 1, dtype=torch.long)
+    with pytest.raises(UserError, match="3 rows for 4 prompts"):
+        pairing(vlm, ids)(ids[:3], torch.zeros(3, 5))
 
 
 def test_tiles_and_prompts_of_other_lengths_are_filled_up() -> None:
@@ -215,19 +211,19 @@ def test_tiles_and_prompts_of_other_lengths_are_filled_up() -> None:
     torch.testing.assert_close(whole.vlm.model(**both).logits[:, -1], torch.stack(alone), atol=1e-2, rtol=1e-3)
 
 
-def test_nothing_is_said_of_first_scores_before_a_call() -> None:
-    pairing = PairedContrastLogitsProcessor(alpha=1.0, beta=0.5)
+def test_first_scores_are_those_of_the_last_call(vlm: VLM) -> None:
+    ids, scores = torch.zeros(8, 3, dtype=torch.long), torch.randn(2, 4, 9)
+    one = pairing(vlm, ids)
     with pytest.raises(UserError, match="no scores yet"):
-        _ = pairing.first_scores
-    scores, ids = torch.randn(2, 4, 9), torch.zeros(8, 3, dtype=torch.long)
-    pairing(ids, scores.flatten(0, 1))
-    pairing(torch.zeros(8, 4, dtype=torch.long), torch.randn(8, 9))
-    torch.testing.assert_close(pairing.first_scores, contrast(*scores, alpha=1.0))
-    again = pairing(ids, -scores.flatten(0, 1))  # another call of generate starts clean
-    torch.testing.assert_close(pairing.first_scores, contrast(*-scores, alpha=1.0))
-    pairing(torch.zeros(8, 9, dtype=torch.long), scores.flatten(0, 1))  # of longer prompts
-    torch.testing.assert_close(pairing.first_scores, contrast(*scores, alpha=1.0))
-    torch.testing.assert_close(again[:4], contrast_and_cut(*-scores, alpha=1.0, beta=0.5))
+        _ = one.first_scores
+    one(ids, scores.flatten(0, 1))
+    one(torch.zeros(8, 4, dtype=torch.long), torch.randn(8, 9))
+    torch.testing.assert_close(one.first_scores, contrast(*scores, alpha=1.0))
+    again = one(ids, -scores.flatten(0, 1))  # another call of generate starts clean
+    torch.testing.assert_close(one.first_scores, contrast(*-scores, alpha=1.0))
+    torch.testing.assert_close(again[:4], contrast_and_cut(*-scores, alpha=1.0, beta=0.1))
+    with pytest.raises(UserError, match="other prompts"):
+        one(torch.zeros(8, 9, dtype=torch.long), scores.flatten(0, 1))
 
 
 def test_recorded_attention_would_hold_both_halves_and_is_refused(vlm: VLM, prompts: list[Prompt]) -> None:
@@ -243,12 +239,6 @@ def test_a_minimum_length_holds_for_both_halves(vlm: VLM, inputs: Any, noised: A
     first = int(answer(paired(vlm, inputs, noised), inputs)[0, 0])
     longer = MinNewTokensLengthLogitsProcessor(inputs["input_ids"].shape[1], 2, first)
     assert int(answer(paired(vlm, inputs, noised, logits_processor=[longer]), inputs)[0, 0]) != first
-
-
-def test_a_generator_elsewhere_is_refused(vlm: VLM) -> None:
-    pairing = PairedContrastLogitsProcessor(alpha=1.0, beta=0.1, sampling=Sampling(generator=torch.Generator()))
-    with pytest.raises(UserError, match=r"a generator on cpu for scores on meta; .*device='meta'"):
-        pairing(torch.zeros(2, 1, dtype=torch.long, device="meta"), torch.zeros(2, 5, device="meta"))
 
 
 def test_the_processor_of_two_branches_does_not_take_a_paired_batch(vlm: VLM, inputs: Any, noised: Any) -> None:

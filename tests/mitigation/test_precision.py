@@ -107,11 +107,10 @@ def contrasted_scores(vlm: VLM, prompts: list[Prompt], alpha: float, branch: str
     """The first step's scores of every token."""
     encoded = vlm.encode(prompts)
     noised = diffuse_images(encoded, [prompt.key for prompt in prompts], step=999, seed=0)
-    processor: Any = PairedContrastLogitsProcessor(alpha=alpha, beta=0.1)
-    if branch == "sequential":
-        processor = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=alpha, beta=0.1)
-    else:
+    processor: Any = VisualContrastiveLogitsProcessor(vlm.model, noised, alpha=alpha, beta=0.1)
+    if branch == "paired":
         encoded = pair_inputs(vlm.model, encoded, noised)
+        processor = PairedContrastLogitsProcessor(vlm.model, encoded["input_ids"], alpha=alpha, beta=0.1)
     vlm.generate(prompts, max_new_tokens=1, logits_processor=[processor], encoded=encoded)
     found: Tensor = processor.first_scores
     return found

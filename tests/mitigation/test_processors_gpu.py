@@ -1,6 +1,7 @@
 """Our own code never makes the host wait for the GPU: what surrounds the model's forwards, step after step."""
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from interp.errors import UserError
 from interp.margin import AnswerIds
 from interp.vlm import VLM, Prompt
 from mitigation.contrastive.corruption import diffuse_images
-from mitigation.contrastive.paired import PairedContrastLogitsProcessor, Sampling
+from mitigation.contrastive.paired import PairedContrastLogitsProcessor
 from mitigation.contrastive.processors import VisualContrastiveLogitsProcessor
-from mitigation.processors import ConstantShiftLogitsProcessor
+from mitigation.processors import CaseSampler, ConstantShiftLogitsProcessor
 from tests.tiny import picture
 
 pytestmark = pytest.mark.gpu
@@ -70,12 +71,13 @@ def test_two_branches_never_wait(cuda: VLM, batch: Any, no_waiting: None) -> Non
 
 @pytest.mark.parametrize("sample", [False, True])
 def test_a_paired_step_never_waits(cuda: VLM, sample: bool, no_waiting: None) -> None:
-    steps, scores = grown(torch.ones(4, 9, dtype=torch.long, device="cuda"), 4), torch.randn(4, 1000, device="cuda")
-    noise = torch.Generator("cuda").manual_seed(0)
-    sampling = Sampling(temperature=0.7, top_k=50, top_p=0.9, generator=noise) if sample else None
-    pairing = PairedContrastLogitsProcessor(alpha=1.0, beta=0.1, sampling=sampling)
+    prompts = torch.ones(4, 9, dtype=torch.long, device="cuda")
+    steps, scores = grown(prompts, 4), torch.randn(4, 1000, device="cuda")
+    processors: list[Any] = [PairedContrastLogitsProcessor(cuda.model, prompts.clone(), alpha=1.0, beta=0.1)]
+    if sample:
+        processors.append(CaseSampler(["a", "b"], temperature=0.7, seed=0))
     torch.cuda.set_sync_debug_mode("error")
-    outputs = [pairing(ids, scores) for ids in steps]
+    outputs = [reduce(lambda given, one: one(ids, given), processors, scores) for ids in steps]
     torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(*output.chunk(2)) for output in outputs)
 
