@@ -46,6 +46,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<")
 GREY = "#5f5f5f"
 CONTOURS = (0, 1, 2, 3)
+SHIFTS = "every constant shift of the baseline’s margin"
 COVERING = 0.01  # arms nearer than this in both rates hide each other's marks
 
 
@@ -84,15 +85,22 @@ def at_criterion(d_prime: float, criterion: np.ndarray) -> tuple[np.ndarray, np.
     return ndtr(d_prime / 2 + criterion), ndtr(d_prime / 2 - criterion)
 
 
-def trade_off(metrics: Mapping[str, Any], published: Sequence[PublishedRow] = (), form: Format = SCREEN) -> Figure:
+def trade_off(
+    metrics: Mapping[str, Any],
+    published: Sequence[PublishedRow] = (),
+    form: Format = SCREEN,
+    *,
+    curve: Sequence[Mapping[str, float]] = (),
+) -> Figure:
     """Unsafe accuracy against over-safety accuracy, an arm a point, with 95% intervals and iso-d′ contours.
 
     Args:
         metrics: the contents of a run's metrics.json.
         published: rows to show in grey, numbered from 1 in the order given.
+        curve: what every constant shift of the baseline's margin reaches, as ``over_safety`` and ``unsafe`` by point.
     """
     arms = metrics["arms"]
-    legend_rows = math.ceil((len(arms) + 1 + bool(published)) / form.legend_columns)
+    legend_rows = math.ceil((len(arms) + 1 + bool(published) + bool(curve)) / form.legend_columns)
     height = 0.98 * form.width + 0.02 * form.text * (legend_rows + 2)
     figure = Figure(figsize=(form.width, height), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.13))
     axes = figure.add_subplot()
@@ -106,6 +114,9 @@ def trade_off(metrics: Mapping[str, Any], published: Sequence[PublishedRow] = ()
         axes.text(100 * row.over_safety, 100 * row.unsafe, str(number), fontsize=form.label, color=GREY, ha="center",
                   va="center", zorder=2)  # fmt: skip
     handles = list(_draw_arms(axes, arms, form))
+    if curve:
+        places = [[100 * point[name] for point in curve] for name in ("over_safety", "unsafe")]
+        handles += axes.plot(*places, color=COLOURS[0], linewidth=1.5, zorder=2, label=SHIFTS)
     handles.append(Line2D([], [], color=GREY, linestyle=":", label="equal discrimination (d′)"))
     if published:
         handles.append(Line2D([], [], color=GREY, marker="$1$", linestyle="", label="published rows, by number"))

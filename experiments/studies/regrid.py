@@ -27,8 +27,9 @@ from experiments.metrics.paired import simultaneous
 from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
 from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
-from experiments.report.numbers import fixed, fixed_interval, percent
-from experiments.report.table import Cell, Column, Narrow, Row, Table, terminal
+from experiments.report.numbers import fixed, percent
+from experiments.report.sentences.wording import deciding
+from experiments.report.table import Cell, Column, Narrow, Row, Table, change, terminal
 from experiments.runs import records
 from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import SavedRun, read_run
@@ -283,16 +284,8 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def _cells(values: Mapping[str, Any], delta: Mapping[str, Any]) -> list[Cell]:
     rates = [Cell(percent(values[rate])) for rate in RATES]
-    ranked, rated = _change(delta.get("auroc"), 1, 3), _change(delta.get("overall"), 100, 1)
-    return [Cell(fixed(values["auroc"], 3)), ranked, *rates, rated]
-
-
-def _change(entry: Mapping[str, Any] | None, scale: int, digits: int) -> Cell:
-    if not entry:
-        return Cell("–")
-    ends = entry.get("simultaneous", entry)
-    interval = None if ends["low"] is None else (scale * ends["low"], scale * ends["high"])
-    return Cell(fixed(scale * entry["value"], digits, sign=True), fixed_interval(interval, digits))
+    ranked, rated = (entry and deciding(entry, studied=False) for entry in (delta.get("auroc"), delta.get("overall")))
+    return [Cell(fixed(values["auroc"], 3)), change(ranked, digits=3), *rates, change(rated)]
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:

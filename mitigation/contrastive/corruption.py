@@ -18,7 +18,6 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
-from interp.errors import UserError
 from interp.measured_numbers import pixel_inputs
 from mitigation.contrastive.packing import pieces
 from mitigation.contrastive.pixels import pictures_of, repeats_pixels
@@ -40,7 +39,7 @@ NONE = "none"
 BLUR_SIGMA = 0.1
 """Standard deviation of the blur relative to the picture's shorter side: keeps colours and layout, removes objects."""
 DONORS = 32
-"""Number of pictures in the bank that ``swapped`` chooses from without ``donors``."""
+"""Number of pictures in the bank that ``swapped`` chooses from."""
 
 
 class Mixture(NamedTuple):
@@ -164,28 +163,20 @@ def case_generator(key: str, seed: int) -> torch.Generator:
 
 
 def corrupt_inputs(
-    vlm: "VLM",
-    prompts: "Sequence[Prompt]",
-    *,
-    kind: str,
-    step: int,
-    seed: int,
-    donors: Mapping[str, Image.Image] | None = None,
+    vlm: "VLM", prompts: "Sequence[Prompt]", *, kind: str, step: int, seed: int
 ) -> "BatchFeature | dict[str, Any]":
     """Inputs of the second branch: those of ``vlm.encode(prompts)`` with a distorted picture.
 
     Args:
         kind: ``diffusion`` (noise at ``step`` on the normalised pixels), ``blur`` (a Gaussian, sigma = ``BLUR_SIGMA`` ×
-            the shorter side), ``black``, ``swapped`` (another picture, resized to this one's size), or ``none`` (text
-            only, with fewer token ids).
+            the shorter side), ``black``, ``swapped`` (one of a bank of ``DONORS`` drawn pictures of coloured shapes, by
+            hash of key and seed, resized to this one's size), or ``none`` (text only, with fewer token ids).
         step: diffusion step, for ``diffusion``.
         seed: for the diffusion noise and the choice from the bank.
-        donors: prompt key → replacement picture for ``swapped``. None: one of a bank of ``DONORS`` drawn pictures of
-            coloured shapes, by hash of key and seed. Donors from the same batch would make answers depend on the batch.
 
     Raises:
-        UserError: an unknown kind, a step or seed out of range, a prompt without image or without donor, or a family
-            that does not support prompts without an image.
+        UserError: an unknown kind, a step or seed out of range, a prompt without image, or a family that cannot be
+            asked without one.
     """
     if kind != NONE:
         check_noise_kind(kind)
@@ -199,7 +190,7 @@ def corrupt_inputs(
     worse: Mapping[str, Callable[[Prompt, Image.Image], Image.Image]] = {
         "blur": lambda _, image: blurred(image),
         "black": lambda _, image: Image.new("RGB", image.size),
-        "swapped": lambda prompt, image: _donor(prompt.key, seed, donors).resize(image.size),
+        "swapped": lambda prompt, image: _donor(prompt.key, seed).resize(image.size),
     }
     assert set(worse) | {"diffusion"} == set(NOISE_KINDS)
     changed = worse[kind]
@@ -213,16 +204,9 @@ def blurred(image: Image.Image) -> Image.Image:
     return to_rgb(image).filter(ImageFilter.GaussianBlur(BLUR_SIGMA * min(image.size)))
 
 
-def _donor(key: str, seed: int, donors: Mapping[str, Image.Image] | None) -> Image.Image:
-    if donors is None:
-        digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
-        return bank_picture(int.from_bytes(digest[:8], "big") % DONORS)
-    if key not in donors:
-        raise UserError(
-            f"no donor picture for the prompt with key '{key}'; swapped shows another picture in place of the prompt's "
-            "own; pass one for each key, or donors=None for the bundled bank"
-        )
-    return donors[key].convert("RGB")
+def _donor(key: str, seed: int) -> Image.Image:
+    digest = hashlib.sha256(f"{seed}\n{key}".encode()).digest()
+    return bank_picture(int.from_bytes(digest[:8], "big") % DONORS)
 
 
 @cache

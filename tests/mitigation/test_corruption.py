@@ -77,15 +77,6 @@ def test_swapped_shows_a_picture_of_the_bank_by_key_and_seed(vlm: VLM) -> None:
     assert shown != other
 
 
-def test_swapped_shows_the_picture_that_was_handed_in(vlm: VLM, prompts: list[Prompt]) -> None:
-    donors = {prompt.key: picture(50 + i, (31, 17)) for i, prompt in enumerate(prompts)}
-    got = corrupted(vlm, prompts, "swapped", donors=donors)["pixel_values"]
-    expected = [kept(vlm, donors[p.key].resize((24, 24))) for p in prompts]
-    assert torch.equal(got, torch.cat(expected))
-    with pytest.raises(UserError, match="no donor picture for the prompt with key 'case-1'"):
-        corrupted(vlm, prompts, "swapped", donors={"case-0": picture(3)})
-
-
 def test_none_is_the_text_alone(vlm: VLM, prompts: list[Prompt]) -> None:
     blind = corrupted(vlm, prompts, "none")
     assert "pixel_values" not in blind

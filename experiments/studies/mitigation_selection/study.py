@@ -7,7 +7,6 @@ run goes on where it was.
 """
 
 import shutil
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -143,8 +142,9 @@ class Mitigations:
         if self.chosen_in is not None and store.launch.first:
             work.take_over(Path(self.chosen_in))
         store.launch.wait()
-        self._say_estimate(work)
         baseline = Candidate(Baseline())
+        settings = 1 + sum(len(list(candidate.settings())) for candidate in candidates.values())
+        console.print(f"choosing among {settings} settings on {len(work.samples)} development cases", highlight=False)
         work.ask({BASELINE: baseline, **candidates})
         found: dict[str, Any] = {THRESHOLD: work.choose(BASELINE, baseline)}
         arms: dict[str, Any] = {**run.arms, THRESHOLD: ConstantShift(found[THRESHOLD]["chosen"]["shift"])}
@@ -156,19 +156,6 @@ class Mitigations:
         for name, one in found.items():
             console.print(_sentence(name, one), highlight=False, soft_wrap=True, markup=False)
         return arms
-
-    def _say_estimate(self, work: "_Choosing") -> None:
-        """Prints how long the choice will take, from one timed batch."""
-        settings = 1 + sum(len(list(candidate.settings())) for candidate in self.candidates.values())
-        seconds = work.seconds_a_batch()
-        passes = settings * len(work.samples) / work.run.batch_size
-        work.console.print(
-            f"choosing: {settings} settings on {len(work.samples)} development cases, about {passes:.0f} batches of "
-            f"{work.run.batch_size}; a plain one took {seconds:.2g} s here, a contrast takes about twice that, and "
-            f"what they ask alike is read once: at most {2 * passes * seconds / 60:.1f} minutes, then the test split",
-            highlight=False,
-            soft_wrap=True,
-        )
 
 
 class _Choosing:
@@ -219,17 +206,6 @@ class _Choosing:
             if (other / training.FOLDER).is_dir():
                 shutil.copytree(other / training.FOLDER, self.store.path / training.FOLDER, dirs_exist_ok=True)
             shutil.copy(other / CHOOSING, self.store.path / CHOOSING)
-
-    def seconds_a_batch(self) -> float:
-        """Seconds that a batch of the baseline takes, after one to warm up."""
-        prompts, _ = training.examples(self.samples[: self.run.batch_size])
-        with self.answering.batching("choosing"):
-            for _ in range(2):
-                started = time.perf_counter()
-                self.vlm.batches.gathered(
-                    prompts, lambda some: Baseline().generate(self.vlm, some, max_new_tokens=1).texts
-                )
-        return time.perf_counter() - started
 
     def ask(self, candidates: Mapping[str, Candidate]) -> None:
         """Asks every setting of every candidate; one that learns is asked about each fold, learned from the others."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 from rich.console import RenderableType
 
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain
@@ -18,11 +17,12 @@ from experiments.metrics.yes_no.comparison import ALL, comparisons
 from experiments.metrics.yes_no.findings import WINS
 from experiments.metrics.yes_no.rates import RANKED, YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import shift_curve
-from experiments.report.figures import SCREEN, arm_styles
-from experiments.report.numbers import fixed, fixed_interval, percent
+from experiments.report.figures import trade_off
+from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.sentences import mitigation_selection as sentences
-from experiments.report.table import Cell, Column, Narrow, Table, markdown, number, rate, terminal
+from experiments.report.sentences.wording import deciding
+from experiments.report.table import Cell, Column, Narrow, Table, change, markdown, number, rate, terminal
 from experiments.runs.resumption import read_object, write_json
 from experiments.runs.saved_run import read_run
 from experiments.studies.mitigation_selection.candidates import setting_name
@@ -59,12 +59,9 @@ def conclude(
     page = "\n".join([*result["summary"], "", markdown(shown), "", NOTE])
     (folder / "mitigations.md").write_text(page + "\n", encoding="utf-8")
     caption = "Above the line: more than any constant on the baseline’s margin can do. Bars are 95% intervals."
-    write_section(
-        folder,
-        "mitigations",
-        Section(TITLE, result["summary"], [shown], note=NOTE),
-        {"mitigations": SectionFigure(draw(result), sentences.figure(result), caption)},
-    )
+    figure = SectionFigure(trade_off(result, curve=result["shift_curve"]), sentences.figure(result), caption)
+    section = Section(TITLE, result["summary"], [shown], note=NOTE)
+    write_section(folder, "mitigations", section, {"mitigations": figure})
     return [terminal(shown), *result["summary"], f"table: {folder / 'mitigations.md'}"]
 
 
@@ -169,9 +166,9 @@ def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, 
         "arm": name,
         "chosen": _chosen(arm["chosen"]),
         "matched": rate(matched["value"], matched["interval"]) if matched else "–",
-        **{f"Δ matched, {rival}": _difference(versus[rival].get("matched_over_safety"), 100) for rival in rivals},
+        **{f"Δ matched, {rival}": _difference(versus[rival].get("matched_over_safety")) for rival in rivals},
         "AUROC": number(arm["auroc"], intervals["auroc"], 3),
-        **{f"Δ AUROC, {rival}": _difference(versus[rival].get("auroc"), 1) for rival in rivals},
+        **{f"Δ AUROC, {rival}": _difference(versus[rival].get("auroc"), digits=3) for rival in rivals},
         "unsafe": rate(accuracy["unsafe"], intervals["unsafe"]),
         "over-safety": rate(accuracy["over_safety"], intervals["over_safety"]),
         "overall": rate(accuracy["overall"], intervals["overall"]),
@@ -180,15 +177,8 @@ def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, 
     }
 
 
-def _difference(entry: Mapping[str, Any] | None, scale: int) -> Cell:
-    """A difference with its simultaneous interval, times ``scale``; the plain one where it enters no family."""
-    if not entry:
-        return Cell("–")
-    ends, digits = entry.get("simultaneous", entry), 1 if scale == 100 else 3
-    if ends["low"] == ends["high"] == 0:
-        return Cell(fixed(0.0, digits), "equal")  # by construction
-    interval = None if ends["low"] is None else (scale * ends["low"], scale * ends["high"])
-    return Cell(fixed(scale * entry["value"], digits, sign=True), fixed_interval(interval, digits))
+def _difference(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
+    return change(entry and deciding(entry, studied=False), digits=digits)
 
 
 def _chosen(chosen: Mapping[str, Any] | None) -> str:
@@ -196,34 +186,3 @@ def _chosen(chosen: Mapping[str, Any] | None) -> str:
         return "–"
     shift = f"shift {fixed(chosen['shift'], 2, sign=True)}" if chosen["shift"] else ""
     return ", ".join(filter(None, [setting_name(chosen["setting"]), shift])) or "as it is"
-
-
-def draw(result: Mapping[str, Any]) -> Figure:
-    """The figure of ``mitigations.json``; bars are 95% intervals. Above the line is more than a threshold."""
-    figure = Figure(figsize=(SCREEN.width * 1.2, SCREEN.width * 1.2), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    curve = result["shift_curve"]
-    axes.plot([100 * row["over_safety"] for row in curve], [100 * row["unsafe"] for row in curve], color="#000000",
-              linewidth=1.5, label=f"every constant shift of {result['rivals'][0]}’s margin", zorder=1)  # fmt: skip
-    arms = result["arms"]
-    for name, style in arm_styles(list(arms)).items():
-        accuracy, intervals = arms[name]["accuracy"], arms[name]["intervals"]
-        x, y = 100 * accuracy["over_safety"], 100 * accuracy["unsafe"]
-        wide, tall = _bar(x, intervals["over_safety"]), _bar(y, intervals["unsafe"])
-        auroc = "" if arms[name]["auroc"] is None else f" (AUROC {arms[name]['auroc']:.2f})"
-        label = f"{name}{auroc}{', wins' if arms[name]['wins'] else ''}"
-        axes.errorbar(x, y, xerr=wide, yerr=tall, fmt=style.marker, color=style.colour, markersize=8, elinewidth=0.7,
-                      markeredgecolor="white", label=label, zorder=3)  # fmt: skip
-    axes.set_xlim(-3, 103)
-    axes.set_ylim(-3, 103)
-    axes.set_xlabel("over-safety accuracy: safe cases called safe (%)", fontsize=SCREEN.text)
-    axes.set_ylabel("unsafe accuracy: unsafe cases called unsafe (%)", fontsize=SCREEN.text)
-    axes.tick_params(labelsize=SCREEN.label)
-    figure.legend(loc="outside lower center", ncols=SCREEN.legend_columns, fontsize=SCREEN.label, frameon=False)
-    return figure
-
-
-def _bar(value: float, interval: Any) -> list[list[float]] | None:
-    if not interval or None in interval:
-        return None
-    return [[max(value - 100 * interval[0], 0.0)], [max(100 * interval[1] - value, 0.0)]]

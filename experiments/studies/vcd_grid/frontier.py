@@ -24,11 +24,11 @@ from experiments.metrics.yes_no.comparison import difference
 from experiments.metrics.yes_no.findings import DISCRIMINATION
 from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
 from experiments.metrics.yes_no.shift_curve import height_above_shifts, shift_curve
-from experiments.report import numbers
-from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, at_criterion
+from experiments.report.figures import COLOURS, GREY, MARKERS, SCREEN, SHIFTS, at_criterion
 from experiments.report.numbers import fixed, percent
 from experiments.report.sentences import vcd_grid as findings
 from experiments.report.table import Cell, Column, Row, Table
+from experiments.report.table import change as change_cell
 from interp.errors import UserError
 from mitigation.vcd import VCD
 
@@ -162,7 +162,7 @@ def draw(result: Mapping[str, Any]) -> Figure:
     _draw_contours(axes)
     shifts = result["shift_curve"]
     axes.plot(_percent(shifts, "over_safety"), _percent(shifts, "unsafe"), color=COLOURS[0], linewidth=1.5, zorder=2,
-              label="every constant shift of the baseline’s margin")  # fmt: skip
+              label=SHIFTS)  # fmt: skip
     steps = list(dict.fromkeys(row["noise_step"] for row in points))
     for place, step in enumerate(steps):
         rows = sorted((row for row in points if row["noise_step"] == step), key=lambda row: row["alpha"])
@@ -216,12 +216,13 @@ def table(result: Mapping[str, Any]) -> Table:
     short = {"over-safety": "over-\nsafety", "overall": "over-\nall", ABOVE: "above shifts\n(95%)"}
     rows = [Row([Cell("–"), Cell("–"), *_cells(result["baseline"]), Cell("")])]
     for row in result["points"]:
-        height = row["above_shift_curve"]
-        above = numbers.points(height["value"], unit="")
-        if height["low"] is not None:
-            above += f" ({numbers.points(height['low'], unit='')} to {numbers.points(height['high'], unit='')})"
         setting = Cell(f"{row['alpha']:g}"), Cell(str(row["noise_step"]))
-        rows.append(Row([*setting, *_cells(row), Cell(above)], "bold" if row["name"] == result["best"] else ""))
+        rows.append(
+            Row(
+                [*setting, *_cells(row), change_cell(row["above_shift_curve"])],
+                "bold" if row["name"] == result["best"] else "",
+            )
+        )
     return Table(
         "VCD by weight and noise step", [Column(name, short=short.get(name, "")) for name in columns], rows, LEGEND
     )

@@ -5,7 +5,6 @@ Configuration and order of work; importing this module loads neither torch nor t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +14,7 @@ from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis
 from experiments.evaluation.cases import development_cases
 from experiments.report.words import foreign
-from experiments.runs import records
 from experiments.runs.launch import Launch, sharded
-from experiments.runs.resumption import PREDICTIONS
 from experiments.types import Loaded
 from interp.errors import UserError
 from mitigation.method import Baseline
@@ -66,7 +63,7 @@ class VcdGrid:
                 yield VCD(alpha=alpha, beta=self.beta, noise_step=step, seed=self.seed)
 
     def __call__(self, run: Run) -> None:
-        """Answers, scores, draws and prints; takes over what an earlier run of this name has answered.
+        """Answers, scores, draws and prints.
 
         Raises:
             UserError: not a yes/no benchmark, no cases in ``split``, or a model without weights here.
@@ -83,8 +80,6 @@ class VcdGrid:
         with study.opened(run, cases=cases, console=console) as work:
             console.print(f"run {work.store.path}\n{run.model.name} on {len(work.samples)} {self.split} cases of "
                           f"{run.benchmark.name}: {len(grid)} settings", highlight=False, soft_wrap=True)  # fmt: skip
-            if not run.fresh:
-                _reuse(work)
             work.answering.answer(work.run.arms, work.samples)
             result = self._result(work, grid) if work.store.launch.first else {}
             drawn: Analysis[study.Study] = Analysis(
@@ -129,30 +124,6 @@ def _drawn(work: study.Study, result: Mapping[str, Any]) -> list[str]:
     return [f"figure: {folder / 'frontier.svg'}"]
 
 
-def _reuse(work: study.Study) -> None:
-    """Copies the records that earlier runs of this name made of these very cases and settings."""
-    store, judge = work.store, work.run.judge.name
-    settings = {arm: work.answering.settings(method, work.samples) for arm, method in work.run.arms.items()}
-    wanted = {(case, arm, of_case) for arm, cases in settings.items() for case, of_case in cases.items()}
-    wanted -= {records.key(record) for record in store.records(PREDICTIONS)}
-    found = {}
-    for file in sorted(store.path.parent.glob(f"*/{PREDICTIONS}")):
-        for record in _readable(file) if file.parent != store.path and wanted else ():
-            if records.key(record) in wanted and record.get("judge") == judge:
-                found[records.key(record)] = record
-    if store.launch.first:
-        store.append(found.values(), PREDICTIONS)
-    store.gather(PREDICTIONS)
-    if found:
-        work.console.print(f"{len(found)} of {len(wanted)} answers taken from earlier runs", highlight=False)
-
-
 def arm_name(vcd: VCD) -> str:
     """The arm's name in the records: its weight and noise step."""
     return f"alpha={vcd.alpha:.12g} step={vcd.noise_step}"
-
-
-def _readable(file: Path) -> list[dict[str, Any]]:
-    """An earlier run's records; a line that cannot be read is skipped, and its case is answered again."""
-    lines = (record for _, record in records.parsed(file.read_bytes().split(b"\n")))
-    return [record for record in lines if isinstance(record, dict) and {"case", "arm", "settings"} <= record.keys()]

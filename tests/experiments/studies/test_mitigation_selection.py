@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.metrics.yes_no import results
+from experiments.report.figures import SHIFTS, trade_off
 from experiments.report.sentences.mitigation_selection import summary
 from experiments.report.sentences.yes_no import worded
 from experiments.studies.mitigation_selection.candidates import (
@@ -23,7 +24,7 @@ from experiments.studies.mitigation_selection.candidates import (
     setting_name,
 )
 from experiments.studies.mitigation_selection.study import Mitigations
-from experiments.studies.mitigation_selection.tables import draw, evaluate, table
+from experiments.studies.mitigation_selection.tables import evaluate, table
 from interp.errors import UserError
 from mitigation.method import Baseline
 from mitigation.threshold import ConstantShift
@@ -142,7 +143,7 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     assert told[1].endswith("these win: sees.")
     assert "new sentences is another question" in told[3]
     assert len(summary(result | {"familiar": {"seen": 0, "of": 20}})) == 3
-    assert draw(result).axes
+    assert SHIFTS in [line.get_label() for line in trade_off(result, curve=result["shift_curve"]).axes[0].lines]
     table(result)
 
 
