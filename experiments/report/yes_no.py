@@ -138,7 +138,7 @@ def studied(row: Row, metrics: Mapping[str, Any]) -> Row:
 
 
 def _matched_cell(found: Mapping[str, Any] | None) -> Cell:
-    """A share with its interval, such as matched over-safety; runs from before it was computed have none."""
+    """A share with its interval, such as matched over-safety, which not every arm has."""
     return Cell(MISSING) if found is None else rate(found["value"], found["interval"])
 
 
@@ -189,14 +189,11 @@ def contrasts_table(metrics: Mapping[str, Any]) -> Table | None:
     }
     keys = CONTRASTED | ({"twins_in_order": DELTAS["twins_in_order"]} if _has_twins(metrics) else {})
     columns = [Column("arms", "left"), *(Column(heading) for heading in keys.values())]
-    rows = [Row([Cell(name), *(_delta_cell(key, _at_once(delta.get(key))) for key in keys)])
-            for name, delta in pairs.items()]  # fmt: skip
+    rows = []
+    for name, delta in pairs.items():
+        shown = {key: entry and deciding(entry, studied=False) for key, entry in delta.items()}
+        rows.append(Row([Cell(name), *(_delta_cell(key, shown.get(key)) for key in keys)]))
     return Table("Arms beside one another", columns, rows) if rows else None
-
-
-def _at_once(delta: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The difference with its simultaneous interval, where it has one, in the place of its own."""
-    return None if delta is None else deciding(delta, studied=False)
 
 
 def against(metrics: Mapping[str, Any]) -> str:
@@ -232,10 +229,8 @@ def remarks(metrics: Mapping[str, Any]) -> list[Remark]:
 
 
 def _conclusion(comparison: Mapping[str, Any], *, studied: bool) -> str:
-    """What is said of both quantities that are read from margins; of an older run, what it concluded."""
-    delta = comparison.get("delta") or {}
-    if "matched_over_safety" not in delta:
-        return str(comparison.get("conclusion") or "").replace("_", " ")
+    """What is said of both quantities that are read from margins."""
+    delta = comparison["delta"]
     matched, auroc = (
         word(entry and deciding(entry, studied=studied), of_rates=of_rates)
         for entry, of_rates in ((delta["matched_over_safety"], True), (delta["auroc"], False))

@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.metrics.findings import Answer, Finding
 from experiments.report.numbers import brief, change, fixed, percent, share
-from experiments.report.sentences.wording import by_less, deciding, more_cases, too_few
+from experiments.report.sentences.wording import by_less, more_cases, too_few
 from experiments.report.table import estimate, percentage
 
 
@@ -87,8 +87,3 @@ class _Numbers(Formatter):
 
 
 FORMAT = _Numbers()
-
-
-def at_once(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``entry`` with the interval that holds for all that it was compared with."""
-    return deciding(entry, studied=False)
