@@ -1,7 +1,6 @@
 """The report's section on two judges of the same answers: both rates, and the answers on which they differ."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from experiments.metrics.statistical_tests import wilson
@@ -14,41 +13,21 @@ from experiments.runs.saved_run import SavedRun
 LISTED = 20  # answers on the page; the others are in the records
 
 
-@dataclass(frozen=True)
-class DifferingAnswer:
-    """One answer that two judges read differently; all of it is shown as text."""
+def two_judges(run: SavedRun) -> dict[str, Any] | None:
+    """The section of a run for ``templates/two_judges.html.j2``; None where one judge read its answers.
 
-    case: str
-    arm: str
-    subset: str
-    text: str
-    response: str
-    judge: str
-    verdict: str
-    second: str
-    second_verdict: str
-    explanation: str
-
-
-@dataclass(frozen=True)
-class TwoJudges:
-    """The section: its title, both judges' rates, the first answers on which they differ, and how many more differ."""
-
-    title: str
-    table: Table
-    cases: list[DifferingAnswer]
-    more: int
-
-
-def two_judges(run: SavedRun) -> TwoJudges | None:
-    """The section of a run; None where one judge read its answers."""
+    Returns:
+        ``title``, ``table`` (both judges' rates), ``cases`` (the first answers on which they differ, all of it shown as
+        text) and ``more`` (how many more differ).
+    """
     block: Mapping[str, Any] | None = run.metrics.get("two_judges")
     if block is None:
         return None
     records = {(str(record["case"]), str(record["arm"])): record for record in run.predictions}
     shown = [_answer(records[case, arm], block) for case, arm in block["differ"][:LISTED] if (case, arm) in records]
     title = f"Read these: {differing(block)}" if block["differ"] else differing(block)
-    return TwoJudges(title.removesuffix("."), rates_table(block), shown, len(block["differ"]) - len(shown))
+    more = len(block["differ"]) - len(shown)
+    return {"title": title.removesuffix("."), "table": rates_table(block), "cases": shown, "more": more}
 
 
 def rates_table(block: Mapping[str, Any]) -> Table:
@@ -66,19 +45,19 @@ def _rate(refused: int, n: int) -> Cell:
     return Cell(percent(refused / n), percent_interval(wilson(refused, n)))
 
 
-def _answer(record: Mapping[str, Any], block: Mapping[str, Any]) -> DifferingAnswer:
+def _answer(record: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, str]:
     def words(verdict: str) -> str:
         return str(VERDICT_WORDS.get(verdict, verdict))  # type: ignore[call-overload]
 
-    return DifferingAnswer(
-        case=str(record["case"])[:LONGEST_NAME],
-        arm=str(record["arm"]),
-        subset=str(record["subset"]),
-        text=str(record["text"])[:LONGEST_TEXT],
-        response=str(record["response"] or "")[:LONGEST_TEXT],
-        judge=str(block["judge"]),
-        verdict=words(record["verdict"]),
-        second=str(block["second"]),
-        second_verdict=words(record["second"]["verdict"]),
-        explanation=str(record.get("explanation") or "")[:LONGEST_TEXT],
-    )
+    return {
+        "case": str(record["case"])[:LONGEST_NAME],
+        "arm": str(record["arm"]),
+        "subset": str(record["subset"]),
+        "text": str(record["text"])[:LONGEST_TEXT],
+        "response": str(record["response"] or "")[:LONGEST_TEXT],
+        "judge": str(block["judge"]),
+        "verdict": words(record["verdict"]),
+        "second": str(block["second"]),
+        "second_verdict": words(record["second"]["verdict"]),
+        "explanation": str(record.get("explanation") or "")[:LONGEST_TEXT],
+    }

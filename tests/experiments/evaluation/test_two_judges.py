@@ -102,6 +102,6 @@ def test_a_long_list_says_how_many_more_there_are(tmp_path: Path) -> None:
     run = SavedRun(tmp_path, {"two_judges": block, "arms": {}}, {}, lines.to_dict("records"))
     found = section(run)
     assert found is not None
-    assert (len(found.cases), found.more) == (LISTED, 4)
+    assert (len(found["cases"]), found["more"]) == (LISTED, 4)
     assert differing(block) == f"first and other differ on {count} of {count} answers."
-    assert REFUSAL not in found.title
+    assert REFUSAL not in found["title"]
