@@ -27,7 +27,6 @@ from experiments.runs.saved_run import SavedRun, thumbnail_name
 from interp.errors import UserError
 
 FOLDER = "sections"
-CURVES = "attention_by_layer_"  # how the names of the figures by layer begin
 LARGEST = 6_000_000  # bytes of all heatmaps of single cases together
 OVER = {
     "image": "over the picture, by layers",
@@ -174,12 +173,8 @@ def attention_section(run: SavedRun) -> AttentionSection | None:
         return None
     words = [f"{word['word']} ({percent(word['mass'])}%)" for word in (found.get("words") or [])[:WORDS]]
     names = [Path(str(name)).name for name in _named(found)]  # the name alone: no path leaves the run
-    curves = _curves(found)
-    if not curves:
-        paths = [path for name in names if name.startswith(CURVES) and (path := folder / "figures" / name).is_file()]
-        curves = [_embedded(path, _curve_in_words(path)) for path in paths]
-    heatmaps, left_out = _heatmaps(run, [name for name in names if not name.startswith(CURVES)])
-    return AttentionSection(sentences, words, curves, heatmaps, left_out)
+    heatmaps, left_out = _heatmaps(run, names)
+    return AttentionSection(sentences, words, _curves(found), heatmaps, left_out)
 
 
 def _named(found: Mapping[str, Any]) -> Iterator[str]:
@@ -224,11 +219,6 @@ def _heatmaps(run: SavedRun, names: Sequence[str]) -> tuple[list[CaseHeatmaps], 
         text = str(record["text"])[:LONGEST_TEXT]
         by_case.setdefault(match[2], CaseHeatmaps(str(record["case"]), text, [])).maps.append(shown)
     return list(by_case.values()), left_out
-
-
-def _curve_in_words(path: Path) -> str:
-    subset = path.stem.removeprefix(CURVES).replace("_", "-")
-    return f"Attention on the image by layer, failures and matched successes of {subset} cases."
 
 
 def _embedded(path: Path, alt: str, caption: str = "") -> EmbeddedFigure:

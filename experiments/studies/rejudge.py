@@ -123,7 +123,7 @@ class Rejudge:
 
 def _copy_unjudged_files(old: Path, new: Path) -> None:
     """Copies pictures and attention, which do not depend on verdicts."""
-    for pattern in ("thumbnails/*", "attention.json", "attention/cases.json", "figures/attention_by_layer_*"):
+    for pattern in ("thumbnails/*", "attention.json", "attention/cases.json"):
         for path in old.glob(pattern):
             target = new / path.relative_to(old)
             target.parent.mkdir(parents=True, exist_ok=True)

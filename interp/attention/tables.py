@@ -115,29 +115,6 @@ def image_share(masses: pd.DataFrame, *, without_sink: bool = True) -> pd.DataFr
     return heads.groupby(level=["row", "step", "layer"]).mean().rename("share").reset_index()
 
 
-def select(
-    masses: pd.DataFrame,
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    segments: Sequence[str] | None = None,
-) -> pd.DataFrame:
-    """The rows of the given layers, heads and segments.
-
-    Raises:
-        UserError: one of them is not in the table.
-    """
-    chosen = masses
-    for column, wanted in (("layer", layers), ("head", heads), ("segment", segments)):
-        if wanted is not None:
-            known = list(dict.fromkeys(masses[column].tolist()))
-            unknown = [value for value in wanted if value not in known]
-            if unknown:
-                raise UserError(f"no {column} {unknown[0]!r} in this table; known: {', '.join(map(str, known))}")
-            chosen = chosen[chosen[column].isin(list(wanted))]
-    return chosen
-
-
 def weights_of(
     attention: AttentionMap, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> Float[Tensor, " column"]:

@@ -14,7 +14,6 @@ from interp.attention.tables import (
     mass_table,
     normalised,
     patch_map,
-    select,
     weights_of,
 )
 from interp.attention.tables import word_masses as words_of
@@ -87,19 +86,6 @@ def test_image_share_is_the_mean_over_heads():
     assert raw[1, 0, 3] == pytest.approx(float(image[1, 1, :, 1].mean()))
     assert left[1, 0, 3] == pytest.approx(float((image / (1 - sink))[1, 1, :, 1].mean()))
     assert len(raw) == len(left) == 2 * 2 * 2
-
-
-def test_select_names_what_is_known():
-    table = mass_table([masses()])
-    assert set(select(table, layers=[3], heads=[0, 2], segments=["user"])["head"]) == {0, 2}
-    assert len(select(table)) == len(table)
-    for wanted, message in (
-        ({"layers": [0, 1]}, "no layer 1 in this table; known: 0, 3"),
-        ({"heads": [3]}, "no head 3 in this table; known: 0, 1, 2"),
-        ({"segments": ["picture"]}, "no segment 'picture' in this table; known: padding, sink"),
-    ):
-        with pytest.raises(UserError, match=message):
-            select(table, **wanted)
 
 
 def a_map():

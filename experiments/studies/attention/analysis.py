@@ -10,6 +10,7 @@ Writes into a run's directory: ``attention/`` (``selftest.json``, the tables of 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,15 @@ import pandas as pd
 from jaxtyping import Float
 
 from experiments.benchmarks.images import open_image
-from experiments.evaluation.matching import MatchedSubset, answered, image_donor, match_failures
+from experiments.evaluation.matching import answered, image_donor, match_failures
 from experiments.metrics.findings import RULES
 from experiments.runs.analyses import apart
-from experiments.runs.resumption import read_object, write_json
-from experiments.studies.attention.figures import AttendedCase, attended_case, attribute_cases, draw_failures
+from experiments.runs.resumption import write_json
+from experiments.studies.attention.figures import attribute_cases, draw_case
 from experiments.studies.attention.summary import summarise
 from experiments.studies.attention.tables import (
+    AttendedCase,
     AttentionTables,
-    RecordedAnswers,
     attention_tables,
     concatenated,
     record_answers,
@@ -83,28 +84,30 @@ def analyse_failures(
     usable = answered(samples, records, arm=ARM)
     folder = out_dir / "attention"
     folder.mkdir(parents=True, exist_ok=True)
-    tested = self_test_once(vlm, folder / "selftest.json")
+    tested = self_test(vlm, folder / "selftest.json")
     _clear(out_dir)
     parts: list[AttentionTables] = []
-    worst: list[AttendedCase] = []
+    worst: list[list[AttendedCase]] = []
     for subset, some in matched.items():
         if not some.cases:
             continue
         members = [case.sample for case in some.cases]
         recorded = record_answers(vlm, members, max_new_tokens=max_new_tokens, layers=layers)
-        margins = intervention_margins(vlm, members, recorded, usable, layers=layers, seed=seed)
+        margins = intervention_margins(vlm, recorded, usable, layers=layers, seed=seed)
         parts.append(attention_tables(subset, some.cases, recorded, margins, vlm.tokenizer))
-        write_maps(recorded, [sample.id for sample in members], folder / f"maps_{subset}.safetensors")
-        worst += _worst(some, recorded, figures)
+        write_maps(recorded, folder / f"maps_{subset}.safetensors")
+        worst.append(worst_first([one for one, case in zip(recorded, some.cases, strict=True) if case.failed]))
     tables = concatenated(parts) if parts else None
     if tables is not None:
-        write_tables(_selected(tables, segments), folder)
+        kept = tables.masses if segments is None else tables.masses[tables.masses["segment"].isin(segments)]
+        write_tables(tables._replace(masses=kept), folder)
     result = {"rules": RULES, "arm": ARM, "selftest": tested} | summarise(matched, tables, seed=seed, draws=draws)
     result["figures"] = []
     write_json(out_dir / "attention.json", result)  # which stays, whatever becomes of its figures
-    drawn = _by_turns(worst)[:figures]
+    by_turns = [one for turn in zip_longest(*worst) for one in turn if one is not None]
+    drawn = by_turns[:figures]
     with apart(out_dir, "attention_figures", "the figures of attention were not drawn", part_of=NAME):
-        result["figures"] = draw_failures(out_dir, drawn, result)
+        result["figures"] = [name for one in drawn for name in draw_case(out_dir, one)]
     if captum:
         with apart(out_dir, "attribution", "the failures were not attributed to their inputs", part_of=NAME):
             result["attribution"] = attribute_cases(vlm, drawn, out_dir)
@@ -114,8 +117,7 @@ def analyse_failures(
 
 def intervention_margins(
     vlm: "VLM",
-    samples: Sequence[Sample],
-    recorded: RecordedAnswers,
+    recorded: Sequence[AttendedCase],
     usable: Sequence[Sample],
     *,
     layers: Sequence[int] | None,
@@ -128,24 +130,24 @@ def intervention_margins(
     from interp.tools.knockout import knockout
 
     with knockout(vlm, EDGES, layers=layers):
-        without_edge = _margins(vlm, recorded.prompts)
-    others = [image_donor(usable, sample, seed=seed) for sample in samples]
+        without_edge = _margins(vlm, [one.prompt for one in recorded])
+    others = [image_donor(usable, one.sample, seed=seed) for one in recorded]
     table = pd.DataFrame(
         {
-            "case": [sample.id for sample in samples],
-            "margin": recorded.margins,
+            "case": [one.sample.id for one in recorded],
+            "margin": [one.margin for one in recorded],
             "margin_without_edge": without_edge,
             "margin_swapped": float("nan"),
             "swapped_with": [other.id if other else None for other in others],
             "twin": [
-                other is not None and sample.pair is not None and other.pair == sample.pair
-                for sample, other in zip(samples, others, strict=True)
+                other is not None and one.sample.pair is not None and other.pair == one.sample.pair
+                for one, other in zip(recorded, others, strict=True)
             ],
         }
     )
     prompts = [
-        replace(prompt, image=open_image(other.image))
-        for prompt, other in zip(recorded.prompts, others, strict=True)
+        replace(one.prompt, image=open_image(other.image))
+        for one, other in zip(recorded, others, strict=True)
         if other is not None and other.image is not None
     ]
     if prompts:
@@ -182,52 +184,30 @@ def check_selection(vlm: "VLM", layers: Sequence[int] | None, segments: Sequence
             raise UserError(f"no segment '{name}'; known: {', '.join(SEGMENTS)}; choose among these")
 
 
-def _selected(tables: AttentionTables, segments: Sequence[str] | None) -> AttentionTables:
-    from interp.attention.tables import select
+def worst_first(failures: Sequence[AttendedCase]) -> list[AttendedCase]:
+    """The failures, whose margin is furthest on the wrong side first."""
 
-    return tables if segments is None else tables._replace(masses=select(tables.masses, segments=segments))
+    def wrong(one: AttendedCase) -> float:
+        return one.margin * (-1 if one.sample.gold == "yes" else 1)
 
-
-def _worst(matched: MatchedSubset, recorded: RecordedAnswers, count: int) -> list[AttendedCase]:
-    """The failures whose margin is furthest on the wrong side, worst first."""
-    failures = [index for index, case in enumerate(matched.cases) if case.failed]
-    wrong = {index: recorded.margins[index] * (-1 if matched.cases[index].sample.gold == "yes" else 1)
-             for index in failures}  # fmt: skip
-    best = sorted(failures, key=lambda index: (-wrong[index], matched.cases[index].sample.id))[:count]
-    return [attended_case(matched.cases[index].sample, recorded, index) for index in best]
+    return sorted(failures, key=lambda one: (-wrong(one), one.sample.id))
 
 
-def _by_turns(cases: Sequence[AttendedCase]) -> list[AttendedCase]:
-    """The worst of each subset, then the second of each, and so on."""
-    seen: dict[str, int] = {}
-    ranked = []
-    for one in cases:
-        seen[one.sample.subset] = seen.get(one.sample.subset, 0) + 1
-        ranked.append((seen[one.sample.subset], one))
-    return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
-
-
-def self_test_once(vlm: "VLM", path: Path) -> dict[str, Any]:
-    """What the recorder's self-test measured; read from ``path`` if it passed before on this model, type and device.
+def self_test(vlm: "VLM", path: Path) -> dict[str, Any]:
+    """What the recorder's self-test measured, which ``path`` holds as well.
 
     Raises:
-        UserError: it fails; the error and ``path`` hold the numbers.
+        UserError: it fails; the error has the numbers.
     """
     from interp.attention.check import check_recorder
 
-    subject = {
+    found = {
         "model": vlm.name,
         "revision": vlm.revision,
         "device": vlm.device.type,
         "dtype": str(vlm.dtype).removeprefix("torch."),
+        "passed": True,
+        **asdict(check_recorder(vlm)),
     }
-    before = read_object(path)
-    if vlm.revision is not None and before.get("passed") and subject.items() <= before.items():
-        return before
-    try:
-        found = subject | {"passed": True} | asdict(check_recorder(vlm))
-    except UserError as error:
-        write_json(path, subject | {"passed": False, "error": str(error)})
-        raise
     write_json(path, found)
     return found

@@ -22,14 +22,19 @@ from experiments.judges.yes_no import anchored
 from experiments.report.sentences.attention import case_lines
 from experiments.runs.records import now
 from experiments.runs.resumption import open_run
-from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test_once
-from experiments.studies.attention.figures import attended_case, draw_answers, draw_case
-from experiments.studies.attention.tables import attention_tables, record_answers, write_maps, write_tables
+from experiments.studies.attention.analysis import check_selection, intervention_margins, self_test
+from experiments.studies.attention.figures import draw_answers, draw_case
+from experiments.studies.attention.tables import (
+    AttendedCase,
+    attention_tables,
+    record_answers,
+    write_maps,
+    write_tables,
+)
 from experiments.types import Loaded, Sample
 from interp.errors import UserError
 
 if TYPE_CHECKING:
-    from experiments.studies.attention.tables import RecordedAnswers
     from interp.vlm import VLM, Prompt
 
 
@@ -65,29 +70,25 @@ class Heatmap:
         ):
             folder = store.path / "attention"
             folder.mkdir()
-            self_test_once(vlm, folder / "selftest.json")
+            self_test(vlm, folder / "selftest.json")
             sample = named or first_failure(vlm, loaded.samples, run)
             if vlm.layout.geometry == "measured":
                 console.print(_measured(vlm, sample), highlight=False)
             recorded = record_answers(vlm, [sample], max_new_tokens=run.max_new_tokens, layers=self.layers)
-            margins = intervention_margins(vlm, [sample], recorded, loaded.samples, layers=self.layers, seed=run.seed)
-            failed = anchored(recorded.texts[0]).value != sample.gold
+            margins = intervention_margins(vlm, recorded, loaded.samples, layers=self.layers, seed=run.seed)
+            (baseline,) = recorded
+            failed = anchored(baseline.response).value != sample.gold
             tables = attention_tables(sample.subset, [MatchedCase(sample, failed)], recorded, margins, vlm.tokenizer)
             write_tables(tables, folder)
-            write_maps(recorded, [sample.id], folder / "maps.safetensors")
-            figures = draw_case(store.path, attended_case(sample, recorded, 0))
-            by_method, why = self._by_method(vlm, sample, run, pictured=bool(recorded.rows[0].grids))
+            write_maps(recorded, folder / "maps.safetensors")
+            figures = draw_case(store.path, baseline)
+            by_method, why = self._by_method(vlm, sample, run, pictured=bool(baseline.row.grids))
             if by_method:
-                shown = {"baseline": recorded, run.arm: by_method}
-                figures += draw_answers(store.path, {arm: attended_case(sample, one, 0) for arm, one in shown.items()})
+                figures += draw_answers(store.path, {"baseline": baseline, run.arm: by_method})
             store.write_json("environment.json", describe(run, vlm, loaded, len(loaded.samples)) | {"finished": now()})
             for line in [
                 *case_lines(sample, tables.cases.iloc[0], tables.shares, tables.words),
-                *(
-                    [f"answer of {run.arm}: {by_method.texts[0]} (margin {by_method.margins[0]:+.2f})"]
-                    if by_method
-                    else []
-                ),
+                *([f"answer of {run.arm}: {by_method.response} (margin {by_method.margin:+.2f})"] if by_method else []),
                 *([f"{run.arm} is not shown: {why}"] if why else []),
                 *(f"figure: {store.path / name}" for name in figures),
             ]:
@@ -113,9 +114,7 @@ class Heatmap:
             raise UserError(f"image={error}; give a picture file that opens") from error  # it begins with the path
         return Sample(path.stem, "own", "", "unknown", self.text, question(self.text), path, cluster=path.stem)
 
-    def _by_method(
-        self, vlm: "VLM", sample: Sample, run: Run, *, pictured: bool
-    ) -> "tuple[RecordedAnswers | None, str]":
+    def _by_method(self, vlm: "VLM", sample: Sample, run: Run, *, pictured: bool) -> tuple[AttendedCase | None, str]:
         """The case under the method of the run, or why there is none; neither where that is the baseline.
 
         ``pictured``: whether the picture's tokens lie in the baseline's prompt.
@@ -129,11 +128,11 @@ class Heatmap:
             return None, "it has to be trained first"
         try:
             tokens = run.max_new_tokens
-            found = record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method)
+            (found,) = record_answers(vlm, [sample], max_new_tokens=tokens, layers=self.layers, method=method)
         except UserError as error:
             return None, str(error)
-        if pictured and not all(row.grids for row in found.rows):
-            return None, f"it answers “{found.texts[0]}” to a question without the picture"
+        if pictured and not found.row.grids:
+            return None, f"it answers “{found.response}” to a question without the picture"
         return found, ""
 
 

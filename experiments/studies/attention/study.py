@@ -1,28 +1,22 @@
 """``task=attention``: the failure analysis of a finished run, or of a baseline run made for it."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
-from experiments.config import Run, digest
+from experiments.config import Run
 from experiments.evaluation import study
 from experiments.evaluation.analyses import Analysis, perform
-from experiments.evaluation.arms import check_arms
 from experiments.report.build import build
 from experiments.runs import analyses
 from experiments.runs.resumption import PREDICTIONS, reopened
 from experiments.runs.saved_run import read_records
-from experiments.studies.attention.analysis import check_selection
-from experiments.studies.attention.within_study import BASELINE, CASES, of_cases, of_failures
-from experiments.types import Loaded
+from experiments.studies.attention.analysis import FIGURES, LIMIT, check_selection
+from experiments.studies.attention.within_study import of_failures
 from interp.errors import UserError
-
-if TYPE_CHECKING:
-    from interp.vlm import VLM
 
 
 @dataclass(frozen=True)
@@ -33,10 +27,10 @@ class FailureAnalysis:
     (None: all), ``figures`` how many of the worst failures are drawn.
     """
 
-    failures: int | None = 24
+    failures: int | None = LIMIT
     layers: list[int] | None = None
     segments: list[str] | None = None
-    figures: int = 3
+    figures: int = FIGURES
     run: str | None = None
 
     def __post_init__(self) -> None:
@@ -47,51 +41,45 @@ class FailureAnalysis:
 
     def __call__(self, run: Run) -> None:
         """Analyses, and prints two sentences and the words that draw most attention."""
+        if self.run is None:
+            self._with_baseline(run)
+        else:
+            self._of_a_run(run, Path(self.run))
+
+    def analysis(self, run: Run) -> Analysis:
+        """The analysis with this task's options."""
+        options = {"limit": self.failures, "layers": self.layers, "segments": self.segments, "figures": self.figures}
+        return of_failures(run, options, in_full=True)
+
+    def _of_a_run(self, run: Run, folder: Path) -> None:
+        """Analyses a run where it lies.
+
+        Raises:
+            UserError: the run is none, is unfinished, or of another model or other cases; or something failed, whose
+                sentences are printed.
+        """
         console = Console()
-        folder = None if self.run is None else Path(self.run)
-        environment = None if folder is None else _finished(folder)
+        environment = _finished(folder)
+        benchmark, model = environment["benchmark"], environment["model"]
         loaded = study.load_cases(run, console)
-        if folder is not None and environment is not None:
-            _check_benchmark(folder, environment, run, loaded)
+        if benchmark["manifest"] != loaded.manifest:
+            raise UserError(
+                f"run={folder}: that run is of other cases ({benchmark['name']} {benchmark['manifest']}) than this "
+                f"command's ({run.benchmark.name} {loaded.manifest}); give the benchmark options of that run"
+            )
         from interp.loading import load  # torch and transformers: only when everything else is in order
 
         vlm = load(run.weights)
         check_selection(vlm, self.layers, self.segments)
-        if folder is not None and environment is not None:
-            _check_model(folder, environment, vlm)
-            self._of_a_run(run, vlm, loaded, folder, environment, console)
-        else:
-            self._with_baseline(run, vlm, loaded, console)
-
-    def analysis(self, run: Run) -> Analysis:
-        """The analysis with this task's options."""
-        return of_failures(run, limit=self.failures, layers=self.layers, segments=self.segments, figures=self.figures,
-                           in_full=True)  # fmt: skip
-
-    def _of_a_run(
-        self, run: Run, vlm: "VLM", loaded: Loaded, folder: Path, environment: dict[str, Any], console: Console
-    ) -> None:
-        """Analyses a run where it lies, and single cases too where that run asked for them and they are missing.
-
-        Raises:
-            UserError: something failed; the sentences are printed.
-        """
+        if model["revision"] != vlm.revision:
+            raise UserError(
+                f"run={folder}: that run is of {model['name']} {model['revision']}, and this command loads "
+                f"{vlm.name} {vlm.revision}; give the model options of that run"
+            )
         read_records(folder)  # whether they can be read
         with reopened(folder) as store:
             work = study.Study(run, vlm, store, loaded, console, environment)
             whole = perform(work, [self.analysis(run)], again=True)
-            if CASES in analyses.unfinished(folder):
-                if _same_arms(run, environment):
-                    work.not_applicable = check_arms(run)
-                    whole = perform(work, [of_cases()]) and whole
-                else:
-                    console.print(
-                        "the attention of single cases is still missing: repeat that run's command, or add "
-                        f"task=attention run={folder} to it",
-                        highlight=False,
-                        soft_wrap=True,
-                        markup=False,
-                    )
             console.print(f"report: {build(folder)}", highlight=False, soft_wrap=True, markup=False)
             analyses.settle(folder)
         if not whole:
@@ -100,23 +88,13 @@ class FailureAnalysis:
                 "and run the same command again"
             )
 
-    def _with_baseline(self, run: Run, vlm: "VLM", complete: Loaded, console: Console) -> None:
+    def _with_baseline(self, run: Run) -> None:
         """A study of the baseline alone, in a run directory of the name ``attention``."""
         alone = replace(study.baseline_only(run), name="attention")
-        with study.opened(alone, cases=complete, vlm=vlm, console=console) as work:
+        with study.opened(alone) as work:
+            check_selection(work.vlm, self.layers, self.segments)
             work.answer_all()
             work.conclude([self.analysis(alone)])
-
-
-def _same_arms(run: Run, environment: Mapping[str, Any]) -> bool:
-    """Whether this command configures the two arms that are shown as that run did, and they answer as configured."""
-    recorded, studied = environment["config"], environment["arm_under_study"]
-    plain = (recorded.get("task") or {}).get("_target_") == "experiments.evaluation.study.run"
-    return (
-        plain
-        and studied == run.arm
-        and all(digest(recorded["arms"].get(arm)) == digest(run.config["arms"].get(arm)) for arm in (BASELINE, studied))
-    )
 
 
 def _finished(folder: Path) -> dict[str, Any]:
@@ -134,21 +112,3 @@ def _finished(folder: Path) -> dict[str, Any]:
     if not environment.get("finished"):
         raise UserError(f"run={folder}: that run is unfinished; repeat its command, which finishes it, then this")
     return environment
-
-
-def _check_benchmark(folder: Path, environment: Mapping[str, Any], run: Run, loaded: Loaded) -> None:
-    recorded = environment["benchmark"]
-    if recorded["manifest"] != loaded.manifest:
-        raise UserError(
-            f"run={folder}: that run is of other cases ({recorded['name']} {recorded['manifest']}) than this "
-            f"command's ({run.benchmark.name} {loaded.manifest}); give the benchmark options of that run"
-        )
-
-
-def _check_model(folder: Path, environment: Mapping[str, Any], vlm: "VLM") -> None:
-    recorded = environment["model"]
-    if recorded["revision"] != vlm.revision:
-        raise UserError(
-            f"run={folder}: that run is of {recorded['name']} {recorded['revision']}, and this command loads "
-            f"{vlm.name} {vlm.revision}; give the model options of that run"
-        )

@@ -10,8 +10,7 @@ answer: positive where the picture helps. A failure is a case whose support did 
 failures than in successes says little; its sign within the failures says something.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,42 +18,16 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from experiments.evaluation.matching import MatchedSubset
-from experiments.metrics.bootstrap import ClusterBootstrap, ratio
+from experiments.metrics.bootstrap import ratio
 from experiments.metrics.findings import SMALL, Answer, Finding, statement
-from experiments.metrics.paired import Spread, change, simultaneous, two_way, widest
+from experiments.metrics.paired import Spread, change, simultaneous, widest
+from experiments.metrics.resampled_differences import CLUSTER, FACTORS, Resamples
 from experiments.report.sentences.attention import sentences
 from experiments.studies.attention.tables import AttentionTables
 
 WORDS = 10
 EFFECTS = ("edge_cut", "edge_cut_support", "image_swapped", "image_swapped_support")
 Contrast = dict[str, Any]  # failures, successes, difference
-
-
-@dataclass(frozen=True, eq=False)
-class _Resampled:
-    """One way to resample the cases: means of failures (0) and successes (1) by draw and column, and their clusters."""
-
-    means: tuple[Float[np.ndarray, "draw column"], Float[np.ndarray, "draw column"]]
-    clusters: tuple[int, int]
-
-    @classmethod
-    def of(
-        cls, names: np.ndarray, values: np.ndarray, sides: tuple[np.ndarray, np.ndarray], *, seed: int, draws: int
-    ) -> "_Resampled":
-        bootstrap = ClusterBootstrap.of(pd.factorize(pd.Series(names))[0], draws=draws, seed=seed)
-        columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
-        sums = [bootstrap.sums(columns, side) for side in sides]
-        one, other = (ratio(total[:, :-1], total[:, -1:].repeat(values.shape[1], axis=1)) for total in sums)
-        return cls((one, other), (bootstrap.clusters(sides[0]), bootstrap.clusters(sides[1])))
-
-    def gap(self, column: int) -> Float[np.ndarray, " draw"]:
-        return self.means[0][:, column] - self.means[1][:, column]
-
-    def of_side(self, side: int, column: int) -> Spread:
-        return Spread.of(self.means[side][:, column], self.clusters[side])
-
-    def of_gap(self, column: int) -> Spread:
-        return Spread.of(self.gap(column), min(self.clusters))
 
 
 def contrasts(
@@ -85,33 +58,31 @@ def contrasts(
     """
     assert len(values) == len(failed) == len(cluster) > 0
     sides = (failed, ~failed)
-    over, *crossed = (
-        _Resampled.of(names, values, sides, seed=seed, draws=draws) for names in (cluster, *(factors or ()))
-    )
-
-    def by_template(spread_of: Callable[[_Resampled], Spread]) -> Spread | None:
-        return two_way(spread_of(crossed[0]), spread_of(crossed[1]), spread_of(over)) if crossed else None
-
+    names = {} if factors is None else dict(zip(FACTORS, factors, strict=True))
+    codes = {factor: pd.factorize(one)[0] for factor, one in names.items()}
+    resamples = Resamples(pd.factorize(cluster)[0], codes, draws=draws, seed=seed)
+    columns = np.concatenate([values, np.ones((len(values), 1))], axis=1)
+    drawn = [{name: _means(some.sums(columns, side)) for name, some in resamples.schemes.items()} for side in sides]
     found, together = [], []
     for column in range(values.shape[1]):
+        of_sides = [{name: means[:, column] for name, means in one.items()} for one in drawn]
+        gap = {name: of_sides[0][name] - of_sides[1][name] for name in resamples.schemes}
         means = [float(values[side, column].mean()) if side.any() else None for side in sides]
-        contrast: Contrast = {}
-        for at, name in enumerate(("failures", "successes")):
-
-            def of_side(some: _Resampled, at: int = at, column: int = column) -> Spread:
-                return some.of_side(at, column)
-
-            contrast[name] = _mean(means[at], of_side(over), by_template(of_side), int(sides[at].sum()))
-
-        def of_gap(some: _Resampled, column: int = column) -> Spread:
-            return some.of_gap(column)
-
-        spread, crossing = of_gap(over), by_template(of_gap)
+        contrast: Contrast = {
+            name: _mean(mean, *resamples.spread(draws_, [side]), int(side.sum()))
+            for name, mean, draws_, side in zip(("failures", "successes"), means, of_sides, sides, strict=True)
+        }
+        spread, crossing = resamples.spread(gap, sides)
         difference = change(means[1], means[0], spread, len(failed), by_template=crossing, small=small)
-        together.append((difference, widest(spread, crossing), over.gap(column)))
+        together.append((difference, widest(spread, crossing), gap[CLUSTER]))
         found.append(contrast | {"difference": difference})
     simultaneous(together[1:])
     return found
+
+
+def _means(sums: Float[np.ndarray, "draw column+1"]) -> Float[np.ndarray, "draw column"]:
+    """Each column's sum over the last one's, the number of cases."""
+    return ratio(sums[:, :-1], sums[:, -1:].repeat(sums.shape[1] - 1, axis=1))
 
 
 def _mean(value: float | None, spread: Spread, by_template: Spread | None, n: int) -> dict[str, Any]:

@@ -5,13 +5,11 @@ of a run's directory: one Parquet file a table, and the verdict's whole attentio
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from experiments.evaluation.attention_log import prompts_of
 from experiments.evaluation.matching import MatchedCase
@@ -30,15 +28,28 @@ BASELINE = Baseline()
 
 
 @dataclass(frozen=True)
-class RecordedAnswers:
-    """Answers with their attention, all in the order of ``prompts``; ``maps`` are of the verdict alone."""
+class AttendedCase:
+    """A case with its answer and where that looked; ``masses`` are those of the recorder, ``map`` is the verdict's."""
 
-    prompts: "list[Prompt]"
-    texts: list[str]
-    margins: Float[np.ndarray, " case"]
-    masses: pd.DataFrame  # of the recorder; ``row`` is the index into ``prompts``
-    maps: "list[AttentionMap]"
-    rows: "list[RowSegments]"
+    sample: Sample
+    prompt: "Prompt"
+    response: str
+    margin: float
+    masses: pd.DataFrame
+    map: "AttentionMap"
+    row: "RowSegments"
+
+    @property
+    def short_response(self) -> str:
+        """The first 40 characters of the answer."""
+        return self.response if len(self.response) <= 40 else f"{self.response[:39]}…"
+
+    @property
+    def title(self) -> str:
+        """The case in a line or two."""
+        subset = self.sample.subset.replace("_", "-")
+        kind = "" if self.sample.gold == "unknown" else f"{subset}, right: {self.sample.gold}, "
+        return f"The verdict on “{self.sample.text}” ({kind}answered: {self.short_response})"
 
 
 def record_answers(
@@ -48,7 +59,7 @@ def record_answers(
     max_new_tokens: int,
     layers: Sequence[int] | None = None,
     method: "Method" = BASELINE,
-) -> RecordedAnswers:
+) -> list[AttendedCase]:
     """Answers the cases (all with an image, or none) by ``method``; records verdict and generated tokens in ``layers``.
 
     Batches are those of ``vlm.batches``.
@@ -59,7 +70,7 @@ def record_answers(
     """
     from interp.attention.record import Queries, record_attention
 
-    def ask(some: "list[Prompt]") -> list[_RecordedAnswer]:
+    def ask(some: "list[Prompt]") -> list[tuple[Any, ...]]:
         # A record of its own: one that memory ran out in is thrown away with what it has of the batch.
         with record_attention(vlm, queries=Queries.GENERATED, maps=Queries.VERDICT, layers=layers) as log:
             answers = method.generate(vlm, some, max_new_tokens=max_new_tokens)
@@ -71,30 +82,13 @@ def record_answers(
         masses = dict(list(log.masses.groupby("row")))
         maps = {found.row: found for found in log.maps}
         return [
-            _RecordedAnswer(text, margin, masses[row], maps[row], log.rows[row])
+            (text, margin, masses[row], maps[row], log.rows[row])
             for row, (text, margin) in enumerate(zip(answers.texts, answers.margins.tolist(), strict=True))
         ]
 
     prompts = prompts_of(samples)
     found = vlm.batches.gathered(prompts, ask)
-    return RecordedAnswers(
-        prompts,
-        [one.text for one in found],
-        np.array([one.margin for one in found]),
-        pd.concat([one.masses.assign(row=row) for row, one in enumerate(found)], ignore_index=True),
-        [replace(one.map, row=row) for row, one in enumerate(found)],
-        [one.segments for one in found],
-    )
-
-
-class _RecordedAnswer(NamedTuple):
-    """One case of ``RecordedAnswers``; ``masses`` and ``map`` still have the row of its batch."""
-
-    text: str
-    margin: float
-    masses: pd.DataFrame
-    map: "AttentionMap"
-    segments: "RowSegments"
+    return [AttendedCase(sample, prompt, *one) for sample, prompt, one in zip(samples, prompts, found, strict=True)]
 
 
 MASSES = ("case", "step", "layer", "head", "segment", "tokens", "mass", "mass_without_sink", "mass_per_token")
@@ -111,9 +105,15 @@ class AttentionTables(NamedTuple):
 
 
 def attention_tables(
-    subset: str, cases: Sequence[MatchedCase], recorded: RecordedAnswers, interventions: pd.DataFrame, tokenizer: Any
+    subset: str,
+    cases: Sequence[MatchedCase],
+    recorded: Sequence[AttendedCase],
+    interventions: pd.DataFrame,
+    tokenizer: Any,
 ) -> AttentionTables:
     """All tables of one subset; ``cases`` are in the order of ``recorded``, ``interventions`` has a row for each."""
+    from interp.attention.tables import image_share, normalised
+
     who = pd.DataFrame(
         {
             "case": [case.sample.id for case in cases],
@@ -124,21 +124,28 @@ def attention_tables(
             "template": [case.sample.tags.get("template") for case in cases],
             "concept": [case.sample.tags.get("concept") for case in cases],
             "gold": [case.sample.gold for case in cases],
-            "response": recorded.texts,
+            "response": [one.response for one in recorded],
             # Batches of another size, or another machine, may have answered the study.
             "same_outcome": [
-                (anchored(text).value != case.sample.gold) == case.failed
-                for case, text in zip(cases, recorded.texts, strict=True)
+                (anchored(one.response).value != case.sample.gold) == case.failed
+                for case, one in zip(cases, recorded, strict=True)
             ],
         }
     )
-    ids = list(who["case"])
+    all_masses = pd.concat([one.masses.assign(row=at) for at, one in enumerate(recorded)], ignore_index=True)
+    verdict = all_masses[all_masses["step"] == 0]
+    shares = image_share(verdict).merge(
+        image_share(verdict, without_sink=False), on=["row", "step", "layer"], suffixes=("", "_with_sink")
+    )
+    shares, masses = (
+        table.assign(case=who["case"].to_numpy()[table["row"]]) for table in (shares, normalised(all_masses))
+    )
     return AttentionTables(
         cases=who.merge(interventions, on="case", validate="one_to_one"),
-        shares=_shares(recorded, ids),
-        masses=_masses(recorded, ids),
-        words=_words(recorded, ids, [case.sample.text for case in cases]),
-        tokens=_tokens(recorded, ids, tokenizer),
+        shares=shares[["case", "layer", "share", "share_with_sink"]],
+        masses=masses[list(MASSES)],
+        words=pd.concat(map(_words, recorded), ignore_index=True),
+        tokens=_tokens(recorded, tokenizer),
     )
 
 
@@ -153,49 +160,26 @@ def write_tables(tables: AttentionTables, folder: Path) -> None:
         table.to_parquet(folder / f"{name}.parquet", index=False)
 
 
-def write_maps(recorded: RecordedAnswers, cases: Sequence[str], path: Path) -> None:
+def write_maps(recorded: Sequence[AttendedCase], path: Path) -> None:
     """The verdict's whole attention: case → float32 (layer, head, position), without padding; see tokens.parquet."""
     from safetensors.torch import save
 
-    tensors = {
-        case: found.weights[..., _unpadded(row)].contiguous()
-        for case, found, row in zip(cases, recorded.maps, recorded.rows, strict=True)
-    }
-    layers = " ".join(map(str, recorded.maps[0].layers))
+    tensors = {one.sample.id: one.map.weights[..., _unpadded(one.row)].contiguous() for one in recorded}
+    layers = " ".join(map(str, recorded[0].map.layers))
     # Through bytes, since save_file() leaves a file that only its owner may read.
     path.write_bytes(save(tensors, metadata={"axes": "layer head place", "layers": layers, "step": "0"}))
 
 
-def _shares(recorded: RecordedAnswers, cases: Sequence[str]) -> pd.DataFrame:
-    from interp.attention.tables import image_share
-
-    verdict = recorded.masses[recorded.masses["step"] == 0]
-    table = image_share(verdict).merge(
-        image_share(verdict, without_sink=False), on=["row", "step", "layer"], suffixes=("", "_with_sink")
-    )
-    return table.assign(case=[cases[row] for row in table["row"]])[["case", "layer", "share", "share_with_sink"]]
-
-
-def _masses(recorded: RecordedAnswers, cases: Sequence[str]) -> pd.DataFrame:
-    from interp.attention.tables import normalised
-
-    table = normalised(recorded.masses)
-    return table.assign(case=[cases[row] for row in table["row"]])[list(MASSES)]
-
-
-def _words(recorded: RecordedAnswers, cases: Sequence[str], sentences: Sequence[str]) -> pd.DataFrame:
+def _words(one: AttendedCase) -> pd.DataFrame:
     """The verdict's mass on each word of the question, mean over layers and heads, and whether the sentence has it."""
     from interp.attention.tables import weights_of, word_masses
 
-    tables = []
-    for index, (case, sentence) in enumerate(zip(cases, sentences, strict=True)):
-        table = word_masses(weights_of(recorded.maps[index]), recorded.rows[index])
-        first, last = sentence_words(recorded.prompts[index].text, sentence, len(table))
-        table.insert(0, "case", case)
-        table.insert(1, "place", range(len(table)))
-        table.insert(3, "in_sentence", [first <= place < last for place in range(len(table))])
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True)
+    table = word_masses(weights_of(one.map), one.row)
+    first, last = sentence_words(one.prompt.text, one.sample.text, len(table))
+    table.insert(0, "case", one.sample.id)
+    table.insert(1, "place", range(len(table)))
+    table.insert(3, "in_sentence", [first <= place < last for place in range(len(table))])
+    return table
 
 
 def sentence_words(question: str, sentence: str, words: int) -> tuple[int, int]:
@@ -209,11 +193,11 @@ def sentence_words(question: str, sentence: str, words: int) -> tuple[int, int]:
     return before, before + len(WORD.findall(sentence))
 
 
-def _tokens(recorded: RecordedAnswers, cases: Sequence[str], tokenizer: Any) -> pd.DataFrame:
+def _tokens(recorded: Sequence[AttendedCase], tokenizer: Any) -> pd.DataFrame:
     """What each position of a map's last axis is: segment, token, and which patch of the picture."""
     rows: list[dict[str, Any]] = []
-    for case, row in zip(cases, recorded.rows, strict=True):
-        columns = _unpadded(row)
+    for one in recorded:
+        row, columns = one.row, _unpadded(one.row)
         names = tokenizer.convert_ids_to_tokens([row.input_ids[column] for column in columns])
         patches = {
             column: {"grid": grid.name, "patch_row": y, "patch_column": x}
@@ -223,7 +207,7 @@ def _tokens(recorded: RecordedAnswers, cases: Sequence[str], tokenizer: Any) -> 
         }
         nowhere = {"grid": None, "patch_row": None, "patch_column": None}
         for position, (column, name) in enumerate(zip(columns, names, strict=True)):
-            entry = {"case": case, "place": position, "segment": row.labels[column], "token": name}
+            entry = {"case": one.sample.id, "place": position, "segment": row.labels[column], "token": name}
             rows.append(entry | patches.get(column, nowhere))
     return pd.DataFrame(rows).astype({"patch_row": "Int16", "patch_column": "Int16"})
 

@@ -4,8 +4,9 @@ Two analyses: failures and matched successes, and single cases for the report. I
 torch nor transformers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from experiments.evaluation.analyses import Analysis
@@ -27,25 +28,15 @@ def attention_of_study(study: "Study") -> list[Analysis]:
     return [of_failures(study.run), of_cases()]
 
 
-def of_failures(
-    run: Any,
-    *,
-    limit: int | None = 24,
-    layers: Sequence[int] | None = None,
-    segments: Sequence[str] | None = None,
-    figures: int = 3,
-    in_full: bool = False,
-) -> Analysis:
+def of_failures(run: Any, options: Mapping[str, Any] = MappingProxyType({}), *, in_full: bool = False) -> Analysis:
     """Failures and matched successes compared, for ``run``; the options are those of ``analyse_failures``.
 
     With ``in_full`` the words that draw most attention are printed as well, and where all is.
     """
-    options = {"limit": limit, "layers": layers, "segments": segments, "figures": figures}
     rest = (run.seed, run.draws, run.max_new_tokens, run.attribution)
     work = partial(_failures, options=options, in_full=in_full)
-    return Analysis(
-        FAILURES, "attention was not analysed", work, settings=repr((options, rest, in_full)), detail=not in_full
-    )
+    settings = repr((dict(options), rest, in_full))
+    return Analysis(FAILURES, "attention was not analysed", work, settings=settings, detail=not in_full)
 
 
 def of_cases() -> Analysis:
@@ -53,43 +44,30 @@ def of_cases() -> Analysis:
     return Analysis(CASES, "the attention of single cases was not recorded", _cases, settings="", detail=True)
 
 
-def _failures(study: "Study", *, options: dict[str, Any], in_full: bool) -> list[str]:
+def _failures(study: "Study", *, options: Mapping[str, Any], in_full: bool) -> list[str]:
+    from experiments.report.sentences.attention import word_line
+    from experiments.studies.attention.analysis import analyse_failures
+
     run = study.run
     if run.benchmark.kind != "yes_no":
         return ["failures and successes were not compared by attention: that is done for yes/no verdicts"]
     with study.console.status("attention of failures and matched successes"), study.answering.batching(FAILURES):
-        result = _analysed(study, options)
-    if not in_full:
-        return list(result["sentences"])
-    from experiments.report.sentences.attention import word_line
-
-    return [*result["sentences"], word_line(result["words"]), f"attention: {study.store.path / 'attention.json'}"]
-
-
-def _analysed(study: "Study", options: dict[str, Any]) -> dict[str, Any]:
-    from experiments.studies.attention.analysis import analyse_failures
-
-    run = study.run
-    return analyse_failures(
-        study.vlm,
-        study.samples,
-        study.records(),
-        study.store.path,
-        seed=run.seed,
-        draws=run.draws,
-        max_new_tokens=run.max_new_tokens,
-        captum=run.attribution == "captum",
-        **options,
-    )
+        result = analyse_failures(
+            study.vlm,
+            study.samples,
+            study.records(),
+            study.store.path,
+            seed=run.seed,
+            draws=run.draws,
+            max_new_tokens=run.max_new_tokens,
+            captum=run.attribution == "captum",
+            **options,
+        )
+    more = [word_line(result["words"]), f"attention: {study.store.path / 'attention.json'}"] if in_full else []
+    return [*result["sentences"], *more]
 
 
 def _cases(study: "Study") -> list[str]:
-    with study.console.status("attention of single cases"), study.answering.batching(CASES):
-        _recorded_cases(study)
-    return []
-
-
-def _recorded_cases(study: "Study") -> None:
     from experiments.evaluation.attention_log import cases_to_show, record_cases
 
     run = study.run
@@ -102,5 +80,7 @@ def _recorded_cases(study: "Study") -> None:
     samples = cases_to_show(
         study.samples, study.records(), studied=run.arm, reference=BASELINE, limit=run.attention_cases
     )
-    if arms and samples:
-        record_cases(study.vlm, arms, samples, study.store.path, max_new_tokens=run.max_new_tokens)
+    with study.console.status("attention of single cases"), study.answering.batching(CASES):
+        if arms and samples:
+            record_cases(study.vlm, arms, samples, study.store.path, max_new_tokens=run.max_new_tokens)
+    return []

@@ -141,8 +141,8 @@ def test_a_run_killed_before_its_analysis_is_analysed_by_the_task_and_by_the_sam
     answered = (folder / "predictions.jsonl").read_bytes()
     assert not is_finished(folder)
 
-    other = study_of(saved, tmp_path, "task=attention", f"run={folder}", "method.alpha=3")
-    other.task(other)  # with another arm under study the single cases stay missing
+    other = study_of(saved, tmp_path, "task=attention", f"run={folder}")
+    other.task(other)  # which looks at failures alone: the single cases stay missing
     assert (folder / "attention.json").exists()
     assert analyses.unfinished(folder) == ["attention_cases"]
     assert not is_finished(folder)
@@ -173,7 +173,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., None]:
             ["attention.json", "figures/trade_off.svg"],
         ),
         (
-            "experiments.studies.attention.analysis.draw_failures",
+            "experiments.studies.attention.analysis.draw_case",
             "the figures of attention were not drawn",
             ["attention.json", "attention/cases.json", "figures/trade_off.svg"],
         ),

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.metrics.findings import RULES
 from experiments.report.attention_figure import share_by_layer, subsets_by_layer
 from experiments.report.build import build
 from experiments.report.figures import in_dark
-from experiments.report.sections import CURVES, attention_section
+from experiments.report.sections import Section, SectionFigure, attention_section, read_sections, write_section
 from experiments.runs.saved_run import read_run, thumbnail_name
 from tests.experiments.synthetic_run import predictions, write_run
 
@@ -17,7 +18,7 @@ FOUND = {
     "rules": RULES,
     "sentences": ["Failures look <script>alert(1)</script> at the words.", "Cutting it changes little."],
     "words": [{"word": "kill", "mass": 0.125}, {"word": "<b>", "mass": 0.1}],
-    "figures": ["figures/attention_by_layer_typical.png", "figures/attention_x_image.png", "../../etc/passwd"],
+    "figures": ["figures/attention_x_image.png", "../../etc/passwd"],
 }
 
 
@@ -25,19 +26,16 @@ FOUND = {
 def run_dir(tmp_path: Path) -> Path:
     folder = write_run(tmp_path, predictions(24))
     (folder / "figures").mkdir(exist_ok=True)
-    (folder / "figures" / "attention_by_layer_typical.png").write_bytes(b"\x89PNG curve")
     (folder / "attention.json").write_text(json.dumps(FOUND))
     return folder
 
 
-def test_the_section_has_sentences_words_and_curves(run_dir: Path) -> None:
+def test_the_section_has_sentences_and_words(run_dir: Path) -> None:
     found = attention_section(read_run(run_dir))
     assert found is not None
     assert found.sentences == FOUND["sentences"]
     assert found.words == ["kill (12.5%)", "<b> (10.0%)"]
-    assert [curve.alt for curve in found.curves] == [
-        "Attention on the image by layer, failures and matched successes of typical cases."
-    ]
+    assert found.curves == []  # of no subset
     assert found.heatmaps == []  # neither a case that is not there, nor a path that leaves the run
 
 
@@ -59,7 +57,7 @@ def test_the_heatmaps_are_in_the_page_and_unsafe_pictures_blurred(run_dir: Path)
     assert shown == [("icon/0000", [True, False]), ("icon/0001", [False])]
     html = build(run_dir).read_text(encoding="utf-8")
     section = html.split('<section id="attention">')[1].split("</section>")[0]
-    assert section.count("data:image/png;base64,") == 3 + 1  # and the curve
+    assert section.count("data:image/png;base64,") == 3
     assert section.count('class="reveal"') == 1
 
 
@@ -116,11 +114,9 @@ def test_a_drawing_for_dark_pages_keeps_the_arms_colours_and_leaves_pictures_alo
     assert b"#0072b2" in dark
     assert b"#ffffff" not in dark
     assert b"#000000" not in dark
-    figures = run_dir / "figures"
-    for name, content in (("plain", light), ("pixels", light.replace(b"</svg>", b"<image/></svg>"))):
-        (figures / f"{CURVES}{name}.svg").write_bytes(content)
-    names = [f"figures/{CURVES}{name}.svg" for name in ("plain", "pixels")]
-    (run_dir / "attention.json").write_text(json.dumps(FOUND | {"figures": names}))
-    found = attention_section(read_run(run_dir))
-    assert found is not None
-    assert [bool(curve.dark_uri) for curve in found.curves] == [True, False]
+    names = ("plain", "pixels")
+    write_section(run_dir, "x", Section("x", []), {name: SectionFigure(Figure(), name) for name in names})
+    for name, content in zip(names, (light, light.replace(b"</svg>", b"<image/></svg>")), strict=True):
+        (run_dir / "figures" / f"{name}.svg").write_bytes(content)
+    (found,) = read_sections(run_dir)
+    assert [bool(figure.dark_uri) for figure in found.figures] == [True, False]
