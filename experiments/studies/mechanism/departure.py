@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from experiments.metrics.estimates import Estimator, first_lasting
 from experiments.metrics.paired import Spread
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from experiments.types import SCORED_SUBSETS
 from interp.errors import UserError
 
@@ -113,12 +113,10 @@ def departure(
             of its two sides.
 
     Raises:
-        UserError: lengths differ, or no stratum has both a failure and a success.
+        UserError: no stratum has both a failure and a success.
     """
     fails = np.asarray(failed, dtype=bool)
     stratum = np.zeros(len(fails), dtype=int) if strata is None else np.unique(strata, return_inverse=True)[1]
-    if not len(fails) == len(stratum) == multiplicity.shape[1] == margins.shape[1]:
-        raise UserError(f"margins of {margins.shape[1]} rows with columns of other lengths; there must be one for each")
     both = [s for s in range(int(stratum.max()) + 1) if 0 < fails[stratum == s].sum() < (stratum == s).sum()]
     if not both:
         raise UserError(
@@ -137,21 +135,9 @@ def departure(
 
 
 def departs_at(low: Float[np.ndarray, " layer"], high: Float[np.ndarray, " layer"]) -> int | None:
-    """The first index from which on, to the last, every interval lies on one side of 0; None if the last does not.
-
-    Asked from the last to the first, each only after all behind it, so that their number needs no correction.
-    """
-    side = np.where(low > 0, 1, np.where(high < 0, -1, 0))
-    if not side[-1]:
-        return None
-    away = np.flatnonzero(side != side[-1])
-    return int(away[-1] + 1) if len(away) else 0
-
-
-def _weight(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of a stratum: the inverse variance of a difference of means of that many cases."""
-    total = one + other
-    return np.divide(one * other, total, out=np.zeros_like(total, dtype=float), where=total > 0)
+    """The first index from which on, to the last, every interval lies on one side of 0; None if the last does not."""
+    sides = np.where(low > 0, 1, np.where(high < 0, -1, 0)).tolist()
+    return first_lasting(sides, sides[-1]) if sides[-1] else None
 
 
 def _gaps(
@@ -169,7 +155,8 @@ def _gaps(
             times = multiplicity[:, side].astype(float)
             counts.append(times.sum(1))
             means.append(times @ margins[:, side].T / np.maximum(counts[-1], 1)[:, None])
-        weight = _weight(*counts)
+        total = counts[0] + counts[1]
+        weight = np.divide(counts[0] * counts[1], total, out=np.zeros_like(total), where=total > 0)
         top += weight[:, None] * (means[0] - means[1])
         bottom += weight
     return np.divide(top, bottom[:, None], out=np.full_like(top, np.nan), where=bottom[:, None] > 0)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from experiments.metrics.estimates import Entry, Estimator
 from experiments.metrics.findings import SMALL
 from experiments.metrics.paired import rate_floor
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Entry, Estimator
 from interp.errors import UserError
 from interp.hooks.residual import Residuals
 from interp.tools.directions import Direction, cosines, fit_direction, project
@@ -86,11 +86,6 @@ def alarm_effect(cases: AnsweredCases, *, draws: int, seed: int) -> Entry | None
     floor = sum(rate_floor(int(some.sum())) for some in (alarming, ~alarming))
     some = Estimator.of(cases.templates, draws=draws, seed=seed)
     return some.gap(refuses, alarming, ~alarming, small=SMALL, floor=floor)
-
-
-def find_direction(directions: Sequence[Direction], name: str, layer: int, kind: str = KINDS[0]) -> Direction | None:
-    """The direction of that name, layer and kind, if it was fitted."""
-    return next((d for d in directions if (d.name, d.layer, d.kind) == (name, layer, kind)), None)
 
 
 def cosine_rows(directions: Sequence[Direction], layers: Sequence[int]) -> list[dict[str, Any]]:

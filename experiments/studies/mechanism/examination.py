@@ -3,9 +3,8 @@
 The functions at the end run forwards and return arrays on the CPU, in the batches of ``interp.batching``.
 """
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
+from experiments.metrics.estimates import Estimator
 from experiments.metrics.findings import plain
 from experiments.studies.mechanism.cases import (
     ARM,
@@ -26,16 +26,15 @@ from experiments.studies.mechanism.cases import (
 )
 from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import (
+    KINDS,
     POSITION,
     WILL_REFUSE,
     WORDS,
     alarm_effect,
     cosine_rows,
     direction_rows,
-    find_direction,
     fit_directions,
 )
-from experiments.studies.mechanism.estimates import Estimator
 from experiments.studies.mechanism.interventions import (
     ALL_LAYERS,
     PRIOR,
@@ -73,61 +72,40 @@ RANDOM = "a random direction"
 PICTURE, SENTENCE = PATCHED
 
 
-@dataclass(frozen=True)
-class ExaminationSettings:
-    """What ``experiments.studies.mechanism.study.Mechanism`` was configured with, and the run's own settings."""
-
-    limit: int | None
-    width: int
-    layers: int
-    prior: str
-    seed: int
-    draws: int
-    stride: int = 1
-
-
 class Examination:
     """One model, and what the baseline answered."""
 
     def __init__(
-        self, vlm: "VLM", samples: Sequence[Sample], records: Sequence[Mapping[str, Any]], settings: ExaminationSettings
+        self,
+        vlm: "VLM",
+        samples: Sequence[Sample],
+        records: Sequence[Mapping[str, Any]],
+        *,
+        failures: int | None,
+        layers: int = 9,
+        width: int = 1,
+        stride: int = 1,
+        prior: str = "blank",
+        seed: int,
+        draws: int,
     ) -> None:
-        self.vlm, self.settings = vlm, settings
+        """See ``experiments.studies.mechanism.study.Mechanism``."""
+        self.vlm, self.width, self.stride, self.prior, self.seed, self.draws = vlm, width, stride, prior, seed, draws
         vlm.layout.require_image_tokens(vlm.name)
         self.samples = [sample for sample in samples if sample.image is not None]
         self.verdicts = {record["case"]: record["verdict"] for record in records if record["arm"] == ARM}
         self.cases: AnsweredCases = answered_cases(samples, records)
-        self.selection: Selection | None = select(self.cases, records, limit=settings.limit, seed=settings.seed)
+        self.selection: Selection | None = select(self.cases, records, limit=failures, seed=seed)
         self.prompts = prompts_of(self.cases.samples)
-        self.layers = spaced_layers(last_layer(vlm), settings.layers)
-        self.windows = [ALL_LAYERS, *(_window_name(layers) for layers in windows(vlm, settings.width, settings.stride))]
+        self.layers = spaced_layers(last_layer(vlm), layers)
+        self.windows = [ALL_LAYERS, *map(_window_name, windows(vlm, width, stride))]
         template, concept = self.cases.tag("template"), self.cases.tag("concept")
         factors = None if template is None or concept is None else (template, concept)
-        self.estimator = Estimator.of(self.cases.clusters, draws=settings.draws, seed=settings.seed, factors=factors)
-
-    def estimate(self) -> dict[str, float]:
-        """Forwards of one prompt, seconds by one timed batch, and bytes of hidden states that are kept."""
-        n, selection = len(self.cases.samples), self.selection
-        width = self.vlm.model.config.get_text_config().hidden_size
-        forwards = n * (2 + len(ABLATED) + 1)
-        whole = float(forwards)  # counting forwards from a layer on as the share of the layers that they run
-        if selection is not None:
-            looked_at, failures = len(selection.everyone), len(selection.failures)
-            cuts = len(EDGES) * len(self.windows)
-            places = sum(map(len, PATCHED.values()))
-            forwards += looked_at * (1 + cuts) + failures * (places * len(self.layers) + 2 * len(PATCHED))
-            patched = sum(patch_forwards(self.vlm, positions=some, layers=self.layers) for some in PATCHED.values())
-            whole += looked_at * cut_forwards(self.vlm, width=self.settings.width, stride=self.settings.stride)
-            whole += failures * patched
-        return {
-            "forwards": forwards,
-            "seconds": whole * seconds_per_case(self.vlm, self.prompts),
-            "bytes": len(READ) * len(self.layers) * n * width * 4,
-        }
+        self.estimator = Estimator.of(self.cases.clusters, draws=draws, seed=seed, factors=factors)
 
     def examine(self) -> dict[str, Any]:
         """The contents of mechanism.json but for what is concluded from them."""
-        settings, cases = self.settings, self.cases
+        cases = self.cases
         subset = None if self.selection is None else self.selection.subset
         states = residuals(self.vlm, self.prompts, places=READ, layers=self.layers)
         lens = torch.stack([lens_margins(self.vlm, states.at(POSITION, at)) for at in self.layers])
@@ -135,18 +113,18 @@ class Examination:
         margins = curves[-1]  # the last layer of the verdict is what the model says
         departed = lens_rows(curves, cases, subset, self.estimator, layers=self.layers)
         routes = self._routes(margins)
-        directions, missing = fit_directions(states, cases, self.layers, seed=settings.seed)
+        directions, missing = fit_directions(states, cases, self.layers, seed=self.seed)
         return plain({
             "cases": self._counts(),
             "layers": self.layers,
             "windows": self.windows,
-            "probes": probe_rows(states, cases, margins, self.estimator, seed=settings.seed),
+            "probes": probe_rows(states, cases, margins, self.estimator, seed=self.seed),
             **routes,
             "lens": departed,
             "directions": direction_rows(directions, states, cases, subset, self.estimator),
             "cosines": cosine_rows(directions, self.layers),
             "missing": missing,
-            "alarm": alarm_effect(cases, draws=settings.draws, seed=settings.seed),
+            "alarm": alarm_effect(cases, draws=self.draws, seed=self.seed),
             **self._reversal(margins, states, directions, self._overruled_at(routes, departed)),
         })  # fmt: skip
 
@@ -173,7 +151,7 @@ class Examination:
         if self.selection is None:
             return found
         some = [self.prompts[index] for index in self.selection.everyone]
-        cut = cut_margins(self.vlm, some, width=self.settings.width, stride=self.settings.stride)
+        cut = cut_margins(self.vlm, some, width=self.width, stride=self.stride)
         found["knockout"] = knockout_rows(
             cut, margins, self.cases, self.selection, self.estimator, edges=EDGES, windows=self.windows
         )
@@ -197,12 +175,14 @@ class Examination:
             self.verdicts,
             [self.cases.samples[index] for index in failures],
             tokens=lambda text: len(tokenizer(text).input_ids),
-            seed=self.settings.seed,
+            seed=self.seed,
         )
-        own = [self.prompts[index] for index in failures]
         return {
             PICTURE: [[] if twin < 0 else [self.prompts[twin]] for twin in twins],
-            SENTENCE: list(with_other_questions(own, questions)),
+            SENTENCE: [
+                [replace(self.prompts[index], text=text) for text in texts]
+                for index, texts in zip(failures, questions, strict=True)
+            ],
         }
 
     def _overruled_at(self, routes: Mapping[str, Any], departed: Mapping[str, Any]) -> int:
@@ -217,22 +197,24 @@ class Examination:
     def _reversal(
         self, margins: np.ndarray, states: Residuals, directions: Sequence[Direction], layer: int
     ) -> dict[str, Any]:
-        settings = self.settings
-        priors = prior_margins_of(self.vlm, self.prompts, settings.prior, seed=settings.seed)
+        priors = prior_margins_of(self.vlm, self.prompts, self.prior, seed=self.seed)
         share = prior_shares(margins, priors, self.cases.questions, self.estimator)
         arms = {PRIOR: margins - share["weight"] * priors}
         for name, vector in self._ablated(states, directions, layer).items():
             level = float((states.at(POSITION, layer) @ vector).mean())
             arms[name] = ablated_margins(self.vlm, self.prompts, vector, level, layer=layer)
         rows = reversal_rows(margins, arms, self.cases.safe, self.estimator)
-        return {"prior": share | {"prior": settings.prior}, "undo": rows, "ablated_at": layer}
+        return {"prior": share | {"prior": self.prior}, "undo": rows, "ablated_at": layer}
 
     def _ablated(self, states: Residuals, directions: Sequence[Direction], layer: int) -> dict[str, torch.Tensor]:
         """Unit vectors by name, a random one among them."""
         found = {
-            f"“{name}” ablated": one.vector for name in ABLATED if (one := find_direction(directions, name, layer))
+            f"“{name}” ablated": one.vector
+            for name in ABLATED
+            for one in directions
+            if (one.name, one.layer, one.kind) == (name, layer, KINDS[0])
         }
-        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.settings.seed))
+        drawn = torch.randn(states.values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         return found | {RANDOM + " ablated": drawn / drawn.norm()}
 
 
@@ -243,22 +225,6 @@ def spaced_layers(last: int, count: int) -> list[int]:
 
 def _window_name(layers: Sequence[int]) -> str:
     return str(layers[0]) if len(layers) == 1 else f"{layers[0]}–{layers[-1]}"
-
-
-def seconds_per_case(vlm: "VLM", prompts: "Sequence[Prompt]") -> float:
-    """Seconds of a forward per prompt, from one timed batch; an untimed one before it pays for one-time set-up.
-
-    The batch is the first that is formed of ``prompts``, which has the longest of them.
-    """
-    batch = [prompts[index] for index in vlm.batches.form(prompts)[0]]
-
-    def timed(part: "Sequence[Prompt]") -> float:
-        vlm.score(part)
-        started = time.perf_counter()
-        vlm.score(part)
-        return time.perf_counter() - started
-
-    return sum(vlm.batches.limit.parts(batch, timed)) / len(batch)
 
 
 def cut_margins(
@@ -312,29 +278,22 @@ def patch_effects(
 
     The effects are None where no prompt has one.
     """
-    pairs = [(row, other) for row, some in enumerate(others) if (other := _aligned(vlm, clean[row], some, positions))]
-    if not pairs:
+    partner: dict[int, Prompt] = {}
+    for row, some in enumerate(others):
+        aligned = (one for one in some if not misaligned(vlm, [clean[row]], [one], places=positions)[0])
+        if (found := next(aligned, None)) is not None:
+            partner[row] = found
+    if not partner:
         return None, []
-    rows = [row for row, _ in pairs]
-    effects = patch(
-        vlm,
-        [clean[row] for row in rows],
-        [other for _, other in pairs],
-        places=positions,
-        layers=layers,
-        batch_size=batch_size,
-    )
-    return effects, rows
+    own = [clean[row] for row in partner]
+    effects = patch(vlm, own, list(partner.values()), places=positions, layers=layers, batch_size=batch_size)
+    return effects, list(partner)
 
 
 def patch_forwards(vlm: "VLM", *, positions: Sequence[Place], layers: Sequence[int]) -> float:
     """What ``patch_effects`` runs for a prompt, in forwards, as ``cut_forwards``."""
     below = [layer - 1 for layer in layers]
     return 2 + len(positions) * len(layers) * share_run(below, last_layer(vlm))
-
-
-def _aligned(vlm: "VLM", clean: "Prompt", others: "Sequence[Prompt]", positions: Sequence[Place]) -> "Prompt | None":
-    return next((other for other in others if not misaligned(vlm, [clean], [other], places=positions)[0]), None)
 
 
 def prior_margins_of(
@@ -373,9 +332,3 @@ def ablated_margins(
 
     with edit_residual(vlm, edit, layers=[layer]):
         return vlm.batches.scores(prompts, batch_size=batch_size).double().numpy()
-
-
-def with_other_questions(prompts: "Sequence[Prompt]", questions: Sequence[Sequence[str]]) -> "Iterator[list[Prompt]]":
-    """Each prompt with other questions instead of its own and the same picture."""
-    for prompt, texts in zip(prompts, questions, strict=True):
-        yield [replace(prompt, text=text) for text in texts]

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import percentile_interval
+from experiments.metrics.estimates import Entry, Estimator, first_lasting
 from experiments.metrics.statistical_tests import mcnemar, wilson
 from experiments.studies.mechanism.cases import AnsweredCases, Selection
-from experiments.studies.mechanism.estimates import Entry, Estimator, first_lasting
 from interp.hooks.residual import place_name
 from interp.segments import RowSegments
 from interp.tools.knockout import Edge
@@ -56,7 +56,7 @@ def knockout_rows(
     share of failures whose margin then lies on the truth's side. The rows of ``cut`` are ``selection.everyone``.
     """
     towards = np.where(cases.safe, 1.0, -1.0)
-    fails, successes = (_mask(len(margins), some) for some in (selection.failures, selection.successes))
+    fails, successes = (np.isin(np.arange(len(margins)), of) for of in (selection.failures, selection.successes))
     rows = []
     for edge, by_window in zip(edges, cut, strict=True):
         for name, values in zip(windows, by_window, strict=True):
@@ -145,12 +145,6 @@ def arrives_at(
     reached = [int((effect_at(rows, position, layer)["value"] or 0.0) >= share) for layer in layers]
     first = first_lasting(reached, 1)
     return None if first is None else layers[first]
-
-
-def _mask(length: int, indices: Int[np.ndarray, " some"]) -> Bool[np.ndarray, " case"]:
-    found = np.zeros(length, dtype=bool)
-    found[indices] = True
-    return found
 
 
 def reversal_rows(

@@ -11,12 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.metrics.bootstrap import FEWEST
+from experiments.metrics.estimates import Estimator, first_lasting, shown_often
 from experiments.metrics.findings import Answer, side
 from experiments.studies.mechanism.cases import AnsweredCases
-from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from interp.errors import UserError
 from interp.hooks.residual import Place, Residuals, place_name
-from interp.tools.lda import FEWEST_CASES, FEWEST_GROUPS
 from interp.tools.probes import Probe, probe
 
 NO_CONCEPT = "the benchmark says of no picture what it shows"
@@ -35,7 +34,10 @@ def probe_rows(
     model's own margin, paired by case.
     """
     nuisances = [column for name in ("template", "concept") if (column := cases.tag(name)) is not None]
-    labels = {"concept": _concepts(cases), "truth": cases.safe, "verdict": cases.says_yes}
+    shown = cases.tag("concept")
+    if shown is not None:
+        shown = np.where(shown_often(shown, np.array(cases.clusters)), shown, "")
+    labels = {"concept": shown, "truth": cases.safe, "verdict": cases.says_yes}
     rows: list[ProbeRow] = []
     for quantity, label in labels.items():
         balance = nuisances if quantity == "truth" else []
@@ -65,19 +67,6 @@ def _key(quantity: str, position: Place, layer: int) -> ProbeRow:
 def _unread(reason: str) -> ProbeRow:
     estimate = {"value": None, "low": None, "high": None, "n": 0, "clusters": 0}
     return {"measure": "balanced accuracy", **estimate, "control": None, "classes": 0, "beyond": None, "reason": reason}
-
-
-def _concepts(cases: AnsweredCases) -> np.ndarray | None:
-    """What each picture shows; "" where too few clusters show it for a held-out number."""
-    column = cases.tag("concept")
-    if column is None:
-        return None
-    clusters = np.array(cases.clusters)
-    for name in np.unique(column):
-        here = column == name
-        if here.sum() < FEWEST_CASES or len(set(clusters[here].tolist())) < FEWEST_GROUPS:
-            column = np.where(here, "", column)
-    return column
 
 
 def _read(

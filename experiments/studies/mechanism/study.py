@@ -1,14 +1,13 @@
 """``+exp=mechanism``: why the baseline fails, by causal tools on its failures and matched successes.
 
 In the run's directory, beside the baseline's study: ``mechanism.json`` (all numbers and the five sentences),
-``mechanism/`` (the tables as CSV), ``figures/mechanism.svg`` and ``.png``, and a section of the report.
+``figures/mechanism.svg`` and ``.png``, and a section of the report.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
 
 from experiments.config import Run
 from experiments.evaluation import study
@@ -60,32 +59,36 @@ class Mechanism:
 
     def __call__(self, run: Run) -> None:
         """Answers what is missing, looks into the model, and prints five sentences."""
-        console = Console()
         if run.benchmark.kind != "yes_no":
             raise UserError(f"benchmark {run.benchmark.name} asks for no Yes or No; the tools here follow that margin")
-        alone = study.baseline_only(run)
         _ = run.weights  # what looks inside needs them here
-        with study.opened(alone, console=console) as work:
+        with study.opened(study.baseline_only(run)) as work:
             work.answer_all()
             work.conclude([Analysis(NAME, "the mechanism was not examined", self._examined)])
 
-    def _examined(self, work: study.Study) -> list[Any]:
-        return write_outputs(self._examine(work), work)
+    def _examined(self, work: study.Study) -> list[RenderableType]:
+        """Writes mechanism.json, the figure and the report's section; what to print."""
+        from experiments.studies.mechanism import figure, tables
+
+        result = self._examine(work)
+        title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
+        section = Section(title, result["sentences"], tables.tables(result), note=" ".join(result["notes"]))
+        printed, picture = shown(work, NAME, section, SectionFigure(figure.draw(result), ALT, CAPTION), dpi=150)
+        numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
+        files = f"mechanism: {work.store.path / NAME}.json, {picture}; the report has the tables’ intervals"
+        return [*printed, "", *numbered, "", *(f"note: {note}" for note in result["notes"]), files]
 
     def _examine(self, work: study.Study) -> dict[str, Any]:
         """The contents of mechanism.json; a result for the same cases and settings is kept."""
-        from experiments.studies.mechanism.examination import Examination, ExaminationSettings
+        from experiments.studies.mechanism.examination import Examination
         from experiments.studies.mechanism.findings import findings
 
         run, records = work.run, work.records()
         draws = min(self.draws, run.draws)
-        options = ExaminationSettings(self.failures, self.width, self.layers, self.prior, run.seed, draws, self.stride)
 
         def examine() -> dict[str, Any]:
-            examination = Examination(work.vlm, work.samples, records, options)
-            estimate = examination.estimate()
-            work.console.print(announcement(estimate), highlight=False, soft_wrap=True)
-            result = {**examination.examine(), "estimate": estimate}
+            options = asdict(self) | {"draws": draws, "seed": run.seed}
+            result = Examination(work.vlm, work.samples, records, **options).examine()
             found = findings(result)
             texts = {"sentences": sentences(found), "notes": notes(result)}
             return result | {"findings": [finding.as_json() for finding in found]} | texts
@@ -94,27 +97,3 @@ class Mechanism:
         answers = [(record["case"], record["verdict"]) for record in records]
         status = "causal tools on failures and matched successes"
         return cached_result(work, NAME, settings, examine, status=status, of=answers)
-
-
-def announcement(estimate: Mapping[str, float]) -> str:
-    """Forwards, minutes and memory that the examination will take, in a sentence."""
-    return (
-        f"mechanism: about {estimate['forwards']:.0f} forwards of one prompt, {estimate['seconds'] / 60:.1f} minutes "
-        f"by one timed batch; {estimate['bytes'] / 2**20:.0f} MiB of hidden states are kept in main memory"
-    )
-
-
-def write_outputs(result: Mapping[str, Any], work: study.Study) -> list[Any]:
-    """Writes the tables, the figure and the report's section; what to print."""
-    from experiments.studies.mechanism import figure, tables
-
-    folder = work.store.path / NAME
-    folder.mkdir(exist_ok=True)
-    for name, frame in tables.frames(result).items():
-        frame.to_csv(folder / f"{name}.csv", index=False)
-    title = f"Why it fails: {work.model_title} on {work.run.benchmark.name}"
-    section = Section(title, result["sentences"], tables.tables(result), note=" ".join(result["notes"]))
-    printed, picture = shown(work, NAME, section, SectionFigure(figure.draw(result), ALT, CAPTION), dpi=150)
-    numbered = [f"{number}. {sentence}" for number, sentence in enumerate(result["sentences"], start=1)]
-    files = f"mechanism: {folder}.json, {picture}; the report has the tables’ intervals"
-    return [*printed, "", *numbered, "", *(f"note: {note}" for note in result["notes"]), files]

@@ -1,9 +1,7 @@
-"""mechanism.json as tables: for the report and the terminal, and as tidy frames to be kept as CSV."""
+"""mechanism.json as tables, for the report and the terminal."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-import pandas as pd
 
 from experiments.report.numbers import MISSING, fixed, percent
 from experiments.report.table import Cell, Column, Narrow, Table, estimate, percentage
@@ -159,16 +157,3 @@ def reversal(result: Result) -> Table:
             for row in result["undo"]
         ),
     )
-
-
-def frames(result: Result) -> dict[str, pd.DataFrame]:
-    """Name → a tidy frame, estimates spread over columns."""
-    lens_rows = [
-        {"subset": curve["subset"], "failed": curve["failed"], "layer": layer, **one}
-        for curve in result["lens"]["curves"]
-        for layer, one in zip(result["layers"], curve["margin"], strict=True)
-    ]
-    named: dict[str, Sequence[Mapping[str, Any]]] = {
-        name: result[name] for name in ("probes", "knockout", "patching", "directions", "cosines", "undo")
-    }
-    return {name: pd.json_normalize(list(rows)) for name, rows in {**named, "lens": lens_rows}.items()}

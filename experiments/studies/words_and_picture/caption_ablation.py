@@ -18,9 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from experiments.evaluation.attention_log import prompts_of
-from experiments.metrics.bootstrap import ClusterBootstrap
-from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side, statement
-from experiments.metrics.paired import Spread
+from experiments.metrics.estimates import Estimator
+from experiments.metrics.findings import Answer, Finding, deciding_statement, plain, side
 from experiments.report.sentences.caption_ablation import FOLLOWS, LESS, MOVED
 from experiments.studies.words_and_picture.arms import MOST_DRAWS, compared
 from experiments.studies.words_and_picture.places import others_of
@@ -258,7 +257,7 @@ def sways(
     """
     sign = np.array([1.0 if sample.gold == "yes" else -1.0 for sample in samples])
     names = [sample.tags.get("template", sample.cluster) for sample in samples]
-    bootstrap = ClusterBootstrap.of_names(names, draws=draws, seed=seed)
+    estimator = Estimator.of(names, draws=draws, seed=seed)
     value = {arm: one.double().numpy() for arm, one in margins.items()}
 
     def of_other(arm: str) -> np.ndarray:
@@ -271,16 +270,7 @@ def sways(
         "picture_beside": sign * (value[BESIDE] - value[OTHER_PICTURE]),
     }
     moved["less"] = moved["beside"] - moved["alone"]
-    found = {}
-    for name, each in moved.items():
-        known = np.isfinite(each)
-        entry: dict[str, Any] = {"value": None, "low": None, "high": None, "n": int(known.sum()), "clusters": 0}
-        if known.any():
-            drawn = bootstrap.mean(np.where(known, each, 0.0), known)
-            ends = Spread.of(drawn, bootstrap.clusters(known)).ends(float(each[known].mean()))
-            entry |= {"value": float(each[known].mean()), **ends}
-        found[name] = entry | {"statement": statement(entry, small=None).value}
-    return found
+    return {name: estimator.effect(each) for name, each in moved.items()}
 
 
 def conclude(rows: Sequence[Mapping[str, Any]], sway: Mapping[str, Any]) -> list[Finding]:

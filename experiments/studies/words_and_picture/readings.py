@@ -5,18 +5,17 @@ in words and tested with the picture. Without any fit: whether the vocabulary le
 nearest state of another case is that of the same thing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from experiments.metrics.bootstrap import ClusterBootstrap, percentile_interval
+from experiments.metrics.estimates import Estimator, shown_often
 from experiments.studies.words_and_picture.conditions import thing_of
 from experiments.types import Sample
 from interp.errors import UserError
-from interp.tools.lda import FEWEST_CASES, FEWEST_GROUPS
 from interp.tools.lens import lens_logits
 from interp.tools.probes import Probe, probe
 
@@ -41,8 +40,8 @@ class Readings:
         self.safe = np.array([sample.gold == "yes" for sample in samples])
         self.template = np.array([sample.tags.get("template", "") for sample in samples])
         self.request = np.unique([sample.text for sample in samples], return_inverse=True)[1]
-        self.kept = _often(self.things, self.clusters)
-        self.bootstrap = ClusterBootstrap.of_names(self.clusters, draws=draws, seed=seed)
+        self.kept = shown_often(self.things, self.clusters)
+        self.estimator = Estimator.of(self.clusters, draws=draws, seed=seed)
 
     def probes(self, states: States, run: str = PICTURE, *, tested: States | None = None) -> list[Row]:
         """A row a quantity, place and layer: the thing and the truth (safe or not), at "this" and at the verdict.
@@ -87,8 +86,7 @@ class Readings:
             for layer, hidden in zip(self.layers, by_layer, strict=True):
                 logits = lens_logits(vlm, hidden, tokens).double().numpy()
                 guess = (logits - logits.mean(0)).argmax(1)
-                row = self._row(NAMED, place, run, layer, len(names))
-                rows.append(row | self._accuracy(guess[self.kept]))
+                rows.append(self._row(NAMED, place, run, layer, len(names)) | self._accuracy(guess[self.kept]))
         return rows
 
     def neighbours(self, states: States, run: str) -> list[Row]:
@@ -121,9 +119,7 @@ class Readings:
         apart = values - members @ values / members.sum(1, keepdims=True)
         squares = (apart**2).sum(1)
         distance = np.where(among, squares - 2 * apart @ apart.T, np.inf)  # + squares[:, None]: the same for all
-        hits = (self.things[distance.argmin(1)] == self.things).astype(float)
-        ends = _ends(self.bootstrap.mean(hits, used), self.bootstrap.clusters(used))
-        return {"value": float(hits[used].mean()), **ends}
+        return self.estimator.mean((self.things[distance.argmin(1)] == self.things).astype(float), used)
 
     def _truth(self, states: Tensor, tested: Tensor | None) -> Probe:
         try:
@@ -142,17 +138,16 @@ class Readings:
             if found.reason is not None:
                 continue
             if quantity == TRUTH:
-                drawn = self.bootstrap.auroc(found.score[index], self.safe)
-                groups = min(self.bootstrap.clusters(self.safe), self.bootstrap.clusters(~self.safe))
-                row |= {"value": float(found.auroc[index]), "n": len(self.safe), **_ends(drawn, groups)}
+                row |= self.estimator.auroc(found.score[index], self.safe) | {"value": float(found.auroc[index])}
             else:
                 row |= self._accuracy(found.predicted[index]) | {"control": float(found.control[index])}
         return rows
 
     def _row(self, quantity: str, place: str, run: str, layer: int, classes: int) -> Row:
+        clusters = self.estimator.bootstrap.clusters(self.kept)
         return {"run": run, "quantity": quantity, "place": place, "layer": layer, "classes": classes,
-                "n": int(self.kept.sum()), "clusters": self.bootstrap.clusters(self.kept), "value": None, "low": None,
-                "high": None, "control": None, "reason": None}  # fmt: skip
+                "n": int(self.kept.sum()), "clusters": clusters, "value": None, "low": None, "high": None,
+                "control": None, "reason": None}  # fmt: skip
 
     def _accuracy(self, guess: np.ndarray) -> Row:
         """Balanced accuracy of the things guessed of the kept cases, by their sorted names' numbers."""
@@ -160,26 +155,4 @@ class Readings:
         weight, right = np.zeros((2, len(self.things)))
         weight[self.kept] = 1 / (len(counts) * counts[codes])
         right[self.kept] = (guess == codes) * weight[self.kept]
-        groups = self.bootstrap.clusters(self.kept)
-        value = float(right.sum() / weight.sum())
-        return {"value": value, **_ends(self.bootstrap.ratio(right, weight, self.kept), groups)}
-
-
-def row_of(rows: Sequence[Mapping[str, Any]], run: str, quantity: str, place: str, layer: int) -> Mapping[str, Any]:
-    """One row."""
-    wanted = (run, quantity, place, layer)
-    return next(row for row in rows if (row["run"], row["quantity"], row["place"], row["layer"]) == wanted)
-
-
-def _ends(drawn: np.ndarray, clusters: int) -> Row:
-    low, high = percentile_interval(drawn, clusters=clusters) or (None, None)
-    return {"low": low, "high": high, "clusters": clusters}
-
-
-def _often(things: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """The cases whose thing is shown often enough for a held-out number."""
-    enough = [
-        name for name in np.unique(things)
-        if (things == name).sum() >= FEWEST_CASES and len(set(clusters[things == name].tolist())) >= FEWEST_GROUPS
-    ]  # fmt: skip
-    return np.isin(things, enough)
+        return self.estimator.ratio(right, weight, self.kept) | {"value": float(right.sum() / weight.sum())}

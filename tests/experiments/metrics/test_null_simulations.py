@@ -23,6 +23,7 @@ from scipy.special import ndtr, ndtri
 
 from experiments.benchmarks.iconworld import IconWorld
 from experiments.benchmarks.iconworld.requests import IconWorldRequests
+from experiments.metrics.estimates import Estimator
 from experiments.metrics.paired import simultaneous
 from experiments.metrics.refusal import answers as refusal_answers
 from experiments.metrics.refusal import comparison as refusals
@@ -36,7 +37,6 @@ from experiments.metrics.yes_no import comparison as verdicts
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
 from experiments.metrics.yes_no.rates import YesNoResamples
 from experiments.studies.attention.summary import contrasts
-from experiments.studies.mechanism.estimates import Estimator
 from experiments.studies.reasoning_stages.analysis import caution_table
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS
 from experiments.studies.vcd_grid.frontier import heights_above_shifts

@@ -88,7 +88,6 @@ def test_a_read_out_is_learned_once_however_often_it_is_killed(tmp_path: Path, m
 def test_the_mechanism_is_examined_once_however_often_it_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.studies.mechanism.examination.seconds_per_case", lambda *_: 1.0)  # each life times
     sizes = ("limit=16", "draws=20", "batch_size=8", "max_new_tokens=2", "task.failures=2", "task.layers=2")
 
     def study(name: str) -> Callable[[], None]:

@@ -10,6 +10,7 @@ import torch
 from scipy.stats import t as student_t
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from experiments.metrics.estimates import Estimator, first_lasting
 from experiments.metrics.findings import side, statement
 from experiments.report.sentences.mechanism import notes, sentences
 from experiments.report.table import terminal
@@ -24,7 +25,6 @@ from experiments.studies.mechanism.cases import (
 )
 from experiments.studies.mechanism.departure import lens_rows
 from experiments.studies.mechanism.directions import alarm_effect
-from experiments.studies.mechanism.estimates import Estimator, first_lasting
 from experiments.studies.mechanism.examination import ablated_margins, spaced_layers
 from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.interventions import (
@@ -437,7 +437,6 @@ def test_tables_and_figure_show_every_part() -> None:
     for table in found:
         assert len({tuple(row) for row in table.records()}) == 1
         terminal(table)
-    assert len(tables.frames(told())["probes"]) == 12
     drawn = figure.draw(told())
     assert len(drawn.get_axes()) == 5
     many = {name: [row | {"layer": at} for at in range(11) for row in told()[name][::3]]

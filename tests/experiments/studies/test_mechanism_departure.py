@@ -61,5 +61,3 @@ def test_departs_at(low: list[int], high: list[int], expected: int | None) -> No
 def test_refusals() -> None:
     with pytest.raises(UserError, match="no stratum with both"):
         departure(np.zeros((1, 3)), [True] * 3, np.ones((1, 3)))
-    with pytest.raises(UserError, match="other lengths"):
-        departure(np.zeros((1, 3)), [True, False], np.ones((1, 3)))

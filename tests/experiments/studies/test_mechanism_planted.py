@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from experiments.report.sentences.mechanism import sentences
-from experiments.studies.mechanism.examination import Examination, ExaminationSettings
+from experiments.studies.mechanism.examination import Examination
 from experiments.studies.mechanism.findings import findings
 from experiments.studies.mechanism.interventions import effect_at
 from experiments.types import Sample
@@ -16,7 +16,6 @@ from interp.vlm import VLM
 from tests.experiments.compose import run_of
 from tests.planted import Plan, coloured, planted
 
-SIZES = ExaminationSettings(limit=4, width=1, layers=9, prior="blank", seed=0, draws=60)
 HARMLESS, ALARMING = ("the toy", "the cake", "the dog"), ("the gun", "the knife", "the kill")
 
 
@@ -51,9 +50,7 @@ def asked(vlm: VLM, *, red_is_safe: bool = True) -> tuple[list[Sample], list[dic
 def examined(vlm: VLM, **how: Any) -> dict[str, Any]:
     samples, records = asked(vlm, **how)
     hooks = _hooks(vlm)
-    found = Examination(vlm, samples, records, SIZES)
-    assert found.estimate()["forwards"] > 0
-    result = found.examine()
+    result = Examination(vlm, samples, records, failures=4, seed=0, draws=60).examine()
     assert _hooks(vlm) == hooks
     return result
 
@@ -109,8 +106,7 @@ def test_the_experiment_runs_on_the_organism_and_continues(tmp_path: Path, capsy
     run = run_of("+exp=mechanism", *overrides)
     run.task(run)
     (folder,) = (tmp_path / "mechanism").iterdir()
-    said = capsys.readouterr().out
-    assert said.index("forwards of one prompt") < said.index("1. Is the picture read?")
+    assert "1. Is the picture read?" in capsys.readouterr().out
     assert "Is the picture read?" in (folder / "report.html").read_text()
-    for name in ("mechanism.json", "figures/mechanism.svg", "figures/mechanism.png", "mechanism/probes.csv"):
+    for name in ("mechanism.json", "figures/mechanism.svg", "figures/mechanism.png"):
         assert (folder / name).stat().st_size > 0

@@ -20,7 +20,7 @@ from experiments.studies.words_and_picture.places import (
     read,
     that_point,
 )
-from experiments.studies.words_and_picture.readings import Readings, row_of
+from experiments.studies.words_and_picture.readings import Readings
 from experiments.studies.words_and_picture.routes import caption_columns, other_words, question, routes, this
 from experiments.studies.words_and_picture.transplant import (
     AS_IT_IS,
@@ -55,6 +55,11 @@ def vlm() -> VLM:
 def pairs(count: int) -> list[Sample]:
     names = list(dict.fromkeys(sample.pair for sample in EVERY))[:: len(EVERY) // 2 // count][:count]
     return [sample for sample in EVERY if sample.pair in names]
+
+
+def row_of(rows: list[dict[str, Any]], run: str, quantity: str, place: str, layer: int) -> dict[str, Any]:
+    wanted = (run, quantity, place, layer)
+    return next(row for row in rows if (row["run"], row["quantity"], row["place"], row["layer"]) == wanted)
 
 
 def test_cases_are_the_scored_ones_that_say_this_and_meant_is_this_and_the_last_token_of_the_noun(vlm: VLM) -> None:

@@ -18,7 +18,8 @@ from scipy.stats import rankdata
 
 from experiments.metrics.bootstrap import FEWEST, ClusterBootstrap, auroc, percentile_interval
 from experiments.metrics.findings import SMALL, statement
-from experiments.metrics.paired import Spread, two_way
+from experiments.metrics.resampled_differences import CLUSTER, FACTORS, Resamples
+from interp.tools.lda import FEWEST_CASES, FEWEST_GROUPS
 
 Entry = dict[str, Any]
 Values = Float[np.ndarray, "case"]
@@ -28,13 +29,9 @@ Drawn = Callable[[ClusterBootstrap], Float[np.ndarray, " draw"]]
 
 @dataclass(frozen=True)
 class Estimator:
-    """Entries from one cluster bootstrap; a case whose value is NaN is left out of an entry.
+    """Entries from one set of bootstrap samples; a case whose value is NaN is left out of an entry."""
 
-    ``factors`` resample templates and things shown, where cases are made from them.
-    """
-
-    bootstrap: ClusterBootstrap
-    factors: tuple[ClusterBootstrap, ClusterBootstrap] | None = None
+    resamples: Resamples
 
     @classmethod
     def of(
@@ -45,12 +42,15 @@ class Estimator:
         seed: int,
         factors: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> "Estimator":
-        """From the cases' clusters, and ``factors`` (templates, things), by name."""
+        """From the names of the cases' clusters and, where cases are made from them, of templates and things shown."""
+        cluster, *others = (np.unique(np.asarray(one), return_inverse=True)[1] for one in (clusters, *(factors or ())))
+        codes = dict(zip(FACTORS, others, strict=True)) if others else {}
+        return cls(Resamples(cluster, codes, draws=draws, seed=seed))
 
-        def resampled(names: Sequence[Any] | np.ndarray) -> ClusterBootstrap:
-            return ClusterBootstrap.of_names(names, draws=draws, seed=seed)
-
-        return cls(resampled(clusters), factors and (resampled(factors[0]), resampled(factors[1])))
+    @property
+    def bootstrap(self) -> ClusterBootstrap:
+        """The samples of clusters."""
+        return self.resamples.schemes[CLUSTER]
 
     @property
     def cases(self) -> int:
@@ -131,25 +131,23 @@ class Estimator:
         floor: float = 0.0,
         equal: bool = False,
     ) -> Entry:
-        def spread(some: ClusterBootstrap) -> Spread:
-            return Spread.of(drawn(some), min(map(some.clusters, sides)), floor=floor)
-
-        n = int(np.logical_or.reduce(sides).sum())
-        if value is None:
-            clusters = min(map(self.bootstrap.clusters, sides))
-            entry: Entry = {"value": None, "low": None, "high": None, "n": n, "clusters": clusters}
-        else:
-            over_clusters = spread(self.bootstrap)
-            entry = {"value": value, "n": n, **over_clusters.ends(value)}
-            if self.factors is not None:
-                first, second = map(spread, self.factors)
-                entry["by_template"] = two_way(first, second, over_clusters).ends(value)
-        if (
-            equal and entry["clusters"] >= FEWEST
-        ):  # the same order of cases by construction, so that the difference is 0 and not estimated
+        entry = self._level(value, None, *sides)
+        if value is not None and equal and entry["clusters"] >= FEWEST:
+            # The same order of cases by construction, so that the difference is 0 and not estimated.
             entry |= {"low": 0.0, "high": 0.0}
-            entry.pop("by_template", None)
+        elif value is not None:
+            spread, by_template = self.resamples.spread(self.resamples.drawn(drawn), sides, floor=floor)
+            entry |= spread.ends(value) | ({} if by_template is None else {"by_template": by_template.ends(value)})
         return entry | {"statement": statement(entry, small=small).value}
+
+
+def shown_often(things: np.ndarray, clusters: np.ndarray) -> Mask:
+    """The cases whose thing is shown often enough for a held-out number."""
+    enough = [
+        name for name in np.unique(things)
+        if (things == name).sum() >= FEWEST_CASES and len(set(clusters[things == name].tolist())) >= FEWEST_GROUPS
+    ]  # fmt: skip
+    return np.isin(things, enough)
 
 
 def first_lasting(sides: Sequence[int], wanted: int) -> int | None:
