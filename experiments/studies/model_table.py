@@ -6,7 +6,7 @@ each family through them.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ CAPABILITIES = {  # capability in the contract's words → column
     "captum": "captum",
     "two_devices": "two devices",
 }
+# What a family that is said to be proved can do, against plain forwards of it (tests/contract/battery.py).
 PROVED = ("baseline", "generate", "score", "segments", "lens", "record")
 BRANCHES = ("vcd_sequential", "vcd_paired")  # of which one must work
-"""What a family that is said to be proved can do, against plain forwards of it (``tests/contract/battery.py``)."""
 SERVED = "over an API"  # in place of a family
 WORKS, NOT_HERE, NOT_RUN = "yes", "n/a", "not run"
 CALLED = "The tests ask a stand-in server; no provider was called from where this project was built."
@@ -46,47 +46,10 @@ GATED = "Gated: accept its licence on its hub page, then log in with `hf auth lo
 
 
 @dataclass(frozen=True)
-class Support:
-    """Whether something works, and the numbers of the notes that say how far, or why not."""
-
-    answer: str
-    notes: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return " ".join([self.answer, *(f"[{number}]" for number in self.notes)])
-
-
-@dataclass(frozen=True)
-class ModelRow:
-    """One configuration: who it is, and by capability whether it works."""
-
-    name: Support
-    family: str
-    path: str
-    memory_gib: float | None
-    licence: str
-    works: dict[str, Support]
-
-
-@dataclass
-class NumberedNotes:
-    """Sentences, numbered from 1 as they first come up; equal ones have one number."""
-
-    sentences: list[str] = field(default_factory=list)
-
-    def number(self, sentence: str) -> int:
-        """The number of ``sentence``."""
-        if sentence not in self.sentences:
-            self.sentences.append(sentence)
-        return self.sentences.index(sentence) + 1
-
-
-@dataclass(frozen=True)
 class ModelTable:
-    """The task: prints the table, and writes it to ``markdown`` and ``json`` where these paths are given."""
+    """The task: prints the table, and writes it to ``markdown`` where this path is given."""
 
     markdown: str | None = None
-    json: str | None = None
 
     def __call__(self, run: Run) -> None:
         """Prints and writes.
@@ -95,19 +58,23 @@ class ModelTable:
             UserError: the contract's results or a configuration cannot be read, or a file not be written.
         """
         contract = read_contract(CONTRACT)
-        notes = NumberedNotes()
-        models = [model_row(config, contract, notes) for config in configurations(MODELS)]
+        about, works, notes = tables(configurations(MODELS), contract)
         closing = provenance(contract)
         console = Console(highlight=False, markup=False)
-        for table in tables(models):
+        for table in (about, works):
             console.print(terminal(table))
-        for number, sentence in enumerate(notes.sentences, start=1):
+        for number, sentence in enumerate(notes, start=1):
             console.print(f"[{number}] {sentence}")
         console.print(closing)
         if self.markdown:
-            _write(self.markdown, as_markdown(models, notes, closing))
-        if self.json:
-            _write(self.json, json.dumps(as_json(models, notes, contract), indent=1, ensure_ascii=False) + "\n")
+            listed = "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(notes, start=1))
+            page = "\n\n".join(["# Models", markdown(about), markdown(works), listed, closing])
+            try:
+                Path(self.markdown).write_text(f"{page}\n", encoding="utf-8")
+            except OSError as error:
+                raise UserError(
+                    f"cannot write {self.markdown} ({error.strerror}); give a file in a folder that exists"
+                ) from error
 
 
 def configurations(folder: Path) -> list[dict[str, Any]]:
@@ -139,34 +106,64 @@ def read_contract(path: Path) -> dict[str, Any]:
     return dict(contract)
 
 
-def model_row(node: dict[str, Any], contract: dict[str, Any], notes: NumberedNotes) -> ModelRow:
-    """One row; what its notes say is added to ``notes``."""
-    name = str(node["name"])
-    if _remote(node):
-        outside, inside = Support(NOT_HERE, (notes.number(REMOTE),)), Support(WORKS, (notes.number(CALLED),))
-        works = {capability: inside if capability == "generate" else outside for capability in CAPABILITIES}
-        return ModelRow(Support(name), "", str(node["model"]), None, str(node.get("terms", "")), works)
-    family = str(node.get("family") or "")
-    results = contract["families"].get(family)
-    sentences = [GATED] if node.get("gated") else []
-    bundled = str(node["path"]).startswith(ORGANISM)  # its weights are here, and all tests run them
-    sentences += [] if results is None or bundled else results.get("notes", [])
-    return ModelRow(
-        Support(name, tuple(notes.number(sentence) for sentence in sentences)),
-        family,
-        str(node["path"]),
-        node.get("memory_gib"),
-        str(node.get("licence", "")),
-        {capability: _support(results, capability, notes) for capability in CAPABILITIES},
-    )
+def tables(nodes: Sequence[dict[str, Any]], contract: dict[str, Any]) -> tuple[Table, Table, list[str]]:
+    """What each model is and needs, what works on each family (80 columns each), and the notes that cells number.
+
+    Notes say how far something works, or why not; equal ones have one number, from 1.
+    """
+    notes: dict[str, int] = {}
+
+    def noted(text: str, *sentences: str) -> str:
+        return " ".join([text, *(f"[{notes.setdefault(one, len(notes) + 1)}]" for one in sentences)])
+
+    about, works = [], {}
+    for node in nodes:
+        family = SERVED if _remote(node) else str(node.get("family") or "")
+        results = contract["families"].get(family)
+        name = noted(str(node["name"]), *_about_weights(node, results))
+        gib, licence = node.get("memory_gib"), node.get("terms" if _remote(node) else "licence", "")
+        path = node["model" if _remote(node) else "path"]
+        about.append(_row([name, family, str(path), "-" if gib is None else f"{gib:g}", str(licence)]))
+        if _remote(node):
+            outside, inside = noted(NOT_HERE, REMOTE), noted(WORKS, CALLED)
+            cells = [inside if capability == "generate" else outside for capability in CAPABILITIES]
+        else:
+            cells = [noted(*_capability(results, capability)) for capability in CAPABILITIES]
+        works[family] = _row([family, *cells])
+    columns = [
+        Column("model", "left", fold=22),
+        Column("family", "left", fold=12),
+        Column("hub id", "left", fold=22),
+        Column("GiB"),
+        Column("licence", "left", fold=16),
+    ]
+    capabilities = [
+        Column(name, "left", short=name.replace(" ", "\n"), fold=max(map(len, name.split())))
+        for name in CAPABILITIES.values()
+    ]
+    rows = [works[family] for family in sorted(works, key=lambda family: (family == SERVED, family))]
+    first = Table("Models", columns, about)
+    second = Table("What works on which family", [Column("family", "left", fold=12), *capabilities], rows)
+    return first, second, list(notes)
 
 
-def _support(results: dict[str, Any] | None, capability: str, notes: NumberedNotes) -> Support:
-    found = None if results is None else results["capabilities"].get(capability)
-    if found is None:
-        return Support(NOT_RUN, (notes.number(UNTRIED),) if results is None else ())
-    reason = found.get("reason")
-    return Support(WORKS if found["works"] else NOT_HERE, () if reason is None else (notes.number(reason),))
+def _row(texts: Sequence[str]) -> Row:
+    return Row([Cell(text) for text in texts])
+
+
+def _about_weights(node: dict[str, Any], results: dict[str, Any] | None) -> list[str]:
+    """Sentences on getting a model's weights, and on what the family's tests leave open."""
+    bundled = str(node.get("path")).startswith(ORGANISM)  # its weights are here, and all tests run them
+    return [*([GATED] if node.get("gated") else []), *([] if results is None or bundled else results.get("notes", []))]
+
+
+def _capability(results: dict[str, Any] | None, capability: str) -> list[str]:
+    """Whether it works, and the note that says how far, or why not."""
+    if results is None:
+        return [NOT_RUN, UNTRIED]
+    if (found := results["capabilities"].get(capability)) is None:
+        return [NOT_RUN]
+    return [WORKS if found["works"] else NOT_HERE, *([] if found.get("reason") is None else [found["reason"]])]
 
 
 def provenance(contract: dict[str, Any]) -> str:
@@ -204,65 +201,3 @@ def proved_families(contract: dict[str, Any]) -> str:
         f"{', '.join(PROVED)} and VCD in a branch, each held against plain forwards.{others}{rest} Any other model: "
         "task=prove says what works on it."
     )
-
-
-def tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
-    """What each model is and needs, and what works on each family: 80 columns each, with headings in one piece."""
-    about = [
-        Column("model", "left", fold=22),
-        Column("family", "left", fold=12),
-        Column("hub id", "left", fold=22),
-        Column("GiB"),
-        Column("licence", "left", fold=16),
-    ]
-    works = [Column("family", "left", fold=12)]
-    works += [
-        Column(name, "left", short=name.replace(" ", "\n"), fold=max(map(len, name.split())))
-        for name in CAPABILITIES.values()
-    ]
-    families = {one.family or SERVED: one for one in sorted(models, key=lambda one: (not one.family, one.family))}
-    return (
-        Table("Models", about, [_about(model) for model in models]),
-        Table("What works on which family", works, [_works(family, one) for family, one in families.items()]),
-    )
-
-
-def _about(model: ModelRow) -> Row:
-    memory = "-" if model.memory_gib is None else f"{model.memory_gib:g}"
-    return Row([Cell(text) for text in (str(model.name), model.family or SERVED, model.path, memory, model.licence)])
-
-
-def _works(family: str, model: ModelRow) -> Row:
-    return Row([Cell(family), *(Cell(str(model.works[capability])) for capability in CAPABILITIES)])
-
-
-def as_markdown(models: Sequence[ModelRow], notes: NumberedNotes, closing: str) -> str:
-    """The tables as a page of Markdown."""
-    listed = [f"{number}. {sentence}" for number, sentence in enumerate(notes.sentences, start=1)]
-    about, works = map(markdown, tables(models))
-    return "\n\n".join(["# Models", about, works, "\n".join(listed), closing]) + "\n"
-
-
-def as_json(models: Sequence[ModelRow], notes: NumberedNotes, contract: dict[str, Any]) -> dict[str, Any]:
-    """The table as JSON can say it; notes are numbered from 1."""
-    rows = [
-        {
-            "name": model.name.answer,
-            "notes": list(model.name.notes),
-            "family": model.family or None,
-            "path": model.path,
-            "memory_gib": model.memory_gib,
-            "licence": model.licence,
-            "works": {name: {"answer": one.answer, "notes": list(one.notes)} for name, one in model.works.items()},
-        }
-        for model in models
-    ]
-    tested = {key: contract.get(key) for key in ("transformers", "torch")}
-    return {"tested_with": tested, "real_weights": False, "models": rows, "notes": notes.sentences}
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}); give a file in a folder that exists") from error

@@ -13,7 +13,7 @@ from PIL import Image
 
 from experiments.evaluation.answer import _identity
 from experiments.studies import model_table
-from experiments.studies.model_table import MODELS, ModelTable, NumberedNotes, configurations, model_row, read_contract
+from experiments.studies.model_table import MODELS, ModelTable, configurations, read_contract, tables
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import set_bounds
 from interp.errors import UserError
@@ -51,28 +51,24 @@ def test_cells_come_from_the_contract_and_gaps_have_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    run = run_of("task=model_table", f"task.markdown={tmp_path}/models.md", f"task.json={tmp_path}/models.json")
+    run = run_of("task=model_table", f"task.markdown={tmp_path}/models.md")
     run.task(run)
-    page = json.loads((tmp_path / "models.json").read_text())
-    rows = {row["name"]: row for row in page["models"]}
-    said = rows["llava_1_5_7b"]["works"]
-    number = page["notes"].index(CROSS) + 1
-    assert (said["generate"], said["maps"]) == (
-        {"answer": "yes", "notes": []},
-        {"answer": "n/a", "notes": [number]},
-    )
-    assert (said["lora"]["answer"], said["captum"]) == ("yes", {"answer": "not run", "notes": []})
-    assert page["notes"][said["lora"]["notes"][0] - 1] == "not merged"
-    assert rows["qwen2_vl_7b"]["works"]["generate"]["answer"] == "not run"
-    assert {cell["answer"] for name, cell in rows["api_gpt_4o"]["works"].items() if name != "generate"} == {"n/a"}
-    assert (rows["llava_organism"]["notes"], len(rows["llava_1_5_7b"]["notes"])) == ([], 1)
+    page = (tmp_path / "models.md").read_text()
+    rows = {line.split()[1]: [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()
+            if line.startswith("| ")}  # fmt: skip
+    numbers = {text: number for number, text in re.findall(r"^(\d+)\. (.*)$", page, re.MULTILINE)}
+    assert rows["mllama"][1:] == [
+        "yes", "not run", f"n/a [{numbers[CROSS]}]", *["not run"] * 3, f"yes [{numbers['not merged']}]",
+        *["not run"] * 2,
+    ]  # fmt: skip
+    assert rows["qwen2_vl"][1] == f"not run [{numbers[model_table.UNTRIED]}]"
+    assert rows["over"][2:] == [f"n/a [{numbers[model_table.REMOTE]}]"] * 8
+    assert rows["llava_organism"][0] == "llava_organism"
+    assert rows["llava_1_5_7b"][0] == f"llava_1_5_7b [{numbers['tiny random weights only']}]"
     shown = capsys.readouterr().out
-    assert f"[{number}] {CROSS}" in shown
+    assert f"[{numbers[CROSS]}] {CROSS}" in shown
     assert "No model from the hub was run on its real weights" in shown
-    assert re.search(rf"mllama +yes +not run +n/a .*\n +\[{number}\]", shown)
-    text = (tmp_path / "models.md").read_text()
-    assert f"\n{number}. {CROSS}\n" in text
-    assert "| llava_1_5_7b [" in text
+    assert re.search(rf"mllama +yes +not run +n/a .*\n +\[{numbers[CROSS]}\]", shown)
 
 
 @pytest.mark.usefixtures("written")
@@ -91,18 +87,19 @@ def test_it_fits_eighty_columns_and_cuts_no_heading(
 
 
 def test_equal_reasons_have_one_number() -> None:
-    notes = NumberedNotes()
-    first = model_row(LOCAL["llava_1_5_7b"], contract(maps=cell(False, CROSS), captum=cell(False, CROSS)), notes)
-    assert first.works["maps"] == first.works["captum"]
-    assert notes.sentences.count(CROSS) == 1
+    found = contract(maps=cell(False, CROSS), captum=cell(False, CROSS))
+    _, works, notes = tables([LOCAL["llava_1_5_7b"]], found)
+    (row,) = works.rows
+    texts = [one.value for one in row.cells]
+    assert texts[3] == texts[8] == f"n/a [{notes.index(CROSS) + 1}]"
+    assert notes.count(CROSS) == 1
 
 
 def test_gated_models_say_so() -> None:
     gated = {name for name, node in LOCAL.items() if node.get("gated")}
     assert gated == {"gemma3_4b", "paligemma2_3b", "llama_3_2_11b_vision"}
-    notes = NumberedNotes()
-    model_row(LOCAL["gemma3_4b"], {"families": {}}, notes)
-    assert model_table.GATED in notes.sentences
+    _, _, notes = tables([LOCAL["gemma3_4b"]], {"families": {}})
+    assert model_table.GATED in notes
 
 
 def test_without_results_the_table_says_what_fills_it(tmp_path: Path) -> None:
