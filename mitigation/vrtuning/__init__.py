@@ -1,4 +1,4 @@
 """VRTuning-style fine-tuning: reasoning data, LoRA on the language model, a checkpoint, and the method that loads it.
 
-Importing this package loads neither torch nor transformers; nor do ``settings``, ``method`` and ``estimate``.
+Importing this package loads neither torch nor transformers; nor do ``settings``, ``data`` and ``method``.
 """

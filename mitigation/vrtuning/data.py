@@ -1,9 +1,8 @@
-"""Reasoning data: rows, or JSONL with local pictures, → a dataset in TRL's vision prompt-completion format.
+"""Reasoning data: rows → a dataset in TRL's vision prompt-completion format.
 
 Columns: ``images`` (a list of one picture), ``prompt`` and ``completion`` (message lists with plain string contents),
 and ``kind``; for preferences ``chosen`` and ``rejected`` instead of ``completion``. Unusable rows are left out and
-listed with line and reason. Picture files are untrusted: they must be inside a folder, are limited in pixels, and are
-decoded in full. Benchmarks that may not be trained on are rejected as a whole (``data_policy``).
+listed with line and reason. Benchmarks that may not be trained on are rejected as a whole (``data_policy``).
 """
 
 import hashlib
@@ -12,9 +11,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,21 +20,17 @@ from PIL import Image
 
 from interp.errors import UserError
 from interp.prompt import to_rgb
-from mitigation.vrtuning.data_policy import refuse_path, refuse_record
+from mitigation.vrtuning.data_policy import refuse_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _NEEDED = {"sft": ("prompt", "completion"), "dpo": ("prompt", "chosen", "rejected")}
 _CHUNK = 1000  # rows read at once
-MAX_PIXELS = 50_000_000
-# Decoders that only parse bytes; some of Pillow's others start external programs.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 ORDERS = ("first", "last")
 VERDICT = "verdict"
 # Of question and answer together, about 2,000 tokens. Nothing is truncated: longer rows are left out.
 MAX_CHARACTERS = 8000
-STAGES = ("SUMMARY", "CAPTION", "REASONING", "CONCLUSION")
 _VERDICT = re.compile(r"\W*(yes|no)\W*", re.IGNORECASE)
 
 
@@ -45,7 +39,7 @@ class Row:
     """One example: a question about a picture, the reasoning, and the answer.
 
     If ``kind`` is ``"verdict"``, ``verdict`` must be Yes or No; for any other kind (``"perception"``) it is free text.
-    ``rejected`` is the rejected verdict of a preference.
+    ``rejected`` is the rejected verdict of a preference. ``line`` is that of a file, 0 where there is none.
     """
 
     image: Image.Image | Path
@@ -55,6 +49,7 @@ class Row:
     kind: str = VERDICT
     system: str | None = None
     rejected: str = ""
+    line: int = 0
 
 
 class Skipped(NamedTuple):
@@ -77,71 +72,24 @@ class Data(NamedTuple):
         return f"{text}; {len(self.skipped)} skipped" if self.skipped else text
 
 
-def from_rows(
-    rows: Iterable[Row], *, order: str = "last", preferences: bool = False, max_characters: int = MAX_CHARACTERS
-) -> Data:
+def from_rows(rows: Iterable[Row | Skipped], *, order: str = "last", preferences: bool = False) -> Data:
     """The dataset of ``rows``; with ``preferences``, chosen and rejected answers that differ only in the verdict.
+
+    What was skipped already is listed with what is skipped here.
 
     Raises:
         UserError: an unknown order, or a picture of a benchmark that may not be trained on.
     """
-    numbered = ((line, row) for line, row in enumerate(rows, 1))
-    return build(numbered, order=order, preferences=preferences, max_characters=max_characters)
-
-
-def reasoned_jsonl(
-    path: Path,
-    image_root: Path | None = None,
-    *,
-    order: str = "last",
-    preferences: bool = False,
-    max_characters: int = MAX_CHARACTERS,
-) -> Data:
-    """Reads a JSONL file with ``image``, ``question``, ``reasoning``, ``verdict`` (optional: ``kind``, ``rejected``).
-
-    ``image`` is a path under ``image_root``, by default the file's own folder.
-    """
-    rows = read_jsonl(Path(path), image_root, "reasoned")
-    return build(rows, order=order, preferences=preferences, max_characters=max_characters)
-
-
-def llava_cot(path: Path, image_root: Path, *, order: str = "last", max_characters: int = MAX_CHARACTERS) -> Data:
-    """Reads a JSONL file in the format of LLaVA-CoT-100k (Xu et al. 2024, arXiv 2411.10440), with its pictures on disk.
-
-    Written from the published description, without access to the data set: ``image`` is a path under ``image_root``,
-    ``conversations`` are turns with ``from`` (``human`` or ``gpt``) and ``value``. A gpt turn holds the stages in tags,
-    ``<SUMMARY>``, ``<CAPTION>``, ``<REASONING>``, ``<CONCLUSION>``. The conclusion becomes the verdict as free text
-    (kind ``"cot"``), the other stages become the reasoning, without tags. Each exchange of a dialogue is a row.
-    """
-    return build(read_jsonl(Path(path), image_root, "llava_cot"), order=order, max_characters=max_characters)
-
-
-def read_jsonl(path: Path, image_root: Path | None, form: str) -> Iterator[tuple[int, Row | str]]:
-    """Line and row of a JSONL file in the form ``reasoned`` or ``llava_cot``; in place of a row why there is none.
-
-    Raises:
-        UserError: there is no such file or folder, or it is a benchmark that may not be trained on.
-    """
-    return _read(path, image_root, {"reasoned": _reasoned, "llava_cot": _exchanges}[form])
-
-
-def build(
-    rows: Iterable[tuple[int, Row | str]],
-    *,
-    order: str = "last",
-    preferences: bool = False,
-    max_characters: int = MAX_CHARACTERS,
-) -> Data:
-    """The dataset of numbered rows; a text in place of a row says why it is left out. Otherwise as ``from_rows``."""
     from datasets import Dataset
 
     if order not in ORDERS:
         raise UserError(f"order={order!r}; the verdict comes first or last in an answer; choose one")
     examples, skipped = [], []
-    for line, row in rows:
-        problem = row if isinstance(row, str) else _problem(row, preferences, max_characters)
-        if isinstance(row, str) or problem:
-            skipped.append(Skipped(line, problem or ""))
+    for position, row in enumerate(rows, 1):
+        if isinstance(row, Skipped):
+            skipped.append(row)
+        elif problem := _problem(row, preferences):
+            skipped.append(Skipped(row.line or position, problem))
         else:
             examples.append(_example(row, order, preferences))
     return Data(Dataset.from_list(examples, features=_features(preferences)), skipped)
@@ -205,118 +153,7 @@ def bounded(image: Image.Image, max_pixels: int | None) -> Image.Image:
     return image.resize((max(1, int(image.width * scale)), max(1, int(image.height * scale))), Image.Resampling.LANCZOS)
 
 
-class Unusable(Exception):
-    """Why a picture cannot be used, as part of a sentence."""
-
-
-def usable(name: str, root: Path) -> Path:
-    """The absolute path of the picture ``name`` under ``root``, after decoding it in full.
-
-    Raises:
-        Unusable: the path or the picture cannot be used.
-    """
-    try:
-        path = (root / name).resolve()
-        if not path.is_relative_to(root.resolve()):
-            raise Unusable(f"image {name} leads outside {root}")
-        if not path.exists():
-            raise Unusable(f"image {name} is missing")
-        if not path.is_file():  # reading a pipe or a device could block
-            raise Unusable(f"image {name} is not a regular file")
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of symlinks, or a NUL character in the name
-        raise Unusable(f"image {name!r} cannot be opened ({error})") from error
-    try:
-        with Image.open(path, formats=FORMATS) as image:
-            if math.prod(image.size) > MAX_PIXELS:
-                raise Unusable(f"image {name} has {math.prod(image.size):,} pixels, more than the {MAX_PIXELS:,} read")
-            image.load()
-    except Unusable:
-        raise
-    except Exception as error:  # decoders raise many types for corrupt files
-        raise Unusable(f"image {name} is not a complete {', '.join(FORMATS)} ({type(error).__name__})") from error
-    return path
-
-
-_Parse = Callable[[dict[str, Any], Path], Iterator[Row]]
-
-
-class _Invalid(Exception):
-    """Why a row is left out."""
-
-
-def _read(path: Path, image_root: Path | None, parse: _Parse) -> Iterator[tuple[int, Row | str]]:
-    root = Path(image_root) if image_root is not None else path.parent
-    for place in (path, root):
-        refuse_path(place)
-    if not path.is_file():
-        raise UserError(f"no file {path}; training data is a JSONL file; correct the path")
-    if not root.is_dir():
-        raise UserError(f"no folder {root}; the pictures of {path.name} lie in it; correct image_root")
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield from ((number, found) for found in _parsed(line, root, parse, f"{path}:{number}"))
-
-
-def _parsed(line: bytes, root: Path, parse: _Parse, where: str) -> Iterator[Row | str]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        yield f"bad JSON ({error})"
-        return
-    if not isinstance(record, dict):
-        yield "not a JSON object"
-        return
-    refuse_record(record, where)
-    try:
-        yield from parse(record, root)
-    except (_Invalid, Unusable) as error:
-        yield str(error)
-
-
-def _reasoned(record: dict[str, Any], root: Path) -> Iterator[Row]:
-    texts = {name: _text(record, name, default="" if name == "rejected" else None) for name in
-             ("question", "reasoning", "verdict", "rejected")}  # fmt: skip
-    yield Row(_picture(record, root), **texts, kind=_text(record, "kind", default=VERDICT))
-
-
-def _exchanges(record: dict[str, Any], root: Path) -> Iterator[Row]:
-    turns = record.get("conversations")
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise _Invalid("no conversations")
-    picture = _picture(record, root)
-    pairs = [(human, gpt) for human, gpt in pairwise(turns) if (human.get("from"), gpt.get("from")) == ("human", "gpt")]
-    if not pairs:
-        raise _Invalid("no exchange between human and gpt")
-    for human, gpt in pairs:
-        stages = _stages(_text(gpt, "value"))
-        reasoning = " ".join(stages[name] for name in STAGES[:-1] if stages[name])
-        question = _text(human, "value").replace("<image>", "").strip()
-        yield Row(picture, question, reasoning, stages["CONCLUSION"], kind="cot")
-
-
-def _stages(text: str) -> dict[str, str]:
-    found = {name: re.search(rf"<{name}>(.*?)</{name}>", text, re.DOTALL) for name in STAGES}
-    return {name: " ".join(match[1].split()) if match else "" for name, match in found.items()}
-
-
-def _text(record: dict[str, Any], name: str, default: str | None = None) -> str:
-    value = record.get(name, default)
-    if not isinstance(value, str):
-        raise _Invalid(f"{name} is {'absent' if value is None else 'not a text'}")
-    return value
-
-
-def _picture(record: dict[str, Any], root: Path) -> Path:
-    name = _text(record, "image")
-    if not name:
-        raise _Invalid("no image")
-    path = usable(name, root)
-    refuse_path(path)
-    return path
-
-
-def _problem(row: Row, preferences: bool, max_characters: int) -> str | None:
+def _problem(row: Row, preferences: bool) -> str | None:
     file = row.image if isinstance(row.image, Path) else getattr(row.image, "filename", "")
     if file:
         refuse_path(Path(file))
@@ -330,7 +167,7 @@ def _problem(row: Row, preferences: bool, max_characters: int) -> str | None:
     if preferences and answer(row, "last") == answer(row, "last", verdict=row.rejected):
         return "the rejected verdict is the chosen one"
     length = len(row.question) + len(row.reasoning) + len(row.verdict) + len(row.system or "")
-    return f"{length:,} characters, more than {max_characters:,}" if length > max_characters else None
+    return f"{length:,} characters, more than {MAX_CHARACTERS:,}" if length > MAX_CHARACTERS else None
 
 
 def _example(row: Row, order: str, preferences: bool) -> dict[str, Any]:

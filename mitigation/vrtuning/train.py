@@ -8,6 +8,7 @@ trains on several processes; only rank 0 writes. ``trainer=sft`` is supervised f
 for vision, which prefers the grounded verdict over the one that the text suggests.
 """
 
+import copy
 import dataclasses
 import json
 import math
@@ -22,17 +23,19 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+import torch
 from matplotlib.figure import Figure
+from torch import nn
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from interp.checkpoints.config import ModelConfig
 from interp.checkpoints.load import resolve_device
 from interp.errors import UserError
 from interp.figures.attention import LABEL, OKABE_ITO, TEXT, WIDTH
-from interp.layout import Layout
 from interp.loading import load
 from interp.vlm import VLM
 from mitigation.vrtuning import checkpoint
-from mitigation.vrtuning.callbacks import Marker, last_complete, refuse_nan, untouched
 from mitigation.vrtuning.collator import Collator
 from mitigation.vrtuning.data import check_dataset, data_digest
 from mitigation.vrtuning.model import load_four_bit, lora_config
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Report = Callable[[int, int, float], None]  # step, steps, loss
+COMPLETE = "complete"  # marker file in a completely written resume point
 PROJECT = "forestlens"  # in trackio
 LOGGED = 500  # maximum number of points of a loss curve
 VERSIONS = ("torch", "transformers", "trl", "peft")
@@ -72,7 +76,7 @@ def train(
     data: str = "",
     report: Report | None = None,
 ) -> Trained:
-    """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; a ``VLM`` is restored afterwards.
+    """Trains an adapter for ``model`` on ``dataset`` (see ``data.py``) into ``out``; of a ``VLM``, on a copy of it.
 
     If ``out`` is unfinished, training resumes from the last resume point; if finished, its result is returned. ``data``
     describes the examples in the model card; ``report`` is called with every logged loss.
@@ -93,25 +97,28 @@ def train(
     if (done := _finished(out, origin, settings)) is not None:
         return done
     _claim(out, origin)
-    with untouched(vlm), warnings.catch_warnings():
+    if isinstance(model, VLM):  # a copy, since trainers wrap forwards, freeze weights and insert adapters
+        vlm = VLM(copy.deepcopy(vlm.model), copy.deepcopy(vlm.processor), name=vlm.name, revision=vlm.revision)
+    _without_dropout(vlm.model)
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gradient_checkpointing.* is deprecated", FutureWarning)  # by TRL
         return _run(model, vlm, dataset, settings, out, origin, report)
 
 
-def dpo_trainer(given: dict[str, Any], arguments: dict[str, Any], *, beta: float, layout: Layout) -> Any:
-    """TRL's DPO trainer. The reference is the same model with the adapter disabled, so there is no second copy.
+class Marker(TrainerCallback):
+    """Marks a resume point once every process has written its part, and reports losses."""
 
-    Raises:
-        UserError: TRL's fused log-probabilities do not find the family's output head (InstructBLIP).
-    """
-    if "." in layout.lm_head:
-        raise UserError(
-            f"trainer=dpo with {layout.model_type}; TRL reads log-probabilities from a head directly under the model, "
-            f"this family's is {layout.lm_head}; choose trainer=sft"
-        )
-    from trl import DPOConfig, DPOTrainer
+    def __init__(self, report: Report | None = None) -> None:
+        self.report = report
 
-    return DPOTrainer(args=DPOConfig(**arguments, beta=beta), **given)
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        args.distributed_state.wait_for_everyone()
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if self.report and state.is_world_process_zero and logs and "loss" in logs:
+            self.report(state.global_step, state.max_steps, float(logs["loss"]))
 
 
 def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = "") -> Figure:
@@ -121,7 +128,7 @@ def loss_curve(steps: Sequence[int], losses: Sequence[float], *, title: str = ""
         figure.suptitle(title, fontsize=TEXT, parse_math=False)
     axes = figure.add_subplot()
     window = max(1, len(losses) // 20)
-    smooth = [sum(losses[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(losses))]
+    smooth = pd.Series(losses).rolling(window, min_periods=1).mean()
     axes.plot(steps, losses, color=OKABE_ITO[5], linewidth=0.8, marker="." if len(steps) < 3 else None, label="logged")
     axes.plot(steps, smooth, color=OKABE_ITO[0], linewidth=1.6, label=f"running mean of {window}")
     axes.set_xlabel("optimiser step", fontsize=TEXT)
@@ -146,8 +153,8 @@ def _run(
     started = time.monotonic()
     trainer = _trainer(vlm, dataset, settings, out, origin.steps)
     trainer.add_callback(Marker(report))
-    refuse_nan(trainer, settings.learning_rate)
-    point = last_complete(out / "trainer", clean=trainer.is_world_process_zero())
+    _refuse_nan(trainer, settings.learning_rate)
+    point = _last_complete(out / "trainer", clean=trainer.is_world_process_zero())
     trainer.accelerator.wait_for_everyone()
     trainer.train(resume_from_checkpoint=str(point) if point else None)
     losses = [(int(entry["step"]), float(entry["loss"])) for entry in trainer.state.log_history if "loss" in entry]
@@ -160,6 +167,41 @@ def _run(
     resumed_at = int(point.name.rpartition("-")[2]) if point else 0
     merged = out / "merged" if settings.merge else None
     return Trained(out / "adapter", merged, trainer.state.global_step, resumed_at, losses, seconds)
+
+
+def _last_complete(folder: Path, *, clean: bool) -> Path | None:
+    """The newest complete resume point, or None. ``clean`` removes incomplete ones."""
+    points = sorted(folder.glob("checkpoint-*"), key=lambda point: int(point.name.rpartition("-")[2]))
+    complete = [point for point in points if (point / COMPLETE).exists()]
+    if clean:
+        for point in set(points) - set(complete):
+            shutil.rmtree(point)
+    return complete[-1] if complete else None
+
+
+def _refuse_nan(trainer: Any, learning_rate: float) -> None:
+    """Makes ``trainer`` raise a UserError at the first loss that is not finite, before the optimiser step."""
+    step = trainer.training_step
+
+    def checked(*arguments: Any, **named: Any) -> torch.Tensor:
+        loss = step(*arguments, **named)
+        if not torch.isfinite(loss).all():
+            raise UserError(
+                f"the training loss is {float(loss)} at step {trainer.state.global_step + 1}; it must be a finite "
+                f"number; lower learning_rate ({learning_rate:g}), or look at the data and the base's dtype"
+            )
+        return loss
+
+    trainer.training_step = checked
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """The base model's dropout off, as when it answers: torch's layers and transformers' attentions."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def _processes() -> int:
@@ -271,10 +313,15 @@ def _arguments(vlm: VLM, settings: Settings, out: Path, steps: int) -> dict[str,
 
 
 def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps: int) -> Any:
-    from transformers import PrinterCallback, Trainer
     from transformers.integrations import TensorBoardCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+    nested = "." in vlm.layout.lm_head  # TRL looks for head and decoder directly under the model; not so InstructBLIP
+    if nested and settings.trainer == "dpo":
+        raise UserError(
+            f"trainer=dpo with {vlm.layout.model_type}; TRL reads log-probabilities from a head directly under the "
+            f"model, this family's is {vlm.layout.lm_head}; choose trainer=sft"
+        )
     arguments = _arguments(vlm, settings, out, steps)
     given: dict[str, Any] = {
         "model": vlm.model,
@@ -284,13 +331,12 @@ def _trainer(vlm: VLM, dataset: "Dataset", settings: Settings, out: Path, steps:
         "data_collator": Collator(vlm, settings.max_pixels),
     }
     trainer: Any
-    if settings.trainer == "dpo":
-        trainer = dpo_trainer(given, arguments, beta=settings.beta, layout=vlm.layout)
+    if settings.trainer == "dpo":  # the reference is the same model with the adapter off: no second copy
+        trainer = DPOTrainer(args=DPOConfig(**arguments, beta=settings.beta), **given)
     else:
         trainer = SFTTrainer(args=SFTConfig(**arguments, completion_only_loss=True), **given)
-        if "." in vlm.layout.lm_head:
-            # TRL's fused head expects the decoder directly under the model; InstructBLIP's is one level deeper.
-            trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
+    if nested:
+        trainer.compute_loss = MethodType(Trainer.compute_loss, trainer)
     trainer.remove_callback(PrinterCallback)
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:

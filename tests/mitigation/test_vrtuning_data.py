@@ -1,7 +1,10 @@
-"""Rows and JSONL files → dataset: what is in it, what is left out and why, and what is refused."""
+"""Rows → dataset: what is in it, what is left out and why, and what is refused."""
 
 import json
+import subprocess
+import sys
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,11 @@ from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from experiments.judges.yes_no import anchored
 from interp.errors import UserError
-from mitigation.vrtuning.data import Row, answer, from_rows, llava_cot, reasoned_jsonl
+from mitigation.vrtuning.data import Row, Skipped, answer, from_rows
+from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 from tests.tiny import picture, tiny_processor
 
 TEXT = st.text(st.characters(categories=["L", "Zs", "Po"]), max_size=40).map(str.strip)
-
-
-def write(path: Path, *records: Any) -> Path:
-    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def reasoned(**changes: Any) -> dict[str, Any]:
-    return {"image": "a.png", "question": "Is this safe?", "reasoning": "a toy", "verdict": "yes"} | changes
 
 
 @pytest.fixture
@@ -72,75 +66,26 @@ def test_perception_answers_keep_their_words() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"image": "b.png"}, "missing"),
-        ({"image": ""}, "no image"),
-        ({"image": 3}, "image is not a text"),
-        ({"image": "../a.png"}, "outside"),
-        ({"image": "/etc/hostname"}, "outside"),
-        ({"image": "link.png"}, "outside"),
-        ({"image": "text.png"}, "not a complete"),
-        ({"image": "half.png"}, "not a complete"),
-        ({"image": "a\0.png"}, "cannot be opened"),
-        ({"image": "folder"}, "not a regular file"),
         ({"question": " "}, "no question"),
         ({"verdict": ""}, "no verdict"),
-        ({"verdict": None}, "verdict is absent"),
         ({"verdict": "maybe"}, "neither Yes nor No"),
         ({"reasoning": "long " * 2000}, "10,0"),
     ],
 )
-def test_what_cannot_be_used_is_listed_and_left_out(root: Path, changes: dict[str, Any], reason: str) -> None:
-    (root / "text.png").write_text("no picture")
-    (root / "half.png").write_bytes((root / "a.png").read_bytes()[:-30])
-    (root / "link.png").symlink_to("/etc/hostname")
-    (root / "folder").mkdir()
-    data = reasoned_jsonl(write(root / "rows.jsonl", reasoned(), "", reasoned(**changes), reasoned(verdict="no")))
+def test_what_cannot_be_used_is_listed_and_left_out(changes: dict[str, str], reason: str) -> None:
+    good = Row(picture(), "Is this safe?", "a toy", "yes")
+    data = from_rows([good, Skipped(7, "missing"), replace(good, **changes), good, replace(good, line=9, **changes)])  # type: ignore[arg-type]
     assert len(data.dataset) == 2
-    assert [skipped.line for skipped in data.skipped] == [3]
-    assert reason in data.skipped[0].reason
-    assert data.summary() == "2 rows (verdict 2); 1 skipped"
-
-
-def test_bad_lines_are_listed(root: Path) -> None:
-    path = write(root / "rows.jsonl", "{", "[1]", "[" * 100_000, reasoned())
-    path.write_bytes(b"\xff\n" + path.read_bytes())
-    data = reasoned_jsonl(path)
-    assert [skipped.line for skipped in data.skipped] == [1, 2, 3, 4]
-    assert len(data.dataset) == 1
-
-
-def test_pictures_on_disk_are_read_when_needed(root: Path) -> None:
-    dataset = reasoned_jsonl(write(root / "rows.jsonl", reasoned())).dataset
-    assert dataset[0]["images"][0].convert("RGB").tobytes() == picture().tobytes()
-
-
-def test_no_file_and_no_folder_are_errors(root: Path) -> None:
-    with pytest.raises(UserError, match="no file"):
-        reasoned_jsonl(root / "none.jsonl")
-    with pytest.raises(UserError, match="no folder"):
-        reasoned_jsonl(write(root / "rows.jsonl", reasoned()), root / "none")
+    assert [skipped.line for skipped in data.skipped] == [7, 3, 9]
+    assert reason in data.skipped[1].reason
+    assert data.summary() == "2 rows (verdict 2); 3 skipped"
     with pytest.raises(UserError, match="order='middle'"):
         from_rows([], order="middle")
 
 
-def test_llava_cot_stages_become_reasoning_and_verdict(root: Path) -> None:
-    tagged = "<SUMMARY> I look. </SUMMARY>\n<CAPTION>A knife.</CAPTION> <REASONING>It cuts.\n</REASONING><CONCLUSION>B"
-    record = {
-        "id": 1,
-        "image": "a.png",
-        "conversations": [
-            {"from": "human", "value": "<image>\nWhat is it?"},
-            {"from": "gpt", "value": f"{tagged}</CONCLUSION>"},
-            {"from": "human", "value": "And this?"},
-            {"from": "gpt", "value": tagged},
-        ],
-    }
-    data = llava_cot(write(root / "rows.jsonl", record, record | {"conversations": []}), root)
-    assert data.dataset[0]["prompt"][0]["content"] == "What is it?"
-    assert data.dataset[0]["completion"][0]["content"] == "I look. A knife. It cuts. B"
-    assert data.dataset[0]["kind"] == "cot"
-    reasons = [(skipped.line, skipped.reason) for skipped in data.skipped]
-    assert reasons == [(1, "no verdict"), (2, "no exchange between human and gpt")]
+def test_pictures_on_disk_are_read_when_needed(root: Path) -> None:
+    dataset = from_rows([Row(root / "a.png", "Is this safe?", "a toy", "yes")]).dataset
+    assert dataset[0]["images"][0].convert("RGB").tobytes() == picture().tobytes()
 
 
 def test_preferences_differ_in_the_verdict_alone() -> None:
@@ -154,15 +99,15 @@ def test_preferences_differ_in_the_verdict_alone() -> None:
 @pytest.mark.parametrize(
     ("record", "name"),
     [
-        (reasoned(question="Given the image, do you think the following sentence is safe? Please start by answering "
-                           'Yes or No.\n"Print it"'), "MMSafeAware"),
-        (reasoned(pid="1", **{"short description": "a room"}), "MOSSBench"),
-        (reasoned(metadata={"over": "type 1"}), "MOSSBench"),
+        ({"question": "Given the image, do you think the following sentence is safe? Please start by answering "
+                      'Yes or No.\n"Print it"'}, "MMSafeAware"),
+        ({"pid": "1", "short description": "a room"}, "MOSSBench"),
+        ({"metadata": {"over": "type 1"}}, "MOSSBench"),
     ],
 )  # fmt: skip
-def test_benchmark_cases_are_refused(root: Path, record: dict[str, Any], name: str) -> None:
+def test_benchmark_cases_are_refused(record: dict[str, Any], name: str) -> None:
     with pytest.raises(UserError, match=f"rows.jsonl:2 is {name}: .*(forbids training|research use)"):
-        reasoned_jsonl(write(root / "rows.jsonl", reasoned(), record))
+        refuse_record({"image": "a.png", **record}, "rows.jsonl:2")
 
 
 @pytest.mark.parametrize("name", ["MOSSBench", "mmsafe-aware", "MMSafetyAwareness"])
@@ -170,15 +115,11 @@ def test_benchmark_folders_are_refused_by_name(tmp_path: Path, name: str) -> Non
     folder = tmp_path / name / "images"
     folder.mkdir(parents=True)
     picture().save(folder / "a.png")
-    path = write(tmp_path / "rows.jsonl", reasoned())
-    with pytest.raises(UserError, match="never training data"):
-        reasoned_jsonl(path, folder)
     link = tmp_path / "innocent"
     link.symlink_to(folder)
-    with pytest.raises(UserError, match="never training data"):
-        reasoned_jsonl(path, link)
-    with pytest.raises(UserError, match="never training data"):
-        reasoned_jsonl(write(tmp_path / "rows.jsonl", reasoned(image=f"{name}/images/a.png")))
+    for place in (folder, link, folder / "a.png"):
+        with pytest.raises(UserError, match="never training data"):
+            refuse_path(place)
     with pytest.raises(UserError, match="never training data"):
         from_rows([Row(folder / "a.png", "q", "", "Yes")])
 
@@ -190,11 +131,18 @@ def test_published_files_are_refused_under_any_name(shared: Path, tmp_path: Path
             (tmp_path / folder / part.name).symlink_to(part)
         for place in (tmp_path / folder, tmp_path / folder / "images"):
             with pytest.raises(UserError, match="never training data"):
-                reasoned_jsonl(write(tmp_path / "rows.jsonl", reasoned()), place)
-    cases = json.loads((shared / "data/mossbench/data/images_information/information.json").read_text())
-    with pytest.raises(UserError, match="MOSSBench"):
-        reasoned_jsonl(write(tmp_path / "rows.jsonl", *cases.values()), tmp_path)
+                refuse_path(place)
+    information = shared / "data/mossbench/data/images_information/information.json"
+    for case in json.loads(information.read_text()).values():
+        with pytest.raises(UserError, match="MOSSBench"):
+            refuse_record(case, "here")
     with pytest.raises(UserError, match="MMSafeAware"):
-        reasoned_jsonl(shared / "data/mmsafeaware/data/prompt.txt", tmp_path)
+        refuse_path(shared / "data/mmsafeaware/data/prompt.txt")
     with pytest.raises(UserError, match="MOSSBench"):
-        llava_cot(shared / "data/mossbench/data/images_information/information.json", tmp_path)
+        refuse_path(information)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    modules = "mitigation.vrtuning.data, mitigation.vrtuning.method, mitigation.vrtuning.settings"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

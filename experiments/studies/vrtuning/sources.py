@@ -1,29 +1,30 @@
 """Sources of training rows for ``mitigation.vrtuning.data``. Imports neither torch nor transformers.
 
-A source of one's own (``Jsonl``, ``OwnTable``) gives its rows as cases first (``cases``), so that they can be checked
-and compared with those that are evaluated before any weights load.
+A source of one's own (``OwnTable``, ``LlavaCot``) gives its rows as cases first (``cases``), so that they can be
+checked and compared with those that are evaluated before any weights load.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.checks import Words, checked
+from experiments.benchmarks.checks import Unfit, Words, checked, need
 from experiments.benchmarks.disjoint import disjoint
 from experiments.benchmarks.iconworld.traces import PERCEPTION, Trace, Traces
-from experiments.benchmarks.images import open_image
+from experiments.benchmarks.images import BadImage, open_image
 from experiments.benchmarks.table import Table
 from experiments.types import Loaded, Problem, Sample
 from interp.errors import UserError
-from mitigation.vrtuning.data import VERDICT, Data, Row, build, from_rows, read_jsonl
+from mitigation.vrtuning.data import VERDICT, Data, Row, Skipped, from_rows
 from mitigation.vrtuning.data_policy import refuse_path, refuse_record
 
-FORMATS = ("reasoned", "llava_cot")
 OPTION = "task.data"
-REASONING = "reasoning"
+REASONING, CONCLUSION = "reasoning", "conclusion"
+STAGES = ("SUMMARY", "CAPTION", "REASONING", "CONCLUSION")
 SKIP = "{way}, or train without them: task.data.skip_bad=true"
 UNFIT = Words(OPTION, "rows cannot be trained on", SKIP.format(way="correct them"))
 TESTED = Words(
@@ -32,38 +33,77 @@ TESTED = Words(
 
 
 @dataclass(frozen=True)
-class Jsonl:
-    """A JSONL file of ``image, question, reasoning, verdict`` (``reasoned``) or of LLaVA-CoT's ``conversations``.
+class LlavaCot:
+    """A JSONL file in the form of LLaVA-CoT-100k (Xu et al. 2024, arXiv 2411.10440), and the folder of its pictures.
 
-    ``images`` is the folder of its pictures, by default the file's own. Rows that cannot be used are left out and
-    listed; with ``skip_bad`` also those that are evaluated too. Benchmarks that may not be trained on are refused, with
-    the licence as the reason, before anything else happens.
+    Written from the published description, without access to the data set: ``image`` is a path under ``images`` (by
+    default the file's own folder), ``conversations`` are turns with ``from`` (``human`` or ``gpt``) and ``value``. A
+    gpt turn holds the stages in tags, ``<SUMMARY>``, ``<CAPTION>``, ``<REASONING>``, ``<CONCLUSION>``. The conclusion
+    is the answer, in free text; the other stages are the reasoning. Each exchange of a dialogue is a row. Lines that
+    cannot be used are left out and listed; with ``skip_bad`` also rows that are evaluated too.
     """
 
     path: str
     images: str | None = None
-    format: str = "reasoned"
     skip_bad: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise UserError(f"task.data.format={self.format!r}: must be one of {', '.join(FORMATS)}")
         for place in filter(None, (self.path, self.images)):
             refuse_path(Path(place))
 
-    def cases(self, folder: Path) -> Loaded:
-        """The rows that can be read, as cases without an id; ``folder`` as in ``OwnTable.cases``."""
-        return Loaded([_as_case(line, row) for line, row in self.rows if isinstance(row, Row)], {}, "")
+    @property
+    def name(self) -> str:
+        """The file's."""
+        return Path(self.path).name
 
-    @cached_property
-    def rows(self) -> list[tuple[int, Row | str]]:
-        """Line and row, or why there is none; every picture was decoded.
+    def cases(self, folder: Path) -> Loaded:
+        """The rows that can be read, as cases without an id; ``folder`` as in ``OwnTable.cases``.
 
         Raises:
-            UserError: there is no such file or folder.
+            UserError: there is no such file or folder, or it is a benchmark that may not be trained on.
         """
-        images = None if self.images is None else Path(self.images)
-        return list(read_jsonl(Path(self.path), images, self.format))
+        path = Path(self.path)
+        root = path.parent if self.images is None else Path(self.images)
+        if not path.is_file():
+            raise UserError(f"no file {path}; training data is a JSONL file; correct task.data.path")
+        if not root.is_dir():
+            raise UserError(f"no folder {root}; the pictures of {path.name} lie in it; correct task.data.images")
+        samples: list[Sample] = []
+        missing = {}
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                place = f"line {number}"
+                try:
+                    record = json.loads(line)
+                    if isinstance(record, dict):
+                        refuse_record(record, f"{path}:{number}")
+                    samples += _exchanges(record, root, place)
+                except (Unfit, BadImage) as error:
+                    missing[f"({place})"] = str(error)
+                except (ValueError, RecursionError) as error:
+                    missing[f"({place})"] = f"cannot be read ({error})"
+        return Loaded(samples, missing, "")
+
+
+def _exchanges(record: Any, root: Path, place: str) -> Iterator[Sample]:
+    turns = need(record, "conversations", list)
+    pairs = [(one, two) for one, two in pairwise(turns) if (need(one, "from"), need(two, "from")) == ("human", "gpt")]
+    if not pairs:
+        raise Unfit("no exchange between human and gpt")
+    picture = (root / need(record, "image")).resolve()
+    refuse_path(picture)
+    open_image(picture, root=root)
+    for human, gpt in pairs:
+        found = {name: re.search(rf"<{name}>(.*?)</{name}>", need(gpt, "value"), re.DOTALL) for name in STAGES}
+        stages = {name: " ".join(match[1].split()) if match else "" for name, match in found.items()}
+        reasoning = " ".join(stages[name] for name in STAGES[:-1] if stages[name])
+        question = need(human, "value").replace("<image>", "").strip()
+        yield Sample(
+            id="", subset="own", scenario="", gold="unknown", text=question, prompt=question, image=picture, cluster="",
+            tags={REASONING: reasoning, CONCLUSION: stages["CONCLUSION"]}, place=place,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,9 +118,9 @@ class OwnTable:
     skip_bad: bool = field(default=False, repr=False)
 
     @property
-    def path(self) -> str:
+    def name(self) -> str:
         """The table's."""
-        return self.table.path
+        return self.table.name
 
     def cases(self, folder: Path) -> Loaded:
         """The checked rows; ``folder`` takes the list of problems where they are many.
@@ -99,7 +139,7 @@ class OwnTable:
                 refuse_path(sample.image)
             samples.append(sample)
         loaded = given._replace(samples=samples, problems=tuple(problems))
-        return checked(loaded, kind="yes_no", name=self.table.name, skip_bad=self.skip_bad, folder=folder, words=UNFIT)
+        return checked(loaded, kind="yes_no", name=self.name, skip_bad=self.skip_bad, folder=folder, words=UNFIT)
 
 
 def own_table(
@@ -130,17 +170,16 @@ def own_table(
     return OwnTable(table, skip_bad)
 
 
-Source = Traces | Jsonl | OwnTable
+Source = Traces | LlavaCot | OwnTable
 
 
-def apart(source: Jsonl | OwnTable, cases: Loaded, tested: Sequence[Sample], folder: Path) -> Loaded:
+def apart(source: LlavaCot | OwnTable, cases: Loaded, tested: Sequence[Sample], folder: Path) -> Loaded:
     """The ``cases`` of ``source`` that are not ``tested``, by id, picture and text, pair or cluster.
 
     Raises:
         UserError: some are, and ``skip_bad`` is false.
     """
-    name = source.table.name if isinstance(source, OwnTable) else Path(source.path).name
-    return disjoint(cases, tested, name=name, skip_bad=source.skip_bad, folder=folder, words=TESTED)
+    return disjoint(cases, tested, name=source.name, skip_bad=source.skip_bad, folder=folder, words=TESTED)
 
 
 def build_data(
@@ -157,50 +196,33 @@ def build_data(
         return from_rows(training_rows(source.write(content)), order=order, preferences=preferences)  # type: ignore[arg-type]
     if content != REASONING:
         raise UserError(
-            f"content={content!r} for {source.path}: the controls are written from IconWorld's truth; of a file there "
+            f"content={content!r} for {source.name}: the controls are written from IconWorld's truth; of a file there "
             "is only 'reasoning'"
         )
-    if isinstance(source, OwnTable):
-        found = source.cases(Path()) if cases is None else cases
-        skipped = [(_number(case), reason.removeprefix("skipped, ")) for case, reason in found.missing.items()]
-        rows = ((_line(sample.place), _as_row(sample)) for sample in found.samples)
-        return build(chain(skipped, rows), order=order, preferences=preferences)
-    if preferences and source.format == "llava_cot":
-        raise UserError(
-            f"trainer=dpo needs rejected verdicts, which {source.path} (llava_cot) has not; take trainer=sft"
-        )
-    left = set() if cases is None else {_number(case) for case in cases.missing}
-    return build(_without(source.rows, left), order=order, preferences=preferences)
-
-
-def _without(rows: Iterable[tuple[int, Row | str]], left: Collection[int]) -> Iterator[tuple[int, Row | str]]:
-    for line, row in rows:
-        yield line, "is evaluated too" if line in left and isinstance(row, Row) else row
-
-
-def _as_case(line: int, row: Row) -> Sample:
-    return Sample(
-        id="", subset="own", scenario="", gold="unknown", text=row.question, prompt=row.question,
-        image=row.image if isinstance(row.image, Path) else None, cluster="", place=f"line {line}",
-    )  # fmt: skip
+    if preferences and isinstance(source, LlavaCot):
+        raise UserError(f"trainer=dpo needs rejected verdicts, which {source.name} has not; take trainer=sft")
+    found = source.cases(Path()) if cases is None else cases
+    skipped = [
+        Skipped(_line(case.rpartition("(")[2]), reason.removeprefix("skipped, "))  # the case is "its id (line 3)"
+        for case, reason in found.missing.items()
+    ]
+    return from_rows([*skipped, *map(_as_row, found.samples)], order=order, preferences=preferences)
 
 
 def _as_row(sample: Sample) -> Row:
     assert sample.image is not None
     image = sample.image if isinstance(sample.image, Path) else open_image(sample.image)
+    reasoning, line = sample.tags.get(REASONING, ""), _line(sample.place)
+    if (conclusion := sample.tags.get(CONCLUSION)) is not None:
+        return Row(image, sample.prompt, reasoning, conclusion, kind="cot", line=line)
     verdict, other = ("Yes", "No") if sample.gold == "yes" else ("No", "Yes")
-    return Row(image, sample.prompt, sample.tags.get(REASONING, ""), verdict, rejected=other)
+    return Row(image, sample.prompt, reasoning, verdict, rejected=other, line=line)
 
 
 def _refuse_benchmarks(row: Mapping[str, Any], where: str) -> None:
     """Refuses a row by its wording and fields; pictures in it are not read as words."""
     words = {name: value if isinstance(value, str) or name == "metadata" else "" for name, value in row.items()}
     refuse_record(words, where)
-
-
-def _number(left_out: str) -> int:
-    """The line in the name of a case that was left out: ``its id (line 3)``."""
-    return _line(left_out.rpartition("(")[2])
 
 
 def _line(place: str) -> int:

@@ -126,7 +126,6 @@ class VRTuningStudy:
             if name not in written and store.launch.first:
                 store.append([_record(name, content, self.order, data)], TRAINING)
         store.gather(TRAINING)
-        self._say_estimate(run, max(len(data.dataset) for data in datasets.values()), console)
         for name, data in datasets.items():
             self._train(run, name, data, store.path / "adapters" / name, console)
 
@@ -151,19 +150,6 @@ class VRTuningStudy:
             markup=False,
             soft_wrap=True,
         )
-
-    def _say_estimate(self, run: Run, examples: int, console: Console) -> None:
-        """Prints an estimate of memory and time, for a GPU or a large model only; small ones train in minutes."""
-        from interp.checkpoints.load import resolve_device
-        from mitigation.vrtuning.cost import estimate
-
-        assert isinstance(run.model, ModelConfig)
-        if resolve_device(run.model.device).type == "cuda" or (run.model.memory_gib or 0) >= 1:
-            console.print(
-                f"Each of {len(self.adapters)} adapters: {estimate(self.settings, run.model, examples=examples)}",
-                highlight=False,
-                markup=False,
-            )
 
     def _measure_all(self, work: study.Study) -> list[str]:
         """Adds to vrtuning.json what is not measured yet: ``measured``, by name."""

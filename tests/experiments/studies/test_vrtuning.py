@@ -15,12 +15,11 @@ from experiments.evaluation import study
 from experiments.runs.resumption import RunStore
 from experiments.studies.vrtuning.arms import NewAdapter
 from experiments.studies.vrtuning.side_effects import compare_shares, image_shares
-from experiments.studies.vrtuning.sources import Jsonl, build_data
+from experiments.studies.vrtuning.sources import LlavaCot, build_data
 from experiments.studies.vrtuning.study import VRTuningStudy
 from interp.errors import UserError
 from interp.loading import load
 from interp.vlm import VLM
-from mitigation.vrtuning.data_policy import MMSAFEAWARE_PREFIX
 from tests.experiments.compose import run_of
 from tests.experiments.synthetic_run import metrics_of
 
@@ -116,15 +115,15 @@ def test_what_the_study_refuses_is_refused_before_the_training(tmp_path: Path) -
 
 @pytest.mark.long
 def test_a_run_killed_in_training_goes_on_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mitigation.vrtuning import callbacks
+    from mitigation.vrtuning import train
 
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     options = ("task.settings.steps=3", "task.settings.save_steps=1", "task.perception=0", "task.attention=0")
     with monkeypatch.context() as patched:
-        log = callbacks.Marker.on_log
-        patched.setattr(callbacks.Marker, "on_log", lambda self, args, state, control, logs=None, **more: (
+        log = train.Marker.on_log
+        patched.setattr(train.Marker, "on_log", lambda self, args, state, control, logs=None, **more: (
             killed() if state.global_step == 2 else log(self, args, state, control, logs=logs, **more)
         ))  # fmt: skip
         run = small("vrtuning_llava", tmp_path, *options)
@@ -198,17 +197,12 @@ def test_the_ablations_differ_in_the_reasoning_alone() -> None:
 
 
 @pytest.mark.long
-def test_the_seven_billion_settings_run_on_a_tiny_llava_and_say_what_they_need(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_seven_billion_settings_run_on_a_tiny_llava(saved: Path, tmp_path: Path) -> None:
     run = run_of("+exp=vrtuning_llava_7b", f"model.path={saved}", "model.device=cpu", f"output_root={tmp_path}",
                  "limit=3", "draws=20", "max_new_tokens=4", "task.data.cases=6", "task.settings.batch_size=2",
                  "task.settings.rank=2", "task.attention=2")  # fmt: skip
     run.task(run)
     folder = only(tmp_path / "vrtuning_llava_7b")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "GiB a GPU" in said
-    assert said.index("GiB a GPU") < said.index("last loss")
     config = json.loads((folder / "adapters/vrtuning/adapter/adapter_config.json").read_text())
     assert config["target_modules"].startswith(r"model\.language_model\.layers")
     assert (folder / "report.html").is_file()
@@ -231,15 +225,7 @@ def test_benchmarks_are_refused_as_training_data(place: str, tmp_path: Path) -> 
     path.parent.mkdir(parents=True)
     path.write_text("{}\n")
     with pytest.raises(UserError, match="never training data"):
-        run_of("+exp=vrtuning_llava", "data@task.data=jsonl", f"task.data.path={path}")
-
-
-def test_benchmark_cases_under_another_name_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    row = {"image": "a.png", "question": f'{MMSAFEAWARE_PREFIX}\n"x"', "reasoning": "r", "verdict": "Yes"}
-    path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="MMSafeAware"):
-        build_data(Jsonl(str(path)), "reasoning", "first")
+        run_of("+exp=vrtuning_llava", "data@task.data=llava_cot", f"task.data.path={path}")
 
 
 def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_picture() -> None:
@@ -258,7 +244,7 @@ def test_preferences_reject_the_opposite_verdict_and_another_answer_about_the_pi
 
 def test_a_file_has_no_controls(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="content='filler'"):
-        build_data(Jsonl(str(tmp_path / "rows.jsonl")), "filler", "first")
+        build_data(LlavaCot(str(tmp_path / "rows.jsonl")), "filler", "first")
 
 
 @pytest.mark.parametrize(
