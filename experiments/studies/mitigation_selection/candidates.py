@@ -8,7 +8,7 @@ and where a winner must beat it (docs/metrics.md). Imports neither torch nor tra
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from experiments.metrics.bootstrap import CONFIDENCE, ClusterBootstrap, auroc
-from experiments.types import SCORED_SUBSETS, UNSAFE_SUBSETS
+from experiments.types import SCORED_SUBSETS, UNSAFE_SUBSETS, Sample
 from interp.errors import UserError
 from mitigation.method import TrainableMethod
 from mitigation.threshold import best_admissible, candidate_shifts
@@ -44,9 +44,7 @@ class Candidate:
         """
         if not callable(getattr(self.method, "generate", None)) and not self.learns:
             raise UserError(f"method={self.method!r}: is no method; give one of those in conf/method/")
-        for name, values in self.grid.items():
-            if not values or len({repr(value) for value in values}) < len(values):
-                raise UserError(f"grid.{name}={values}: must be a list of one or more different values")
+        check_grid(self.grid, "grid")
 
     @property
     def learns(self) -> bool:
@@ -55,8 +53,24 @@ class Candidate:
 
     def settings(self) -> Iterator[dict[str, Any]]:
         """Every combination of values, the first field slowest."""
-        for values in itertools.product(*self.grid.values()):
-            yield dict(zip(self.grid, values, strict=True))
+        return combinations(self.grid)
+
+
+def check_grid(grid: Mapping[str, Any], where: str) -> None:
+    """Checks the values to try of each field; ``where`` is the option that they are given in.
+
+    Raises:
+        UserError: a field without values or with one of them twice.
+    """
+    for name, values in grid.items():
+        if not isinstance(values, list) or not values or len({repr(value) for value in values}) < len(values):
+            raise UserError(f"{where}.{name}={values}: must be a list of one or more different values")
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every setting of a grid, the first field slowest."""
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
 
 
 def configured(method: Any, setting: Mapping[str, Any], *, shift: float = 0.0) -> Any:
@@ -91,6 +105,13 @@ class DevelopmentMargins:
     subset: np.ndarray  # of str, by case
     cluster: Int[np.ndarray, " case"]  # codes 0 … clusters − 1
     baseline: Float[np.ndarray, " case"]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], baseline: Float[np.ndarray, " case"]) -> "DevelopmentMargins":
+        """Those of ``samples``."""
+        clusters = {cluster: code for code, cluster in enumerate(dict.fromkeys(one.cluster for one in samples))}
+        codes = np.array([clusters[one.cluster] for one in samples])
+        return cls(np.array([one.subset for one in samples]), codes, baseline)
 
     @property
     def unsafe(self) -> Bool[np.ndarray, " case"]:

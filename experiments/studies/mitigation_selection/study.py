@@ -7,7 +7,7 @@ run goes on where it was.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from experiments.runs.launch import Launch, sharded
 from experiments.runs.resumption import RunStore, read_object
 from experiments.studies.mitigation_selection.candidates import (
     Candidate,
-    ChosenShift,
     DevelopmentMargins,
     best_setting,
     choose_shift,
@@ -96,23 +95,16 @@ class Mitigations:
         self._check(run)
         # The task is not part of a run's identity, but here it decides what answers. Metrics and table compare alike.
         contrasts = [*run.contrasts, *([ALL, rival] for rival in self.rivals)]
-        run = replace(run, config=run.config | {"mitigations": self._described()}, contrasts=contrasts)
+        candidates = {name: repr(candidate) for name, candidate in self.candidates.items()}
+        described = {"candidates": candidates, "rivals": list(self.rivals), "development": self.development}
+        run = replace(run, config=run.config | {"mitigations": described}, contrasts=contrasts)
         table = Analysis("mitigations", "the mitigations were not compared", self._conclude)
         return study.run(run, prepare=partial(self._chosen_arms, run, console), after=[table])
-
-    def _described(self) -> dict[str, Any]:
-        candidates = {name: repr(candidate) for name, candidate in self.candidates.items()}
-        return {"candidates": candidates, "rivals": list(self.rivals), "development": self.development}
 
     def _conclude(self, work: study.Study) -> Iterable[RenderableType]:
         from experiments.studies.mitigation_selection.tables import conclude
 
-        run = work.run
-        rivals = [BASELINE, *self.rivals]
-        familiar = _familiar(run.benchmark)
-        return conclude(
-            work.store.path, rivals=rivals, arms=run.arms, familiar=familiar, seed=run.seed, draws=run.draws
-        )
+        return conclude(work, [BASELINE, *self.rivals], _familiar(work.run.benchmark))
 
     def _check(self, run: Run) -> None:
         """Checks all that can be checked before weights are loaded."""
@@ -172,7 +164,6 @@ class _Choosing:
         scored = [s for s in development.samples if s.subset in SCORED_SUBSETS]
         self.samples = study.limited(scored, limit)
         self.answering = Answering(self.run, vlm, store, console)
-        self.cases: DevelopmentMargins | None = None
         # Every candidate that learns reads the same states, in each fold again.
         self.states = StateMemory(vlm, lambda: training.examples(self.samples)[0])
 
@@ -182,13 +173,11 @@ class _Choosing:
         Raises:
             UserError: it made another choice, or none, or on other cases.
         """
-        environment = read_object(other / "environment.json")
-        theirs, ours = (_deciding(config) for config in (environment.get("config") or {}, self.run.config))
-        differing = [key for key in ours if theirs.get(key) != ours[key]]
-        if not _chose(environment.get("config") or {}, self.run.config):
-            differing.append("mitigations")
-        if (environment.get("model") or {}).get("revision") != self.vlm.revision:
-            differing.append("weights")
+        environment, names = read_object(other / "environment.json"), list(self.run.config["mitigations"]["candidates"])
+        revision = (environment.get("model") or {}).get("revision")
+        theirs = _deciding(environment.get("config") or {}, names, revision)
+        ours = _deciding(self.run.config, names, self.vlm.revision)
+        differing = [key for key in ours if theirs[key] != ours[key]]
         lacking = [name for name in (CHOICE, CHOOSING) if not (other / name).is_file()]
         if differing or lacking:
             raise UserError(
@@ -229,14 +218,16 @@ class _Choosing:
 
     def choose(self, name: str, candidate: Candidate) -> dict[str, Any]:
         """``{"method", "settings": [{"setting", "shift", "overall", …}], "chosen"}`` of a candidate that was asked."""
-        chosen: dict[str, ChosenShift] = {}
+        cases, chosen = DevelopmentMargins.of(self.samples, self.margins(BASELINE)), {}
         settings = {setting_name(setting): setting for setting in candidate.settings()}
         for label, setting in settings.items():
-            margin = self._margins(_arm(name, setting))
-            if self.cases is None:  # the baseline comes first
-                self.cases = self._development(margin)
-            rule: dict[str, Any] = {"unsafe_margin": self.run.unsafe_margin, "draws": min(self.run.draws, 2000)}
-            chosen[label] = choose_shift(self.cases, margin, threshold=candidate.threshold, seed=self.run.seed, **rule)
+            chosen[label] = choose_shift(
+                *(cases, self.margins(_arm(name, setting))),
+                threshold=candidate.threshold,
+                unsafe_margin=self.run.unsafe_margin,
+                draws=min(self.run.draws, 2000),
+                seed=self.run.seed,
+            )
         best = best_setting(chosen, unsafe_margin=self.run.unsafe_margin)
         rows = {label: {"setting": settings[label], **one._asdict()} for label, one in chosen.items()}
         return {"method": repr(candidate.method), "learned": candidate.learns, "settings": list(rows.values()),
@@ -251,18 +242,11 @@ class _Choosing:
         with self.answering.batching(f"{name}, learning"), self.states.open():
             return training.learned(name, method, self.vlm, samples, out)
 
-    def _margins(self, arm: str) -> np.ndarray:
+    def margins(self, arm: str) -> np.ndarray:
+        """The margins of an arm that was asked; NaN where it gave none."""
         lines = [r for r in self.store.records(CHOOSING) if r["arm"] == arm and r["margin"] is not None]
         found = {r["case"]: r["margin"] for r in records.current(lines)}
         return np.array([found.get(sample.id, np.nan) for sample in self.samples], dtype=np.float64)
-
-    def _development(self, baseline: np.ndarray) -> DevelopmentMargins:
-        clusters = {cluster: code for code, cluster in enumerate(dict.fromkeys(s.cluster for s in self.samples))}
-        return DevelopmentMargins(
-            subset=np.array([sample.subset for sample in self.samples]),
-            cluster=np.array([clusters[sample.cluster] for sample in self.samples]),
-            baseline=baseline,
-        )
 
 
 def _arm(name: str, setting: Mapping[str, Any]) -> str:
@@ -270,19 +254,16 @@ def _arm(name: str, setting: Mapping[str, Any]) -> str:
     return f"{name} {setting_name(setting)}".strip()
 
 
-def _deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a configuration decides a choice, beside the cases."""
-    benchmark = {key: value for key, value in (config.get("benchmark") or {}).items() if key != "split"}
-    return {key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin")} | {"benchmark": benchmark}
-
-
-def _chose(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether the other run chose, on as many cases, among the settings of every candidate of ours."""
-    known, wanted = theirs.get("mitigations"), ours["mitigations"]
-    if not isinstance(known, Mapping) or known.get("development") != wanted["development"]:
-        return False
-    candidates = known.get("candidates") or {}
-    return all(candidates.get(name) == described for name, described in wanted["candidates"].items())
+def _deciding(config: Mapping[str, Any], candidates: Sequence[str], revision: Any) -> dict[str, Any]:
+    """What decides a choice among ``candidates``, beside the cases."""
+    chosen = config.get("mitigations") or {}
+    known = {name: (chosen.get("candidates") or {}).get(name) for name in candidates}
+    return {
+        **{key: config.get(key) for key in ("model", "seed", "draws", "unsafe_margin")},
+        "benchmark": {key: value for key, value in (config.get("benchmark") or {}).items() if key != "split"},
+        "mitigations": (chosen.get("development"), known),
+        "weights": revision,
+    }
 
 
 def _applies(name: str, candidate: Candidate, vlm: "VLM", console: Console) -> bool:

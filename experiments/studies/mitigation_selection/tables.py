@@ -5,12 +5,12 @@ once, so that the intervals of all these differences hold together: of many arms
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import RenderableType
 
+from experiments.evaluation.study import Study
 from experiments.metrics.findings import Answer, Finding, deciding_statement, plain
 from experiments.metrics.yes_no.answers import align, scored_and_controls
 from experiments.metrics.yes_no.comparison import ALL, comparisons
@@ -21,11 +21,11 @@ from experiments.report.figures import trade_off
 from experiments.report.numbers import fixed, percent
 from experiments.report.sections import Section, SectionFigure, write_section
 from experiments.report.sentences import mitigation_selection as sentences
-from experiments.report.sentences.wording import deciding
-from experiments.report.table import Cell, Column, Narrow, Table, change, markdown, number, rate, terminal
+from experiments.report.table import Cell, Column, Narrow, Table, markdown, number, rate, terminal
 from experiments.runs.resumption import read_object, write_json
 from experiments.runs.saved_run import read_run
 from experiments.studies.mitigation_selection.candidates import setting_name
+from experiments.studies.mitigation_selection.grid import difference_cell
 
 RESULT = "mitigations.json"
 KEPT = ("accuracy", "intervals", "matched_over_safety", "auroc", "flip_rate", "d_prime", "n", "n_of")
@@ -39,20 +39,18 @@ NOTE = (
 )
 
 
-def conclude(
-    folder: Path, *, rivals: Sequence[str], arms: Mapping[str, Any], familiar: Mapping[str, int], seed: int, draws: int
-) -> list[RenderableType]:
-    """Writes the result, the table and the figure of the run in ``folder``, and adds them to its report.
+def conclude(work: Study, rivals: Sequence[str], familiar: Mapping[str, int]) -> list[RenderableType]:
+    """Writes the result, the table and the figure of a run, adds them to its report, and returns what to print.
 
     ``rivals`` are the arms that every other is compared with, the baseline first; ``familiar`` counts the templates of
-    these cases that the development split has as well (``seen``, ``of``). Returns what to print.
+    these cases that the development split has as well (``seen``, ``of``).
     """
-    run, choice = read_run(folder), read_object(folder / "choice.json")
-    control = run.metrics["method"]["control"]
-    result = evaluate(run.predictions, run.metrics, choice, rivals=rivals, control=control, seed=seed, draws=draws)
+    run, folder = work.run, work.store.path
+    saved, choice = read_run(folder), read_object(folder / "choice.json")
+    result = evaluate(saved.predictions, saved.metrics, choice, rivals=rivals, seed=run.seed, draws=run.draws)
     result["learned"] = [name for name, one in choice.items() if one.get("learned")]
     result["familiar"] = familiar
-    result["methods"] = {name: repr(method) for name, method in arms.items()}
+    result["methods"] = {name: repr(method) for name, method in run.arms.items()}
     result["summary"] = sentences.summary(result)
     write_json(folder / RESULT, result)
     shown = table(result)
@@ -71,7 +69,6 @@ def evaluate(
     choice: Mapping[str, Any],
     *,
     rivals: Sequence[str],
-    control: str,
     seed: int,
     draws: int,
 ) -> dict[str, Any]:
@@ -86,8 +83,8 @@ def evaluate(
     resamples = YesNoResamples(cases, draws=draws, seed=seed)
     rivals = [name for name in rivals if name in answers]
     contrasts = [*((ALL, rival) for rival in rivals[1:]), *metrics["method"].get("contrasts", ())]
-    compared = comparisons(answers, resamples, baseline=rivals[0], control=control, study="",
-                           unsafe_margin=metrics["method"]["unsafe_margin"], contrasts=contrasts)  # fmt: skip
+    stated = {key: metrics["method"][key] for key in ("control", "unsafe_margin")}
+    compared = comparisons(answers, resamples, baseline=rivals[0], study="", contrasts=contrasts, **stated)
     arms: dict[str, Any] = {}
     for name in answers:
         block, one = metrics["arms"][name], compared.get(name)
@@ -103,20 +100,17 @@ def evaluate(
     counted = with_margins(first, first.kept)
     over_safety, unsafe = shift_curve(first.margin[counted], cases.unsafe[counted], counted[counted].astype(float))
     picked = [name for name in arms if choice.get(name)]
-    result = {
-        "kind": "mitigations",
-        "rivals": rivals,
-        "arms": arms,
-        "shift_curve": [{"over_safety": s, "unsafe": u} for s, u in zip(over_safety, unsafe, strict=True)],
-        "best": max(picked, key=lambda name: _matched(arms[name]), default=None),
-        "method": {
-            "seed": seed,
-            "draws": draws,
-            "clusters": cases.clusters,
-            "templates": metrics["method"]["templates"],
-        },
-    }
-    result = plain(result)
+    method = {"seed": seed, "draws": draws, "clusters": cases.clusters, "templates": metrics["method"]["templates"]}
+    result: dict[str, Any] = plain(
+        {
+            "kind": "mitigations",
+            "rivals": rivals,
+            "arms": arms,
+            "shift_curve": [{"over_safety": s, "unsafe": u} for s, u in zip(over_safety, unsafe, strict=True)],
+            "best": max(picked, key=lambda name: _matched(arms[name]), default=None),
+            "method": method,
+        }
+    )
     result["findings"] = [finding.as_json() for quantity in RANKED for finding in above_rivals(result, quantity)]
     return result
 
@@ -154,8 +148,7 @@ def table(result: Mapping[str, Any]) -> Table:
         Column("flips", narrow=Narrow.NOTHING),
         Column("wins"),
     ]  # fmt: skip
-    arms = result["arms"].items()
-    rows = [_row(name, arm, rivals) for name, arm in arms]
+    rows = [_row(name, arm, rivals) for name, arm in result["arms"].items()]
     return Table.of("Every arm on the same test cases.", rows, columns=columns)
 
 
@@ -166,19 +159,15 @@ def _row(name: str, arm: Mapping[str, Any], rivals: Sequence[str]) -> dict[str, 
         "arm": name,
         "chosen": _chosen(arm["chosen"]),
         "matched": rate(matched["value"], matched["interval"]) if matched else "–",
-        **{f"Δ matched, {rival}": _difference(versus[rival].get("matched_over_safety")) for rival in rivals},
+        **{f"Δ matched, {rival}": difference_cell(versus[rival].get("matched_over_safety")) for rival in rivals},
         "AUROC": number(arm["auroc"], intervals["auroc"], 3),
-        **{f"Δ AUROC, {rival}": _difference(versus[rival].get("auroc"), digits=3) for rival in rivals},
+        **{f"Δ AUROC, {rival}": difference_cell(versus[rival].get("auroc"), digits=3) for rival in rivals},
         "unsafe": rate(accuracy["unsafe"], intervals["unsafe"]),
         "over-safety": rate(accuracy["over_safety"], intervals["over_safety"]),
         "overall": rate(accuracy["overall"], intervals["overall"]),
         "flips": percent(arm["flip_rate"]),
         "wins": "yes" if arm["wins"] else "no",
     }
-
-
-def _difference(entry: Mapping[str, Any] | None, *, digits: int | None = None) -> Cell:
-    return change(entry and deciding(entry, studied=False), digits=digits)
 
 
 def _chosen(chosen: Mapping[str, Any] | None) -> str:

@@ -357,7 +357,9 @@ def test_every_study_concludes_before_its_own_analysis(
     missing: str,
 ) -> None:
     run = run_of(*overrides, "limit=24", "draws=20", "max_new_tokens=4", f"output_root={tmp_path}")
-    monkeypatch.setattr(broken or "experiments.studies.vcd_grid.frontier.draw", raising(RuntimeError("two devices")))
+    monkeypatch.setattr(
+        broken or "experiments.studies.mitigation_selection.vcd_grid.draw", raising(RuntimeError("two devices"))
+    )
     run.task(run)
     (folder,) = tmp_path.glob("*/*/")
     sentence = f"{missing}: RuntimeError: two devices (traceback: tracebacks/"

@@ -37,9 +37,9 @@ from experiments.metrics.yes_no import comparison as verdicts
 from experiments.metrics.yes_no.answers import YesNoAnswers, YesNoCases
 from experiments.metrics.yes_no.rates import YesNoResamples
 from experiments.studies.attention.summary import contrasts
+from experiments.studies.mitigation_selection.vcd_grid import heights_above_shifts
 from experiments.studies.reasoning_stages.analysis import caution_table
 from experiments.studies.reasoning_stages.conditions import ASKED, CONDITIONS
-from experiments.studies.vcd_grid.frontier import heights_above_shifts
 from experiments.studies.vrtuning.side_effects import compare_shares
 from experiments.types import Sample
 

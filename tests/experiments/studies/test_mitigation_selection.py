@@ -118,7 +118,7 @@ def test_the_table_compares_with_every_rival_on_the_same_cases() -> None:
     frame = from_margins(subsets, arms)
     measured = worded(results.evaluate(frame, seed=0, draws=200, study="sees"))
     records = frame.to_dict("records")
-    options: dict[str, Any] = {"control": "calibrated_shift", "seed": 0, "draws": 200}
+    options: dict[str, Any] = {"seed": 0, "draws": 200}
     result = evaluate(records, measured, choice_of("sees"), rivals=["baseline", "shift"], **options)
     sees, shift = result["arms"]["sees"], result["arms"]["shift"]
     against = dict(sees["versus"]["baseline"]["auroc"])
@@ -152,7 +152,7 @@ def test_a_gain_over_the_baseline_alone_is_not_one_over_every_rival() -> None:
     arms = {"baseline": margins["baseline"], "vcd": margins["sees"], "other": margins["sees"] + 0.01}
     frame = from_margins(subsets, {name: margin + 0.6 for name, margin in arms.items()})
     measured = worded(results.evaluate(frame, seed=0, draws=200, study="vcd"))
-    options: dict[str, Any] = {"control": "none", "seed": 0, "draws": 200}
+    options: dict[str, Any] = {"seed": 0, "draws": 200}
     result = evaluate(frame.to_dict("records"), measured, choice_of("other"), rivals=["baseline", "vcd"], **options)
     assert [one["answer"] for one in result["findings"]] == ["not shown", "not shown"]
     assert result["arms"]["other"]["versus"]["baseline"]["auroc"]["simultaneous"]["statement"] == "rose"

@@ -13,7 +13,7 @@ from experiments.evaluation import study
 from experiments.evaluation.answer import LOGITS
 from experiments.report.table import terminal
 from experiments.runs.resumption import read_object
-from experiments.studies import regrid
+from experiments.studies.mitigation_selection import regrid
 from interp.errors import UserError
 from tests.experiments.compose import run_of
 

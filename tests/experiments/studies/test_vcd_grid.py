@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.config import Run
 from experiments.metrics.yes_no.shift_curve import shift_curve
 from experiments.report.table import terminal
-from experiments.studies.vcd_grid.frontier import evaluate, table
+from experiments.studies.mitigation_selection.vcd_grid import evaluate, table
 from interp.errors import UserError
 from mitigation.vcd import VCD
 from tests.experiments.compose import run_of

@@ -7,41 +7,33 @@ settings at once. No setting is named best: these are the cases that it would be
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import pandas as pd
 from rich.console import Console
 
 from experiments.config import Run, digest
 from experiments.config.nodes import made
 from experiments.evaluation.answer import LOGITS
-from experiments.exploring.arms import SHIPPED
 from experiments.metrics.findings import plain
-from experiments.metrics.paired import simultaneous
-from experiments.metrics.yes_no.answers import YesNoAnswers, align, scored_and_controls
-from experiments.metrics.yes_no.comparison import difference
-from experiments.metrics.yes_no.rates import YesNoResamples, with_margins
-from experiments.report.numbers import fixed, percent
-from experiments.report.sentences.wording import deciding
-from experiments.report.table import Cell, Column, Narrow, Row, Table, change, terminal
+from experiments.report.table import Column, Table, terminal
 from experiments.runs import records
 from experiments.runs.resumption import open_run
 from experiments.runs.saved_run import SavedRun, read_run
+from experiments.studies.mitigation_selection.candidates import check_grid, combinations
+from experiments.studies.mitigation_selection.grid import BASELINE, COLUMNS, LEGEND, RATES, GridAnswers, row
 from experiments.types import SCORED_SUBSETS, Status
 from interp.errors import UserError
+from mitigation import class_named
 from mitigation.branches import BranchMethod
 
-BASELINE = "baseline"
-RATES = ("unsafe", "over_safety", "overall")
-LEGEND = (
-    "Rates in %, of the answers that are known; Δ: minus the baseline, with simultaneous 95% intervals, which hold for "
-    "all settings at once. AUROC is of all cases with a margin."
+LOST = "not replayable"
+NO_ESTIMATE = (
+    "Their answers leave every recorded one, mostly because the verdict changes, so that the rates of the others are "
+    "no estimate of all. AUROC is exact. Ask with protocol=score, or the setting itself, to know them."
 )
 Record = dict[str, Any]
 
@@ -65,9 +57,7 @@ class Regrid:
         """
         if not self.grid:
             raise UserError("the grid is empty: give task=regrid the settings to try, as method.alpha=[0.5,1,2,4]")
-        for name, values in self.grid.items():
-            if not isinstance(values, list) or not values or len({repr(value) for value in values}) < len(values):
-                raise UserError(f"method.{name}={values}: must be a list of one or more different values")
+        check_grid(self.grid, "method")
 
     def __call__(self, run: Run) -> Path:
         """Scores, prints and writes ``regrid.json`` into a run directory of its own, which it returns.
@@ -83,7 +73,7 @@ class Regrid:
         arm = self.arm or str(saved.metrics["study"])
         method = _method(saved, arm)
         kept = _KeptRun.of(saved, arm, method, tuple(self.grid))
-        grid = {_name(setting): _method(saved, arm, setting) for setting in self._settings()}
+        grid = {_name(setting): _method(saved, arm, setting) for setting in combinations(self.grid)}
         result = evaluate(kept, grid, seed=run.seed, draws=run.draws)
         result = {"kind": "regrid", "run": str(saved.directory), "arm": arm, "method": repr(method), **result}
         console = Console()
@@ -96,10 +86,6 @@ class Regrid:
             store.write_json("regrid.json", result)
             store.finish()
             return store.path
-
-    def _settings(self) -> Iterator[dict[str, Any]]:
-        for values in itertools.product(*self.grid.values()):
-            yield dict(zip(self.grid, values, strict=True))
 
 
 def _name(setting: Mapping[str, Any]) -> str:
@@ -127,7 +113,7 @@ def _method(saved: SavedRun, arm: str, setting: Mapping[str, Any] = MappingProxy
 def _able(node: Any) -> bool:
     if not isinstance(node, Mapping) or node.get("shift") or any(isinstance(one, Mapping) for one in node.values()):
         return False
-    kind = SHIPPED.get(str(node.get("_target_")), object)
+    kind = class_named(str(node.get("_target_")))
     return issubclass(kind, BranchMethod) and bool(kind.score_settings)
 
 
@@ -146,17 +132,18 @@ class _KeptRun:
         Raises:
             UserError: nothing was kept of the arm, or a name is none of a setting that only its scores read.
         """
-        if wrong := [name for name in names if name not in method.score_settings]:
+        known_settings = method.score_settings
+        if wrong := [name for name in names if name not in known_settings]:
             raise UserError(
                 f"method.{wrong[0]}: decides what is asked, or is no setting of {type(method).__name__}; kept logits "
-                f"can be scored with other values of {', '.join(method.score_settings)}"
+                f"can be scored with other values of {', '.join(known_settings)}"
             )
+        nodes, scored_by = saved.environment["config"]["arms"], {name: getattr(method, name) for name in known_settings}
         alike = [arm]  # arms with the same branches have recorded further answers to them
-        for other, node in saved.environment["config"]["arms"].items():
-            if other != arm and _able(node):
-                own = _method(saved, other)
-                if type(own) is type(method) and dataclasses.replace(own, **_scored_by(method)) == method:
-                    alike.append(other)
+        for other, node in nodes.items():
+            same_class = other != arm and _able(node) and node["_target_"] == nodes[arm]["_target_"]
+            if same_class and dataclasses.replace(_method(saved, other), **scored_by) == method:
+                alike.append(other)
         known = {(record["case"], record["arm"]): record for record in saved.predictions}
         lines: dict[str, list[tuple[Record, Mapping[str, Any]]]] = {}
         for (case, name), line in _latest(saved.directory / LOGITS).items():
@@ -177,10 +164,6 @@ class _KeptRun:
         return cls(baseline, studied, lines)
 
 
-def _scored_by(method: Any) -> dict[str, Any]:
-    return {name: getattr(method, name) for name in method.score_settings}
-
-
 def _latest(file: Path) -> dict[tuple[str, str], Mapping[str, Any]]:
     """The kept logits by case and arm; empty where there is no such file."""
     if not file.is_file():
@@ -195,23 +178,25 @@ def _latest(file: Path) -> dict[tuple[str, str], Mapping[str, Any]]:
 
 def evaluate(kept: _KeptRun, grid: Mapping[str, Any], *, seed: int, draws: int) -> dict[str, Any]:
     """``baseline`` and ``points``, one for each setting: rates, AUROC, differences, and how many are not replayable."""
-    found = {name: _replayed(kept, method) for name, method in grid.items()}
-    texts = [{**r, "arm": BASELINE} for r in kept.baseline]
-    texts += [line | {"arm": name} for name, lines in found.items() for line in lines if line["replayed"]]
-    everything = [*({**r, "arm": BASELINE} for r in kept.baseline)]
-    everything += [line | {"arm": name} for name, lines in found.items() for line in lines]
-    signs = [line | _by_sign(line["margin"]) for line in everything if line.get("margin") is not None]
-    answers, rates, rated = _compared(texts, grid, "overall", seed=seed, draws=draws)
-    ranks, ranked, discriminated = _compared(signs, grid, "auroc", seed=seed, draws=draws)
+    found = {BASELINE: [line | {"replayed": True} for line in kept.baseline]}
+    found |= {name: _replayed(kept, method) for name, method in grid.items()}
+    lines = [line | {"arm": name} for name, own in found.items() for line in own]
+    signs = [line | _by_sign(line["margin"]) for line in lines if line.get("margin") is not None]
+    texts = GridAnswers.of([line for line in lines if line["replayed"]], seed=seed, draws=draws)
+    ranks = GridAnswers.of(signs, seed=seed, draws=draws)
+    rated, ranked = texts.against_baseline(grid, "overall"), ranks.against_baseline(grid, "auroc")
+
+    def values(name: str) -> dict[str, Any]:
+        own = texts.values(name)
+        return {rate: own[rate] for rate in (*RATES, "n")} | {"auroc": ranks.values(name)["auroc"]}
+
     points = []
-    for name, lines in found.items():
-        lost = sum(not line["replayed"] for line in lines)
-        delta = {"overall": rated.get(name), "auroc": discriminated.get(name)}
-        points.append({"name": name, **_values(answers, rates, name), "auroc": _auroc(ranks, ranked, name),
-                       "delta": delta, "not_replayable": lost, "of": len(lines)})  # fmt: skip
-    baseline = {**_values(answers, rates, BASELINE), "auroc": _auroc(ranks, ranked, BASELINE)}
+    for name in grid:
+        delta = {"overall": rated.get(name, {}).get("overall"), "auroc": ranked.get(name, {}).get("auroc")}
+        lost = sum(not line["replayed"] for line in found[name])
+        points.append({"name": name, **values(name), "delta": delta, "not_replayable": lost, "of": len(found[name])})
     method = {"seed": seed, "draws": draws, "settings": len(grid)}
-    return plain({"baseline": baseline, "points": points, "method": method})
+    return plain({"baseline": values(BASELINE), "points": points, "method": method})
 
 
 def _replayed(kept: _KeptRun, method: Any) -> list[Record]:
@@ -238,65 +223,22 @@ def _by_sign(margin: float) -> dict[str, str]:
     return {"verdict": "yes" if margin > 0 else "no", "status": "answered"}
 
 
-def _compared(
-    lines: Sequence[Record], grid: Mapping[str, Any], quantity: str, *, seed: int, draws: int
-) -> tuple[dict[str, YesNoAnswers], YesNoResamples, dict[str, Any]]:
-    """Every setting's answers, and ``quantity`` minus the baseline's, with simultaneous intervals."""
-    scored, _ = scored_and_controls(pd.DataFrame(lines))
-    cases, answers = align(scored)
-    resamples = YesNoResamples(cases, draws=draws, seed=seed)
-    against = {name: difference(resamples, answers[name], answers[BASELINE]) for name in grid if name in answers}
-    simultaneous([(one.delta[quantity], one.widest(quantity), one.draws[quantity]) for one in against.values()])
-    return answers, resamples, {name: one.delta[quantity] for name, one in against.items()}
-
-
-def _values(answers: Mapping[str, YesNoAnswers], resamples: YesNoResamples, name: str) -> dict[str, Any]:
-    if name not in answers:  # none of its answers is known
-        return {**dict.fromkeys(RATES), "n": 0}
-    own = answers[name]
-    values = resamples.point(own, own.kept, with_margins(own, own.kept))
-    return {rate: values[rate] for rate in RATES} | {"n": int(np.sum(own.kept))}
-
-
-def _auroc(answers: Mapping[str, YesNoAnswers], resamples: YesNoResamples, name: str) -> float | None:
-    own = answers[name]
-    return resamples.point(own, own.kept, with_margins(own, own.kept))["auroc"]
-
-
 def table(result: Mapping[str, Any]) -> Table:
     """One row for each setting, the baseline first; in the order of the grid, none of them marked."""
-    columns = [
-        Column("setting", "left", fold=14),
-        Column("AUROC"),
-        Column("Δ AUROC", narrow=Narrow.TERSE),
-        Column("unsafe"),
-        Column("over-safety", short="over-\nsafety"),
-        Column("overall", short="over-\nall"),
-        Column("Δ overall"),
-        Column("not replayable", short="not re-\nplayable"),
-    ]
-    rows = [Row([Cell(BASELINE), *_cells(result["baseline"], {}), Cell("")])]
+    rows = [row(BASELINE, result["baseline"], {})]
     for point in result["points"]:
-        lost = f"{point['not_replayable']} of {point['of']}"
-        rows.append(Row([Cell(point["name"]), *_cells(point, point["delta"]), Cell(lost)]))
-    return Table(f"{result['arm']}, from kept logits", columns, rows, LEGEND)
-
-
-def _cells(values: Mapping[str, Any], delta: Mapping[str, Any]) -> list[Cell]:
-    rates = [Cell(percent(values[rate])) for rate in RATES]
-    ranked, rated = (entry and deciding(entry, studied=False) for entry in (delta.get("auroc"), delta.get("overall")))
-    return [Cell(fixed(values["auroc"], 3)), change(ranked, digits=3), *rates, change(rated)]
+        rows.append(row(point["name"], point, point["delta"]) | {LOST: _lost(point)})
+    columns = [*COLUMNS, Column(LOST, short="not re-\nplayable")]
+    legend = f"{LEGEND} Rates are of the answers that are known."
+    return Table.of(f"{result['arm']}, from kept logits", rows, columns=columns, legend=legend)
 
 
 def sentences(result: Mapping[str, Any]) -> list[str]:
     """What is printed below the table."""
-    lost = {point["name"]: f"{point['not_replayable']} of {point['of']}" for point in result["points"]
-            if point["not_replayable"]}  # fmt: skip
-    found = [f"{name}: not replayable: {count}." for name, count in lost.items()]
-    if lost:
-        found.append(
-            "Their answers leave every recorded one, mostly because the verdict changes, so that the rates of the "
-            "others are no estimate of all. AUROC is exact. Ask with protocol=score, or the setting itself, to know "
-            "them."
-        )
-    return [*found, "No setting is named best: these are the cases that it would be judged by."]
+    lost = [f"{point['name']}: {LOST}: {_lost(point)}." for point in result["points"] if point["not_replayable"]]
+    none = "No setting is named best: these are the cases that it would be judged by."
+    return [*lost, *([NO_ESTIMATE] if lost else []), none]
+
+
+def _lost(point: Mapping[str, Any]) -> str:
+    return f"{point['not_replayable']} of {point['of']}"
